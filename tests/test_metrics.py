@@ -1,0 +1,208 @@
+"""Metrics agree with scikit-learn client by client, on ragged data with ties and missing classes."""
+
+import time
+import warnings
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from fedbench.metrics import SegmentationCounts, over_clients, per_client, segmentation_counts
+
+CLASSIFICATION = ["loss", "accuracy", "balanced_accuracy", "f1", "auc"]
+
+
+def ragged(rng: np.random.RandomState, num_clients: int, num_classes: int) -> tuple[np.ndarray, ...]:
+    """Clients of 0 to 30 samples with some of the classes; every third sample repeats another's logits."""
+    sizes = rng.randint(0, 31, num_clients)
+    sizes[:2] = 0, 1
+    offsets = np.append(0, np.cumsum(sizes))
+    targets = np.concatenate(
+        [rng.choice(rng.permutation(num_classes)[: rng.randint(1, num_classes + 1)], n) for n in sizes]
+    )
+    logits = rng.randn(len(targets), num_classes).astype(np.float32)
+    logits[np.arange(len(targets)), targets] += 1
+    logits[::3] = logits[rng.randint(0, len(targets), len(logits[::3]))]
+    return logits, targets.astype(np.int64), offsets, rng.rand(len(targets)).astype(np.float32)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    e = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def reference_auc(positive: np.ndarray, scores: np.ndarray) -> float:
+    """Mean of scikit-learn's AUC over the columns that have both classes."""
+    both = [c for c in range(positive.shape[1]) if 0 < positive[:, c].sum() < len(positive)]
+    return np.mean([sk.roc_auc_score(positive[:, c], scores[:, c]) for c in both]) if both else np.nan
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 10])
+def test_classification_is_scikit_learn_per_client(num_classes):
+    logits, y, offsets, loss = ragged(np.random.RandomState(num_classes), 60, num_classes)
+    ours = per_client("classification", logits, y, offsets, loss)
+    assert list(ours) == CLASSIFICATION
+    for i, (a, b) in enumerate(pairwise(offsets)):
+        mine = {name: value[i] for name, value in ours.items()}
+        if a == b:
+            assert all(np.isnan(list(mine.values())))
+            continue
+        truth, guess, probability = y[a:b], logits[a:b].argmax(1), softmax(logits[a:b])
+        positive = truth[:, None] == np.arange(num_classes)
+        first = 1 if num_classes == 2 else 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = {
+                "loss": loss[a:b].mean(),
+                "accuracy": sk.accuracy_score(truth, guess),
+                "balanced_accuracy": sk.balanced_accuracy_score(truth, guess),
+                "f1": sk.f1_score(truth, guess, average="macro"),
+                "auc": reference_auc(positive[:, first:], probability[:, first:]),
+            }
+        assert mine == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def test_multiclass_auc_is_scikit_learn_one_vs_rest():
+    y, logits = np.arange(40) % 4, np.random.RandomState(1).randn(40, 4)
+    ours = per_client("classification", logits, y, np.array([0, 40]), np.zeros(40))["auc"][0]
+    assert ours == pytest.approx(sk.roc_auc_score(y, softmax(logits), multi_class="ovr", average="macro"))
+
+
+def test_binary_auc_with_many_ties():
+    rng = np.random.RandomState(3)
+    score, y = rng.randint(-2, 3, 200), rng.randint(0, 2, 200)
+    logits = np.stack([np.zeros(200), score], axis=1)
+    offsets = np.array([0, 70, 70, 200])
+    ours = per_client("classification", logits, y, offsets, np.zeros(200))["auc"]
+    expected = [sk.roc_auc_score(y[:70], score[:70]), np.nan, sk.roc_auc_score(y[70:], score[70:])]
+    assert ours == pytest.approx(expected, nan_ok=True)
+
+
+def test_auc_of_a_client_with_one_class_is_nan_and_is_skipped():
+    logits = np.array([[0, 1], [0, 2], [1, 0], [0, 1]], dtype=np.float32)
+    found = per_client("classification", logits, np.array([1, 1, 0, 1]), np.array([0, 2, 4]), np.ones(4))
+    assert np.isnan(found["auc"][0])
+    assert found["auc"][1] == 1
+    assert over_clients(found, np.array([2, 2]))["auc"] == 1
+
+
+def test_saturated_probabilities_are_not_ties():
+    """Logits of 50 and 60 both give probability 1.0 in float32; the AUC must still tell them apart."""
+    logits = np.array([[0, 50, 0], [0, 60, 0]], dtype=np.float32)
+    found = per_client("classification", logits, np.array([0, 1]), np.array([0, 2]), np.zeros(2))
+    assert found["auc"][0] == 1.0
+
+
+def test_class_mask_confines_predictions_to_the_clients_classes():
+    logits = np.array([[5, 1, 0, 9], [5, 1, 0, 9]], dtype=np.float32)
+    mask = np.array([[True, True, False, False], [False, True, True, False]])
+    found = per_client("classification", logits, np.array([0, 1]), np.array([0, 1, 2]), np.zeros(2), mask)
+    assert found["accuracy"].tolist() == [1, 1]
+    assert found["f1"].tolist() == [1, 1]
+
+
+def test_multilabel_is_scikit_learn_per_client():
+    rng = np.random.RandomState(5)
+    sizes = np.array([12, 0, 1, 30, 7])
+    offsets = np.append(0, np.cumsum(sizes))
+    targets = (rng.rand(50, 6) < 0.3).astype(np.float32)
+    targets[:, 5] = 0
+    logits = np.round(rng.randn(50, 6) + targets, 1).astype(np.float32)  # rounded: ties
+    logits[:, 5] = -1  # a label that is never true and never predicted
+    found = per_client("multilabel", logits, targets, offsets, rng.rand(50))
+    for i, (a, b) in enumerate(pairwise(offsets)):
+        if a == b:
+            assert np.isnan(found["f1"][i])
+            continue
+        truth, guess = targets[a:b] > 0, logits[a:b] > 0
+        assert found["accuracy"][i] == pytest.approx((truth == guess).mean())
+        expected = sk.f1_score(truth, guess, average=None, zero_division=np.nan)
+        assert found["f1"][i] == pytest.approx(np.nanmean(expected))
+        assert found["auc"][i] == pytest.approx(reference_auc(truth, logits[a:b]), nan_ok=True)
+
+
+def test_multilabel_mask_leaves_out_labels():
+    targets, logits = np.array([[1, 1.0], [0, 0]]), np.array([[3, -3.0], [-3, 3]])
+    found = per_client("multilabel", logits, targets, np.array([0, 2]), np.zeros(2), np.array([True, False]))
+    assert (found["accuracy"][0], found["f1"][0], found["auc"][0]) == (1, 1, 1)
+
+
+def test_segmentation_scores_per_client():
+    rng = np.random.RandomState(7)
+    targets = rng.randint(0, 3, (9, 8, 8))
+    logits = rng.randn(9, 3, 8, 8) + 2 * (targets[:, None] == np.arange(3)[:, None, None])
+    offsets = np.array([0, 4, 4, 9])
+    found = per_client("segmentation", logits, targets, offsets, np.arange(9.0))
+    batches = [segmentation_counts(logits[a : a + 2], targets[a : a + 2]) for a in range(0, 9, 2)]
+    streamed = SegmentationCounts(*(np.concatenate(part) for part in zip(*batches)))
+    again = per_client("segmentation", streamed, None, offsets, np.arange(9.0))
+    for name, value in found.items():
+        assert value == pytest.approx(again[name], nan_ok=True)
+        assert np.isnan(value[1])
+    truth, guess = targets[:4].ravel(), logits[:4].argmax(1).ravel()
+    accuracy = (truth == guess).mean()
+    foreground = ((truth == guess) & (truth > 0)).sum()
+    assert found["iou"][0] == pytest.approx(sk.jaccard_score(truth, guess, average="macro"))
+    assert found["accuracy"][0] == pytest.approx(accuracy)
+    assert found["dice_iou"][0] == pytest.approx(accuracy / (2 - accuracy))
+    dice = 2 * foreground / ((truth > 0).sum() + (guess > 0).sum())
+    assert found["label_iou"][0] == pytest.approx(dice / (2 - dice))
+
+
+def test_label_iou_of_two_classes_is_the_jaccard_index():
+    targets = np.array([[[1, 1, 1, 0]]])
+    logits = np.stack([np.array([[[0, 0, 1, 1]]]), np.array([[[1, 1, 0, 0]]])], axis=1)
+    found = per_client("segmentation", logits, targets, np.array([0, 1]), np.zeros(1))
+    assert found["label_iou"][0] == pytest.approx(2 / 3)  # of class 1, the foreground
+    assert found["label_iou_majority"][0] == pytest.approx(1 / 2)  # of class 0: here 1 is the majority
+
+
+def test_ignored_pixels_do_not_count():
+    counts = segmentation_counts(np.ones((1, 2, 1, 3)), np.array([[[0, 255, -1]]]))
+    assert counts.l.tolist() == [[1, 0]]
+    assert counts.p.tolist() == [[1, 0]]
+
+
+def test_over_clients_by_hand():
+    """Accuracies .2 .6 1 NaN of 10 20 70 5 samples: weighted (2+12+70)/100, std sqrt(.32/3)."""
+    found = over_clients({"accuracy": np.array([0.2, 0.6, 1.0, np.nan])}, np.array([10, 20, 70, 5]))
+    expected = {
+        "accuracy": 0.6,
+        "accuracy_weighted": 0.84,
+        "accuracy_std": np.sqrt(0.32 / 3),
+        "accuracy_worst": 0.2,
+    }
+    assert found == pytest.approx(expected)
+    assert list(found) == list(expected)
+    assert all(type(value) is float for value in found.values())
+
+
+@pytest.mark.parametrize(("num", "worst"), [(5, 1), (20, 2), (29, 2), (30, 3)])
+def test_worst_decile(num, worst):
+    values = np.random.RandomState(0).permutation(num) / num
+    found = over_clients({"accuracy": values, "loss": values}, np.ones(num))
+    assert found["accuracy_worst"] == pytest.approx(np.sort(values)[:worst].mean())
+    assert found["loss_worst"] == pytest.approx(np.sort(values)[-worst:].mean())
+
+
+def test_no_defined_client_gives_nan():
+    found = over_clients({"auc": np.full(3, np.nan)}, np.ones(3))
+    assert len(found) == 4
+    assert np.isnan(list(found.values())).all()
+
+
+def test_unknown_task_is_refused():
+    with pytest.raises(ValueError, match="classification, multilabel, segmentation"):
+        per_client("regression", np.zeros((1, 2)), np.zeros(1, int), np.array([0, 1]), np.zeros(1))
+
+
+@pytest.mark.parametrize(("num_clients", "size", "limit"), [(100, 150, 0.15), (10_000, 15, 1.5)])
+def test_cost_does_not_grow_with_the_number_of_clients(num_clients, size, limit):
+    """Measured at 10 and 130 ms on one core; the limits leave room for a busy machine."""
+    rng = np.random.RandomState(0)
+    n = num_clients * size
+    logits, y = rng.randn(n, 10).astype(np.float32), rng.randint(0, 10, n)
+    start = time.perf_counter()
+    per_client("classification", logits, y, np.arange(0, n + 1, size), np.zeros(n))
+    assert time.perf_counter() - start < limit

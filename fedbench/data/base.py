@@ -1,0 +1,159 @@
+"""What every data source returns: plain numpy arrays, checked once, before anything is partitioned.
+
+A source is a class whose constructor takes the options of its YAML and whose ``load()`` returns
+``Arrays``.  Adding one touches two files: ``fedbench/data/x.py`` and ``conf/dataset/x.yaml``.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedbench.options import require
+
+TRAIN, VAL, TEST = 0, 1, 2
+TASKS = ("classification", "multilabel", "segmentation")
+
+
+@dataclass
+class Arrays:
+    """A whole data set of n samples in memory.
+
+    inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such
+        arrays (image and question tokens), all with the same first dimension.
+    targets: int64 labels [n] in [0, C) | float32 multi-hot rows [n, C] | int64 masks [n, height, width].
+    split: [n] int8 as published: 0 train, 1 validation, 2 test (all 0 where the set has no split).
+    domain: [n] int64, the natural silo (hospital, user, style) of each sample, or None.
+    mean, std: per channel, of x/255, for uint8 images; None leaves inputs as they are.
+    class_mask: [domains, C] bool, the classes that exist in each natural silo, or None (all of them).
+    """
+
+    inputs: np.ndarray | dict[str, np.ndarray]
+    targets: np.ndarray
+    split: np.ndarray
+    num_classes: int
+    task: str = "classification"
+    class_names: list[str] | None = None
+    domain: np.ndarray | None = None
+    domain_names: list[str] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    class_mask: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def num_domains(self) -> int:
+        """How many natural silos the samples come from (0 where the set knows none)."""
+        return 0 if self.domain is None else int(self.domain.max()) + 1
+
+    def labels(self) -> np.ndarray:
+        """One label per sample [n] int64, what partitions look at.
+
+        Classification: the target.  Multi-label: the first positive class, C where there is none (so the
+        values span C + 1 "classes").  Segmentation: the most frequent class other than 0, 0 where a mask
+        shows nothing else.
+        """
+        if self.task == "multilabel":
+            positive = self.targets > 0                                               # [n, C]
+            return np.where(positive.any(1), positive.argmax(1), self.num_classes).astype(np.int64)
+        if self.task == "segmentation":
+            masks = self.targets.reshape(len(self), -1)                               # [n, pixels]
+            counts = np.stack([(masks == c).sum(1) for c in range(1, self.num_classes)], 1)
+            return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
+        return self.targets
+
+    def check(self) -> "Arrays":
+        """Return self, or raise ConfigError with one sentence about the first thing that does not fit."""
+        require(self.task in TASKS, f"unknown task {self.task!r}: one of {', '.join(TASKS)}")
+        self._check_lengths()
+        self._check_inputs()
+        self._check_targets()
+        self._check_domains()
+        return self
+
+    def _parts(self) -> dict[str, np.ndarray]:
+        return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}
+
+    def _check_lengths(self) -> None:
+        n = len(self.targets)
+        require(n > 0, "the data set holds no samples")
+        rows = {**self._parts(), "split": self.split}
+        if self.domain is not None:
+            rows["domain"] = self.domain
+        for name, values in rows.items():
+            require(len(values) == n, f"the data set has {n:,} targets but {len(values):,} rows of {name}")
+        require(bool(np.isin(self.split, (TRAIN, VAL, TEST)).all()), "split must be 0 (train), 1 (val) or 2 (test)")
+
+    def _check_inputs(self) -> None:
+        for name, values in self._parts().items():
+            require(
+                values.dtype in (np.uint8, np.float32, np.int64),
+                f"{name} has dtype {values.dtype}, expected uint8 images, float32 features or int64 tokens",
+            )
+            if values.dtype == np.uint8:
+                require(
+                    values.ndim == 4,
+                    f"{name} is uint8 of shape {values.shape}, expected images [n, channels, height, width]",
+                )
+            if values.dtype == np.float32:
+                # A sum is one pass without a temporary array; it is finite iff (barring overflow) all are.
+                fine = np.isfinite(values.sum(dtype=np.float64))
+                require(bool(fine), f"{name} holds values that are not finite (NaN or infinite)")
+        channels = next((v.shape[1] for v in self._parts().values() if v.dtype == np.uint8), None)
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            require(
+                given is None or channels is None or len(given) == channels,
+                f"{name} has {len(given or ())} entries but the images have {channels} channels",
+            )
+
+    def _check_targets(self) -> None:
+        y, classes = self.targets, self.num_classes
+        require(classes >= 2, f"the data set has {classes} class(es), expected at least 2")
+        if self.task == "multilabel":
+            require(
+                y.ndim == 2 and y.shape[1] == classes and y.dtype == np.float32,
+                f"multi-label targets are {y.dtype} {y.shape}, expected float32 [n, {classes}]",
+            )
+            return
+        require(y.dtype == np.int64, f"targets have dtype {y.dtype}, expected int64")
+        wanted = 1 if self.task == "classification" else 3
+        require(y.ndim == wanted, f"targets for {self.task} have shape {y.shape}, expected {wanted} dimension(s)")
+        require(
+            int(y.min()) >= 0 and int(y.max()) < classes,
+            f"labels span {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}",
+        )
+        require(
+            self.class_names is None or len(self.class_names) == classes,
+            f"{len(self.class_names or ())} class names for {classes} classes",
+        )
+
+    def _check_domains(self) -> None:
+        if self.domain is None:
+            require(self.class_mask is None, "a class mask per natural silo needs the silo (domain) of each sample")
+            return
+        require(
+            self.domain.dtype == np.int64 and int(self.domain.min()) >= 0,
+            f"domain must be int64 >= 0, got {self.domain.dtype} from {self.domain.min()}",
+        )
+        names, mask = self.domain_names, self.class_mask
+        require(
+            names is None or len(names) >= self.num_domains,
+            f"{len(names or ())} domain names for {self.num_domains} domains",
+        )
+        if mask is not None:
+            require(
+                mask.dtype == bool and mask.shape == (self.num_domains, self.num_classes),
+                f"class_mask is {mask.dtype} {mask.shape}, expected bool [{self.num_domains}, {self.num_classes}]",
+            )
+            require(bool(mask.any(1).all()), "class_mask leaves a natural silo without any valid class")
+
+
+class Source(Protocol):
+    """A data source: constructed from its YAML, loaded once per run."""
+
+    def load(self) -> Arrays:
+        """Read (or download, convert, generate) the whole data set; ConfigError where it cannot be had."""
+        ...

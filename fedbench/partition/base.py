@@ -1,0 +1,293 @@
+"""From a data set and a partition to who holds which sample: ragged index lists, hashed and saved.
+
+A partition is a class with ``assign(labels, pools, num_clients, rng, domain)``; ``build_split`` chooses
+the pools (the merged set, or the published parts), cuts each client's samples into train, validation and
+test, and refuses whatever leaves a client with nothing to train or to be tested on.  One ``RandomState``
+makes all draws, in an order that repeats the papers' code: assignment, test cuts in client order, then
+validation cuts in client order.
+
+Letters: N clients, C classes, n samples.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fedbench.data.base import TEST, TRAIN, VAL, Arrays
+from fedbench.options import ConfigError, require
+
+SPLITS = ("merged", "published", "stratified")
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """N lists of sample indices, end to end: list i is ``indices[offsets[i]:offsets[i + 1]]``.
+
+    indices: int64 [total]; offsets: int64 [N + 1], from 0 to total, never falling.
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[np.ndarray]) -> "Ragged":
+        """Join N index arrays (some may be empty)."""
+        flat = np.concatenate([np.asarray(x, np.int64) for x in lists]) if len(lists) else np.empty(0, np.int64)
+        return cls.from_sizes(flat, np.array([len(x) for x in lists], np.int64))
+
+    @classmethod
+    def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> "Ragged":
+        """indices [total] already in client order, sizes [N] how many belong to each."""
+        return cls(indices.astype(np.int64, copy=False), np.concatenate(([0], np.cumsum(sizes))).astype(np.int64))
+
+    @classmethod
+    def from_owners(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> "Ragged":
+        """indices [total] and the client [total] that holds each; within a client the order is kept."""
+        order = np.argsort(owners, kind="stable")
+        return cls.from_sizes(indices[order], np.bincount(owners, minlength=num_clients))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        if not -len(self) <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        client %= len(self)
+        return self.indices[self.offsets[client] : self.offsets[client + 1]]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[N] int64, how many samples each client has."""
+        return np.diff(self.offsets)
+
+    def owners(self) -> np.ndarray:
+        """[total] int64, the client of each entry of ``indices``."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def ranks(self) -> np.ndarray:
+        """[total] int64, the position of each entry within its client's list."""
+        return np.arange(len(self.indices)) - np.repeat(self.offsets[:-1], self.sizes)
+
+    def select(self, ids: Sequence[int] | np.ndarray) -> "Ragged":
+        """The lists of clients ids [K], in that order (a client may be named twice)."""
+        ids = np.asarray(ids, np.int64)
+        sizes = self.sizes[ids]                                                       # [K]
+        picked = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
+        where = picked.ranks() + np.repeat(self.offsets[:-1][ids], sizes)             # [total of ids]
+        return Ragged(self.indices[where], picked.offsets)
+
+
+class Partition(Protocol):
+    """A way to divide samples over clients."""
+
+    def assign(
+        self,
+        labels: np.ndarray,
+        pools: list[np.ndarray],
+        num_clients: int,
+        rng: np.random.RandomState,
+        domain: np.ndarray | None = None,
+    ) -> Sequence[Ragged | list[np.ndarray]]:
+        """For each pool, the N clients' sample indices.
+
+        labels [n] int64 and domain [n] int64 (or None) of the whole set; pools: index arrays into it, the
+        first of which makes the draws (shares, caps, retries), the others being cut by the same shares.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """Who trains, validates and tests on which sample; val may be empty lists."""
+
+    train: Ragged
+    val: Ragged
+    test: Ragged
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.train)
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 (hex) over the little-endian int64 bytes of all indices and offsets."""
+        digest = hashlib.sha256()
+        for array in self._arrays().values():
+            digest.update(np.ascontiguousarray(array, "<i8").tobytes())
+        return digest.hexdigest()
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        return {f"{k}_{f}": getattr(r, f) for k, r in parts.items() for f in ("indices", "offsets")}
+
+    def save(self, path: str | Path) -> None:
+        """Write an uncompressed npz, whole or not at all."""
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        with open(partial, "wb") as file:
+            np.savez(file, **self._arrays())
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Split":
+        """Read what ``save`` wrote; ConfigError where the file is not that. Executes nothing."""
+        try:
+            with np.load(path, allow_pickle=False) as f:
+                parts = [Ragged(f[f"{k}_indices"], f[f"{k}_offsets"]) for k in ("train", "val", "test")]
+        except Exception as error:  # zipfile, zlib, numpy and OS errors: all mean the same to the user
+            raise ConfigError(f"{path} is not a partition saved by fedbench ({error})") from error
+        return cls(*parts)
+
+
+def build_split(
+    arrays: Arrays,
+    partition: Partition,
+    num_clients: int | None,
+    seed: int,
+    split: str = "merged",
+    test_fraction: float = 0.25,
+    val_fraction: float = 0.0,
+) -> Split:
+    """Divide a data set over num_clients clients and cut each one's part; ConfigError where it cannot be.
+
+    split: ``merged``: all samples are pooled, divided, and each client's are cut at random into train
+        (floor((1 - test_fraction) n)) and test, as the PFL papers do; ``published``: train and test (and
+        validation, where published) stay apart and are divided by the same shares; ``stratified``: all are
+        pooled and cut once into train and test, keeping the classes' proportions, then as ``published``.
+    num_clients: None lets a partition with natural silos say how many there are.
+    val_fraction: this share of each client's train samples becomes its validation part; the published
+        validation samples, if any, then count as train samples.
+    """
+    _check_options(arrays, split, test_fraction, val_fraction)
+    num_clients = _client_count(arrays, partition, num_clients)
+    rng = np.random.RandomState(seed)
+    labels = arrays.labels()
+    pools = _pools(arrays, labels, split, test_fraction, val_fraction, seed)
+    for name, pool in zip(("train", "test", "validation"), pools):
+        part = "samples" if split == "merged" else f"{name} samples"
+        require(
+            num_clients <= len(pool),
+            f"partition.num_clients={num_clients:,} is more than the {len(pool):,} {part} there are",
+        )
+    assigned = [_as_ragged(r) for r in partition.assign(labels, pools, num_clients, rng, arrays.domain)]
+    if split == "merged":
+        _require_two(assigned[0])
+        test, train = _cut(assigned[0], test_fraction, rng)
+    else:
+        train, test = assigned[:2]
+    val = assigned[2] if len(assigned) > 2 else Ragged.from_lists([np.empty(0, np.int64)] * num_clients)
+    if val_fraction > 0:
+        val, train = _cut(train, val_fraction, rng)
+    result = Split(train, val, test)
+    _check_split(result, num_clients, len(arrays), partition)
+    return result
+
+
+def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fraction: float) -> None:
+    require(split in SPLITS, f"dataset.split={split!r} is not one of {', '.join(SPLITS)}")
+    require(
+        split == "published" or 0 < test_fraction < 1,
+        f"dataset.test_fraction={test_fraction} must be between 0 and 1 (both excluded)",
+    )
+    require(0 <= val_fraction < 1, f"dataset.val_fraction={val_fraction} must be in [0, 1)")
+    require(
+        split != "published" or bool((arrays.split == TEST).any()),
+        "dataset.split=published, but this data set has no published test part: use dataset.split=merged",
+    )
+    require(
+        split != "published" or bool((arrays.split == TRAIN).any()),
+        "dataset.split=published, but this data set has no published train part: use dataset.split=merged",
+    )
+
+
+def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None) -> int:
+    if num_clients is None:
+        count = getattr(partition, "count", None)
+        require(count is not None, "partition.num_clients is null: this partition needs a number >= 1")
+        num_clients = count(arrays.num_domains)
+    require(num_clients >= 1, f"partition.num_clients={num_clients} must be >= 1")
+    return num_clients
+
+
+def _pools(
+    arrays: Arrays, labels: np.ndarray, split: str, test_fraction: float, val_fraction: float, seed: int
+) -> list[np.ndarray]:
+    """The index arrays to divide: [all], [train, test] or [train, test, validation]."""
+    if split == "merged":
+        return [np.arange(len(arrays))]
+    if split == "stratified":
+        return _stratified(labels, test_fraction, seed)
+    part = arrays.split
+    if val_fraction > 0:
+        return [np.flatnonzero(part != TEST), np.flatnonzero(part == TEST)]
+    pools = [np.flatnonzero(part == which) for which in (TRAIN, TEST, VAL)]
+    return pools if len(pools[2]) else pools[:2]
+
+
+def _stratified(labels: np.ndarray, test_fraction: float, seed: int) -> list[np.ndarray]:
+    """One cut of everything, class proportions kept: scikit-learn's, which APPLE's MedMNIST files used."""
+    from sklearn.model_selection import train_test_split  # slow to import, rarely needed
+
+    try:
+        pools = train_test_split(
+            np.arange(len(labels)), test_size=test_fraction, random_state=seed, stratify=labels
+        )
+    except ValueError as error:
+        raise ConfigError(f"dataset.split=stratified cannot be met: {error}") from error
+    return pools
+
+
+def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:
+    return lists if isinstance(lists, Ragged) else Ragged.from_lists(lists)
+
+
+def _cut(lists: Ragged, fraction: float, rng: np.random.RandomState) -> tuple[Ragged, Ragged]:
+    """Split every client's list at random: (n - floor((1 - fraction) n) samples, the rest, never empty).
+
+    The first samples of each permutation are the part cut off, as scikit-learn's ShuffleSplit does.
+    """
+    sizes = lists.sizes                                                               # [N]
+    # 1e-9: (1 - 0.9) * 10 is 0.99999999, which is one sample all the same.
+    kept = np.maximum(np.floor((1 - fraction) * sizes + 1e-9).astype(np.int64), np.minimum(sizes, 1))
+    shuffled = np.empty_like(lists.indices)
+    bounds = lists.offsets.tolist()
+    for start, stop in zip(bounds[:-1], bounds[1:]):
+        shuffled[start:stop] = start + rng.permutation(stop - start)
+    shuffled = lists.indices[shuffled]                                                # [total]
+    off = lists.ranks() < np.repeat(sizes - kept, sizes)                              # [total]
+    return Ragged.from_sizes(shuffled[off], sizes - kept), Ragged.from_sizes(shuffled[~off], kept)
+
+
+def _require_two(lists: Ragged) -> None:
+    """A client needs one sample to train on and one to be tested on."""
+    few = np.flatnonzero(lists.sizes < 2)
+    if len(few):
+        raise ConfigError(
+            f"{len(few):,} of {len(lists):,} clients (the first is client {few[0]}, with "
+            f"{lists.sizes[few[0]]}) would hold fewer than 2 samples, too few to train and to test on: "
+            "lower partition.num_clients or make the partition more even"
+        )
+
+
+def _check_split(split: Split, num_clients: int, num_samples: int, partition: Partition) -> None:
+    """No client without train or test samples, no sample in two places."""
+    name = type(partition).__name__
+    for part in ("train", "test", "val"):
+        lists: Ragged = getattr(split, part)
+        require(len(lists) == num_clients, f"{name} returned {len(lists)} {part} lists for {num_clients} clients")
+        empty = np.flatnonzero(lists.sizes == 0)
+        require(
+            part == "val" or len(empty) == 0,
+            f"{len(empty):,} of {num_clients:,} clients (the first is client {empty[0] if len(empty) else 0}) "
+            f"would have no {part} samples: lower partition.num_clients or make the partition more even",
+        )
+    everything = np.concatenate([split.train.indices, split.val.indices, split.test.indices])
+    used = np.bincount(everything, minlength=num_samples)
+    require(len(used) == num_samples and int(used.max()) == 1, f"{name} gave a sample to two clients or parts")

@@ -1,0 +1,105 @@
+"""Dirichlet label skew: each class is spread over the clients by a draw from Dir(alpha).
+
+Source: Hsu et al. 2019 (the plain version, ``cap: false``); Yurochkin et al., ICML 2019, whose script the
+PGFed and PFLlib generators repeat (``cap: true``): a client that already holds its even share n / N gets
+nothing of the next classes, and the whole partition is redrawn until every client holds ``min_size``.
+Draw order as in those scripts (RandomState, class by class: shuffle, then shares), so ``seed: 1`` gives
+their partitions; the retries are bounded here, where theirs loop for ever.
+"""
+
+import numpy as np
+
+from fedbench.options import ConfigError, Count, Positive, require
+from fedbench.partition.base import Ragged
+
+
+class Dirichlet:
+    """Label skew, strong for small alpha, none as alpha grows.
+
+    alpha: concentration (> 0).  min_size: least samples of a client in the first pool (all samples when
+    the set is merged, else train samples); min_test: the same for the later pools.  cap: the papers' size
+    cap.  max_tries: redraws before giving up.
+    """
+
+    def __init__(
+        self,
+        alpha: Positive = 0.1,
+        min_size: Count = 10,
+        min_test: Count = 1,
+        cap: bool = True,
+        max_tries: Count = 2000,
+    ):
+        self.alpha, self.min_size, self.min_test = alpha, min_size, min_test
+        self.cap, self.max_tries = cap, max_tries
+
+    def assign(
+        self,
+        labels: np.ndarray,
+        pools: list[np.ndarray],
+        num_clients: int,
+        rng: np.random.RandomState,
+        domain: np.ndarray | None = None,
+    ) -> list[Ragged]:
+        """See Partition.assign; ConfigError when min_size cannot be, or was not, reached."""
+        minima = np.array([self.min_size, self.min_test, 0][: len(pools)])            # [pools]
+        for pool, least, name in zip(pools, minima, ("min_size", "min_test", "")):
+            require(
+                least * num_clients <= len(pool),
+                f"partition.num_clients={num_clients:,} clients of partition.{name}={least} need "
+                f"{least * num_clients:,} samples, but there are {len(pool):,}",
+            )
+        classes = [[pool[labels[pool] == c] for c in np.unique(labels)] for pool in pools]
+        first, cuts = self._draw(classes, minima, num_clients, rng)
+        later = [[rng.permutation(k) for k in pool] for pool in classes[1:]]
+        return [_deal(pool, c) for pool, c in zip([first, *later], cuts)]
+
+    def _draw(
+        self, classes: list[list[np.ndarray]], minima: np.ndarray, num_clients: int, rng: np.random.RandomState
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Redraw until all are served: the shuffled classes of the first pool, counts [pools, C, N]."""
+        best = 0
+        for _ in range(self.max_tries):
+            shuffled, counts = self._try(classes, num_clients, rng)
+            held = counts.sum(1).min(1)                                               # [pools]
+            if (held >= minima).all():
+                return shuffled, counts
+            best = max(best, int(held[0]))
+        raise ConfigError(
+            f"no Dirichlet partition with partition.alpha={self.alpha}, num_clients={num_clients:,} gave every "
+            f"client min_size={self.min_size} samples (min_test={self.min_test}) in {self.max_tries:,} tries; the "
+            f"smallest client had {best} at best: raise alpha, or lower num_clients or min_size"
+        )
+
+    def _try(
+        self, classes: list[list[np.ndarray]], num_clients: int, rng: np.random.RandomState
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        counts = np.zeros((len(classes), len(classes[0]), num_clients), np.int64)
+        held, even = np.zeros(num_clients, np.int64), sum(map(len, classes[0])) / num_clients
+        shuffled = []
+        for k, members in enumerate(classes[0]):
+            shuffled.append(members.copy())
+            rng.shuffle(shuffled[-1])
+            # A tiny alpha underflows: NaN, or nothing left for those below the cap. Such a try is void.
+            shares = np.nan_to_num(rng.dirichlet(np.repeat(self.alpha, num_clients)))  # [N]
+            if self.cap:
+                shares = shares * (held < even)
+            if shares.sum() == 0:
+                return shuffled, np.zeros_like(counts)
+            shares = shares / shares.sum()
+            for pool, of_class in enumerate(classes):
+                counts[pool, k] = _counts(shares, len(of_class[k]))
+            held += counts[0, k]
+        return shuffled, counts
+
+
+def _counts(shares: np.ndarray, n: int) -> np.ndarray:
+    """How many of n samples each client gets [N]: cut at floor(cumsum(shares) n), the last takes the rest."""
+    cuts = (np.cumsum(shares) * n).astype(np.int64)[:-1]
+    return np.diff(np.concatenate(([0], cuts, [n])))
+
+
+def _deal(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
+    """Client lists in class order, from the shuffled classes and counts [C, N]."""
+    num_clients = counts.shape[1]
+    owners = np.concatenate([np.repeat(np.arange(num_clients), c) for c in counts])   # [total]
+    return Ragged.from_owners(np.concatenate(classes), owners, num_clients)

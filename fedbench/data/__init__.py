@@ -1,1 +1,1 @@
-"""Data sources: one file per source, each a class with ``load() -> Arrays`` named by a dataset's ``_target_``."""
+"""Data sources: one file each, a class with ``load() -> Arrays`` named by a dataset's ``_target_``."""

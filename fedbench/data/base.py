@@ -56,10 +56,10 @@ class Arrays:
         shows nothing else.
         """
         if self.task == "multilabel":
-            positive = self.targets > 0                                               # [n, C]
+            positive = self.targets > 0  # [n, C]
             return np.where(positive.any(1), positive.argmax(1), self.num_classes).astype(np.int64)
         if self.task == "segmentation":
-            masks = self.targets.reshape(len(self), -1)                               # [n, pixels]
+            masks = self.targets.reshape(len(self), -1)  # [n, pixels]
             counts = np.stack([(masks == c).sum(1) for c in range(1, self.num_classes)], 1)
             return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
         return self.targets
@@ -84,7 +84,8 @@ class Arrays:
             rows["domain"] = self.domain
         for name, values in rows.items():
             require(len(values) == n, f"the data set has {n:,} targets but {len(values):,} rows of {name}")
-        require(bool(np.isin(self.split, (TRAIN, VAL, TEST)).all()), "split must be 0 (train), 1 (val) or 2 (test)")
+        known = np.isin(self.split, (TRAIN, VAL, TEST)).all()
+        require(bool(known), "split must be 0 (train), 1 (val) or 2 (test)")
 
     def _check_inputs(self) -> None:
         for name, values in self._parts().items():
@@ -120,7 +121,9 @@ class Arrays:
             return
         require(y.dtype == np.int64, f"targets have dtype {y.dtype}, expected int64")
         wanted = 1 if self.task == "classification" else 3
-        require(y.ndim == wanted, f"targets for {self.task} have shape {y.shape}, expected {wanted} dimension(s)")
+        require(
+            y.ndim == wanted, f"targets of {self.task} have shape {y.shape}, expected {wanted} dimension(s)"
+        )
         require(
             int(y.min()) >= 0 and int(y.max()) < classes,
             f"labels span {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}",
@@ -132,7 +135,7 @@ class Arrays:
 
     def _check_domains(self) -> None:
         if self.domain is None:
-            require(self.class_mask is None, "a class mask per natural silo needs the silo (domain) of each sample")
+            require(self.class_mask is None, "class_mask is per natural silo, but domain is None")
             return
         require(
             self.domain.dtype == np.int64 and int(self.domain.min()) >= 0,
@@ -146,9 +149,9 @@ class Arrays:
         if mask is not None:
             require(
                 mask.dtype == bool and mask.shape == (self.num_domains, self.num_classes),
-                f"class_mask is {mask.dtype} {mask.shape}, expected bool [{self.num_domains}, {self.num_classes}]",
+                f"class_mask is {mask.dtype} {mask.shape}, expected [{self.num_domains}, {self.num_classes}]",
             )
-            require(bool(mask.any(1).all()), "class_mask leaves a natural silo without any valid class")
+            require(bool(mask.any(1).all()), "class_mask leaves a silo without any valid class")
 
 
 class Source(Protocol):

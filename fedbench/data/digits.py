@@ -16,7 +16,7 @@ class Digits:
         from sklearn.datasets import load_digits  # half a second that --help need not pay
 
         bunch = load_digits()
-        images = (bunch.images / 16.0).astype(np.float32)[:, None]                    # [n, 1, 8, 8]
+        images = (bunch.images / 16.0).astype(np.float32)[:, None]  # [n, 1, 8, 8]
         return Arrays(
             inputs=images,
             targets=bunch.target.astype(np.int64),

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -38,13 +39,14 @@ class Ragged:
     @classmethod
     def from_lists(cls, lists: Sequence[np.ndarray]) -> "Ragged":
         """Join N index arrays (some may be empty)."""
-        flat = np.concatenate([np.asarray(x, np.int64) for x in lists]) if len(lists) else np.empty(0, np.int64)
+        flat = np.concatenate([np.empty(0, np.int64), *lists])
         return cls.from_sizes(flat, np.array([len(x) for x in lists], np.int64))
 
     @classmethod
     def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> "Ragged":
         """indices [total] already in client order, sizes [N] how many belong to each."""
-        return cls(indices.astype(np.int64, copy=False), np.concatenate(([0], np.cumsum(sizes))).astype(np.int64))
+        offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)  # [N + 1]
+        return cls(indices.astype(np.int64, copy=False), offsets)
 
     @classmethod
     def from_owners(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> "Ragged":
@@ -77,9 +79,9 @@ class Ragged:
     def select(self, ids: Sequence[int] | np.ndarray) -> "Ragged":
         """The lists of clients ids [K], in that order (a client may be named twice)."""
         ids = np.asarray(ids, np.int64)
-        sizes = self.sizes[ids]                                                       # [K]
+        sizes = self.sizes[ids]  # [K]
         picked = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
-        where = picked.ranks() + np.repeat(self.offsets[:-1][ids], sizes)             # [total of ids]
+        where = picked.ranks() + np.repeat(self.offsets[:-1][ids], sizes)  # [total of ids]
         return Ragged(self.indices[where], picked.offsets)
 
 
@@ -253,15 +255,15 @@ def _cut(lists: Ragged, fraction: float, rng: np.random.RandomState) -> tuple[Ra
 
     The first samples of each permutation are the part cut off, as scikit-learn's ShuffleSplit does.
     """
-    sizes = lists.sizes                                                               # [N]
+    sizes = lists.sizes  # [N]
     # 1e-9: (1 - 0.9) * 10 is 0.99999999, which is one sample all the same.
     kept = np.maximum(np.floor((1 - fraction) * sizes + 1e-9).astype(np.int64), np.minimum(sizes, 1))
     shuffled = np.empty_like(lists.indices)
     bounds = lists.offsets.tolist()
-    for start, stop in zip(bounds[:-1], bounds[1:]):
+    for start, stop in pairwise(bounds):
         shuffled[start:stop] = start + rng.permutation(stop - start)
-    shuffled = lists.indices[shuffled]                                                # [total]
-    off = lists.ranks() < np.repeat(sizes - kept, sizes)                              # [total]
+    shuffled = lists.indices[shuffled]  # [total]
+    off = lists.ranks() < np.repeat(sizes - kept, sizes)  # [total]
     return Ragged.from_sizes(shuffled[off], sizes - kept), Ragged.from_sizes(shuffled[~off], kept)
 
 
@@ -281,13 +283,14 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
     name = type(partition).__name__
     for part in ("train", "test", "val"):
         lists: Ragged = getattr(split, part)
-        require(len(lists) == num_clients, f"{name} returned {len(lists)} {part} lists for {num_clients} clients")
+        require(len(lists) == num_clients, f"{name} gave {len(lists)} {part} lists for {num_clients} clients")
         empty = np.flatnonzero(lists.sizes == 0)
         require(
             part == "val" or len(empty) == 0,
-            f"{len(empty):,} of {num_clients:,} clients (the first is client {empty[0] if len(empty) else 0}) "
+            f"{len(empty):,} of {num_clients:,} clients (first: client {empty[0] if len(empty) else 0}) "
             f"would have no {part} samples: lower partition.num_clients or make the partition more even",
         )
     everything = np.concatenate([split.train.indices, split.val.indices, split.test.indices])
     used = np.bincount(everything, minlength=num_samples)
-    require(len(used) == num_samples and int(used.max()) == 1, f"{name} gave a sample to two clients or parts")
+    once = len(used) == num_samples and int(used.max()) == 1
+    require(once, f"{name} gave a sample to two clients or parts")

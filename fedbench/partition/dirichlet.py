@@ -41,7 +41,7 @@ class Dirichlet:
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
         """See Partition.assign; ConfigError when min_size cannot be, or was not, reached."""
-        minima = np.array([self.min_size, self.min_test, 0][: len(pools)])            # [pools]
+        minima = np.array([self.min_size, self.min_test, 0][: len(pools)])  # [pools]
         for pool, least, name in zip(pools, minima, ("min_size", "min_test", "")):
             require(
                 least * num_clients <= len(pool),
@@ -54,20 +54,25 @@ class Dirichlet:
         return [_deal(pool, c) for pool, c in zip([first, *later], cuts)]
 
     def _draw(
-        self, classes: list[list[np.ndarray]], minima: np.ndarray, num_clients: int, rng: np.random.RandomState
+        self,
+        classes: list[list[np.ndarray]],
+        minima: np.ndarray,
+        num_clients: int,
+        rng: np.random.RandomState,
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Redraw until all are served: the shuffled classes of the first pool, counts [pools, C, N]."""
         best = 0
         for _ in range(self.max_tries):
             shuffled, counts = self._try(classes, num_clients, rng)
-            held = counts.sum(1).min(1)                                               # [pools]
+            held = counts.sum(1).min(1)  # [pools]
             if (held >= minima).all():
                 return shuffled, counts
             best = max(best, int(held[0]))
         raise ConfigError(
-            f"no Dirichlet partition with partition.alpha={self.alpha}, num_clients={num_clients:,} gave every "
-            f"client min_size={self.min_size} samples (min_test={self.min_test}) in {self.max_tries:,} tries; the "
-            f"smallest client had {best} at best: raise alpha, or lower num_clients or min_size"
+            f"no Dirichlet partition with partition.alpha={self.alpha}, num_clients={num_clients:,} "
+            f"gave every client min_size={self.min_size} samples (min_test={self.min_test}) in "
+            f"{self.max_tries:,} tries; the smallest client had {best} at best: raise alpha, or lower "
+            "num_clients or min_size"
         )
 
     def _try(
@@ -79,13 +84,14 @@ class Dirichlet:
         for k, members in enumerate(classes[0]):
             shuffled.append(members.copy())
             rng.shuffle(shuffled[-1])
-            # A tiny alpha underflows: NaN, or nothing left for those below the cap. Such a try is void.
-            shares = np.nan_to_num(rng.dirichlet(np.repeat(self.alpha, num_clients)))  # [N]
+            shares = rng.dirichlet(np.repeat(self.alpha, num_clients))  # [N]
             if self.cap:
-                shares = shares * (held < even)
-            if shares.sum() == 0:
+                shares = np.where(held < even, shares, 0.0)
+            total = shares.sum()
+            # A tiny alpha underflows (not a number, or nothing for those below the cap): a void try.
+            if not 0 < total < np.inf:
                 return shuffled, np.zeros_like(counts)
-            shares = shares / shares.sum()
+            shares = shares / total
             for pool, of_class in enumerate(classes):
                 counts[pool, k] = _counts(shares, len(of_class[k]))
             held += counts[0, k]
@@ -101,5 +107,5 @@ def _counts(shares: np.ndarray, n: int) -> np.ndarray:
 def _deal(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
     """Client lists in class order, from the shuffled classes and counts [C, N]."""
     num_clients = counts.shape[1]
-    owners = np.concatenate([np.repeat(np.arange(num_clients), c) for c in counts])   # [total]
+    owners = np.concatenate([np.repeat(np.arange(num_clients), c) for c in counts])  # [total]
     return Ragged.from_owners(np.concatenate(classes), owners, num_clients)

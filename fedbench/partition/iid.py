@@ -22,6 +22,6 @@ class IID:
     @staticmethod
     def _deal(pool: np.ndarray, num_clients: int, rng: np.random.RandomState) -> Ragged:
         each, more = divmod(len(pool), num_clients)
-        sizes = np.full(num_clients, each, np.int64)                                  # [N]
+        sizes = np.full(num_clients, each, np.int64)  # [N]
         sizes[:more] += 1
         return Ragged.from_sizes(rng.permutation(pool), sizes)

@@ -1,0 +1,148 @@
+"""What the user sees of a run: a bar on a terminal, a line now and then elsewhere, and the closing screen.
+
+Nothing else in the round loop prints.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+LINES = 20  # a run prints about so many where there is no terminal
+
+
+class Progress:
+    """Round, accuracy, images/s and time left of a run of ``total_rounds``, ``start_round`` of them done."""
+
+    def __init__(self, total_rounds: int, start_round: int = 0) -> None:
+        self.total, self.start = total_rounds, start_round
+        self.every = max(1, math.ceil(total_rounds / LINES))
+        self._began = time.monotonic()
+        self._bar = _bar(total_rounds, start_round) if sys.stdout.isatty() else None
+
+    def update(self, round: int, accuracy: float | None, images_per_s: float) -> None:
+        """Show that ``round`` (from 1) is done; ``accuracy`` in [0, 1] is None or NaN while unknown."""
+        known = accuracy is not None and not math.isnan(accuracy)
+        fields = {"accuracy": f"{accuracy:.4f}" if known else "-", "speed": f"{images_per_s:,.0f}"}
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=round, **fields)
+        elif round in (self.start + 1, self.total) or round % self.every == 0:
+            left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
+            print(
+                f"round {round:>{len(str(self.total))}}/{self.total}  accuracy {fields['accuracy']:>6}  "
+                f"{fields['speed']:>9} images/s  {duration(left)} left",
+                flush=True,
+            )
+
+    def note(self, text: str) -> None:
+        """A line of text, above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bar(total: int, start: int) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    bar = RichProgress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("accuracy {task.fields[accuracy]}"),
+        TextColumn("{task.fields[speed]} images/s"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    bar.add_task("", total=total, completed=start, accuracy="-", speed="-")
+    bar.start()
+    return bar
+
+
+def ending(summary: dict[str, Any], run_dir: Path) -> None:
+    """Print the closing screen of a run from its summary: what ran, what came out, what to do next."""
+    print("\n" + "\n".join(ending_lines(summary, Path(run_dir))), flush=True)
+
+
+def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
+    """The lines of the closing screen."""
+    s, cost = summary, summary["cost"]
+    last, best = s["last"], s["best"] or {"round": s["rounds"], "values": s["last"]}
+    table = [
+        ("", "last", "best"),
+        ("round", str(s["rounds"]), str(best["round"])),
+        ("mean personalized accuracy", *both(last, best, "personal/accuracy")),
+        ("  spread over clients (std)", *both(last, best, "personal/accuracy_std")),
+        ("  worst tenth of the clients", *both(last, best, "personal/accuracy_worst")),
+        ("global accuracy", *both(last, best, "global/accuracy")),
+    ]
+    width = max(len(row[0]) for row in table)
+    shown = [f"  {label:<{width}}  {a:>8}  {b:>8}" for label, a, b in table]
+    shown[-1] += global_note(s)
+    return [
+        f"{s['name']} on {s['dataset']}, {s['partition']} partition: {s['num_clients']} clients, "
+        f"{s['cohort']} a round, {s['rounds']} rounds, model {s['model']}, seed {s['seed']}",
+        *shown,
+        f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in all; "
+        f"{cost['bytes_down'] / 1e6:,.1f} MB down, {cost['bytes_up'] / 1e6:,.1f} MB up",
+        f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
+        "next:",
+        *next_lines(s, run_dir),
+    ]
+
+
+def both(last: dict[str, float], best: dict[str, Any], name: str) -> tuple[str, str]:
+    """A metric at the last and at the best round, as text."""
+    values = (last.get(name), best["values"].get(name))
+    return tuple("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)  # type: ignore[return-value]
+
+
+def global_note(summary: dict[str, Any]) -> str:
+    """What the row of the global accuracy needs said."""
+    if "global/accuracy" not in summary["last"]:
+        return "  none: this method has no global model"
+    same = summary.get("personal_is_global")
+    return "  personal equals global: all clients use one model" if same else ""
+
+
+def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
+    """Three commands worth typing after this run, each with its reason."""
+    algorithm, dataset = summary["algorithm"], summary["dataset"]
+    runs = run_dir.parents[2] if run_dir.parts[-3:-1] == (algorithm, dataset) else run_dir.parent
+    methods = ",".join(dict.fromkeys(["local", "fedavg", algorithm]))
+    chosen = "" if dataset == "digits" else f" dataset={dataset}"
+    commands = {
+        f"python -m fedbench.report {shlex.quote(str(runs))}": "tables of your runs",
+        f"python -m fedbench -m algorithm={methods} seed=0,1,2{chosen}": "compare methods over seeds",
+        "python -m fedbench --help": "methods, data sets, options",
+    }
+    width = max(map(len, commands))
+    return [f"  {command:<{width}}  {why}" for command, why in commands.items()]
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3:05 or 2:03:45."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

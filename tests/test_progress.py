@@ -1,0 +1,119 @@
+"""The lines of a run are few, and its ending says what ran, what came out and what to do next."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedbench.progress import Progress, duration, ending
+
+
+def summary(**changes) -> dict:
+    values = {
+        "personal/accuracy": 0.9,
+        "personal/accuracy_std": 0.05,
+        "personal/accuracy_worst": 0.8,
+        "personal/auc": float("nan"),
+        "global/accuracy": 0.7,
+    }
+    base = {
+        "name": "pgfed+ft",
+        "algorithm": "pgfed",
+        "dataset": "digits",
+        "partition": "dirichlet",
+        "model": "mlp",
+        "seed": 3,
+        "rounds": 30,
+        "num_clients": 20,
+        "cohort": 5,
+        "last": values,
+        "best": {"metric": "personal/accuracy", "round": 21, "values": values | {"personal/accuracy": 0.95}},
+        "cost": {"images_per_s": 12345.6, "total_s": 75.2, "bytes_down": 2.5e6, "bytes_up": 1.25e6},
+    }
+    return base | changes
+
+
+@pytest.mark.parametrize(("rounds", "lines"), [(1, 1), (5, 5), (20, 20), (150, 20), (1000, 21)])
+def test_few_lines_without_a_terminal(capsys, rounds, lines):
+    with Progress(rounds) as progress:
+        for t in range(1, rounds + 1):
+            progress.update(t, None if t == 1 else 0.5, 1234.5)
+    printed = capsys.readouterr().out.splitlines()
+    assert lines <= len(printed) <= lines + 1
+    assert printed[0].split()[:4] == ["round", f"{1}/{rounds}", "accuracy", "-"]
+    assert printed[-1].split()[1] == f"{rounds}/{rounds}"
+    assert "1,234 images/s" in printed[-1]
+
+
+def test_resumed_run_says_where_it_goes_on(capsys):
+    progress = Progress(100, 57)
+    progress.update(58, float("nan"), 10.0)
+    progress.note("checkpoint saved")
+    assert capsys.readouterr().out.split("\n")[0].startswith("round  58/100  accuracy      -")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with Progress(10, 2) as progress:
+        progress.update(3, 0.5, 1000.0)
+        progress.note("[a note]")
+    shown = sys.stdout.getvalue()
+    for part in (" 3/10", "accuracy 0.5000", "1,000 images/s", "[a note]"):
+        assert part in shown
+
+
+def test_importing_progress_does_not_import_rich():
+    import subprocess
+
+    code = "import sys, fedbench.progress; assert not {'rich', 'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_ending(capsys):
+    ending(summary(), Path("runs/pgfed/digits/2026-01-01"))
+    text = capsys.readouterr().out
+    for part in (
+        "pgfed+ft on digits, dirichlet partition: 20 clients, 5 a round, 30 rounds, model mlp, seed 3",
+        "12,346 images/s",
+        "1:15 in all",
+        "2.5 MB down, 1.2 MB up",
+        "runs/pgfed/digits/2026-01-01",
+        "python -m fedbench.report runs ",
+        "algorithm=local,fedavg,pgfed",
+    ):
+        assert part in text
+    rows = {line[:30].strip(): line[30:].split() for line in text.splitlines()}
+    assert rows["mean personalized accuracy"] == ["0.9000", "0.9500"]
+    assert rows["worst tenth of the clients"] == ["0.8000", "0.8000"]
+    assert rows["global accuracy"] == ["0.7000", "0.7000"]
+    assert rows["round"] == ["30", "21"]
+
+
+def test_ending_without_a_global_model(capsys):
+    values = {"personal/accuracy": 0.9}
+    ending(summary(last=values, best=None), Path("elsewhere/cell"))
+    text = capsys.readouterr().out
+    assert "none: this method has no global model" in text
+    assert "report elsewhere " in text
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_ending_where_personal_equals_global(capsys, said):
+    values = {"personal/accuracy": 0.7, "global/accuracy": 0.7 if not said else 0.7}
+    ending(summary(last=values, personal_is_global=said), Path("runs"))
+    assert "personal equals global" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "1:02:05")]
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text

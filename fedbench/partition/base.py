@@ -85,6 +85,38 @@ class Ragged:
         return Ragged(self.indices[where], picked.offsets)
 
 
+def by_class(labels: np.ndarray, pool: np.ndarray) -> list[np.ndarray]:
+    """The samples of a pool, one array per class that occurs anywhere in labels [n], in the pool's order."""
+    return [pool[labels[pool] == c] for c in np.unique(labels)]
+
+
+def deal(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
+    """Client j gets the next ``counts[k, j]`` samples of each class k, in class order; the rest are left out.
+
+    classes: C index arrays, already shuffled; counts [C, N] int64, whose rows sum to at most their lengths.
+    """
+    num_clients = counts.shape[1]
+    owners = np.concatenate([np.repeat(np.arange(num_clients), c) for c in counts])  # [total]
+    samples = np.concatenate([members[: c.sum()] for members, c in zip(classes, counts)])  # [total]
+    return Ragged.from_owners(samples, owners, num_clients)
+
+
+def deal_shares(
+    labels: np.ndarray, pools: list[np.ndarray], shares: np.ndarray, rng: np.random.RandomState
+) -> list[Ragged]:
+    """Divide every pool by one matrix: client j gets floor(shares[k, j] n_k) shuffled samples of class k.
+
+    shares [C, N], rows summing to at most 1.  The few samples that rounding leaves over stay out, as in
+    APPLE's code.
+    """
+    dealt = []
+    for pool in pools:
+        classes = [rng.permutation(members) for members in by_class(labels, pool)]
+        sizes = np.array([len(members) for members in classes])  # [C]
+        dealt.append(deal(classes, (shares * sizes[:, None]).astype(np.int64)))
+    return dealt
+
+
 class Partition(Protocol):
     """A way to divide samples over clients."""
 

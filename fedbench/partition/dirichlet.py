@@ -10,7 +10,10 @@ their partitions; the retries are bounded here, where theirs loop for ever.
 import numpy as np
 
 from fedbench.options import ConfigError, Count, Positive, require
-from fedbench.partition.base import Ragged
+from fedbench.partition.base import Ragged, by_class, deal
+
+# Samples shuffled and shares drawn before giving up, whatever max_tries says: some ten seconds.
+MAX_WORK = 500_000_000
 
 
 class Dirichlet:
@@ -48,10 +51,10 @@ class Dirichlet:
                 f"partition.num_clients={num_clients:,} clients of partition.{name}={least} need "
                 f"{least * num_clients:,} samples, but there are {len(pool):,}",
             )
-        classes = [[pool[labels[pool] == c] for c in np.unique(labels)] for pool in pools]
+        classes = [by_class(labels, pool) for pool in pools]
         first, cuts = self._draw(classes, minima, num_clients, rng)
         later = [[rng.permutation(k) for k in pool] for pool in classes[1:]]
-        return [_deal(pool, c) for pool, c in zip([first, *later], cuts)]
+        return [deal(pool, c) for pool, c in zip([first, *later], cuts)]
 
     def _draw(
         self,
@@ -61,8 +64,9 @@ class Dirichlet:
         rng: np.random.RandomState,
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Redraw until all are served: the shuffled classes of the first pool, counts [pools, C, N]."""
-        best = 0
-        for _ in range(self.max_tries):
+        best, work = 0, sum(map(len, classes[0])) + len(classes[0]) * num_clients
+        tries = min(self.max_tries, max(10, MAX_WORK // work))
+        for _ in range(tries):
             shuffled, counts = self._try(classes, num_clients, rng)
             held = counts.sum(1).min(1)  # [pools]
             if (held >= minima).all():
@@ -71,7 +75,7 @@ class Dirichlet:
         raise ConfigError(
             f"no Dirichlet partition with partition.alpha={self.alpha}, num_clients={num_clients:,} "
             f"gave every client min_size={self.min_size} samples (min_test={self.min_test}) in "
-            f"{self.max_tries:,} tries; the smallest client had {best} at best: raise alpha, or lower "
+            f"{tries:,} tries; the smallest client had {best} at best: raise alpha, or lower "
             "num_clients or min_size"
         )
 
@@ -102,10 +106,3 @@ def _counts(shares: np.ndarray, n: int) -> np.ndarray:
     """How many of n samples each client gets [N]: cut at floor(cumsum(shares) n), the last takes the rest."""
     cuts = (np.cumsum(shares) * n).astype(np.int64)[:-1]
     return np.diff(np.concatenate(([0], cuts, [n])))
-
-
-def _deal(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
-    """Client lists in class order, from the shuffled classes and counts [C, N]."""
-    num_clients = counts.shape[1]
-    owners = np.concatenate([np.repeat(np.arange(num_clients), c) for c in counts])  # [total]
-    return Ragged.from_owners(np.concatenate(classes), owners, num_clients)

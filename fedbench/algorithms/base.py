@@ -1,0 +1,64 @@
+"""What a method is: a setup, a round on a cohort, and what each client would deploy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbench.cohort import Cohort
+from fedbench.federation import Federation, Inputs
+from fedbench.flat import FlatModel
+from fedbench.optim import Optimizer
+from fedbench.rows import RowStore
+
+
+class Algorithm:
+    """Base of all methods.  State is plain tensors (and NumPy ids) on self, and Rows made in `setup`.
+
+    requires: column groups of the model that the method cannot do without.
+    personal_is_global: every client deploys the server's row, so personal/* equals global/*.
+    """
+
+    requires: tuple[str, ...] = ()
+    personal_is_global = False
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Refuse, in one sentence, what the method cannot run on."""
+        for group in self.requires:
+            model.group(group, f"algorithm={type(self).__name__.lower()}")
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Make the state; rows(name, default) gives a lazy [N, ...] store."""
+        raise NotImplementedError
+
+    def round(self, cohort: Cohort) -> None:
+        """One communication round with the sampled clients."""
+        raise NotImplementedError
+
+    def personalized(self, cohort: Cohort, final: bool) -> Any:
+        """What each client of the cohort would deploy: rows [K, P] (or [P] if shared), or a dict of such for
+        `predict`.  May train.  final: after the last round."""
+        raise NotImplementedError
+
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """Logits [k, b, C] of what `personalized` returned, on inputs [k, b, ...]."""
+        return model.predict(rows, inputs)
+
+    def global_row(self) -> Tensor | None:
+        """The server's model [P], or None where the method has none."""
+        return None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Every tensor on self by name; Rows are saved by the simulator."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, value in state.items():
+            now = getattr(self, name, None)
+            setattr(self, name, value.to(now.device) if isinstance(now, Tensor) else value)
+
+    def to_device(self, device: torch.device) -> None:
+        for name, value in self.state_dict().items():
+            setattr(self, name, value.to(device))

@@ -1,0 +1,34 @@
+"""Ditto: a global model by FedAvg, and beside it a personal model held near it.
+
+Li et al., ICML 2021, Algorithm 1: v_i <- argmin f_i(v) + (lam/2) ||v - w||^2, anchored at the w that was received.
+Departs from the paper: aggregation weighted by samples.   Reduces to: Local at lam = 0 (the personal rows draw the
+same batches as the global ones, on purpose); the path of w does not depend on lam.
+"""
+
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.options import Count, NonNegative
+
+
+class Ditto(FedAvg):
+    """lam: pull of the global model; personal_epochs: epochs for v (null: local.epochs).  State: w [P]; v [N, P]."""
+
+    personal_is_global = False
+
+    def __init__(self, lam: NonNegative = 1.0, personal_epochs: Count | None = None):
+        super().__init__()
+        self.lam, self.personal_epochs, self.personal_is_global = lam, personal_epochs, False
+
+    def setup(self, federation, model, rows):
+        super().setup(federation, model, rows)
+        self.v = rows("v", default=self.w)
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w                                              # [P]
+        pull = (lambda s: self.lam * (s.theta - w)) if self.lam else None             # [k, P]
+        v = cohort.train(self.v[cohort.ids], extra_grad=pull, epochs=self.personal_epochs, buffers="v").theta
+        up = cohort.upload(theta=cohort.train(w).theta)
+        self.w = cohort.weights @ up.theta
+        self.v[cohort.ids] = v                                                        # [K, P]
+
+    def personalized(self, cohort, final):
+        return self.v[cohort.ids]

@@ -1,0 +1,36 @@
+"""FedAvg: local SGD from the server's model, then the mean weighted by samples.
+
+McMahan et al., AISTATS 2017, Algorithm 1.  Departs from the paper: weights are normalized over the cohort, as all
+released codes do.   With deploy="local" it is FedAvg-local: the same training, but client i deploys its model as it
+was after its own last local training, before aggregation (PGFed with mu = 0).
+"""
+
+from typing import Literal
+
+from fedbench.algorithms.base import Algorithm
+
+
+class FedAvg(Algorithm):
+    """State: w [P]; theta [N, P], what client i last trained (deploy="local" only)."""
+
+    def __init__(self, deploy: Literal["global", "local"] = "global"):
+        self.deploy = deploy
+        self.personal_is_global = deploy == "global"
+
+    def setup(self, federation, model, rows):
+        self.w = model.init_row()                                                     # [P]
+        self.theta = rows("theta", default=self.w) if self.deploy == "local" else None
+
+    def round(self, cohort):
+        sent = cohort.broadcast(w=self.w)
+        out = cohort.train(sent.w)
+        up = cohort.upload(theta=out.theta)                                           # [K, P]
+        self.w = cohort.weights @ up.theta
+        if self.theta is not None:
+            self.theta[cohort.ids] = out.theta
+
+    def personalized(self, cohort, final):
+        return self.w if self.theta is None else self.theta[cohort.ids]
+
+    def global_row(self):
+        return self.w

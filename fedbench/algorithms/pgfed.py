@@ -1,0 +1,83 @@
+"""PGFed: each client minimizes its own risk plus a learned mixture of the others', each to first order.
+
+Luo et al., ICCV 2023:  F_i = f_i(theta_i) + mu sum_j a_ij f_j(theta_i),  f_j(theta_i) ~ f_j(theta_j) + g_j.(theta_i - theta_j).
+beta > 0 is PGFedMo: the auxiliary gradient is smoothed over a client's participations.
+Departs from the paper's box, as its released code does: a_ij is clamped at 0; g.theta in the update of a is taken
+before the step of theta; the coefficient of the mean gradient is 1/K'.  Round 1 is FedAvg.
+Reduces to: FedAvg-local at mu = 0, bit for bit; PGFed at beta = 0.
+"""
+
+import torch
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.linalg import dot
+from fedbench.options import NonNegative, Positive, Probability
+
+
+class PGFed(Algorithm):
+    """mu: weight of the auxiliary risks; eta2: learning rate of a; beta: momentum of the auxiliary gradient;
+    alpha_max: upper bound of a (null: none); drop_last: take g_j over full batches only, as the released code.
+
+    State: w [P]; theta [N, P], what client i last trained; A [N, N]; aux [N, P] (beta > 0); of the last cohort
+    G [K', P], c [K'] (mu included), gbar [P] (mu included), prev [K'].
+    """
+
+    def __init__(self, mu: NonNegative = 0.1, eta2: NonNegative = 0.01, beta: Probability = 0.0,
+                 alpha_max: Positive | None = None, drop_last: bool = False):
+        self.mu, self.eta2, self.beta, self.alpha_max, self.drop_last = mu, eta2, beta, alpha_max, drop_last
+        self.G = self.c = self.gbar = self.prev = None
+
+    def setup(self, federation, model, rows):
+        self.w = model.init_row()                                                     # [P]
+        self.theta = rows("theta", default=self.w)                                    # lazy [N, P]
+        even = torch.full((federation.num_clients,), 1 / federation.cohort_size)
+        self.A = rows("A", default=even.to(self.w))                                   # lazy [N, N]
+        self.smooth = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w
+        if self.G is None or self.mu == 0:                                            # round 1 is FedAvg
+            out = cohort.train(w)
+        else:
+            out = self.train(cohort, w)
+        self.theta[cohort.ids] = out.theta
+        if self.mu == 0:
+            self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+            return
+        g, f = cohort.gradient(out.theta, drop_last=self.drop_last)                   # [K, P], [K]
+        up = cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta))
+        self.w = cohort.weights @ up.theta
+        self.G, self.c, self.gbar, self.prev = up.g, self.mu * up.c, self.mu * up.g.mean(0), cohort.index
+
+    def train(self, cohort, w):
+        A = self.A[cohort.ids]                                                        # [K, N]
+        alpha = A[:, self.prev]                                                       # [K, K']
+        aux = self.smoothed(cohort, self.mu * alpha @ self.G)                         # [K, P]
+        sent = cohort.download(aux=aux)
+        shared = cohort.broadcast(gbar=self.gbar, c=self.c)
+
+        def step(s, batch):
+            g = s.grad(batch).add_(s.aux)                                             # [k, P]
+            lift = dot(s.theta, shared.gbar)                                          # [k], before the step
+            s.alpha.sub_(self.eta2 * (shared.c + lift[:, None])).clamp_(min=0, max=self.alpha_max)
+            s.descend(g)
+
+        out = cohort.train(w, step=step, aux=sent.aux, alpha=alpha)
+        A[:, self.prev] = cohort.upload(alpha=out.alpha).alpha
+        self.A[cohort.ids] = A
+        return out
+
+    def smoothed(self, cohort, aux):
+        """PGFedMo: (1 - beta) aux + beta (what the client used last time), nothing to smooth at first."""
+        if self.smooth is None:
+            return aux
+        again = self.smooth.has(cohort.ids)[:, None]                                  # [K, 1]
+        aux = torch.where(again, (1 - self.beta) * aux + self.beta * self.smooth[cohort.ids], aux)
+        self.smooth[cohort.ids] = aux
+        return aux
+
+    def personalized(self, cohort, final):
+        return self.theta[cohort.ids]
+
+    def global_row(self):
+        return self.w

@@ -1,0 +1,166 @@
+"""From a checked config to the parts of a run: data, partition, model, engine, algorithm.
+
+`_target_` is the registry.  Keys that belong to fedbench rather than to a target's constructor (dataset.split,
+model.columns, ...) are taken out here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from fedbench import executor as executors
+from fedbench import rng
+from fedbench.algorithms.base import Algorithm
+from fedbench.cohort import Cohort, Engine
+from fedbench.data.base import Arrays
+from fedbench.executor import Executor, Plan
+from fedbench.federation import Federation
+from fedbench.finetune import FineTuned
+from fedbench.flat import FlatModel
+from fedbench.options import require
+from fedbench.partition.base import Split, build_split
+from fedbench.rows import RowStore
+
+log = logging.getLogger(__name__)
+DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment")
+
+
+def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), **extra: Any) -> Any:
+    """Instantiate a group's target with its keys, less the reserved ones, and extra arguments."""
+    values = OmegaConf.to_container(OmegaConf.create(dict(group)), resolve=True)
+    kept = {k: v for k, v in values.items() if k not in reserved}                     # type: ignore[union-attr]
+    return instantiate({"_convert_": "all", "_recursive_": False, **kept}, **extra)
+
+
+def device_of(cfg: DictConfig) -> torch.device:
+    """The compute device; asking for one that is absent is refused."""
+    name = cfg.hardware.device
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    require(not name.startswith("cuda") or torch.cuda.is_available(),
+            f"hardware.device={name}: this machine has no usable CUDA device "
+            f"(torch {torch.__version__}); use hardware.device=cpu or auto")
+    require(name != "mps" or torch.backends.mps.is_available(), "hardware.device=mps: not available here; use cpu")
+    device = torch.device(name)
+    require(device.index is None or device.index < torch.cuda.device_count(),
+            f"hardware.device={name}: there are {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def set_precision(name: str) -> None:
+    """float32: exact float32; tf32: tensor cores for float32 products where the GPU has them."""
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = name == "tf32"
+
+
+def data(cfg: DictConfig) -> Arrays:
+    return make(cfg.dataset, DATASET_KEYS).load()
+
+
+def partition(cfg: DictConfig, arrays: Arrays) -> Split:
+    """The split of the data over clients: a function of the dataset and partition groups alone."""
+    method = make(cfg.partition, ("num_clients", "seed"))
+    d = cfg.dataset
+    return build_split(arrays, method, cfg.partition.num_clients, cfg.partition.seed, d.split, d.test_fraction,
+                       d.val_fraction)
+
+
+def cohort_size(cfg: DictConfig, num_clients: int) -> int:
+    """K: clients_per_round, or max(1, floor(N * sample_rate))."""
+    if cfg.clients_per_round is None:
+        return max(1, int(num_clients * cfg.sample_rate + 1e-9))
+    require(cfg.clients_per_round <= num_clients,
+            f"clients_per_round={cfg.clients_per_round} is more than the {num_clients} clients there are")
+    return int(cfg.clients_per_round)
+
+
+def model(cfg: DictConfig, federation: Federation) -> FlatModel:
+    """The model on this federation's shapes, its initialization keyed by the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(int(cfg.seed), "init") >> 1)
+        module = make(cfg.model, ("columns",), input_shape=federation.input_shape,
+                      num_classes=federation.num_classes)
+    require(isinstance(module, torch.nn.Module), f"model._target_={cfg.model._target_} does not build a torch module")
+    columns = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
+    return FlatModel(module, columns, federation.device)                              # type: ignore[arg-type]
+
+
+def algorithm(cfg: DictConfig) -> Algorithm:
+    """The method, wrapped by fine-tuning where finetune.epochs > 0."""
+    method = make(cfg.algorithm)
+    tune = cfg.finetune
+    return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
+
+
+def memory_limits(device: torch.device) -> tuple[int, int]:
+    """Bytes that one store of rows may come to take on the device and in host memory: a quarter of each."""
+    import os
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 if hasattr(os, "sysconf") else 4 << 30
+    return (torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else host), host
+
+
+def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None) -> Engine:
+    """Everything a cohort needs.  stored: the executor's plan of a run that is resumed."""
+    device = device_of(cfg)
+    set_precision(cfg.hardware.precision)
+    federation = Federation.build(arrays, split, device, cfg.dataset.normalize, _plain(cfg.dataset.augment))
+    federation.cohort_size = cohort_size(cfg, federation.num_clients)
+    plans = [Plan(**stored)] if stored else executors.plans(cfg.hardware.executor, cfg.hardware.chunk,
+                                                            cfg.hardware.threads, device, federation.cohort_size)
+    built = Engine(federation, model(cfg, federation), make(cfg.optimizer), Executor(plans[0], device),
+                   RowStore(federation.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
+                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last, cfg.eval.batch_size)
+    if len(plans) > 1:
+        choose_executor(built, plans)
+    return built
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def draw_cohort(seed: int, round: int, num_clients: int, size: int) -> np.ndarray:
+    """The clients of a round, uniform without replacement; the same for every algorithm under one seed.  # [K]"""
+    if size == num_clients:
+        return np.arange(num_clients)
+    return np.sort(rng.generator(seed, "cohort", round).choice(num_clients, size, replace=False, shuffle=False))
+
+
+def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
+    """Time a few local steps of the first cohort under each plan and keep the fastest."""
+    federation = engine.federation
+    ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)
+    start, seconds = engine.model.init_row(), {}
+    for plan in plans:
+        engine.executor = Executor(plan, engine.device)
+        for _ in range(2):                                    # the first pass warms up
+            began = time.perf_counter()
+            Cohort(engine, ids, 0, "trial").train(start, steps=steps)
+            if engine.device.type == "cuda":
+                torch.cuda.synchronize(engine.device)
+            seconds[plan] = time.perf_counter() - began
+        engine.executor.close()
+        if seconds[plan] > 4 * min(seconds.values()) and len(seconds) > 2:
+            break
+    best = min(seconds, key=seconds.__getitem__)
+    engine.executor = Executor(best, engine.device)
+    log.info("executor %s (%s)", best, ", ".join(f"{p.name}/{p.chunk or 'all'}/{p.workers}x{p.intra}: "
+                                                 f"{s * 1e3 / steps:.2f} ms a step" for p, s in seconds.items()))
+
+
+def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:
+    """The partition as an artifact: partition.npz, and partition.json with its hash and sizes."""
+    import json
+    split.save(run_dir / "partition.npz")
+    facts = {"hash": split.hash, "num_clients": split.num_clients, "num_classes": arrays.num_classes,
+             "train": split.train.sizes.tolist(), "val": split.val.sizes.tolist(), "test": split.test.sizes.tolist()}
+    (run_dir / "partition.json").write_text(json.dumps(facts) + "\n")

@@ -1,0 +1,365 @@
+"""A cohort: any set of clients, and what can be computed on them.
+
+The round's cohort is one; all clients, a slice at a time, are others (evaluation).  What a method asks here it
+gets in the order of `ids`, whatever way the executor chose to compute it.
+
+Letters: N clients of the federation, K of the cohort, P numbers of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench import rng
+from fedbench.executor import Executor
+from fedbench.federation import Federation, Inputs
+from fedbench.flat import Columns, FlatModel
+from fedbench.local import Batch, Chunk, Feed, Loss, Step, plain_step, train_chunk
+from fedbench.optim import Optimizer, Rate
+from fedbench.options import ConfigError
+from fedbench.rows import Rows, RowStore
+from fedbench.task import Task
+
+
+class RunError(ConfigError):
+    """A run that cannot go on: the loss is not finite, a chunk of one client does not fit."""
+
+
+@dataclass
+class Ledger:
+    """What a round cost by the method's own account."""
+
+    steps: int = 0
+    samples: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    loss: float = float("nan")
+
+
+@dataclass
+class Engine:
+    """What all cohorts of a run share.  epochs, batch_size, drop_last: the local.* keys; rounds: of the run."""
+
+    federation: Federation
+    model: FlatModel
+    optimizer: Optimizer
+    executor: Executor
+    rows: RowStore
+    seed: int = 0
+    rounds: int = 1
+    epochs: int = 1
+    batch_size: int = 10
+    drop_last: bool = False
+    eval_batch: int = 256
+    memories: dict[str, Rows] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return self.federation.task
+
+    @property
+    def device(self) -> torch.device:
+        return self.federation.device
+
+    def memory(self, owner: str, buffer: str, model_size: int) -> Rows:
+        """The kept optimizer buffers of all clients for the rows called owner (optimizer.reset=never)."""
+        name = f"optimizer/{owner}/{buffer}"
+        if name not in self.memories:
+            sample = torch.zeros(1, model_size, device=self.device)
+            self.memories[name] = self.rows(name, self.optimizer.new(buffer, sample)[0])
+        return self.memories[name]
+
+
+class Cohort:
+    """ids [K] (ascending, host), weights [K] = n_i / sum n over the cohort, num_samples [K], round (from 0),
+    num_clients N, rounds of the run."""
+
+    def __init__(self, engine: Engine, ids: np.ndarray, round: int, purpose: str = "round"):
+        self.engine, self.ids, self.round, self.purpose = engine, np.asarray(ids, np.int64), round, purpose
+        self.federation, self.model = engine.federation, engine.model
+        self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
+        self.ledger = Ledger()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Training samples per client.  # [K] float32"""
+        return torch.from_numpy(self.federation.num_samples[self.ids]).float().to(self.device)
+
+    @property
+    def weights(self) -> Tensor:
+        """n_i / sum over the cohort.  # [K]"""
+        n = self.federation.num_samples[self.ids].astype(np.float64)
+        return torch.from_numpy(n / n.sum()).float().to(self.device)
+
+    @property
+    def index(self) -> Tensor:
+        """ids as an int64 tensor on the device.  # [K]"""
+        return torch.from_numpy(self.ids).to(self.device)
+
+    def generator(self, *purpose: int | str) -> np.random.Generator:
+        """A keyed generator for a method's own draws in this round."""
+        return rng.generator(self.engine.seed, *purpose, self.round)
+
+    def random(self, purpose: str) -> rng.RowRandom:
+        """Keyed draws with one row per client of the cohort."""
+        base = rng.key(self.engine.seed, purpose, self.round)
+        return rng.RowRandom(torch.from_numpy(rng.client_keys(base, self.ids)).to(self.device))
+
+    # -- communication -----------------------------------------------------------------------------------
+    def broadcast(self, **tensors: Tensor) -> SimpleNamespace:
+        """Send the same tensors to every client of the cohort; returns what they see."""
+        self.ledger.bytes_down += len(self) * sum(_bytes(t) for t in tensors.values())
+        return SimpleNamespace(**tensors)
+
+    def download(self, **tensors: Tensor) -> SimpleNamespace:
+        """Send each client its own row of tensors [K, ...]; returns what they see."""
+        self._rows_only("download", tensors)
+        self.ledger.bytes_down += sum(_bytes(t) for t in tensors.values())
+        return SimpleNamespace(**tensors)
+
+    def upload(self, **tensors: Tensor) -> SimpleNamespace:
+        """Every client sends its row of tensors [K, ...]; returns what the server sees."""
+        self._rows_only("upload", tensors)
+        self.ledger.bytes_up += sum(_bytes(t) for t in tensors.values())
+        return SimpleNamespace(**tensors)
+
+    def _rows_only(self, what: str, tensors: dict[str, Tensor]) -> None:
+        for name, t in tensors.items():
+            if len(t) != len(self):
+                raise ValueError(f"{what}({name}=...): {len(t)} rows for {len(self)} clients")
+
+    # -- training ----------------------------------------------------------------------------------------
+    def train(self, start: Tensor, *, step: Callable[[Step, Batch], None] | None = None,
+              extra_grad: Callable[[Step], Tensor] | None = None, loss: Loss | None = None,
+              columns: Columns | None = None, epochs: int | None = None, steps: int | None = None,
+              lr: Rate | None = None, batch_size: int | None = None, drop_last: bool | None = None,
+              split: str = "train", key: str = "local", buffers: str = "theta",
+              optimizer: Optimizer | None = None, **state: Tensor) -> SimpleNamespace:
+        """Local training from start [P] or [K, P]; state: tensors [K, ...] that a step reads and changes.
+
+        step(s, batch) replaces "gradient, plus extra_grad(s), descend".  loss(s, rows, batch) -> [k, B] replaces
+        the task's.  columns: only these learn.  key: trainings of a round with the same key draw the same batches.
+        buffers: under whose name kept optimizer buffers are stored (a second personal row has its own).
+        Returns theta [K, P], every state, steps [K] float32, loss [K] (mean over steps), lr.
+        """
+        e, ids = self.engine, self.ids
+        optimizer = optimizer or e.optimizer
+        lr = optimizer.rate(self.round, self.rounds) if lr is None else lr
+        columns = self.model.trained if columns is None else columns & self.model.trained
+        plan = self._schedule(split, key, epochs if steps is None else None, steps, batch_size, drop_last)
+        order, counts = plan["order"], plan["counts"]
+        rows = start.expand(len(ids), -1) if start.dim() == 1 else start
+        out = {"theta": torch.empty(len(ids), rows.shape[1], device=self.device),
+               **{n: torch.empty_like(t) for n, t in state.items()}, "loss": torch.zeros(len(ids), device=self.device)}
+        kept = self._kept_memory(optimizer, buffers, rows.shape[1])
+        step_key = rng.key(e.seed, key, self.round)
+
+        def job(a: int, b: int) -> None:
+            mine = order[a:b]                                            # positions in ids, most steps first
+            where = torch.from_numpy(mine).to(self.device)
+            chunk = Chunk(ids[mine], rows[where].clone() if rows.stride(0) else rows[:b - a].clone(),
+                          {n: t[where].clone() for n, t in state.items()},
+                          {buffers_of: {n: t[where].clone() for n, t in m.items()}
+                           for buffers_of, m in kept.items()})
+            feed = Feed(self.federation, chunk.ids, plan["index"][:, a:b], counts[:, a:b], step_key)
+            rate = lr[where] if isinstance(lr, Tensor) else lr
+            train_chunk(e, chunk, feed, plan["steps"][a:b], rate, columns, step or plain_step(extra_grad), loss,
+                        step_key, optimizer)
+            out["theta"][where], out["loss"][where] = chunk.theta, chunk.loss
+            for n, t in chunk.state.items():
+                out[n][where] = t
+            for owner, m in kept.items():
+                for n in m:
+                    m[n][where] = chunk.memory[owner][n]
+
+        e.executor.run(job, len(ids))
+        self._keep_memory(kept, buffers)
+        self._account(plan, out["loss"], out["theta"])
+        taken = np.empty(len(ids), np.int64)
+        taken[order] = plan["steps"]
+        return SimpleNamespace(**out, steps=torch.from_numpy(taken).float().to(self.device), lr=lr)
+
+    def _schedule(self, split: str, key: str, epochs: int | None, steps: int | None, batch_size: int | None,
+                  drop_last: bool | None) -> dict[str, Any]:
+        """Which sample when: clients ordered by their number of steps, index [T, K, B], counts [T, K] (host)."""
+        e, part = self.engine, self.federation.splits[split]
+        sizes = np.asarray(part.sizes)[self.ids]
+        epochs = e.epochs if epochs is None and steps is None else epochs
+        position, counts = rng.batches(
+            rng.key(e.seed, "batches", key, self.round), self.ids, sizes, batch_size or e.batch_size,
+            epochs=epochs, steps=steps, drop_last=e.drop_last if drop_last is None else drop_last)
+        done = (counts > 0).sum(0)                                                         # [K]
+        order = np.argsort(-done, kind="stable")
+        begin = part.offsets[:-1][self.ids]
+        index = part.indices[np.minimum(begin[None, :, None] + position, max(len(part.indices) - 1, 0))]
+        return {"order": order, "index": index[:, order], "counts": counts[:, order], "steps": done[order]}
+
+    def _kept_memory(self, optimizer: Optimizer, owner: str, size: int) -> dict[str, dict[str, Tensor]]:
+        if optimizer.reset != "never" or not optimizer.buffers:
+            return {}
+        return {"theta": {b: self.engine.memory(owner, b, size)[self.ids] for b in optimizer.buffers}}
+
+    def _keep_memory(self, kept: dict[str, dict[str, Tensor]], owner: str) -> None:
+        for memory in kept.values():
+            for buffer, values in memory.items():
+                self.engine.memory(owner, buffer, values.shape[1])[self.ids] = values
+
+    def _account(self, plan: dict[str, Any], loss: Tensor, theta: Tensor) -> None:
+        self.ledger.steps += int(plan["steps"].sum())
+        self.ledger.samples += int(plan["counts"].sum())
+        trained = torch.from_numpy(np.sort(plan["order"][plan["steps"] > 0])).to(loss.device)
+        if len(trained):
+            finite = torch.isfinite(loss) & torch.isfinite(theta.sum(1))
+            if not bool(finite.all()):
+                self._stop(torch.nonzero(~finite)[0].item())
+            self.ledger.loss = float(loss[trained].mean())
+
+    def _stop(self, position: int | float) -> None:
+        raise RunError(f"the training loss of client {self.ids[int(position)]} is not finite in round {self.round + 1}: "
+                       f"optimizer.lr={self.engine.optimizer.lr:g} is probably too large")
+
+    # -- whole splits ------------------------------------------------------------------------------------
+    def gradient(self, rows: Tensor, split: str = "train", drop_last: bool = False) -> tuple[Tensor, Tensor]:
+        """Gradient [K, P] and mean loss [K] of rows [P] or [K, P] over a client's whole split.
+
+        drop_last: leave out the samples beyond the last full local batch, as some released codes do.
+        """
+        rows = rows.expand(len(self), -1) if rows.dim() == 1 else rows
+        out = torch.zeros(len(self), rows.shape[1], device=self.device)
+        losses = torch.zeros(len(self), device=self.device)
+
+        def block(where: Tensor, batch: Batch, share: Tensor) -> None:
+            parts = rows[where].split(self.model.sizes, dim=-1)
+            lead = (len(where),)
+            leaves = [p.detach().requires_grad_() for p in parts[:self._trained_parts()]]
+            with torch.enable_grad():
+                named = {n: p.view(*lead, *shape) for (n, shape), p in
+                         zip(self.model.shapes.items(), [*leaves, *parts[len(leaves):]])}
+                logits = self.model.predict_named(named, batch.x)
+                each = (self.engine.task.loss(logits, batch.y, batch.class_mask) * batch.weight).sum(1) * share
+                grads = torch.autograd.grad(each.sum(), leaves, materialize_grads=True)
+            losses[where] += each.detach()
+            at = 0
+            for g in grads:
+                g = g.flatten(1)
+                out[where, at:at + g.shape[1]] += g
+                at += g.shape[1]
+
+        self._blocks(block, split, drop_last, lambda where: _zero(where, out, losses))
+        return out, losses
+
+    def _trained_parts(self) -> int:
+        return len(self.model.sizes) - len(self.model.buffer_names)
+
+    def loss(self, rows: Tensor, split: str = "train") -> Tensor:
+        """Mean loss of rows [P], [K, P] or [K, M, P] over each client's whole split.  # [K] or [K, M]"""
+        if rows.dim() == 3:
+            return torch.stack([self.loss(rows[:, m], split) for m in range(rows.shape[1])], dim=1)
+        rows = rows.expand(len(self), -1) if rows.dim() == 1 else rows
+        losses = torch.zeros(len(self), device=self.device)
+
+        def block(where: Tensor, batch: Batch, share: Tensor) -> None:
+            logits = self.model.predict(rows[where], batch.x)
+            losses[where] += (self.engine.task.loss(logits, batch.y, batch.class_mask) * batch.weight).sum(1) * share
+
+        self._blocks(block, split, begin_with=lambda where: _zero(where, losses))
+        return losses
+
+    def forward(self, rows: Any, fn: Callable[[FlatModel, Any, Inputs], Tensor] | None = None,
+                split: str = "test") -> list[Tensor]:
+        """fn(model, rows [k, ...], inputs [k, b, ...]) -> [k, b, ...] over each client's whole split, in order.
+
+        rows: [P], [K, P], or a dict of such (cut to the chunk alike).  Returns one tensor [n_i, ...] per client.
+        """
+        fn = fn or (lambda model, r, x: model.predict(r, x))
+        shared = isinstance(rows, Tensor) and (rows.dim() == 1 or (len(self) > 1 and rows.stride(0) == 0))
+        if shared and self.federation.class_mask is None:
+            return self._forward_shared(rows if rows.dim() == 1 else rows[0], fn, split)
+        parts: list[list[Tensor]] = [[] for _ in self.ids]
+
+        def block(where: Tensor, batch: Batch, share: Tensor) -> None:
+            y = fn(self.model, _cut(rows, where), batch.x)
+            for i, position in enumerate(where.tolist()):
+                if batch.counts[i]:
+                    parts[position].append(y[i, :batch.counts[i]])
+
+        self._blocks(block, split, begin_with=lambda where: [parts[i].clear() for i in where.tolist()] and None)
+        return [torch.cat(p) if p else torch.zeros(0, device=self.device) for p in parts]
+
+    def _forward_shared(self, row: Tensor, fn: Callable, split: str) -> list[Tensor]:
+        """All clients hold one row: one unbatched pass over all their samples."""
+        part = self.federation.splits[split].select(self.ids)
+        index = torch.from_numpy(part.indices).to(self.device)
+        size = self.engine.eval_batch
+        pieces: list[Any] = [None] * -(-len(index) // size)
+
+        def job(a: int, b: int) -> None:
+            with torch.no_grad():
+                x, _ = self.federation.gather(index[None, a * size:(a + 1) * size])
+                pieces[a] = fn(self.model, row[None], x)[0]
+
+        self.engine.executor.run(job, len(pieces), pieces=True)
+        whole = torch.cat(pieces) if pieces else torch.zeros(0, device=self.device)
+        return list(whole.split(np.diff(part.offsets).tolist()))
+
+    def _blocks(self, visit: Callable[[Tensor, Batch, Tensor], None], split: str, drop_last: bool = False,
+                begin_with: Callable[[Tensor], None] | None = None) -> None:
+        """visit(where [k] positions, batch [k, b], share [k] of the client's samples) over whole splits, no grad.
+
+        begin_with(where) comes before a chunk's first block, and again if the chunk is halved and done anew.
+        """
+        part = self.federation.splits[split]
+        sizes = np.asarray(part.sizes)[self.ids]
+        if drop_last:
+            own = np.maximum(np.minimum(self.engine.batch_size, sizes), 1)
+            sizes = sizes // own * own
+        order = np.argsort(-sizes, kind="stable")
+        begin = part.offsets[:-1][self.ids]
+        width = self.engine.eval_batch
+
+        def job(a: int, b: int) -> None:
+            mine = order[a:b]
+            n = sizes[mine]
+            if begin_with is not None:
+                begin_with(torch.from_numpy(mine).to(self.device))
+            with torch.no_grad():
+                for at in range(0, int(n.max(initial=0)), width):
+                    mine_now = mine[n > at]                          # a prefix: sizes descend
+                    counts = np.minimum(sizes[mine_now] - at, width)
+                    slot = np.minimum(at + np.arange(counts.max()), sizes[mine_now][:, None] - 1)
+                    index = part.indices[begin[mine_now][:, None] + slot]
+                    batch = Feed(self.federation, self.ids[mine_now], index[None], counts[None])(0, len(mine_now))
+                    share = torch.from_numpy(counts / sizes[mine_now]).float().to(self.device)
+                    visit(torch.from_numpy(mine_now).to(self.device), batch, share)
+
+        self.engine.executor.run(job, len(self.ids))
+
+
+def _zero(where: Tensor, *tensors: Tensor) -> None:
+    for t in tensors:
+        t[where] = 0
+
+
+def _bytes(t: Tensor) -> int:
+    return t.numel() * t.element_size()
+
+
+def _cut(rows: Any, where: Tensor) -> Any:
+    if isinstance(rows, dict):
+        return {n: _cut(v, where) for n, v in rows.items()}
+    return rows[where] if rows.dim() > 1 else rows.expand(len(where), *rows.shape)
+

@@ -1,0 +1,86 @@
+"""What every client's model scores on its own samples: any method, all clients, in memory-bounded slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench import metrics
+from fedbench.algorithms.base import Algorithm
+from fedbench.cohort import Cohort, Engine
+from fedbench.flat import FlatModel
+
+SLICE_BYTES = 256 << 20          # of personalized rows held at a time
+
+
+def slices(engine: Engine, ids: np.ndarray) -> list[np.ndarray]:
+    """ids cut so that their rows fit in SLICE_BYTES."""
+    size = max(1, SLICE_BYTES // (4 * engine.model.size))
+    return [ids[a:a + size] for a in range(0, len(ids), size)]
+
+
+def personal(algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool, part: str = "test"
+             ) -> dict[str, np.ndarray]:
+    """Metrics of what each client would deploy, after round (from 0), on a split.  # each [len(ids)]"""
+    found = []
+    for some in slices(engine, ids):
+        cohort = Cohort(engine, some, round, "evaluation")
+        with torch.no_grad():
+            rows = algorithm.personalized(cohort, final)
+        found.append(score(cohort, rows, algorithm.predict, part))
+    return {name: np.concatenate([f[name] for f in found]) for name in found[0]}
+
+
+def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, part: str = "test") -> dict[str, np.ndarray]:
+    """Metrics of one row [P] on every client's split.  # each [len(ids)]"""
+    found = [score(Cohort(engine, some, round, "evaluation"), row, None, part) for some in slices(engine, ids)]
+    return {name: np.concatenate([f[name] for f in found]) for name in found[0]}
+
+
+def score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.ndarray]:
+    """per_client metrics of rows on a split of the cohort's clients."""
+    ragged = cohort.federation.splits[part].select(cohort.ids)
+    targets = cohort.federation.targets[torch.from_numpy(ragged.indices).to(cohort.device)]      # [n, ...]
+    mask = cohort.federation.class_mask
+    mask = None if mask is None else mask[cohort.index]                                          # [K, C]
+    if cohort.engine.task.name == "segmentation":
+        return _score_masks(cohort, rows, predict, part, ragged.offsets)
+    logits = torch.cat(cohort.forward(rows, predict, part))                                      # [n, C]
+    per_sample = None if mask is None else mask[torch.from_numpy(np.repeat(np.arange(len(cohort)), ragged.sizes))
+                                                .to(cohort.device)]                              # [n, C]
+    loss = _loss(cohort, logits, targets, per_sample)
+    return metrics.per_client(cohort.engine.task.name, logits.cpu().numpy(), targets.cpu().numpy(), ragged.offsets,
+                              loss.cpu().numpy(), None if mask is None else mask.cpu().numpy())
+
+
+def _loss(cohort: Cohort, logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+    """Per-sample loss, each sample as a batch of one where classes are masked.  # [n]"""
+    if not len(logits):
+        return logits.new_zeros(0)
+    if mask is None:
+        return cohort.engine.task.loss(logits, targets)
+    return cohort.engine.task.loss(logits[:, None], targets[:, None], mask)[:, 0]
+
+
+def _score_masks(cohort: Cohort, rows: Any, predict: Any, part: str, offsets: np.ndarray) -> dict[str, np.ndarray]:
+    """Segmentation: only pixel counts leave a block, never the masks' logits."""
+    predict = predict or FlatModel.predict
+    counts, losses = [], []
+    for i in range(len(cohort)):
+        one = Cohort(cohort.engine, cohort.ids[i:i + 1], cohort.round, cohort.purpose)
+        where = torch.tensor([i], device=cohort.device)
+        row = rows if isinstance(rows, Tensor) and rows.dim() == 1 else _row(rows, where)
+        logits = one.forward(row, predict, part)[0]                                              # [n_i, C, H, W]
+        index = torch.from_numpy(cohort.federation.splits[part][cohort.ids[i]]).to(cohort.device)
+        targets = cohort.federation.targets[index]
+        losses.append(cohort.engine.task.loss(logits, targets).cpu().numpy())
+        counts.append(metrics.segmentation_counts(logits.cpu().numpy(), targets.cpu().numpy()))
+    joined = metrics.SegmentationCounts(*(np.concatenate(column) for column in zip(*counts)))
+    return metrics.per_client("segmentation", joined, None, offsets, np.concatenate(losses))
+
+
+def _row(rows: Any, where: Tensor) -> Any:
+    return {n: _row(v, where) for n, v in rows.items()} if isinstance(rows, dict) else rows[where]

@@ -1,0 +1,103 @@
+"""How the work of a cohort is cut and run.  Methods never see this room; results do not depend on it.
+
+A cohort is cut into chunks of clients; a chunk is computed with batched operations over its clients; chunks
+run one after the other or in threads.  So `loop` is chunks of one, `vmap` is one chunk, `threads` is chunks of
+one (or more) in as many Python threads as there are cores, each with one intra-op thread: the kernels release
+the interpreter lock, and spinning OpenMP threads are avoided.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+import torch
+
+log = logging.getLogger(__name__)
+NAMES = ("loop", "threads", "vmap")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """name; chunk: clients per chunk (0: all); workers: chunks at a time; intra: torch threads inside a chunk."""
+
+    name: str
+    chunk: int
+    workers: int
+    intra: int
+
+    def __str__(self) -> str:
+        size = "all clients" if self.chunk == 0 else f"{self.chunk} client{'s' * (self.chunk > 1)}"
+        return f"{self.name}: {size} a chunk, {self.workers} at a time, {self.intra} intra-op thread(s)"
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def plans(name: str, chunk: int | None, threads: int | None, device: torch.device, cohort: int) -> list[Plan]:
+    """The candidates for hardware.executor (one unless auto) for a cohort of that many clients."""
+    n = threads or cores()
+    known = {"loop": [Plan("loop", 1, 1, threads or 1)],
+             "threads": [Plan("threads", chunk or 1, n, 1)],
+             "vmap": [Plan("vmap", chunk or 0, 1, 1)]}
+    if name != "auto":
+        return known[name]
+    if device.type != "cpu":
+        return [*known["vmap"], *known["loop"]]
+    # more than one intra-op thread on small operations waits for spinning threads: up to 100 times slower whenever
+    # another process runs, so it is a candidate only where clients cannot fill the cores
+    return [*known["vmap"], *known["threads"], *([Plan("loop", 1, 1, n)] if cohort < n else [])]
+
+
+class Executor:
+    """Runs job(start, stop) for every chunk of K clients."""
+
+    def __init__(self, plan: Plan, device: torch.device):
+        self.plan, self.device = plan, device
+        self.chunk = plan.chunk
+        self.pool = ThreadPoolExecutor(plan.workers, "clients") if plan.workers > 1 else None
+
+    def run(self, job: Callable[[int, int], None], count: int, pieces: bool = False) -> None:
+        """Call job on [0, count) cut into chunks.  A chunk that does not fit in memory is halved and run again,
+        so a job must leave its inputs alone and write its results last.  pieces: single items, always."""
+        if count == 0:
+            return
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.plan.intra)
+        size = 1 if pieces else self.chunk or count
+        edges = [(a, min(a + size, count)) for a in range(0, count, size)]
+        if self.pool is not None and len(edges) > 1:
+            for done in [self.pool.submit(self._fit, job, a, b) for a, b in edges]:
+                done.result()
+        else:
+            for a, b in edges:
+                self._fit(job, a, b)
+
+    def _fit(self, job: Callable[[int, int], None], a: int, b: int) -> None:
+        try:
+            job(a, b)
+        except (torch.OutOfMemoryError, MemoryError):
+            if b - a == 1:
+                raise
+            half = (b - a + 1) // 2
+        else:
+            return
+        self.chunk = min(self.chunk or half, half)
+        log.warning("out of memory with %d clients at once: going on with %d", b - a, half)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        for start in range(a, b, half):
+            self._fit(job, start, min(start + half, b))
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def state(self) -> dict:
+        """The plan as plain values, stored with the run so that a resumed run computes the same way."""
+        return asdict(self.plan) | {"chunk": self.chunk}

@@ -1,0 +1,61 @@
+"""Fine-tuning at evaluation, for any method: what a client would deploy is trained a little more, and thrown away.
+
+FedAvg-FT is `algorithm=fedavg finetune.epochs=5`.  Nothing is sent and no state changes.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.cohort import Cohort
+from fedbench.federation import Federation, Inputs
+from fedbench.flat import FlatModel
+from fedbench.optim import Optimizer
+from fedbench.rows import RowStore
+
+
+class FineTuned(Algorithm):
+    """inner, with epochs of plain local training (fresh optimizer; lr None: the optimizer's) on the column group
+    `part` ("all": every trained column), at every evaluation or (when="end") only after the last round."""
+
+    def __init__(self, inner: Algorithm, epochs: int, lr: float | None, when: str, part: str):
+        self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, lr, when, part
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        self.inner.check(federation, model, optimizer)
+        if self.part != "all":
+            model.group(self.part, "finetune.part")
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        self.inner.setup(federation, model, rows)
+
+    def round(self, cohort: Cohort) -> None:
+        self.inner.round(cohort)
+
+    def personalized(self, cohort: Cohort, final: bool) -> Any:
+        rows = self.inner.personalized(cohort, final)
+        if self.when == "end" and not final:
+            return rows
+        optimizer = copy.copy(cohort.engine.optimizer)
+        optimizer.reset = "round"
+        columns = None if self.part == "all" else cohort.model.columns[self.part]
+        start = rows["theta"] if isinstance(rows, dict) else rows
+        tuned = cohort.train(start, epochs=self.epochs, lr=self.lr, columns=columns, key="finetune",
+                             optimizer=optimizer).theta
+        return {**rows, "theta": tuned} if isinstance(rows, dict) else tuned
+
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        return self.inner.predict(model, rows, inputs)
+
+    def global_row(self) -> Tensor | None:
+        return self.inner.global_row()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.inner.load_state_dict(state)

@@ -1,0 +1,246 @@
+"""nn.Module <-> row vector: a model with P numbers is a row [P], a cohort of k models is [k, P].
+
+The row is [trained | extras | buffers].  Trained: the module's parameters that require a gradient, in order.
+Extras: columns a method adds (`extend`).  Buffers: float buffers such as BatchNorm's running statistics; they
+travel and are averaged, and are never differentiated.  Integer counters and frozen parameters stay outside the
+row, held once.
+
+`Columns` is a named choice of columns: FedPer shares model.columns["base"] and keeps model.columns["head"].
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.network import Call, trace
+from fedbench.options import ConfigError, require
+
+
+class Columns:
+    """A set of columns of a row, as merged slices.  Empty sets are allowed and mean no column."""
+
+    def __init__(self, slices: Iterable[tuple[int, int]]):
+        self.slices = _merge(slices)
+        self.size = sum(b - a for a, b in self.slices)
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The chosen columns.  [..., P] -> [..., size], a copy unless it is one slice."""
+        if len(self.slices) == 1:
+            return rows[..., self.slices[0][0]:self.slices[0][1]]
+        return torch.cat([rows[..., a:b] for a, b in self.slices] or [rows[..., :0]], dim=-1)
+
+    def put(self, rows: Tensor, values: Tensor) -> Tensor:
+        """A copy of rows [..., P] with the chosen columns replaced by values [..., size]."""
+        lead = torch.broadcast_shapes(rows.shape[:-1], values.shape[:-1])
+        out, at = rows.expand(*lead, rows.shape[-1]).clone(), 0
+        for a, b in self.slices:
+            out[..., a:b] = values[..., at:at + b - a]
+            at += b - a
+        return out
+
+    def __and__(self, other: Columns) -> Columns:
+        return Columns((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices
+                       if max(a, c) < min(b, d))
+
+    def __or__(self, other: Columns) -> Columns:
+        return Columns([*self.slices, *other.slices])
+
+    def rest(self, size: int) -> Columns:
+        """The columns of a row of `size` numbers that are not among these."""
+        edges = [0, *(edge for span in self.slices for edge in span), size]
+        return Columns(zip(edges[::2], edges[1::2]))
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for a, b in sorted(s for s in slices if s[0] < s[1]):
+        if merged and a <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
+        else:
+            merged.append((a, b))
+    return merged
+
+
+class FlatModel:
+    """A module seen as rows.  size: P; trained: the columns that learn; columns: named groups.
+
+    columns: {group: [pattern, ...]}, patterns of parameter names (fnmatch), or "type:*Norm*" for all parameters
+    of modules of such a class.  A pattern that matches nothing is refused.
+    """
+
+    def __init__(self, module: nn.Module, columns: Mapping[str, Sequence[str]] | None = None,
+                 device: torch.device | str = "cpu"):
+        self.module = module.to(device).eval()
+        self.device = torch.device(device)
+        self._local = threading.local()
+        self._extras: dict[str, Tensor] = {}
+        self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
+        self.program = trace(module)
+        self.batch_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        self._lay_out()
+
+    # -- layout ------------------------------------------------------------------------------------------
+    def _lay_out(self) -> None:
+        trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
+        self._initial = {**trained, **self._extras, **buffers}
+        self.shapes = {n: t.shape for n, t in self._initial.items()}
+        self.sizes = [t.numel() for t in self._initial.values()]
+        self.size = sum(self.sizes)
+        self._learns = sum(t.numel() for t in {**trained, **self._extras}.values())
+        self.buffer_names = list(buffers)
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        self.spans = {n: (end - size, end) for n, end, size in zip(self.shapes, ends, self.sizes)}
+        self.trained, self.all = Columns([(0, self._learns)]), Columns([(0, self.size)])
+        self.columns = {group: Columns(span for n, span in self.spans.items() if self._chosen(n, patterns))
+                        for group, patterns in self._patterns.items()}
+        self._frozen = {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
+        self._refuse_dead_patterns()
+
+    def _chosen(self, name: str, patterns: Sequence[str]) -> bool:
+        owner = type(self.module.get_submodule(name.rpartition(".")[0])).__name__ \
+            if name not in self._extras else ""
+        return any(fnmatch.fnmatch(owner, p[5:]) if p.startswith("type:") else fnmatch.fnmatch(name, p)
+                   for p in patterns)
+
+    def _refuse_dead_patterns(self) -> None:
+        for group, patterns in self._patterns.items():
+            for pattern in patterns:
+                hit = any(self._chosen(n, [pattern]) for n in self.spans)
+                # a body without parameters (a logistic model's) is a legitimate empty group
+                require(hit or pattern.endswith(".*") or pattern.startswith("*") or pattern.startswith("type:"),
+                        f"model.columns.{group}: the pattern {pattern!r} matches no parameter; "
+                        f"the parameters are {', '.join(self.spans)}")
+
+    def without(self, name: str) -> Columns:
+        """Every column, buffers included, that is not in the group: without("head") is the base."""
+        return self.columns[name].rest(self.size)
+
+    def group(self, name: str, needed_by: str) -> Columns:
+        """columns[name], or one sentence saying that this model declares no such group."""
+        if name not in self.columns:
+            raise ConfigError(f"{needed_by} needs the column group {name!r}, which this model does not declare: "
+                              f"add it under model.columns (it has {', '.join(self.columns) or 'none'})")
+        return self.columns[name]
+
+    def extend(self, **extras: str | Tensor) -> None:
+        """Add columns: name="copy:prefix" copies the parameters under prefix, a tensor is taken as it is.
+
+        extend(head2="copy:head") adds head2.weight and head2.bias.  They belong to the group of the same name.
+        """
+        for name, source in extras.items():
+            if isinstance(source, Tensor):
+                self._extras[name] = source.detach().clone().to(self.device)
+            else:
+                prefix = source.removeprefix("copy:") + "."
+                self._extras |= {f"{name}.{n.removeprefix(prefix)}": p.detach().clone()
+                                 for n, p in self.module.named_parameters() if n.startswith(prefix)}
+            self._patterns[name] = [name, f"{name}.*"]
+        self._lay_out()
+
+    def init_row(self) -> Tensor:
+        """The module's own initialization as a row.  # [P]"""
+        return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
+
+    def named(self, rows: Tensor) -> dict[str, Tensor]:
+        """Views of rows [..., P] by parameter name, each [..., *shape]."""
+        lead = rows.shape[:-1]
+        parts = rows.split(self.sizes, dim=-1)
+        return {n: part.view(*lead, *shape) for (n, shape), part in zip(self.shapes.items(), parts)}
+
+    def state_dict(self, row: Tensor) -> dict[str, Tensor]:
+        """A row [P] as the module's state_dict, for plain PyTorch: module.load_state_dict(..., strict=False)."""
+        return {n: t.clone() for n, t in self.named(row).items() if n not in self._extras}
+
+    # -- forward -----------------------------------------------------------------------------------------
+    def forward(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None,
+                until: str | None = None) -> Tensor:
+        """Logits of row [P] on [B, ...], or of rows [k, P] on [k, B, ...].  until="head": the features before it."""
+        return self.apply(self.named(rows), inputs, rows.dim() == 2, call or Call(), until)
+
+    def predict(self, rows: Tensor, inputs: Tensor | dict[str, Tensor]) -> Tensor:
+        """Logits in evaluation mode: [B, ...] of row [P], [k, B, ...] of rows [k, P]."""
+        return self.forward(rows, inputs)
+
+    def predict_named(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor]) -> Tensor:
+        """predict on k clients' parameters by name, each [k, *shape]."""
+        return self.apply(params, inputs, True, Call())
+
+    def features(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None) -> Tensor:
+        """What enters the module named head: [B, F] or [k, B, F]."""
+        return self.forward(rows, inputs, call, until="head")
+
+    def head(self, rows: Tensor, features: Tensor, name: str = "head") -> Tensor:
+        """The linear layer `name` (head, or an extra copy of it) of row [P] or rows [k, P] on features."""
+        named = self.named(rows)
+        weight, bias = named[f"{name}.weight"], named.get(f"{name}.bias")
+        out = features @ weight.transpose(-1, -2)
+        return out if bias is None else out + bias.unsqueeze(-2)
+
+    def apply(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
+              until: str | None = None) -> Tensor:
+        """forward on named parameters; float buffers among them are updated in place when call.train."""
+        if many and len(next(iter(params.values()))) == 1:                 # one client: the plain kernels
+            single = {n: p[0] for n, p in params.items()}
+            return self.apply(single, _first(inputs), False, call, until)[None]
+        if self.program is not None and isinstance(inputs, Tensor):
+            return self.program.run(params | self._spread(params, many), (inputs,), many, call, until)
+        return self._mapped(params, inputs, many, call, until)
+
+    def _spread(self, params: dict[str, Tensor], many: bool) -> dict[str, Tensor]:
+        if not many or not self._frozen:
+            return self._frozen
+        k = len(next(iter(params.values())))
+        return {n: p.expand(k, *p.shape) for n, p in self._frozen.items()}
+
+    def _mapped(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
+                until: str | None) -> Tensor:
+        """Any module, by functional_call, mapped over clients by torch.vmap."""
+        module = self._own_module(call.train)
+        own = {n: p for n, p in params.items() if n not in self._extras}
+        def one(p: dict[str, Tensor], x: Tensor | dict[str, Tensor]) -> Tensor:
+            if until is None:
+                return torch.func.functional_call(module, p, (x,))
+            return _until(module, until, lambda: torch.func.functional_call(module, p, (x,)))
+        if not many:
+            return one(own, inputs)
+        return torch.vmap(one, randomness="error")(own, inputs)
+
+    def _own_module(self, train: bool) -> nn.Module:
+        """This thread's copy: functional_call swaps parameters in the module, which threads cannot share."""
+        if not hasattr(self._local, "module"):
+            self._local.module = copy.deepcopy(self.module)
+            for m in self._local.module.modules():
+                if getattr(m, "num_batches_tracked", None) is not None:
+                    m.num_batches_tracked = None               # an integer counter is not part of the row
+        return self._local.module.train(train)
+
+
+class _Reached(Exception):
+    """Carries the input of the module at which a forward pass was to stop."""
+
+
+def _until(module: nn.Module, name: str, run) -> Tensor:
+    def stop(m: nn.Module, args: tuple) -> None:
+        raise _Reached(args[0])
+    handle = module.get_submodule(name).register_forward_pre_hook(stop)
+    try:
+        run()
+    except _Reached as reached:
+        return reached.args[0]
+    finally:
+        handle.remove()
+    raise ConfigError(f"the model never calls its module {name!r}")
+
+
+def _first(inputs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    return {n: x[0] for n, x in inputs.items()} if isinstance(inputs, dict) else inputs[0]

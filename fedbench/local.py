@@ -1,0 +1,340 @@
+"""Local training of a chunk of clients: the step loop, and what a method's step can ask for.
+
+A chunk is k >= 1 clients in descending order of their number of steps, so that those still training are a
+prefix.  `Step` (called s in methods) shows every state cut to that prefix; `Batch` carries padding as weight 0.
+A chunk sees only itself: chunks run one after the other, in threads or on other ranks, with equal results.
+
+Letters: k clients still training, P numbers of a row, B batch, T steps, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.federation import Federation, Inputs
+from fedbench.flat import Columns
+from fedbench.network import Call
+from fedbench.optim import Optimizer, Rate
+from fedbench.rng import RowRandom, client_keys, key
+
+if TYPE_CHECKING:
+    from fedbench.cohort import Engine
+
+Loss = Callable[["Step", Tensor, "Batch"], Tensor]       # (s, rows [k, P], batch) -> [k, B] or [k]
+BLOCK_BYTES = 16 << 20                                    # of gathered batches held ahead
+
+
+@dataclass
+class Batch:
+    """x [k, B, ...] (or a dict of such), y [k, B, ...], weight [k, B]: each client's weights sum to 1 over its real
+    samples, padding has 0.  counts: real samples per client, on the host [k].  class_mask [k, C] or None."""
+
+    x: Inputs
+    y: Tensor
+    weight: Tensor
+    counts: np.ndarray
+    class_mask: Tensor | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether no client's batch is padded."""
+        return bool((self.counts == self.weight.shape[1]).all())
+
+    @property
+    def real(self) -> Tensor:
+        """Which slots hold a sample.  # [k, B] bool"""
+        counts = torch.as_tensor(self.counts, device=self.weight.device)
+        return torch.arange(self.weight.shape[1], device=self.weight.device) < counts[:, None]
+
+    def split(self, parts: int) -> list[Batch]:
+        """Consecutive parts of every client's real samples, as equal as can be; a client with fewer samples than
+        parts leaves some of its parts empty (weight 0)."""
+        edges = [np.ceil(self.counts * i / parts).astype(int) for i in range(parts + 1)]
+        return [self.between(a, b) for a, b in zip(edges, edges[1:])]
+
+    def between(self, start: np.ndarray, stop: np.ndarray) -> Batch:
+        """The samples start[i] <= slot < stop[i] of client i, moved to the front of a narrower batch."""
+        counts = stop - start
+        width = int(counts.max(initial=1))
+        slot = torch.as_tensor(start, device=self.weight.device)[:, None] + torch.arange(
+            width, device=self.weight.device)                                             # [k, b]
+        real = torch.arange(width, device=self.weight.device) < torch.as_tensor(
+            counts, device=self.weight.device)[:, None]
+        slot = slot.clamp_max(self.weight.shape[1] - 1)
+        client = torch.arange(len(counts), device=self.weight.device)[:, None]
+        weight = self.weight[client, slot] * real
+        total = weight.sum(1, keepdim=True)
+        x = {n: v[client, slot] for n, v in self.x.items()} if isinstance(self.x, dict) else self.x[client, slot]
+        return Batch(x, self.y[client, slot], weight / total.clamp_min(1e-30), counts, self.class_mask)
+
+    def rows(self, which: Tensor, width: int) -> Batch:
+        """The chosen clients, cut to their first `width` samples."""
+        x = {n: v[which, :width] for n, v in self.x.items()} if isinstance(self.x, dict) \
+            else self.x[which, :width]
+        mask = None if self.class_mask is None else self.class_mask[which]
+        return Batch(x, self.y[which, :width], self.weight[which, :width], self.counts[which.cpu().numpy()], mask)
+
+
+class Feed:
+    """The batches of a chunk, gathered from the federation a block of steps at a time.
+
+    index [T, k, B] sample numbers (padding 0), counts [T, k] real ones; keys [k] seeds of augmentation.
+    """
+
+    def __init__(self, federation: Federation, ids: np.ndarray, index: np.ndarray, counts: np.ndarray,
+                 augment_key: int | None = None):
+        self.federation, self.counts = federation, counts
+        device = federation.device
+        self.index = torch.from_numpy(index).to(device)
+        slots = np.arange(index.shape[2])
+        weight = (slots < counts[..., None]) / np.maximum(counts, 1)[..., None]
+        self.weight = torch.from_numpy(weight.astype(np.float32)).to(device)                 # [T, k, B]
+        self.mask = None if federation.class_mask is None else federation.class_mask[torch.from_numpy(ids)]
+        self.augment = federation.augment if augment_key is not None else None
+        self.keys = torch.from_numpy(client_keys(augment_key or 0, ids)).to(device)
+        self.block = (0, 0)
+        self.x: Any = None
+        self.y: Any = None
+
+    def _load(self, t: int) -> None:
+        per_step = max(1, self.index[t].numel() * _sample_bytes(self.federation))
+        stop = min(len(self.index), t + max(1, BLOCK_BYTES // per_step))
+        active = int((self.counts[t] > 0).sum())
+        self.x, self.y = self.federation.gather(self.index[t:stop, :active])
+        if self.augment is not None:
+            self.x = torch.stack([self.augment(x, RowRandom(self.keys[:active] ^ key("step", t + i) >> 1))
+                                  for i, x in enumerate(self.x)])
+        self.block = (t, stop)
+
+    def __call__(self, t: int, k: int) -> Batch:
+        """Step t for the first k clients."""
+        if not self.block[0] <= t < self.block[1]:
+            self._load(t)
+        i = t - self.block[0]
+        x = {n: v[i, :k] for n, v in self.x.items()} if isinstance(self.x, dict) else self.x[i, :k]
+        return Batch(x, self.y[i, :k], self.weight[t, :k], self.counts[t, :k],
+                     None if self.mask is None else self.mask[:k])
+
+
+def _sample_bytes(federation: Federation) -> int:
+    inputs = federation.inputs.values() if isinstance(federation.inputs, dict) else [federation.inputs]
+    return sum(4 * x[0].numel() for x in inputs)
+
+
+@dataclass
+class Chunk:
+    """What one chunk starts from and leaves: rows of theta and of every named state, clients in chunk order."""
+
+    ids: np.ndarray                           # [k]
+    theta: Tensor                             # [k, P]
+    state: dict[str, Tensor]                  # each [k, ...]
+    memory: dict[str, dict[str, Tensor]]      # optimizer buffers by the name of the rows they belong to
+    loss: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+
+class Step:
+    """Inside a local step: states by name, cut to the k rows still training, and what can be computed on them.
+
+    s.theta [k, P] and every tensor passed to `train` as state: s.alpha, s.c_i, ... ; writing into them in place, or
+    assigning s.alpha = value, changes the state.  s.t: the step.  s.lr: the learning rate.  s.rng: keyed draws.
+    s.model, s.num_steps [k] (host): all local steps of each client.
+    """
+
+    def __init__(self, engine: Engine, chunk: Chunk, num_steps: np.ndarray, lr: Rate, columns: Columns,
+                 loss: Loss | None, step_key: int, optimizer: Optimizer):
+        put = object.__setattr__
+        for name, value in {"engine": engine, "model": engine.model, "chunk": chunk, "columns": columns, "lr": lr,
+                            "task": engine.task, "optimizer": optimizer, "all_steps": num_steps,
+                            "custom_loss": loss, "views": {}, "k": 0, "t": -1, "step_key": step_key, "pool": [], "drawn": 0, "plans": {}, "buffers": {}, "num_steps": num_steps,
+                            "keys": torch.from_numpy(client_keys(step_key, chunk.ids)).to(chunk.theta.device),
+                            }.items():
+            put(self, name, value)
+        chunk.loss = torch.zeros(len(chunk.ids), device=chunk.theta.device)
+        put(self, "rng", RowRandom(self.keys))
+
+    # -- states ------------------------------------------------------------------------------------------
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.__dict__["views"][name]
+        except KeyError:
+            raise AttributeError(f"this step has no state {name!r}; pass it to cohort.train as {name}=...") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.views:
+            raise AttributeError(f"{name!r} is no state of this step; pass it to cohort.train as {name}=...")
+        if value is not self.views[name]:
+            self.views[name].copy_(value)
+
+    def begin(self, t: int, k: int) -> None:
+        """Move to step t with k clients active."""
+        put = object.__setattr__
+        put(self, "t", t)
+        put(self, "drawn", 0)
+        put(self, "rng", RowRandom(self.keys[:k] ^ (key("t", t) >> 1)))
+        if k != self.k:
+            put(self, "k", k)
+            put(self, "views", {"theta": self.chunk.theta[:k], **{n: v[:k] for n, v in self.chunk.state.items()}})
+            put(self, "num_steps", self.all_steps[:k])
+
+    # -- what a method computes --------------------------------------------------------------------------
+    def grad(self, batch: Batch, rows: Tensor | None = None, loss: Loss | None = None,
+             columns: Columns | None = None) -> Tensor:
+        """Gradient of the batch loss at rows (default s.theta), zero outside the trained columns.  # [k, P]
+
+        loss(s, rows, batch) -> per-sample losses [k, B] (weighted here by batch.weight) or per-client ones [k].
+        The result lives until the next step.  Float buffers (BatchNorm) of rows are updated in place.
+        """
+        rows = self.theta if rows is None else rows
+        if self.model.batch_statistics and not batch.full:
+            return self._exact_sizes(batch, rows, loss or self.custom_loss, columns or self.columns)
+        grad, losses = self._differentiate(batch, rows, loss or self.custom_loss, columns or self.columns)
+        self._record(losses)
+        return grad
+
+    def _record(self, losses: Tensor) -> None:
+        if self.drawn == 1:                            # the first gradient of a step is the training loss
+            self.chunk.loss[:len(losses)] += losses
+
+    def _differentiate(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns
+                       ) -> tuple[Tensor, Tensor]:
+        parts = rows.detach().split(self.model.sizes, dim=-1)
+        wanted, everything = self._wanted(columns)
+        leaves = [p.requires_grad_() if w else p for p, w in zip(parts, wanted)]
+        with torch.enable_grad():
+            losses = self._losses(batch, rows, leaves, loss)
+            losses = (losses * batch.weight).sum(1) if losses.dim() == 2 else losses      # [k]
+            grads = torch.autograd.grad(losses.sum(), [p for p, w in zip(leaves, wanted) if w],
+                                        materialize_grads=True)
+        for name, value in self.buffers.items():
+            a, b = self.model.spans[name]
+            rows.detach()[..., a:b] = value.flatten(1)
+        return self._assemble(grads, wanted, everything, columns), losses.detach()
+
+    def _wanted(self, columns: Columns) -> tuple[list[bool], bool]:
+        """Which parameters need a gradient, and whether that is every trained column."""
+        if id(columns) not in self.plans:
+            wanted = [_overlaps(span, columns) for span in self.model.spans.values()]
+            self.plans[id(columns)] = (wanted, columns.slices == self.model.trained.slices)
+        return self.plans[id(columns)]
+
+    def _losses(self, batch: Batch, rows: Tensor, leaves: list[Tensor], loss: Loss | None) -> Tensor:
+        if loss is not None:
+            return loss(self, torch.cat(leaves, dim=-1), batch)
+        lead = rows.shape[:-1]
+        params = {n: p.view(*lead, *shape) for (n, shape), p in zip(self.model.shapes.items(), leaves)}
+        return self.task.loss(self._run(params, batch, None), batch.y, batch.class_mask)
+
+    def _run(self, params: dict[str, Tensor], batch: Batch, until: str | None) -> Tensor:
+        if self.model.buffer_names:                    # the forward pass updates a copy, kept with the gradient
+            self.buffers.update({n: params[n].detach().clone() for n in self.model.buffer_names})
+            params = params | self.buffers
+        return self.model.apply(params, batch.x, True, Call(True, self.rng.keys), until)
+
+    def _assemble(self, grads: tuple[Tensor, ...], wanted: list[bool], everything: bool, columns: Columns) -> Tensor:
+        """One [k, P] tensor, from a pool that is reused every step."""
+        out = self._from_pool()
+        if everything:
+            learns = self.model.trained.size
+            torch.cat([g.flatten(1) for g in grads], dim=1, out=out[:, :learns] if learns < out.shape[1] else out)
+            return out
+        out.zero_()
+        kept = iter(grads)
+        for (a, b), w in zip(self.model.spans.values(), wanted):
+            if w:
+                g = next(kept).flatten(1)
+                for c, d in (columns & Columns([(a, b)])).slices:
+                    out[:, c:d] = g[:, c - a:d - a]
+        return out
+
+    def _from_pool(self) -> Tensor:
+        if self.drawn == len(self.pool):
+            self.pool.append(torch.zeros_like(self.chunk.theta))
+        object.__setattr__(self, "drawn", self.drawn + 1)
+        return self.pool[self.drawn - 1][:self.k]
+
+    def _exact_sizes(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns) -> Tensor:
+        """Models with batch statistics: clients grouped by batch size, so that no padding enters the statistics."""
+        whole = self._from_pool()
+        losses = torch.zeros(len(rows), device=rows.device)
+        for size in np.unique(batch.counts):
+            which = torch.from_numpy(np.flatnonzero(batch.counts == size)).to(rows.device)
+            own = rows[which]
+            whole[which], losses[which] = self._only(which)._differentiate(
+                batch.rows(which, int(size)), own, loss, columns)
+            rows[which] = own                                   # the buffers that the forward pass updated
+        self._record(losses)
+        return whole
+
+    def _only(self, which: Tensor) -> Step:
+        """This step seen by some of its clients, for reading."""
+        chosen = which.cpu().numpy()
+        chunk = Chunk(self.chunk.ids[chosen], self.theta[which], {n: v[which] for n, v in self.views.items()
+                                                                  if n != "theta"}, {})
+        sub = Step(self.engine, chunk, self.num_steps[chosen], self.lr, self.columns, self.custom_loss,
+                   self.step_key, self.optimizer)
+        sub.begin(self.t, len(chosen))
+        return sub
+
+    def forward(self, rows: Tensor, batch: Batch) -> Tensor:
+        """Logits of rows [k, P] on the batch; differentiable inside a loss.  # [k, B, C]"""
+        return self._run(self.model.named(rows), batch, None)
+
+    def features(self, rows: Tensor, batch: Batch) -> Tensor:
+        """What enters the head.  # [k, B, F]"""
+        return self._run(self.model.named(rows), batch, "head")
+
+    def task_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The task's per-sample loss.  # [k, B]"""
+        return self.task.loss(logits, batch.y, batch.class_mask)
+
+    def descend(self, grad: Tensor, name: str = "theta", lr: Rate | None = None, columns: Columns | None = None
+                ) -> None:
+        """One step of the configured optimizer on the named rows, in the trained columns (or these ones).
+
+        The rows' buffers are their own.  Columns that are not named stand still, momentum included.
+        """
+        rows, columns = self.views[name], columns or self.columns
+        memory = self.chunk.memory.setdefault(name, {})
+        for buffer in self.optimizer.buffers:
+            if buffer not in memory:
+                whole = self.chunk.theta if name == "theta" else self.chunk.state[name]
+                memory[buffer] = self.optimizer.new(buffer, whole)
+        rate = self.lr if lr is None else lr
+        grad = self.optimizer.clipped(grad)
+        for a, b in columns.slices:
+            cut = {n: m[:self.k, a:b] if m.shape[1] > 1 else m[:self.k] for n, m in memory.items()}
+            self.optimizer.update(rows[:, a:b], grad[:, a:b], cut, rate)
+
+
+def _overlaps(span: tuple[int, int], columns: Columns) -> bool:
+    return any(max(a, span[0]) < min(b, span[1]) for a, b in columns.slices)
+
+
+def train_chunk(engine: Engine, chunk: Chunk, feed: Feed, num_steps: np.ndarray, lr: Rate, columns: Columns,
+                step: Callable[[Step, Batch], None], loss: Loss | None, step_key: int, optimizer: Optimizer) -> None:
+    """Run all local steps of a chunk, in place.  num_steps [k] descending, on the host."""
+    s = Step(engine, chunk, num_steps, lr, columns, loss, step_key, optimizer)
+    active = (num_steps[None] > np.arange(int(num_steps.max(initial=0)))[:, None]).sum(1)      # [T]
+    with torch.no_grad():
+        for t, k in enumerate(active.tolist()):
+            s.begin(t, k)
+            step(s, feed(t, k))
+        chunk.loss /= torch.from_numpy(np.maximum(num_steps, 1)).to(chunk.loss)
+
+
+def plain_step(extra_grad: Callable[[Step], Tensor] | None) -> Callable[[Step, Batch], None]:
+    """Gradient of the loss, plus extra_grad(s) [k, P] in the trained columns, then descend."""
+    def step(s: Step, batch: Batch) -> None:
+        g = s.grad(batch)
+        if extra_grad is not None:
+            extra = extra_grad(s)
+            for a, b in s.columns.slices:
+                g[:, a:b] += extra[:, a:b]
+        s.descend(g)
+    return step

@@ -1,0 +1,128 @@
+"""Client optimizers as operations on rows: theta [k, P] and its buffers change in place.
+
+The same arithmetic as torch.optim, one row per client.  Buffers live for a round (`reset: round`) or with the
+client from one participation to the next (`reset: never`); the papers differ, so experiments say which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.options import NonNegative, Positive, Probability
+
+Memory = dict[str, Tensor]          # buffer name -> [k, P] (or [k, 1])
+Rate = float | Tensor               # one learning rate, or one per row [k, 1]
+
+
+class Schedule:
+    """Learning-rate factor as a function of the round: warmup rounds of linear growth, then `name`.
+
+    constant 1; exponential gamma**r; linear and cosine from 1 to `final` at the last round.
+    """
+
+    def __init__(self, name: Literal["constant", "cosine", "linear", "exponential"] = "constant",
+                 warmup: int = 0, gamma: float = 1.0, final: float = 0.0):
+        self.name, self.warmup, self.gamma, self.final = name, warmup, gamma, final
+
+    def __call__(self, round: int, total: int) -> float:
+        """round counts from 0."""
+        if round < self.warmup:
+            return (round + 1) / (self.warmup + 1)
+        r = round - self.warmup
+        share = r / max(total - self.warmup - 1, 1)
+        return {"constant": 1.0, "exponential": self.gamma ** r,
+                "linear": 1 - (1 - self.final) * share,
+                "cosine": self.final + (1 - self.final) * (1 + math.cos(math.pi * share)) / 2}[self.name]
+
+
+class Optimizer:
+    """lr, schedule, reset and clipping; a subclass says how a gradient moves a row.
+
+    clip: largest l2 norm of a client's gradient (None: no clipping).
+    """
+
+    plain = False            # theta -= lr * gradient and nothing else (SCAFFOLD requires it)
+    buffers: tuple[str, ...] = ()
+
+    def __init__(self, lr: float, reset: str, clip: float | None, schedule: Mapping | None):
+        self.lr, self.reset, self.clip = lr, reset, clip
+        self.schedule = Schedule(**(schedule or {}))
+
+    def rate(self, round: int, total: int) -> float:
+        return self.lr * self.schedule(round, total)
+
+    def new(self, name: str, theta: Tensor) -> Tensor:
+        """A fresh buffer for rows theta [k, P]."""
+        return torch.zeros_like(theta)
+
+    def clipped(self, grad: Tensor) -> Tensor:
+        if self.clip is None:
+            return grad
+        norm = grad.norm(dim=1, keepdim=True)                                      # [k, 1]
+        return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
+
+    def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
+        """Move theta [k, p] in place; grad [k, p] may be overwritten; memory holds self.buffers, [k, p] each."""
+        raise NotImplementedError
+
+
+def _descend(theta: Tensor, direction: Tensor, lr: Rate) -> None:
+    if isinstance(lr, Tensor):
+        theta.sub_(direction * lr)
+    else:
+        theta.add_(direction, alpha=-lr)
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum, weight decay and Nesterov's variant."""
+
+    def __init__(self, lr: Positive, momentum: Probability = 0.0, weight_decay: NonNegative = 0.0,
+                 nesterov: bool = False, reset: Literal["round", "never"] = "round",
+                 clip: Positive | None = None, schedule: dict | None = None):
+        super().__init__(lr, reset, clip, schedule)
+        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
+        self.buffers = ("momentum",) if momentum else ()
+        self.plain = not momentum and not weight_decay and clip is None
+
+    def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
+        if self.weight_decay:
+            grad = grad.add_(theta, alpha=self.weight_decay)
+        if self.momentum:
+            velocity = memory["momentum"].mul_(self.momentum).add_(grad)
+            grad = grad.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+        _descend(theta, grad, lr)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, ICLR 2015); `decoupled` decay is AdamW's (Loshchilov and Hutter, ICLR 2019)."""
+
+    buffers = ("first", "second", "count")
+
+    def __init__(self, lr: Positive, beta1: Probability = 0.9, beta2: Probability = 0.999,
+                 eps: Positive = 1e-8, weight_decay: NonNegative = 0.0, decoupled: bool = False,
+                 reset: Literal["round", "never"] = "round", clip: Positive | None = None,
+                 schedule: dict | None = None):
+        super().__init__(lr, reset, clip, schedule)
+        self.betas, self.eps = (beta1, beta2), eps
+        self.weight_decay, self.decoupled = weight_decay, decoupled
+
+    def new(self, name: str, theta: Tensor) -> Tensor:
+        return torch.zeros_like(theta[:, :1]) if name == "count" else torch.zeros_like(theta)
+
+    def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
+        b1, b2 = self.betas
+        if self.weight_decay and self.decoupled:
+            theta.sub_(theta * (lr * self.weight_decay))
+        elif self.weight_decay:
+            grad = grad.add_(theta, alpha=self.weight_decay)
+        count = memory["count"].add_(1)                                            # [k, 1]
+        first = memory["first"].mul_(b1).add_(grad, alpha=1 - b1)
+        second = memory["second"].mul_(b2).addcmul_(grad, grad, value=1 - b2)
+        scale = (1 - b2 ** count).sqrt()
+        step = first / (second.sqrt() / scale + self.eps) / (1 - b1 ** count)
+        _descend(theta, step, lr)

@@ -1,0 +1,128 @@
+"""Keyed randomness: every draw is a function of (seed, purpose, round, client, step), never of order.
+
+Two forms.  `generator` and `torch_generator` are ordinary generators for one keyed purpose.  `bits`
+and `RowRandom` are counter based (SplitMix64, Steele et al., OOPSLA 2014): the draws of thousands of
+clients come from one vectorized hash, equal to the draws each client would get alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GAMMA, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MASK = (1 << 64) - 1
+
+
+def key(*parts: int | str) -> int:
+    """A 64-bit key for a purpose: key(seed, "cohort", round)."""
+    text = "\x1f".join(f"{type(p).__name__[0]}{p}" for p in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def generator(*parts: int | str) -> np.random.Generator:
+    """A NumPy generator of its own for one purpose."""
+    return np.random.Generator(np.random.Philox(key=key(*parts)))
+
+
+def torch_generator(*parts: int | str) -> torch.Generator:
+    """A CPU torch generator of its own for one purpose."""
+    return torch.Generator().manual_seed(key(*parts) >> 1)
+
+
+def bits(base: int, *counters: np.ndarray) -> np.ndarray:
+    """Uniform uint64 for every combination of the broadcast counters; each is hashed in turn."""
+    with np.errstate(over="ignore"):
+        state = np.uint64(base)
+        for counter in counters:
+            state = _mix(state + np.asarray(counter).astype(np.uint64) * np.uint64(GAMMA))
+    return state
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = z + np.uint64(GAMMA)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
+    return z ^ (z >> np.uint64(31))
+
+
+def client_keys(base: int, ids: np.ndarray) -> np.ndarray:
+    """One int64 key per client, for RowRandom.  # [K]"""
+    return bits(base, ids).view(np.int64)
+
+
+class RowRandom:
+    """Random tensors with a leading client axis; row i depends on keys[i] and the number of the call only.
+
+    keys: int64 [k] on the device where the draws are wanted.
+    """
+
+    def __init__(self, keys: Tensor):
+        self.keys, self.calls = keys, 0
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform in [0, 1), float32 with 24 random bits.  # [k, *shape]"""
+        self.calls += 1
+        n = math.prod(shape)
+        counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)      # [n]
+        z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)                     # [k, n]
+        return (_shift(z, 40).float() / (1 << 24)).view(len(self.keys), *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal (Box-Muller).  # [k, *shape]"""
+        radius = (1 - self.uniform(*shape)).log().mul(-2).sqrt()
+        return radius * (2 * math.pi * self.uniform(*shape)).cos()
+
+
+def _signed(c: int) -> int:
+    return c - (1 << 64) if c >> 63 else c
+
+
+def _shift(z: Tensor, n: int) -> Tensor:
+    return (z >> n) & ((1 << (64 - n)) - 1)          # torch shifts int64 arithmetically
+
+
+def _mix_torch(z: Tensor) -> Tensor:
+    z = z + _signed(GAMMA)
+    z = (z ^ _shift(z, 30)) * _signed(MIX1)
+    z = (z ^ _shift(z, 27)) * _signed(MIX2)
+    return z ^ _shift(z, 31)
+
+
+def batches(base: int, ids: np.ndarray, sizes: np.ndarray, batch_size: int, *, epochs: int | None = None,
+            steps: int | None = None, drop_last: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Which samples every client takes at every local step: shuffled anew each epoch.
+
+    ids, sizes [K]: the clients and their numbers of samples.  B_i = min(batch_size, n_i), as the PFL papers do.
+    Returns positions [T, K, B] within each client's list (padding: 0) and counts [T, K], how many of the B are
+    real; a client whose work is done has count 0.  Exactly one of epochs and steps is given.
+    """
+    sizes = np.asarray(sizes, dtype=np.int64)
+    own = np.minimum(batch_size, sizes)                                              # [K]
+    per_epoch = np.where(sizes == 0, 0, sizes // np.maximum(own, 1) if drop_last
+                         else -(-sizes // np.maximum(own, 1)))                       # [K]
+    total = per_epoch * epochs if steps is None else np.where(sizes == 0, 0, steps)  # [K]
+    rounds_over = int(np.max(-(-total // np.maximum(per_epoch, 1)), initial=0))      # epochs begun
+    width, longest = int(own.max(initial=1)), int(sizes.max(initial=0))
+    order = np.stack([_permutations(base, ids, sizes, longest, e) for e in range(rounds_over)]) \
+        if rounds_over else np.zeros((0, len(ids), longest), np.int64)               # [E, K, n]
+    t = np.arange(int(total.max(initial=0)))[:, None]                                # [T, 1]
+    epoch, place = np.divmod(t, np.maximum(per_epoch, 1))                            # [T, K]
+    limit = np.where(drop_last, per_epoch * own, sizes)                              # [K]
+    position = place[..., None] * own[:, None] + np.arange(width)                    # [T, K, B]
+    real = (np.arange(width) < own[:, None]) & (position < limit[:, None]) & (t < total)[..., None]
+    client = np.arange(len(ids))[:, None]
+    picked = order[np.minimum(epoch, max(rounds_over - 1, 0))[..., None], client,
+                   np.where(real, position, 0)] if rounds_over else position
+    return np.where(real, picked, 0), real.sum(-1)
+
+
+def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:
+    place = np.arange(longest)
+    draw = bits(base, np.asarray(ids)[:, None], np.int64(epoch), place)              # [K, n]
+    draw = np.where(place < sizes[:, None], draw | np.uint64(0), np.uint64(MASK))
+    return np.argsort(draw, axis=1, kind="stable")

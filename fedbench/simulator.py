@@ -1,0 +1,278 @@
+"""The round loop: sample, algorithm.round, evaluate, track, checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import platform
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+import fedbench
+from fedbench import build, checkpoint, evaluate, metrics, rng
+from fedbench.algorithms.base import Algorithm
+from fedbench.cohort import Cohort, Engine, Ledger
+from fedbench.config import config_hash
+from fedbench.executor import cores
+from fedbench.options import require
+from fedbench.partition.base import Split
+from fedbench.progress import Progress, ending
+from fedbench.tracking import Tracker
+
+log = logging.getLogger(__name__)
+SCORE = "personal/accuracy"
+
+
+@dataclass
+class Simulation:
+    """One run: its parts, and how far it has come (done: rounds finished)."""
+
+    cfg: DictConfig
+    run_dir: Path
+    engine: Engine
+    algorithm: Algorithm
+    split: Split
+    done: int = 0
+    best: dict[str, Any] | None = None
+    best_val: dict[str, Any] | None = None
+    last: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(
+        ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "bytes_up"), 0))
+
+    def state(self) -> dict[str, Any]:
+        """Everything the rounds to come depend on, as plain tensors, numbers and text."""
+        return {"round": self.done, "config_hash": config_hash(self.cfg), "partition_hash": self.split.hash,
+                "algorithm": self.algorithm.state_dict(), "rows": self.engine.rows.state_dict(),
+                "record": json.dumps({"best": self.best, "best_val": self.best_val, "last": self.last,
+                                      "cost": self.cost}), "executor": json.dumps(self.engine.executor.state())}
+
+    def load(self, state: dict[str, Any]) -> None:
+        require(state["partition_hash"] == self.split.hash,
+                f"resume={self.run_dir}: the data now gives another partition ({self.split.hash[:12]}) than the "
+                f"run's ({state['partition_hash'][:12]}); the data set's files have changed")
+        for name in state["rows"]:                    # stores of optimizer buffers are made when first used
+            if name.startswith("optimizer/") and name not in self.engine.rows.all:
+                _, owner, buffer = name.split("/")
+                self.engine.memory(owner, buffer, self.engine.model.size)
+        self.engine.rows.load_state_dict(state["rows"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        record = json.loads(state["record"])
+        self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
+        self.last, self.cost = record["last"], record["cost"]
+
+    def note(self, values: dict[str, float]) -> None:
+        """Remember the last evaluation, the best one, and the best one by validation."""
+        self.last = values
+        score, val = values.get(SCORE, float("nan")), values.get("val/accuracy", float("nan"))
+        if self.best is None or score > self.best["values"].get(SCORE, float("nan")):
+            self.best = {"metric": SCORE, "round": self.done, "values": values}
+        if val == val and (self.best_val is None or val > self.best_val["values"]["val/accuracy"]):
+            self.best_val = {"metric": "val/accuracy", "round": self.done, "values": values}
+
+    def spend(self, ledger: Ledger, seconds: dict[str, float]) -> dict[str, float]:
+        """Add a round to the totals; returns its row of costs.csv."""
+        row = {"cohort": self.engine.federation.cohort_size, "steps": ledger.steps, "samples": ledger.samples,
+               "train_s": seconds["round_s"], "eval_s": seconds.get("eval_s", 0.0),
+               "images_per_s": ledger.samples / max(seconds["round_s"], 1e-9), "bytes_down": ledger.bytes_down,
+               "bytes_up": ledger.bytes_up, "peak_memory_mb": peak_memory(self.engine.device)}
+        for name in ("train_s", "eval_s", "steps", "samples", "bytes_down", "bytes_up"):
+            self.cost[name] += row[name]
+        return row
+
+
+def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
+    """Run (or go on with) the experiment of a checked config in run_dir; returns the summary.
+
+    Raises ConfigError for what the user can mend, and KeyboardInterrupt, with the state saved, after Ctrl-C or
+    SIGTERM (the round under way is finished first; a second signal stops at once).
+    """
+    began = time.monotonic()
+    saved = checkpoint.load(run_dir) if resume else None
+    sim = prepare(cfg, run_dir, saved)
+    announce(sim)
+    earlier, clock = sim.cost["total_s"], checkpoint.Clock(cfg.checkpoint.every)
+    with (Tracker(run_dir, cfg, sim.done if saved else None) as tracker, Progress(cfg.rounds, sim.done) as progress,
+          Signals() as signals):
+        tracker.summary(summary(sim, "running"))
+        try:
+            while sim.done < cfg.rounds:
+                play(sim, tracker, progress)
+                sim.cost["total_s"] = earlier + time.monotonic() - began
+                if clock.due(sim.done, sim.done == cfg.rounds or signals.stop):
+                    clock.time(lambda: checkpoint.save(run_dir, sim.state()))
+                if signals.stop and sim.done < cfg.rounds:
+                    raise KeyboardInterrupt
+        except Exception:
+            tracker.summary(summary(sim, "failed"))
+            raise
+        tracker.summary(result := summary(sim, "finished"))
+    sim.engine.executor.close()
+    ending(result, run_dir)
+    return result
+
+
+def play(sim: Simulation, tracker: Tracker, progress: Progress) -> None:
+    """One round: train, and, when it is due, evaluate."""
+    engine, cfg = sim.engine, sim.cfg
+    federation = engine.federation
+    began = time.perf_counter()
+    ids = build.draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
+    cohort = Cohort(engine, ids, sim.done)
+    sim.algorithm.round(cohort)
+    synchronize(engine.device)
+    seconds = {"round_s": time.perf_counter() - began}
+    sim.done += 1
+    if sim.done % cfg.eval.every == 0 or sim.done == cfg.rounds:
+        began = time.perf_counter()
+        values, clients = measure(sim, cohort.ledger)
+        seconds["eval_s"] = time.perf_counter() - began
+        tracker.metrics(sim.done, values)
+        tracker.clients(sim.done, clients)
+        sim.note(values)
+    tracker.costs(sim.done, row := sim.spend(cohort.ledger, seconds))
+    progress.update(sim.done, sim.last.get(SCORE, float("nan")), row["images_per_s"])
+
+
+def measure(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """All metrics after the round just finished: over clients, and per client."""
+    engine, ids, round = sim.engine, evaluated_clients(sim), sim.done - 1
+    final = sim.done == sim.cfg.rounds
+    sizes = {part: np.asarray(engine.federation.splits[part].sizes)[ids] for part in ("train", "val", "test")}
+    values: dict[str, float] = {"train/loss": ledger.loss}
+    columns: dict[str, np.ndarray] = {"client": ids, "n_train": sizes["train"], "n_test": sizes["test"]}
+    scopes = {"personal": evaluate.personal(sim.algorithm, engine, ids, round, final)}
+    if (row := sim.algorithm.global_row()) is not None:
+        scopes["global"] = scopes["personal"] if sim.algorithm.personal_is_global else \
+            evaluate.shared(row, engine, ids, round)
+    if sizes["val"].any():
+        scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
+    for scope, found in scopes.items():
+        part = "val" if scope == "val" else "test"
+        values |= {f"{scope}/{n}": float(v) for n, v in metrics.over_clients(found, sizes[part]).items()}
+        columns |= {f"{scope}/{n}": v for n, v in found.items()}
+    return values, columns
+
+
+def evaluated_clients(sim: Simulation) -> np.ndarray:
+    """All clients, or eval.clients of them, the same ones throughout the run."""
+    n, wanted = sim.engine.federation.num_clients, sim.cfg.eval.clients
+    if wanted is None or wanted >= n:
+        return np.arange(n)
+    return np.sort(rng.generator(int(sim.cfg.seed), "evaluated").choice(n, wanted, replace=False, shuffle=False))
+
+
+def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None) -> Simulation:
+    """Build every part; the partition is saved with the run."""
+    arrays = build.data(cfg)
+    split = build.partition(cfg, arrays)
+    engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None)
+    algorithm = build.algorithm(cfg)
+    algorithm.check(engine.federation, engine.model, engine.optimizer)
+    algorithm.setup(engine.federation, engine.model, engine.rows)
+    sim = Simulation(cfg, run_dir, engine, algorithm, split)
+    if saved is None:
+        build.save_partition(split, arrays, run_dir)
+    else:
+        sim.load(saved)
+    return sim
+
+
+def announce(sim: Simulation) -> None:
+    """What is about to run and what it may take in memory, before round 1."""
+    e, f = sim.engine, sim.engine.federation
+    log.info("%d clients, %d a round, %s training samples (%d to %d a client), partition %s", f.num_clients,
+             f.cohort_size, f"{f.num_samples.sum():,}", f.num_samples.min(), f.num_samples.max(), sim.split.hash[:12])
+    log.info("model: %s numbers a row (%s trained); executor %s", f"{e.model.size:,}", f"{e.model.trained.size:,}",
+             e.executor.plan)
+    for line in e.rows.plan():
+        log.info("state %s", line)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> float:
+    """MB: of the GPU where there is one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    scale = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+
+
+def summary(sim: Simulation, status: str) -> dict[str, Any]:
+    """summary.json: what ran, what came out, and what it took."""
+    cfg, cost = sim.cfg, dict(sim.cost)
+    cost["images_per_s"] = cost["samples"] / max(cost["train_s"], 1e-9)
+    cost["peak_memory_mb"] = peak_memory(sim.engine.device)
+    choices = cfg.choices
+    name = cfg.name or str(choices.algorithm) + ("+ft" if cfg.finetune.epochs else "")
+    return {"status": status, "name": name, "rounds_done": sim.done,
+            **{group: choices[group] for group in ("algorithm", "dataset", "partition", "model", "experiment")},
+            "seed": cfg.seed, "rounds": cfg.rounds, "num_clients": sim.engine.federation.num_clients,
+            "cohort": sim.engine.federation.cohort_size, "personal_is_global": sim.algorithm.personal_is_global,
+            "config_hash": config_hash(cfg), "partition_hash": sim.split.hash, "last": sim.last, "best": sim.best,
+            "best_val": sim.best_val, "cost": cost, "executor": sim.engine.executor.state(), **surroundings(),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds") if status == "finished" else None}
+
+
+@functools.cache
+def surroundings() -> dict[str, Any]:
+    """Commit, versions, machine and command of this process."""
+    root = Path(__file__).resolve().parents[1]
+    def git(*args: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+    own = (root / ".git").exists() and shutil.which("git") is not None
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"commit": git("rev-parse", "HEAD") if own else None,
+            "dirty": bool(git("status", "--porcelain", "--untracked-files=no")) if own else None,
+            "versions": {"fedbench": fedbench.__version__, "torch": torch.__version__, "numpy": np.__version__,
+                         "python": platform.python_version()},
+            "machine": {"processor": processor(), "cores": cores(), "gpu": gpu, "system": platform.platform()},
+            "command": " ".join(["python -m fedbench", *map(shlex.quote, sys.argv[1:])]),
+            "started": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+class Signals:
+    """Ctrl-C and SIGTERM ask for a stop after the round under way; a second one interrupts at once."""
+
+    def __enter__(self) -> Signals:
+        self.stop, self.old = False, {}
+        if threading.current_thread() is threading.main_thread():
+            self.old = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.stop:
+            raise KeyboardInterrupt
+        self.stop = True
+        log.warning("stopping after this round, which is saved; once more to stop at once")
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.old.items():
+            signal.signal(number, handler)

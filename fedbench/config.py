@@ -1,52 +1,333 @@
-"""Composing a run's configuration: Hydra's groups in, one plain checked config out."""
+"""A run's configuration: composed from Hydra's groups, checked, hashed, saved.
+
+The dataclasses state every key outside the groups; a group's keys are those of its ``_target_`` (schema.py)
+plus the reserved ones stated here.  Whatever Hydra would say about a mistake is said again in one sentence of
+ours, without its advice to write ``+key``: a key that nothing takes is refused however it is written.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.options import ConfigError
+from fedbench.groups import GROUPS, find_conf_dir, group_options, nearest
+from fedbench.hydra_bridge import Composer, cell_name, is_matched
+from fedbench.options import (
+    ConfigError,
+    Count,
+    Device,
+    Fraction,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+    require,
+)
+from fedbench.schema import Kind, Signature, check_options, check_target, show, signature_of
 
-GROUPS = ("dataset", "partition", "model", "algorithm", "optimizer", "hardware", "tracking", "experiment")
+__all__ = [
+    "GROUPS",
+    "check",
+    "compose",
+    "config_hash",
+    "find_conf_dir",
+    "group_options",
+    "load_config",
+    "save_config",
+]
 
 
-def find_conf_dir() -> Path:
-    """The folder with config.yaml: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).resolve().parent
-    for folder in (package.parent / "conf", package / "conf"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise ConfigError(f"the conf folder of fedbench is missing (looked beside and inside {package})")
+@dataclass
+class LocalConfig:
+    """A client's work in a round: passes over its training part, samples per step."""
+
+    epochs: Count
+    batch_size: Count
+    drop_last: bool
 
 
-def group_options(group: str, conf_dir: Path | None = None) -> list[str]:
-    """Names of the options of a group, sorted: the files of its folder, nested ones as folder/name."""
-    root = (conf_dir or find_conf_dir()) / group
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+@dataclass
+class EvalConfig:
+    """Every so many rounds, over ``clients`` of the clients (null: all)."""
+
+    every: Count
+    clients: Count | None
+    batch_size: Count
 
 
-def cell_name(overrides: Any, excluded: Any) -> str:
-    """Folder name of a sweep's cell, from its overrides."""
-    return ",".join(sorted(overrides)).replace("/", "_") or "default"
+@dataclass
+class FinetuneConfig:
+    """Training on from the downloaded row before it is evaluated (or once, at the end)."""
 
+    epochs: Natural
+    lr: Positive | None
+    when: Literal["evaluation", "end"]
+    part: str
+
+
+@dataclass
+class CheckpointConfig:
+    """every n rounds; null: as often as costs under 10% of the time; 0: at the end."""
+
+    every: Natural | None
+
+
+@dataclass
+class HardwareConfig:
+    """Where and how; never changes what is computed, precision apart."""
+
+    device: Device
+    executor: Literal["auto", "loop", "threads", "vmap"]
+    chunk: Count | None
+    threads: Count | None
+    precision: Literal["float32", "tf32"]
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases; the run directory's files are written whatever this says."""
+
+    mode: Literal["auto", "online", "offline", "disabled"]
+    project: str
+    entity: str | None
+    group: str | None
+    tags: list[str]
+
+
+@dataclass
+class ScheduleConfig:
+    """The learning rate over rounds: ``warmup`` rounds of growth, then ``name``; final: share of lr left."""
+
+    name: Literal["constant", "cosine", "linear", "exponential"] = "constant"
+    warmup: Natural = 0
+    gamma: Positive = 1.0
+    final: NonNegative = 0.0
+
+
+@dataclass
+class AugmentConfig:
+    """Of training images: horizontal flips, crops after ``crop`` pixels of padding."""
+
+    flip: bool = False
+    crop: Natural = 0
+
+
+@dataclass
+class DatasetKeys:
+    """What the federation, not the source, does with the samples."""
+
+    split: Literal["merged", "published", "stratified"]
+    test_fraction: Share
+    val_fraction: Share
+    normalize: bool
+    augment: AugmentConfig | None
+
+
+@dataclass
+class PartitionKeys:
+    """How many clients, and the partition's own seed."""
+
+    num_clients: Count
+    seed: Natural
+
+
+@dataclass
+class ModelKeys:
+    """columns: name -> patterns of parameter names."""
+
+    columns: dict[str, list[str]]
+
+
+@dataclass
+class OptimizerKeys:
+    """The schedule every optimizer takes."""
+
+    schedule: ScheduleConfig
+
+
+@dataclass
+class RunConfig:
+    """Every top-level key of a run."""
+
+    name: str | None
+    seed: Natural
+    rounds: Count
+    sample_rate: Fraction
+    clients_per_round: Count | None
+    local: LocalConfig
+    eval: EvalConfig
+    finetune: FinetuneConfig
+    checkpoint: CheckpointConfig
+    resume: str | None
+    data_dir: str
+    output_dir: str
+    sweep_dir: str
+    dataset: dict
+    partition: dict
+    model: dict
+    algorithm: dict
+    optimizer: dict
+    hardware: HardwareConfig
+    tracking: TrackingConfig
+    choices: dict | None = None
+
+
+RESERVED = {"dataset": "DatasetKeys", "partition": "PartitionKeys", "model": "ModelKeys",
+            "optimizer": "OptimizerKeys", "algorithm": None}
+INJECTED = {"model": ("input_shape", "num_classes")}  # constructor arguments that the data set decides
+
+# Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
+WHEREABOUTS = (
+    *("resume", "output_dir", "sweep_dir", "data_dir", "tracking", "tracking.*", "checkpoint.*"),
+    *("hardware", "hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads"),
+)
 
 OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
+OmegaConf.register_new_resolver("whereabouts", lambda: list(WHEREABOUTS), replace=True)
 
 
-def compose(overrides: list[str]) -> DictConfig:
-    """The run's config without Hydra's own node, plus ``choices``: the option chosen in each group."""
-    with initialize_config_dir(str(find_conf_dir()), version_base="1.3"):
-        cfg = hydra_compose("config", list(overrides), return_hydra_config=True)
-    return with_choices(cfg, cfg.hydra.runtime.choices)
+def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """The run's config, unresolved, without Hydra's node and with ``choices``: the option of each group.
+
+    Raises ConfigError for whatever Hydra refuses.  Values are not checked here: see ``check``.
+    """
+    full = Composer(config_dir).compose(overrides)
+    return with_choices(full, full.hydra.runtime.choices)
 
 
-def with_choices(cfg: DictConfig, chosen: Any) -> DictConfig:
-    """cfg with ``choices``, and without ``hydra``."""
+def with_choices(cfg: DictConfig, chosen: Mapping[str, Any]) -> DictConfig:
+    """A copy of a composed config with ``choices`` and without ``hydra``."""
+    cfg = cfg.copy()
     with open_dict(cfg):
-        cfg.choices = {group: chosen.get(group) for group in GROUPS}
         cfg.pop("hydra", None)
+        cfg.choices = {group: chosen.get(group) for group in GROUPS}
     return cfg
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Resolved, as dicts and lists; ConfigError for a missing value or an interpolation to nowhere."""
+    try:
+        return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "the configuration"
+        said = str(error).splitlines()[0]
+        missing = "issing mandatory" in said
+        raise ConfigError(f"{key} must be given" if missing else f"{key}: {said}") from error
+
+
+def check(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved config, or ConfigError with one sentence about the first thing that is wrong."""
+    values = plain(cfg)
+    _check_top(values)
+    for group in RESERVED:
+        check_target(group, values[group], _adjust(group), _owner(group, values))
+    return values
+
+
+def _check_top(values: dict[str, Any]) -> None:
+    top = signature_of(f"{__name__}.RunConfig")
+    for key in values:
+        if key not in top.options:
+            listed = f" the keys are {', '.join(sorted({*top.options} - {'choices'}))}"
+            raise ConfigError(f"{key} is unknown:{_where(str(key), values) or listed}")
+    for group in RESERVED:
+        require(isinstance(values.get(group), Mapping),
+                f"{group} must be one of its options ({', '.join(group_options(group))}), got "
+                f"{show(values.get(group))}")
+    check_options("", {**values, **{group: {} for group in RESERVED}}, top, "a run")
+
+
+def _where(name: str, values: dict[str, Any]) -> str:
+    """Suggest keys for a top-level name that is none; a nested key of that name first (lr: optimizer.lr)."""
+    dotted = [key for key in flatten(values) if not key.startswith((name, "choices"))]
+    same = [key for key in dotted if key.rsplit(".")[-1] == name]
+    if same:
+        return f" did you mean {' or '.join(same[:3])}?"
+    return nearest(name, [*RunConfig.__dataclass_fields__, *dotted])
+
+
+def _owner(group: str, values: dict[str, Any]) -> str:
+    chosen = (values.get("choices") or {}).get(group)
+    return f"{group}={chosen}" if chosen else values[group].get("_target_", group)
+
+
+def _adjust(group: str) -> Callable[[Signature], Signature]:
+    """Take out what code passes, put in the keys that are ours."""
+    def adjusted(own: Signature) -> Signature:
+        options = {k: v for k, v in own.options.items() if k not in INJECTED.get(group, ())}
+        reserved: dict[str, tuple[Kind, bool]] = {}
+        if RESERVED[group]:
+            reserved = signature_of(f"{__name__}.{RESERVED[group]}").options
+        return replace(own, options={**options, **reserved})
+    return adjusted
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted key -> value; lists and empty mappings are values."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
+    """sha256 (hex) of everything that can change a run's numbers.
+
+    Left out: WHEREABOUTS, the display name, the names of the chosen options (their content is in).  A file
+    below data_dir counts by its path relative to it, so that data may move.
+    """
+    values = plain(cfg) if isinstance(cfg, DictConfig) else cfg
+    root = str(values["data_dir"]).rstrip("/\\")
+    kept = {key: _canonical(value, root) for key, value in flatten(values).items() if not _aside(key)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _aside(key: str) -> bool:
+    return key == "name" or key.startswith("choices.") or is_matched(key, WHEREABOUTS)
+
+
+def _canonical(value: Any, root: str) -> Any:
+    """1.0 as 1, and paths below root relative to it, so that equal settings have equal text."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list | tuple):
+        return [_canonical(item, root) for item in value]
+    if isinstance(value, str) and value.startswith((f"{root}/", f"{root}\\")):
+        return f"<data_dir>{value[len(root) :]}"
+    return value
+
+
+def save_config(cfg: DictConfig | Mapping[str, Any], path: Path) -> None:
+    """Write a resolved config as YAML, atomically."""
+    values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
+    part = path.with_name(f"{path.name}.part")
+    OmegaConf.save(OmegaConf.create(values), part)
+    os.replace(part, path)
+
+
+def load_config(path: Path) -> DictConfig:
+    """A saved config: plain values only, so that reading it can run nothing.
+
+    ConfigError when it is not readable as such.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        cfg = OmegaConf.create(text)
+    except Exception as error:  # yaml and omegaconf have no common base
+        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    require(isinstance(cfg, DictConfig) and "${" not in text, f"{path} is not a config that fedbench saved")
+    with suppress(KeyError):
+        cfg.resume = None
+    return cfg  # type: ignore[return-value]

@@ -1,0 +1,39 @@
+"""The conf folder: where it is and what its groups offer.  Imports nothing heavy: --help is instant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedbench.options import ConfigError
+
+GROUPS = ("dataset", "partition", "model", "algorithm", "optimizer", "hardware", "tracking", "experiment")
+
+
+def find_conf_dir() -> Path:
+    """The folder with config.yaml: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parent
+    for folder in (package.parent / "conf", package / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"the conf folder of fedbench is missing (looked beside and inside {package})")
+
+
+def conf_dirs(extra: str | None = None) -> list[Path]:
+    """Ours, and the user's --config-dir where one is given."""
+    return [find_conf_dir(), *([Path(extra).resolve()] if extra else [])]
+
+
+def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str]:
+    """Names of a group's options, sorted: the files of its folder, nested ones as folder/name."""
+    roots = [folder / group for folder in folders or [find_conf_dir()]]
+    files = [(path, root) for root in roots for path in root.rglob("*.yaml")]
+    return sorted({path.relative_to(root).with_suffix("").as_posix() for path, root in files})
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """' did you mean a or b?', or '' when nothing is near; ``prefix`` is put before each name."""
+    by_fold = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.6)
+    return f" did you mean {' or '.join(prefix + by_fold[other] for other in near)}?" if near else ""

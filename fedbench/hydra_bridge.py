@@ -1,0 +1,211 @@
+"""Hydra, with our sentences: composing, the cells of a sweep, its complaints in words to act on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.utils import setup_globals
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedbench.groups import GROUPS, conf_dirs, find_conf_dir, group_options, nearest
+from fedbench.options import ConfigError, require
+from fedbench.schema import show
+
+CONFIG_NAME = "config"
+VERSION_BASE = "1.3"
+NAME_LENGTH = 100
+COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+
+
+class Composer:
+    """Composes overrides on the conf folder, and on the user's --config-dir where one is given.
+
+    needed: keys that were composed only because ``++`` was put before them: options that a constructor has
+    and its YAML omits.  Hydra would tell the user to write ``+key``; here nobody need know, because what no
+    constructor takes is refused by ``config.check`` however it is written.
+    """
+
+    def __init__(self, config_dir: str | None = None):
+        require(config_dir is None or Path(config_dir).is_dir(), f"--config-dir {config_dir}: no such folder")
+        version.setbase(VERSION_BASE)
+        setup_globals()
+        path = create_config_search_path(str(find_conf_dir()))
+        if config_dir is not None:  # where Hydra's own --config-dir goes: after ours, before the schemas
+            anchor = SearchPathQuery(provider="schema")
+            path.prepend("command-line", f"file://{Path(config_dir).resolve()}", anchor)
+        self.loader = ConfigLoaderImpl(path)
+        self.folders = conf_dirs(config_dir)
+        self.needed: set[str] = set()
+
+    def parse(self, overrides: list[str]) -> list[Override]:
+        """One Override per text; ConfigError for text that is none."""
+        try:
+            return OverridesParser.create(self.loader).parse_overrides(overrides)
+        except OverrideParseException as error:
+            raise ConfigError(_unreadable(error.override, self.folders)) from error
+
+    def compose(self, overrides: list[str], multirun: bool = False) -> DictConfig:
+        """Hydra's full config, with its ``hydra`` node; ConfigError with one sentence where it refuses."""
+        parsed = self.parse(overrides)
+        for override in parsed:
+            self._check_choice(override)
+            require(multirun or not override.is_sweep_override(),
+                    f"{override.input_line} is several values: add -m to run them all, or write a list as "
+                    f"{override.key_or_group}=[a,b]")
+        try:
+            return self._load(overrides, multirun)
+        except COMPLAINTS:
+            missing = self._missing(parsed, multirun)
+        self.needed |= missing
+        try:
+            return self._load(self.rewrite(overrides), multirun)
+        except COMPLAINTS as error:
+            raise ConfigError(explain(error)) from error
+
+    def rewrite(self, overrides: list[str]) -> list[str]:
+        """The overrides with ``++`` before the needed keys."""
+        return [f"++{text}" if override.type is OverrideType.CHANGE and override.key_or_group in self.needed
+                else text for text, override in zip(overrides, self.parse(overrides))]
+
+    def cells(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
+        """The runs of a sweep, each as its overrides: the product of the swept values, in Hydra's order."""
+        parsed = self.parse([*params, *overrides])
+        try:
+            return BasicSweeper.split_arguments(parsed, None)[0]
+        except HydraException as error:
+            raise ConfigError(explain(error)) from error
+
+    def swept(self, overrides: list[str]) -> list[str]:
+        """Keys that take several values."""
+        return [o.key_or_group for o in self.parse(overrides) if o.is_sweep_override()]
+
+    def _load(self, overrides: list[str], multirun: bool) -> DictConfig:
+        mode = RunMode.MULTIRUN if multirun else RunMode.RUN
+        return self.loader.load_configuration(CONFIG_NAME, list(overrides), run_mode=mode, from_shell=False)
+
+    def _is_group(self, override: Override) -> bool:
+        return override.package is not None or self.loader.repository.group_exists(override.key_or_group)
+
+    def _missing(self, parsed: list[Override], multirun: bool) -> set[str]:
+        """Keys of plain overrides that do not exist without them."""
+        values = [o for o in parsed if o.type is OverrideType.CHANGE and not self._is_group(o)
+                  and not o.is_hydra_override()]
+        others = [o.input_line or "" for o in parsed if o not in values]
+        try:
+            base = self._load(others, multirun)
+        except COMPLAINTS as error:
+            raise ConfigError(explain(error)) from error
+        return {o.key_or_group for o in values if not _exists(base, o.key_or_group)}
+
+    def _check_choice(self, override: Override) -> None:
+        """Refuse an unknown option of a group, and a plus where there must be none (or the reverse)."""
+        group = override.key_or_group
+        if group not in GROUPS or override.is_delete():
+            return
+        options, plus = group_options(group, self.folders), "+" if group == "experiment" else ""
+        listed = ", ".join(options) or "none"
+        for value in _values(override):
+            hint = nearest(str(value), options, f"{plus}{group}=")
+            said = value if isinstance(value, str) else show(value)
+            require(value in options, f"{group}={said} is not an option:{hint} {group} has {listed}")
+        why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
+        written = bool(plus) == (override.type is not OverrideType.CHANGE)
+        require(written, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
+    value = override.value()
+    return value if isinstance(value, list) else [value]
+
+
+def _exists(cfg: DictConfig, key: str) -> bool:
+    parent, _, name = key.rpartition(".")
+    try:
+        node = OmegaConf.select(cfg, parent) if parent else cfg
+    except OmegaConfBaseException:
+        return False
+    return isinstance(node, DictConfig) and name in list(node)
+
+
+def explain(error: BaseException) -> str:
+    """Hydra's, OmegaConf's or YAML's complaint in one sentence, never advising to add a key."""
+    text = str(error) or str(error.__cause__ or type(error).__name__)
+    for pattern, sentence in SENTENCES:
+        match = re.search(pattern, text)
+        if match:
+            cause = str(error.__cause__ or "").split("\n")[0]
+            return sentence(match, text, cause)
+    return " ".join(line.strip() for line in text.split("\n") if line.strip() and "To append" not in line)
+
+
+def _no_option(match: re.Match, text: str, _: str) -> str:
+    group, name = match[2], match[3]
+    options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
+    listed = f" {group} has {', '.join(options)}" if options else ""
+    place = f"{match[1]}: " if match[1] and match[1] not in (CONFIG_NAME, "hydra/config") else ""
+    hint = nearest(name, options) + listed
+    return f"{place}{group}={name} is not an option:{hint or ' there is no such file'}"
+
+
+SENTENCES = (
+    (r"(?:In '([^']*)': )?Could not find '([^']+)/([^/']+)'", _no_option),
+    (r"Could not override '([^']+)'", lambda m, *_: f"{m[1]} is unknown"),
+    (r"Could not delete from config\. '([^']*)'", lambda m, *_: f"~{m[1]}: there is no such key to delete"),
+    (r"Could not delete", lambda m, t, _: t.split("\n")[0]),
+    (r"Multiple values for (\S+?)\.?\s", lambda m, *_: f"{m[1]} is given twice"),
+    (r"Sweeping over Hydra's configuration.*'(.*)'", lambda m, *_: f"{m[1]}: Hydra's keys cannot be swept"),
+    (r"Error merging override \+*(.*)", lambda m, _, cause: f"{m[1]} does not fit there: {cause}"),
+    (r'in "(.*)", line (\d+)', lambda m, t, _: f"{m[1]}, line {m[2]}: {t.splitlines()[0]}"),
+)
+
+
+def _unreadable(text: str, folders: list[Path]) -> str:
+    """Why a word on the command line is no override; a bare option name is recognized."""
+    if "=" not in text:
+        owners = [group for group in GROUPS for name in group_options(group, folders) if name == text]
+        meant = " or ".join(f"{'+' if group == 'experiment' else ''}{group}={text}" for group in owners)
+        return f"{text!r} is not of the form key=value" + (f": did you mean {meant}?" if meant else "")
+    key, value = text.split("=", 1)
+    return f"cannot read {text!r}: put quotes around an unusual value, as in '{key}=\"{value}\"'"
+
+
+def cell_name(overrides: Iterable[str], excluded: Iterable[str]) -> str:
+    """The folder of a sweep's cell: its overrides, sorted, without those whose key matches ``excluded``.
+
+    Characters that a file system may refuse become _, and long names are cut; both then end in a hash of the
+    full text, so that two cells never share a folder.
+    """
+    patterns = list(excluded)
+    kept = sorted(text.lstrip("+") for text in overrides if not is_matched(_key(text), patterns))
+    full = ",".join(kept) or "default"
+    safe = re.sub(r"[^\w.,=+\-\[\]~]", "_", full)
+    if safe == full and len(full) <= NAME_LENGTH:
+        return full
+    return f"{safe[:NAME_LENGTH - 9]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+
+
+def is_matched(key: str, patterns: Iterable[str]) -> bool:
+    """Whether a dotted key matches one of the patterns (``tracking.*``)."""
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").split("=", 1)[0]

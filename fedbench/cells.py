@@ -1,0 +1,213 @@
+"""One run in its folder: a new one, one that goes on, one that is finished already; and how it ended.
+
+``run_cell`` is Hydra's task function, for a single run and for each cell of a sweep.  It never raises for a
+failed run: the outcome is a file (status.json), so that the end of a sweep can be told whichever launcher ran
+the cells, in whichever process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shlex
+import signal
+import sys
+import threading
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from fedbench.config import check, config_hash, load_config, save_config, with_choices
+from fedbench.options import ConfigError
+
+log = logging.getLogger(__name__)
+TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.prev.pt")
+OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
+
+
+class Console(logging.StreamHandler):
+    """A log handler that writes to whatever sys.stdout is by then, so that a progress bar can move aside."""
+
+    def __init__(self, stream: Any = None) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        """The current standard output."""
+        return sys.stdout
+
+
+def run_cell(cfg: DictConfig) -> float:
+    """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if str(hydra.mode).endswith("MULTIRUN"):
+        print(f"\ncell {hydra.job.num + 1}: {folder.name}", flush=True)
+    return attempt(folder, lambda: _new_or_on(cfg, hydra, folder))
+
+
+def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, float]:
+    values = check(with_choices(cfg, hydra.runtime.choices))
+    stored = _stored(folder)
+    if stored is not None and config_hash(stored) != config_hash(values):
+        _set_aside(folder)
+        stored = None
+    if stored is None:
+        _save(values, hydra, folder)
+    elif _is_finished(folder):
+        return skipped(folder)
+    elif resumable(folder):
+        # What was chosen for this machine stays: it is part of bit-exact resuming.
+        return simulate({**values, "hardware": stored["hardware"]}, folder, resume=True)
+    return simulate(values, folder)
+
+
+def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> tuple[str, float]:
+    """Run the simulator on a checked config; (status, score)."""
+    note(folder, "running", FAILED)
+    (folder / "error.txt").unlink(missing_ok=True)
+    from fedbench.simulator import run  # torch: not before it is needed
+
+    cfg = OmegaConf.create(dict(values))
+    OmegaConf.set_readonly(cfg, True)
+    return "finished", score_of(run(cfg, folder, resume=resume))
+
+
+def skipped(folder: Path) -> tuple[str, float]:
+    """Say that a run is finished; its score again."""
+    print(f"{folder}: finished already", flush=True)
+    return "finished already", score_of(read_json(folder / "summary.json"))
+
+
+def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
+    """Do the work, note how it ended in folder/status.json, and say one sentence if it went wrong.
+
+    Interruptions are noted and passed on: they end a sweep, a failure does not.
+    """
+    try:
+        with terminable():
+            status, score = work()
+    except KeyboardInterrupt:
+        note(folder, "interrupted", INTERRUPTED, sentence="interrupted")
+        say(_how_to_go_on(folder))
+        raise
+    except Exception as error:
+        _failed(folder, error)
+        return math.nan
+    note(folder, status, OK, score)
+    return score
+
+
+def _failed(folder: Path, error: Exception) -> None:
+    """error.txt: the sentence, then the traceback; the terminal gets the sentence."""
+    known = isinstance(error, ConfigError)
+    first = next(iter(str(error).splitlines()), "no message")
+    sentence = str(error) if known else f"{type(error).__name__}: {first}"
+    with suppress(OSError):
+        (folder / "error.txt").write_text(f"{sentence}\n\n{traceback.format_exc()}", encoding="utf-8")
+    # A ConfigError itself is a mistake in the command; its subclasses are runs that could not go on.
+    note(folder, "failed", MISTAKE if type(error) is ConfigError else FAILED, sentence=sentence)
+    log.debug("failed", exc_info=True)  # into run.log only
+    say(sentence if known else f"{sentence} (the traceback is in {folder / 'error.txt'})")
+
+
+def _how_to_go_on(folder: Path) -> str:
+    if not resumable(folder):
+        return f"interrupted before the first checkpoint; {folder} holds what there is"
+    return f"interrupted; it is saved, go on with: python -m fedbench {shlex.quote(f'resume={folder}')}"
+
+
+def say(sentence: str) -> None:
+    """One line for the user, on standard error."""
+    print(f"fedbench: {sentence}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM as KeyboardInterrupt, as Ctrl-C is, so that a scheduler's signal lets the run be saved."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stored(folder: Path) -> dict[str, Any] | None:
+    """The config of the run that is in the folder; None: there is none (or it was killed before it began)."""
+    path = folder / "config.yaml"
+    try:
+        return OmegaConf.to_container(load_config(path)) if path.exists() else None  # type: ignore[return-value]
+    except ConfigError:
+        _set_aside(folder)
+        return None
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename a folder that holds another run, so that nothing is lost, and make a new one."""
+    old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
+    folder.rename(old)
+    folder.mkdir()
+    print(f"{folder} held a run with another config: that one is now {old.name}", flush=True)
+
+
+def _save(values: Mapping[str, Any], hydra: HydraConf, folder: Path) -> None:
+    """Our config.yaml, and what Hydra would have written (it would overwrite it on every run)."""
+    inner = folder / ".hydra"
+    inner.mkdir(exist_ok=True)
+    OmegaConf.save(OmegaConf.create({"hydra": hydra}), inner / "hydra.yaml")
+    OmegaConf.save(hydra.overrides.task, inner / "overrides.yaml")
+    save_config(values, inner / "config.yaml")
+    save_config(values, folder / "config.yaml")
+
+
+def _is_finished(folder: Path) -> bool:
+    return (read_json(folder / "summary.json") or {}).get("status") == "finished"
+
+
+def resumable(folder: Path) -> bool:
+    """Whether there is a checkpoint that is not truncated (a zip file ends with its directory)."""
+    return any(zipfile.is_zipfile(folder / name) for name in CHECKPOINTS)
+
+
+def score_of(summary: Mapping[str, Any] | None) -> float:
+    """The best value of the summary's metric (personal/accuracy), for sweepers; NaN where there is none."""
+    best = (summary or {}).get("best") or {}
+    value = (best.get("values") or {}).get(best.get("metric"))
+    return math.nan if value is None else float(value)
+
+
+def note(folder: Path, status: str, exit_status: int, score: float = math.nan, sentence: str = "") -> None:
+    """Write status.json: how this attempt at the run stands."""
+    line = {"token": os.environ.get(TOKEN, ""), "status": status, "exit": exit_status, "sentence": sentence}
+    part = folder / "status.json.part"
+    with suppress(OSError):  # a full disk must not hide why the run failed
+        part.write_text(json.dumps({**line, "score": None if math.isnan(score) else score}), encoding="utf-8")
+        os.replace(part, folder / "status.json")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None when it is absent or cut off."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

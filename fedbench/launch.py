@@ -1,0 +1,286 @@
+"""From the command line to runs: check everything, let Hydra run it, and say at the end how it went."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.utils import configure_log
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fedbench import cells, resume
+from fedbench.config import WHEREABOUTS, check, with_choices
+from fedbench.groups import find_conf_dir
+from fedbench.hydra_bridge import CONFIG_NAME, VERSION_BASE, Composer, explain, is_matched
+from fedbench.options import ConfigError, require
+
+MOST_CELLS = 64  # more than that are checked one swept value at a time
+REFUSED = ("--config-name", "--config-path", "--experimental-rerun")
+
+
+@dataclass
+class Command:
+    """Hydra's flags, parsed and as typed; our overrides; the run directory of ``resume=``."""
+
+    args: argparse.Namespace
+    flags: list[str]
+    overrides: list[str]
+    resume: str | None
+
+
+def launch(argv: list[str]) -> int:
+    """Do what the command line says; returns the exit status, raises ConfigError for mistakes in it."""
+    command = read(argv)
+    args = command.args
+    if os.getcwd() not in sys.path:  # the console script, too, finds a user's own module where it is started
+        sys.path.append(os.getcwd())
+    if args.shell_completion or args.hydra_help:
+        return through(command.flags, command.overrides)
+    if command.resume:
+        require(not args.multirun, "resume= is for one run: a sweep finds its unfinished cells by itself")
+        return go_on(Path(command.resume), command.overrides, args.config_dir)
+    composer = Composer(args.config_dir)
+    if args.cfg or args.info:
+        checked(composer, command.overrides)
+        return through(command.flags, composer.rewrite(command.overrides))
+    if args.multirun or _asks_multirun(composer, command.overrides):
+        return sweep(composer, command)
+    return single(composer, command)
+
+
+def read(argv: list[str]) -> Command:
+    """Parse the command line; flags and overrides may come in any order."""
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    args = parser.parse_intermixed_args(argv)
+    for name in REFUSED:
+        given = getattr(args, name[2:].replace("-", "_"))
+        require(given is None, f"{name} is not used here: give a folder of your own with --config-dir")
+    flags = list(argv)
+    for text in args.overrides:
+        flags.remove(text)
+    # Read as typed: a run directory may hold characters that Hydra's grammar takes for its own.
+    paths = [text.split("=", 1)[1].strip("'\"") for text in args.overrides if text.startswith("resume=")]
+    overrides = [text for text in args.overrides if not text.startswith("resume=")]
+    path = paths[-1] if paths and paths[-1] not in ("", "null") else None
+    return Command(args, flags, overrides, path)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; --help lists what there is")
+
+
+def _asks_multirun(composer: Composer, overrides: list[str]) -> bool:
+    """Whether an experiment file (or hydra.mode) makes this a sweep without -m."""
+    if composer.swept(overrides):
+        return False  # refused as several values without -m, further on
+    return str(composer.compose(overrides).hydra.mode).endswith("MULTIRUN")
+
+
+def checked(composer: Composer, overrides: list[str]) -> DictConfig:
+    """Hydra's full config of a run whose every value has been checked."""
+    full = composer.compose(overrides)
+    check(with_choices(full, full.hydra.runtime.choices))
+    return full
+
+
+def single(composer: Composer, command: Command) -> int:
+    """One run, in a folder of its own."""
+    full = checked(composer, command.overrides)
+    own = any(text.lstrip("+").startswith("hydra.run.dir=") for text in command.overrides)
+    folder = make_folder(Path(_select(full, "hydra.run.dir")), fresh=not own)
+    token = uuid.uuid4().hex
+    extra = [f"hydra.run.dir={_quoted(folder)}", f"+hydra.job.env_set.{cells.TOKEN}={token}"]
+    through(command.flags, [*composer.rewrite(command.overrides), *extra])
+    return _exit_of(folder, token)
+
+
+def go_on(folder: Path, overrides: list[str], config_dir: str | None) -> int:
+    """resume=: the run in its folder goes on; Hydra, which would make a new one, has no part in it."""
+    values, finished = resume.prepare(folder, overrides, config_dir)
+    if finished:
+        cells.skipped(folder)
+        return cells.OK
+    resume.record(folder, overrides)
+    logging_to(folder)
+    if notice := resume.hardware_kept(folder, values, overrides):
+        cells.say(notice)
+    with _environment({cells.TOKEN: (token := uuid.uuid4().hex)}):
+        cells.attempt(folder, lambda: cells.simulate(values, folder, resume=True))
+    return _exit_of(folder, token)
+
+
+def logging_to(folder: Path) -> None:
+    """Set logging up as Hydra does for a run in this folder."""
+    full = Composer().compose([])
+    with open_dict(full.hydra):
+        full.hydra.runtime.output_dir = str(folder.resolve())
+    configure_log(full.hydra.job_logging)
+
+
+def sweep(composer: Composer, command: Command) -> int:
+    """Many runs: all are checked first, then Hydra's launcher runs them, and a table tells how they ended."""
+    master = composer.compose(command.overrides, multirun=True)
+    folder = make_folder(Path(_select(master, "hydra.sweep.dir")), fresh=False)
+    named = _naming(composer.swept(_with_params(master, command.overrides)))
+    planned = plan(composer, master, command.overrides, named)
+    token = uuid.uuid4().hex
+    extra = [*named, f"hydra.sweep.dir={_quoted(folder)}", f"+hydra.job.env_set.{cells.TOKEN}={token}"]
+    flags = command.flags if command.args.multirun else [*command.flags, "-m"]
+    interrupted = False
+    try:
+        through(flags, [*composer.rewrite(command.overrides), *extra])
+    except KeyboardInterrupt:
+        interrupted = True
+    except Exception as error:  # of the launcher's: the cells' own failures are in their status files
+        cells.say(f"{type(error).__name__}: {explain(error)}")
+    rows = outcomes(folder, token, planned)
+    show_table(rows)
+    failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
+    return cells.INTERRUPTED if interrupted else cells.FAILED if failed else cells.OK
+
+
+def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
+    params = master.hydra.sweeper.get("params") or {}
+    return [*(f"{key}={value}" for key, value in params.items()), *overrides]
+
+
+def _naming(swept: list[str]) -> list[str]:
+    """A swept key names its cell even if it is one that otherwise would not."""
+    hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
+    if not hidden:
+        return []
+    left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
+    quoted = ",".join(f"'{pattern}'" for pattern in left)
+    return [f"hydra.job.config.override_dirname.exclude_keys=[{quoted}]"]
+
+
+def plan(composer: Composer, master: DictConfig, overrides: list[str], named: list[str]) -> list[str]:
+    """Check the cells of a sweep before any runs; their folder names ([]: only the sweeper knows)."""
+    if not str(master.hydra.sweeper._target_).endswith("BasicSweeper"):
+        return []
+    runs = composer.cells(_with_params(master, overrides))
+    names = [_select(checked(composer, [*run, *named]), "hydra.sweep.subdir") for run in _few(runs)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    require(twice is None, f"this sweep has the same cell twice: {twice}")
+    return names if len(names) == len(runs) else []
+
+
+def _few(runs: list[list[str]]) -> list[list[str]]:
+    """All, or where they are too many every swept value once, beside the first of the others."""
+    if len(runs) <= MOST_CELLS:
+        return runs
+    columns = [list(dict.fromkeys(column)) for column in zip(*runs)]
+    first = [column[0] for column in columns]
+    others = [[*first[:i], value, *first[i + 1:]] for i, column in enumerate(columns) for value in column[1:]]
+    return [first, *others]
+
+
+def outcomes(folder: Path, token: str, planned: list[str]) -> list[dict[str, Any]]:
+    """How each cell of a sweep ended: what its status.json says, if this command wrote it."""
+    found = {}
+    for path in sorted(folder.rglob("status.json")):
+        status = cells.read_json(path) or {}
+        if status.get("token") == token:
+            if status["status"] == "running":
+                status |= {"status": "died", "sentence": "the process ended without a word"}
+            found[str(path.parent.relative_to(folder))] = status
+    absent = {"status": "not started", "score": None, "sentence": ""}
+    names = [*planned, *(name for name in found if name not in planned)]
+    return [{"cell": name, **found.get(name, absent)} for name in names]
+
+
+def show_table(rows: list[dict[str, Any]]) -> None:
+    """The statuses of a sweep, and how many of each."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("cell", "status", "best", "", box=None, pad_edge=False)
+    for row in rows:
+        score = "" if row["score"] is None else f"{row['score']:.4f}"
+        table.add_row(row["cell"], row["status"], score, row["sentence"])
+    console = Console(markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    console.print(table)
+    names = list(dict.fromkeys(row["status"] for row in rows))
+    tally = ", ".join(f"{sum(row['status'] == name for row in rows)} {name}" for name in names)
+    console.print(f"\n{len(rows)} cells: {tally or 'none ran'}")
+
+
+def through(flags: list[str], overrides: list[str]) -> int:
+    """Hand the command to hydra.main; errors come back as exceptions, not as Hydra's text and exit."""
+    main = hydra.main(config_path=str(find_conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)
+    argv, sys.argv = sys.argv, [sys.argv[0], *flags, *overrides]
+    try:
+        with _environment({"HYDRA_FULL_ERROR": "1"}), cells.terminable():
+            main(cells.run_cell)()
+    except SystemExit as done:
+        return int(done.code or 0)
+    finally:
+        sys.argv = argv
+    return 0
+
+
+def make_folder(folder: Path, fresh: bool) -> Path:
+    """Make a run's folder; fresh: under a name that nobody has, were two started in the same second."""
+    names = (folder.with_name(f"{folder.name}-{k}") if k else folder for k in count())
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not fresh:
+            folder.mkdir(exist_ok=True)
+        made = next(name for name in names if _made(name)) if fresh else folder
+        require(os.access(made, os.W_OK), f"cannot write into {made}; set output_dir (sweep_dir for -m)")
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"cannot make {folder}: {why}; set output_dir (sweep_dir for -m)") from error
+    return made
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _exit_of(folder: Path, token: str) -> int:
+    status = cells.read_json(folder / "status.json") or {}
+    return int(status.get("exit", cells.FAILED)) if status.get("token") == token else cells.FAILED
+
+
+def _select(full: DictConfig, key: str) -> str:
+    try:
+        return str(OmegaConf.select(full, key, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
+
+
+def _quoted(path: Path) -> str:
+    text = str(path).replace("'", "\\'")
+    return f"'{text}'"
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value

@@ -1,0 +1,149 @@
+"""``resume=<run directory>``: what the run was, and that the command does not ask for anything else.
+
+A stored config is data from disk: it is read as plain values, and only targets that this installation's conf
+(or the user's own --config-dir or command line) names are ever built from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from fedbench.cells import CHECKPOINTS, read_json
+from fedbench.config import WHEREABOUTS, check, flatten, load_config, with_choices
+from fedbench.groups import GROUPS, conf_dirs
+from fedbench.hydra_bridge import Composer, is_matched
+from fedbench.options import require
+from fedbench.schema import show
+
+FREE = ("name", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
+# choices.* follow from the keys; hardware is kept as it was, whatever is asked
+KEPT_OR_FREE = (*FREE, "hardware.*", "choices.hardware", "choices.tracking", "choices.experiment")
+ABSENT: Any = object()
+
+
+def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple[dict[str, Any], bool]:
+    """The config to go on with, and whether the run is finished; ConfigError for what forbids resuming."""
+    stored = _read(folder)
+    asked, changed = _asked(overrides, stored, config_dir) if overrides else ({}, {})
+    owned = {*_targets_of_conf(config_dir), *(v for k, v in asked.items() if k.endswith("_target_"))}
+    for key, target in _targets(stored):
+        why = f"resume={folder}: its config builds {target}, which nothing in this installation's conf names"
+        require(target in owned, f"{why}; if it is yours, say {key}={target} as well")
+    stored["rounds"] = max([stored["rounds"], *_earlier_rounds(folder)])
+    rounds = changed.pop("rounds", stored["rounds"])
+    _check_same(folder, stored, changed)
+    _check_rounds(folder, stored, rounds)
+    merged = OmegaConf.create(stored)
+    for key, value in {**changed, "rounds": rounds}.items():
+        if key == "rounds" or is_matched(key, FREE):
+            OmegaConf.update(merged, key, value)
+    summary = read_json(folder / "summary.json") or {}
+    finished = summary.get("status") == "finished" and rounds <= summary.get("rounds", 0)
+    _check_checkpoint(folder, finished)
+    return check(merged), finished
+
+
+def record(folder: Path, overrides: list[str]) -> None:
+    """Keep what a resume was given, beside the overrides the run was started with."""
+    inner = folder / ".hydra"
+    inner.mkdir(exist_ok=True)
+    path = next(p for k in count(1) if not (p := inner / f"overrides.resume-{k}.yaml").exists())
+    path.write_text(yaml.safe_dump(list(overrides)), encoding="utf-8")
+
+
+def hardware_kept(folder: Path, values: Mapping[str, Any], overrides: list[str]) -> str:
+    """A notice when the command asks for hardware: the run keeps what it was started with ('' otherwise)."""
+    if not any(text.lstrip("+").startswith("hardware") for text in overrides):
+        return ""
+    kept = ", ".join(f"{key}={show(value)}" for key, value in values["hardware"].items())
+    return f"{folder} keeps the hardware options it was started with ({kept}): resuming is then exact"
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    require(folder.is_dir(), f"resume={folder}: there is no such run directory")
+    require(path.is_file(), f"resume={folder}: this is not a run directory (it has no config.yaml)")
+    stored = OmegaConf.to_container(load_config(path))
+    known = isinstance(stored, dict) and {"rounds", "choices", "hardware", "optimizer"} <= stored.keys()
+    require(known, f"resume={folder}: its config.yaml is not one that fedbench saved")
+    return stored  # type: ignore[return-value]
+
+
+def _asked(
+    overrides: list[str], stored: Mapping[str, Any], config_dir: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All values (dotted) that the overrides give on top of the run's own options, and those they set."""
+    composer = Composer(config_dir)
+    parsed = composer.parse(overrides)
+    named = {o.key_or_group for o in parsed}
+    base = [f"{g}={o}" for g, o in stored["choices"].items() if o and g not in named and g != "experiment"]
+    before, after = _values(composer, base), _values(composer, [*base, *overrides])
+    said = [pattern for key in named if key not in GROUPS for pattern in (key, f"{key}.*")]
+    changed = {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, said)}
+    return after, changed
+
+
+def _values(composer: Composer, overrides: list[str]) -> dict[str, Any]:
+    full = composer.compose(overrides)
+    return flatten(check(with_choices(full, full.hydra.runtime.choices)))
+
+
+def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Refuse keys that the command sets to other values than the run had."""
+    flat = flatten(stored)
+    other = [k for k, v in changed.items() if flat.get(k, ABSENT) != v and not is_matched(k, KEPT_OR_FREE)]
+    groups = [key.removeprefix("choices.") for key in other if key.startswith("choices.")]
+    within = [f"{group}.*" for group in groups]  # another option has other keys: say only which
+    lines = [
+        f"{key.removeprefix('choices.')}={show(flat[key]) if key in flat else 'absent'} (asked: "
+        f"{show(changed[key])})"
+        for key in other
+        if not is_matched(key, within)
+    ]
+    said = f"resume={folder}: it was run with {', '.join(lines)}"
+    require(not lines, f"{said}; a run goes on as it was, so leave these out or start a new one")
+
+
+def _check_rounds(folder: Path, stored: Mapping[str, Any], rounds: int) -> None:
+    before = stored["rounds"]
+    require(rounds >= before, f"resume={folder}: rounds={rounds} is below the run's {before}; it can only grow")
+    schedule = (stored["optimizer"].get("schedule") or {}).get("name", "constant")
+    why = f"the learning rates of optimizer.schedule.name={schedule} so far were those of {before} rounds"
+    free = rounds == before or schedule in ("constant", "exponential")
+    require(free, f"resume={folder}: rounds cannot grow, because {why}")
+
+
+def _check_checkpoint(folder: Path, finished: bool) -> None:
+    there = any((folder / name).exists() for name in CHECKPOINTS)
+    require(there or finished, f"resume={folder}: it has no {CHECKPOINTS[0]} to go on from; start it again")
+
+
+def _earlier_rounds(folder: Path) -> Iterator[int]:
+    """rounds= of earlier resumes: what they added stays asked for."""
+    for path in sorted((folder / ".hydra").glob("overrides.resume-*.yaml")):
+        for text in yaml.safe_load(path.read_text(encoding="utf-8")) or []:
+            match = re.fullmatch(r"\+*rounds=(\d+)", str(text))
+            if match:
+                yield int(match[1])
+
+
+def _targets(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(dotted key, target) of everything in a config that could be built, inside lists too."""
+    for key, value in values.items():
+        if key == "_target_":
+            yield key, str(value)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Mapping):
+                yield from ((f"{key}.{inner}", target) for inner, target in _targets(item))
+
+
+def _targets_of_conf(config_dir: str | None) -> set[str]:
+    files = [path for folder in conf_dirs(config_dir) for path in folder.rglob("*.yaml")]
+    return {t for path in files for t in re.findall(r"_target_:\s*['\"]?([\w.]+)", path.read_text("utf-8"))}

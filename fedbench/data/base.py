@@ -73,6 +73,15 @@ class Arrays:
         self._check_domains()
         return self
 
+    def with_classes(self, names: list[str], source: str) -> "Arrays":
+        """These arrays, checked, with all the classes a known data set has, also those no sample shows."""
+        require(
+            self.num_classes <= len(names),
+            f"{source} holds {self.num_classes} classes, more than the {len(names)} of this data set",
+        )
+        self.num_classes, self.class_names = len(names), names
+        return self.check()
+
     def _parts(self) -> dict[str, np.ndarray]:
         return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}
 

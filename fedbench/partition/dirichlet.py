@@ -12,8 +12,8 @@ import numpy as np
 from fedbench.options import ConfigError, Count, Positive, require
 from fedbench.partition.base import Ragged, by_class, deal
 
-# Samples shuffled and shares drawn before giving up, whatever max_tries says: some ten seconds.
-MAX_WORK = 500_000_000
+# Samples shuffled and shares drawn before giving up, whatever max_tries says: some five seconds.
+MAX_WORK = 200_000_000
 
 
 class Dirichlet:

@@ -1,0 +1,189 @@
+"""CIFAR-10 and CIFAR-100: 50,000 train and 10,000 test images, 32x32 colour, as published.
+
+Source: Krizhevsky 2009, the *binary version* of the archives: plain bytes, where the Python version is
+pickles, which can run code.  Looked for in this order: ``path``; data_dir/<name>.npz (what a download is
+converted to); the archive or its extracted folder in data_dir; data_dir/cifar10_jpeg.npz; the network.
+
+A JPEG file (``jpeg``, ``offset``, ``label``, ``is_test``, ``classes``: every image a JPEG stream, end to end)
+is lossy: accuracies are close to, not equal to, those on the original, and the images come in another order.
+"""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+from fedbench.data.base import TEST, TRAIN, Arrays
+from fedbench.data.files import DAMAGE, cached, download, fingerprint, log, read_npz, write_npz
+from fedbench.data.images import fill, half, resize
+from fedbench.data.npz import from_layout, resized
+from fedbench.options import ConfigError, Count, require
+
+PIXELS = 3 * 32 * 32
+
+
+class CIFAR10:
+    """path: an npz (MedMNIST layout or JPEG), the binary archive, or its extracted folder; None: see above.
+
+    resize: side in pixels.  mirror: address of a folder to download the archive from instead.
+    verify: refuse a download whose md5 is not the published one.
+    """
+
+    name = "cifar10"
+    archive = "cifar-10-binary.tar.gz"
+    folder = "cifar-10-batches-bin"
+    md5 = "c32a1d4ab5d03f1284b67883e8d87530"
+    members = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+    names_file = "batches.meta.txt"
+    label_bytes = 1  # the label is the last of them
+    num_classes = 10
+
+    def __init__(
+        self,
+        data_dir: str,
+        path: str | None = None,
+        resize: Count | None = None,
+        mirror: str | None = None,
+        verify: bool = True,
+    ):
+        self.data_dir, self.path, self.resize = Path(data_dir), path, resize
+        self.mirror, self.verify = mirror, verify
+
+    def load(self) -> Arrays:
+        """Read, or download and convert; ConfigError says which file to put where."""
+        source = Path(self.path) if self.path is not None else self._find()
+        require(
+            source.exists(),
+            f"{source} is not there: dataset.path is an npz, {self.archive} or the folder {self.folder}",
+        )
+        if source.suffix == ".npz":
+            arrays = self._from_npz(source)
+        else:
+            file = self._convert(source)
+            arrays = from_layout(file, str(source), "classification")
+            if self.path is None:
+                self._keep(file)
+            if self.resize is not None:
+                arrays.inputs = resized(arrays.inputs, self.resize, str(self.data_dir), source)
+        return arrays.with_classes(arrays.class_names or self.default_names(), str(source))
+
+    def default_names(self) -> list[str]:
+        """Class numbers, for files that carry no names."""
+        return [str(c) for c in range(self.num_classes)]
+
+    def _find(self) -> Path:
+        names = (f"{self.name}.npz", self.archive, self.folder, f"{self.name}_jpeg.npz")
+        found = next((p for p in (self.data_dir / name for name in names) if p.exists()), None)
+        if found is not None:
+            return found
+        base = (self.mirror or "https://www.cs.toronto.edu/~kriz").rstrip("/")
+        md5 = self.md5 if self.verify else None
+        return download([f"{base}/{self.archive}"], self.data_dir / self.archive, md5, self.name)
+
+    def _keep(self, file: dict[str, np.ndarray]) -> None:
+        try:
+            write_npz(self.data_dir / f"{self.name}.npz", **file)
+        except OSError as error:
+            log.warning("could not keep the converted %s (%s): every start converts again", self.name, error)
+
+    def _convert(self, source: Path) -> dict[str, np.ndarray]:
+        """The archive or its folder in the MedMNIST layout: images [n, 3, 32, 32], labels [n]."""
+        wanted = [name for names in self.members.values() for name in names]
+        try:
+            raw = read_members(source, self.folder, [*wanted, self.names_file])
+            file = {"classes": np.array(raw[self.names_file].decode().split())}
+            for part, names in self.members.items():
+                data = np.frombuffer(b"".join(raw[name] for name in names), np.uint8)
+                records = data.reshape(-1, self.label_bytes + PIXELS)  # [n, labels and pixels]
+                file[f"{part}_images"] = records[:, self.label_bytes :].reshape(-1, 3, 32, 32)
+                file[f"{part}_labels"] = records[:, self.label_bytes - 1]
+            return file
+        except DAMAGE as error:
+            raise ConfigError(f"{source} is damaged or not {self.name}'s binary version ({error})") from error
+
+    def _from_npz(self, path: Path) -> Arrays:
+        side = self.resize or 32
+        if not is_jpeg_layout(path):
+            arrays = from_layout(read_npz(path), str(path), "classification")
+            if self.resize is not None:
+                arrays.inputs = resized(arrays.inputs, side, str(self.data_dir), path)
+            return arrays
+        log.info("%s holds JPEG images: accuracies are close to, not equal to, those on the original", path)
+        key = (fingerprint(path), side)
+        return jpeg_arrays(cached(str(self.data_dir), self.name, key, lambda: decode_jpeg_npz(path, side)))
+
+
+class CIFAR100(CIFAR10):
+    """CIFAR-100 with its 100 fine labels."""
+
+    name = "cifar100"
+    archive = "cifar-100-binary.tar.gz"
+    folder = "cifar-100-binary"
+    md5 = "03b5dce01913d631647c71ecec9e9cb8"
+    members = {"train": ["train.bin"], "test": ["test.bin"]}
+    names_file = "fine_label_names.txt"
+    label_bytes = 2  # coarse, then fine
+    num_classes = 100
+
+
+def read_members(source: Path, folder: str, names: list[str]) -> dict[str, bytes]:
+    """The bytes of files of a .tar.gz (below ``folder``, not extracted) or of an extracted folder."""
+    if source.is_dir():
+        return {name: (source / name).read_bytes() for name in names}
+    with tarfile.open(source, "r:gz") as archive:
+        found = {}
+        for member in archive:  # in one pass: looking members up by name would inflate the archive again
+            name = member.name.removeprefix("./").removeprefix(f"{folder}/")
+            if name in names and (file := archive.extractfile(member)) is not None:
+                found[name] = file.read()
+    return {name: found[name] for name in names}
+
+
+def is_jpeg_layout(path: Path) -> bool:
+    """Whether an npz holds JPEG streams; looks at the names only."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return "jpeg" in getattr(file, "files", ())
+    except DAMAGE:
+        return False  # the reader of the whole file says what is wrong with it
+
+
+def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
+    """images [n, 3, side, side] uint8, labels [n], split [n], classes of a JPEG file (10 s for 60,000)."""
+    from PIL import Image
+
+    file = read_npz(path)
+    missing = {"jpeg", "offset", "label", "is_test", "classes"} - set(file)
+    require(not missing, f"{path} lacks {', '.join(sorted(missing))}")
+    data, offset, n = file["jpeg"], file["offset"], len(file["label"])
+    require(
+        len(offset) == n + 1 and len(file["is_test"]) == n and int(offset[-1]) == len(data),
+        f"{path}: offset, label, is_test and jpeg do not fit together",
+    )
+    log.info("decoding the %s images of %s once", f"{n:,}", path)
+
+    def one(i: int) -> np.ndarray:
+        try:
+            with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]]), formats=["JPEG"]) as image:
+                return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        except DAMAGE as error:
+            raise ConfigError(f"{path}: image {i} cannot be decoded ({error})") from error
+
+    images = resize(fill(map(one, range(n)), n, (3, 32, 32)), side)
+    split = np.where(file["is_test"], TEST, TRAIN).astype(np.int8)
+    return {
+        "images": images,
+        "labels": file["label"].astype(np.int64),
+        "split": split,
+        "classes": file["classes"],
+    }
+
+
+def jpeg_arrays(file: dict[str, np.ndarray]) -> Arrays:
+    """Arrays from what decode_jpeg_npz returns, train images first (the papers' pooling order)."""
+    order = np.argsort(file["split"], kind="stable")
+    images, names = file["images"][order], [str(c) for c in file["classes"]]
+    return Arrays(
+        images, file["labels"][order], file["split"][order], len(names), class_names=names, **half(images)
+    )

@@ -1,0 +1,135 @@
+"""Files of data sets: download with a checksum, npz read without running anything, caches written whole.
+
+Every failure is one sentence that says which file was wanted where.
+"""
+
+import hashlib
+import http.client
+import logging
+import os
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedbench.options import ConfigError, require
+
+log = logging.getLogger("fedbench.data")
+
+TIMEOUT_S = 10
+# What a damaged or foreign file raises in numpy, zipfile, gzip and tarfile, beside OSError.
+DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, OSError)
+
+
+def md5_of(path: Path) -> str:
+    """Hex md5 of a file (an integrity check against the published value, not a signature)."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes path if the block succeeds and is removed if it does not."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # sweeps may write the same file at once
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
+    """Fetch the first address that answers with the right bytes; ConfigError if none does.
+
+    urls: tried in order.  md5: None accepts anything.  name: of the data set, for the sentence.
+    """
+    reason: object = None
+    for url in urls:
+        try:
+            _fetch(url, path, md5)
+            return path
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+    raise ConfigError(
+        f"{name} is not in {path.parent} and could not be downloaded ({reason}): put {path.name} from "
+        f"{urls[0]} into {path.parent.resolve()}, or set dataset.path or data_dir"
+    )
+
+
+def _fetch(url: str, path: Path, md5: str | None) -> None:
+    request = urllib.request.Request(url, headers={"User-Agent": "fedbench"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply, whole(path) as partial:
+        log.info("downloading %s to %s", url, path)
+        with open(partial, "wb") as file:
+            shutil.copyfileobj(reply, file, 1 << 20)
+        wanted, size = reply.headers.get("Content-Length"), partial.stat().st_size
+        if wanted is not None and size != int(wanted):
+            raise ValueError(f"the connection ended after {size:,} of {int(wanted):,} bytes")
+        if md5 is not None and md5_of(partial) != md5:
+            raise ValueError(f"the md5 of what came is {md5_of(partial)}, not {md5}")
+
+
+def read_npz(path: str | Path) -> dict[str, np.ndarray]:
+    """All arrays of an npz file; ConfigError where it is missing, damaged or carries a pickle."""
+    path = Path(path)
+    require(path.is_file(), f"{path} is not there (dataset.path and data_dir say where files are looked for)")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            require(
+                isinstance(file, np.lib.npyio.NpzFile),
+                f"{path} holds a single array, not an npz of named ones",
+            )
+            arrays = {name: file[name] for name in file.files}
+            return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    except ConfigError:
+        raise
+    except DAMAGE as error:
+        if "pickle" in str(error):
+            raise ConfigError(
+                f"{path} holds pickled Python objects, which could run code and are never loaded: save plain "
+                "number arrays with numpy.savez"
+            ) from error
+        raise ConfigError(f"{path} is damaged or no npz file ({error})") from error
+
+
+def write_npz(path: Path, **arrays: np.ndarray) -> None:
+    """Write an uncompressed npz (read back at the speed of the disk), whole or not at all."""
+    with whole(path) as partial, open(partial, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def cached(
+    data_dir: str, name: str, key: object, make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """What ``make()`` returns, kept in data_dir/cache under its name and a hash of ``key``.
+
+    key: whatever the result depends on (its repr is hashed).  A cache that cannot be read is made again; one
+    that cannot be written is a warning, for the next start will be slow too.
+    """
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    path = Path(data_dir) / "cache" / f"{name}-{digest}.npz"
+    if path.is_file():
+        try:
+            return read_npz(path)
+        except ConfigError as error:
+            log.warning("making the cache again: %s", error)
+    arrays = make()
+    try:
+        write_npz(path, **arrays)
+    except OSError as error:
+        log.warning("could not keep the converted data in %s (%s): every start converts again", path, error)
+    return arrays
+
+
+def fingerprint(path: Path) -> tuple[str, int, int]:
+    """Name, size and time of change: a key that follows the file without reading it."""
+    stat = path.stat()
+    return path.name, stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,127 @@
+"""Images in folders: class/picture, domain/class/picture, or train, val, test/class/picture.
+
+Pictures are brought to one size once (whole picture, no crop, as PGFed's Office-Home code does) and kept in
+data_dir/cache under a hash of the listing, so that a changed, added or removed picture is seen.  Classes and
+domains are numbered in the order of their names.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedbench.data.base import TEST, TRAIN, VAL, Arrays
+from fedbench.data.files import cached, log
+from fedbench.data.images import fill, half
+from fedbench.options import ConfigError, Count, require
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
+
+
+class ImageFolder:
+    """path: the folder.  resize: side in pixels (all pictures become square).  color: rgb or grey.
+
+    layout: class (class/picture), domain (domain/class/picture) or split (train, val, test/class/picture);
+    auto reads it off the depth and the names.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        path: str | None = None,
+        resize: Count = 32,
+        layout: Literal["auto", "class", "domain", "split"] = "auto",
+        color: Literal["rgb", "grey"] = "rgb",
+    ):
+        self.data_dir, self.path, self.resize = data_dir, path, resize
+        self.layout, self.color = layout, color
+
+    def load(self) -> Arrays:
+        """List the pictures, read or make the cache; ConfigError where a picture or the layout is broken."""
+        require(self.path is not None, "dataset=image_folder needs dataset.path=<folder of pictures>")
+        root = Path(str(self.path))
+        require(root.is_dir(), f"dataset.path={root} is not a folder")
+        files = sorted(_pictures(root))
+        require(bool(files), f"{root} holds no pictures ({', '.join(sorted(SUFFIXES))}) below its folders")
+        tops, kinds = self._read_layout([f.split("/") for f in files], root)
+        images = cached(
+            self.data_dir, root.resolve().name, self._key(root, files), lambda: self._decode(root, files)
+        )
+        class_names, targets = np.unique(kinds, return_inverse=True)
+        arrays = Arrays(
+            inputs=images["images"],
+            targets=targets.astype(np.int64),
+            split=np.zeros(len(files), np.int8),
+            num_classes=len(class_names),
+            class_names=class_names.tolist(),
+            **half(images["images"]),
+        )
+        return _with_tops(arrays, tops).check()
+
+    def _read_layout(self, parts: list[list[str]], root: Path) -> tuple[list[str] | None, list[str]]:
+        """The top folder of each picture (None where there is none) and its class folder."""
+        depth = {len(p) for p in parts}
+        wanted = {"class": {2}, "domain": {3}, "split": {3}, "auto": depth}[self.layout]
+        odd = next(("/".join(p) for p in parts if len(p) not in wanted & {2, 3}), None)
+        if odd is not None or len(depth) != 1:
+            raise ConfigError(
+                f"{root} is not laid out as class/picture, domain/class/picture or (train, val, test)/class/"
+                f"picture (dataset.layout={self.layout}; e.g. {odd or '/'.join(parts[0])})"
+            )
+        if depth == {2}:
+            return None, [p[0] for p in parts]
+        tops = [p[0] for p in parts]
+        require(
+            self.layout != "split" or set(tops) <= set(PARTS),
+            f"{root} has the folders {', '.join(sorted(set(tops)))}; dataset.layout=split wants train, val, test",
+        )
+        return tops, [p[1] for p in parts]
+
+    def _key(self, root: Path, files: list[str]) -> object:
+        stats = [os.stat(root / f) for f in files]
+        listing = [(f, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats)]
+        return listing, self.resize, self.color
+
+    def _decode(self, root: Path, files: list[str]) -> dict[str, np.ndarray]:
+        log.info("resizing the %s pictures of %s once", f"{len(files):,}", root)
+        channels = 3 if self.color == "rgb" else 1
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter lock
+            decoded = pool.map(lambda f: self._open(root / f), files)
+            return {"images": fill(decoded, len(files), (channels, self.resize, self.resize))}
+
+    def _open(self, path: Path) -> np.ndarray:
+        """One picture as [channels, resize, resize] uint8."""
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                mode = "RGB" if self.color == "rgb" else "L"
+                square = image.convert(mode).resize((self.resize,) * 2, Image.Resampling.BILINEAR)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ConfigError(f"{path} cannot be read as a picture ({error})") from error
+        pixels = np.asarray(square)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _pictures(root: Path) -> list[str]:
+    """Paths of all pictures below root, relative, with forward slashes."""
+    found = []
+    for folder, _, names in os.walk(root):
+        base = Path(folder).relative_to(root)
+        found += [(base / n).as_posix() for n in names if Path(n).suffix.lower() in SUFFIXES]
+    return found
+
+
+def _with_tops(arrays: Arrays, tops: list[str] | None) -> Arrays:
+    """The top folders become the published split if they are named so, else natural silos."""
+    if tops is None:
+        return arrays
+    if set(tops) <= set(PARTS):
+        arrays.split = np.array([PARTS[t] for t in tops], np.int8)
+        return arrays
+    names, domain = np.unique(tops, return_inverse=True)
+    arrays.domain, arrays.domain_names = domain.astype(np.int64), names.tolist()
+    return arrays

@@ -1,0 +1,132 @@
+"""The figures of a report: accuracy over rounds with its spread over seeds, each client's gain over Local."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.options import ConfigError
+from fedbench.report import scores
+from fedbench.report.runs import Run
+from fedbench.report.summary import SHOWN, Group, Options
+
+# Okabe and Ito's colours, told apart with any colour vision; then again with another line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+LINES = ("-", "--", ":", "-.")
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot without a window; ConfigError where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError("figures need matplotlib: pip install 'fedbench[report]'") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def draw(groups: list[Group], runs: list[Run], options: Options, folder: Path) -> list[Path]:
+    """Write the figures of every (data set, partition, model) into folder; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups:
+        settings.setdefault(tuple(group.runs[0].choice(name) for name in SHOWN), []).append(group)
+    written = []
+    for setting, members in settings.items():
+        end = "_".join([*map(str, setting), options.metric])
+        end = re.sub(r"[^\w.-]+", "_", end)
+        written.append(
+            draw_curves(members, options, folder / f"curves_{end}.png", ", ".join(map(str, setting)))
+        )
+        gains = {g.name: each for g in members if (each := client_gains(g, runs, options)) is not None}
+        if gains:
+            written.append(
+                draw_gains(gains, options, folder / f"gains_{end}.png", ", ".join(map(str, setting)))
+            )
+    return written
+
+
+def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -> Path:
+    """The metric over rounds: mean over seeds, a band of one population std, the target as a dotted line."""
+    plt = pyplot()
+    scale = 100 if scores.is_fraction(options.metric) else 1
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    top = []
+    for i, group in enumerate(groups):
+        rounds, mean, std = mean_curve(group, options.metric)
+        if not len(rounds):
+            continue
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+        few = "o" if len(rounds) < 3 else None  # a line through one point is invisible
+        axes.plot(rounds, scale * mean, label=f"{group.name} (n={len(group.runs)})", marker=few, **look)
+        axes.fill_between(
+            rounds, scale * (mean - std), scale * (mean + std), color=look["color"], alpha=0.15, lw=0
+        )
+        top.append(np.nanmax(mean))
+    if top and max(top) > options.target / 2 and scale == 100:
+        axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1)
+    axes.set(xlabel="round", ylabel=options.metric + (" (%)" if scale == 100 else ""), title=title)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title: str) -> Path:
+    """A panel per method, a bar per client: its gain over Local, blue for a gain and orange for a loss."""
+    plt = pyplot()
+    scale = 100 if scores.is_fraction(options.metric) else 1
+    figure, panels = plt.subplots(
+        len(gains), 1, figsize=(8, 0.6 + 1.4 * len(gains)), sharex=True, sharey=True, squeeze=False,
+        layout="constrained")  # fmt: skip
+    for axes, (name, each) in zip(panels[:, 0], gains.items()):
+        colours = np.where(each >= 0, COLOURS[0], COLOURS[1])
+        axes.bar(np.arange(len(each)), scale * each, color=colours, width=0.8)
+        axes.axhline(0, color="black", lw=0.8)
+        axes.set_title(f"{name}: mean {scale * np.nanmean(each):+.2f}", fontsize=9, loc="left")
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[-1, 0].set_xlabel("client")
+    panels[-1, 0].xaxis.get_major_locator().set_params(integer=True)
+    unit = ", percentage points" if scale == 100 else ""
+    figure.suptitle(f"gain over Local of {options.metric}@{convention(options)}{unit}; {title}", fontsize=10)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def convention(options: Options) -> str:
+    """The gain that goes with a selection: the last round, or (the papers' habit) each client's own best."""
+    return "own_best" if options.select == "best" else "last"
+
+
+def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray | None:
+    """Each client's gain over Local, [N], averaged over the seeds that share the first one's partition."""
+    first = group.runs[0].summary.get("partition_hash")
+    found = []
+    for run in group.runs:
+        local = scores.local_of(run, runs)
+        if local is not None and local is not run and run.summary.get("partition_hash") == first:
+            gain = scores.gains(run, local, options.metric).get(convention(options))
+            found += [gain.each] if gain is not None else []
+    return np.mean(found, axis=0) if found else None
+
+
+def mean_curve(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rounds, mean, population std) over the seeds, [R] each, at the rounds that all seeds evaluated."""
+    curves = [scores.curve(run, metric) for run in group.runs]
+    curves = [(rounds, values) for rounds, values in curves if len(values)]
+    if not curves:
+        return np.empty(0), np.empty(0), np.empty(0)
+    common = curves[0][0]
+    for rounds, _ in curves[1:]:
+        common = np.intersect1d(common, rounds)
+    values = np.stack([values[np.isin(rounds, common)] for rounds, values in curves])  # [seeds, R]
+    return common, values.mean(0), values.std(0)

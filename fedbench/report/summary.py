@@ -1,0 +1,304 @@
+"""Runs grouped by everything but the seed, and the tables that say what came out of each group."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedbench.options import require
+from fedbench.report import scores
+from fedbench.report.runs import Run
+from fedbench.report.table import Column, Spread, Table
+
+SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
+# What does not make two runs different experiments: where they ran, and how they were watched.
+IGNORED = ("seed", "name", "paper", "resume", "data_dir", "output_dir", "sweep_dir", "checkpoint", "hardware",
+           "tracking")  # fmt: skip
+
+
+@dataclass
+class Options:
+    """What the report is asked for; ``group`` are the config keys to group by, or None: all but the seed."""
+
+    metric: str = "personal/accuracy"
+    select: str = "last"
+    target: float = 0.7
+    group: list[str] | None = None
+
+
+@dataclass
+class Group:
+    """Finished runs that differ in their seed only; ``labels`` tell it from the others, in column order."""
+
+    runs: list[Run]
+    labels: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """One line for a legend."""
+        return " ".join(str(value) if key in ("method", *SHOWN) else f"{key}={value}"
+                        for key, value in self.labels.items())  # fmt: skip
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """The config entries that make a run what it is, by dotted names."""
+    return {
+        name: value
+        for name, value in run.flat_config.items()
+        if name.split(".")[0] not in IGNORED and not name.startswith(("choices.hardware", "choices.tracking",
+                                                                      "choices.experiment"))
+    }  # fmt: skip
+
+
+def method(run: Run) -> str:
+    return str(run.summary.get("name") or run.choice("algorithm"))
+
+
+def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Group], int]:
+    """Finished runs grouped by all but the seed, or by ``keys``; and how many repeated runs were left out.
+
+    Of several runs of one group and seed the one that finished last counts.
+    """
+    groups: dict[Any, dict[Any, Run]] = {}
+    finished = [run for run in runs if run.finished]
+    for run in sorted(finished, key=lambda r: str(r.summary.get("finished"))):
+        if keys is None:
+            key = (method(run), *sorted((k, repr(v)) for k, v in identity(run).items()))
+            same_cell: Any = run.seed
+        else:
+            key = tuple(repr(lookup(run, k)) for k in keys)
+            same_cell = (run.seed, *sorted((k, repr(v)) for k, v in identity(run).items()))
+        groups.setdefault(key, {})[same_cell] = run
+    found = [Group(list(by_seed.values())) for by_seed in groups.values()]
+    _label(found, keys)
+    return found, len(finished) - sum(len(group.runs) for group in found)
+
+
+def lookup(run: Run, key: str) -> Any:
+    """A config value by its dotted name; a group's name means the option chosen; ``name`` the method."""
+    if key in ("name", "method"):
+        return method(run)
+    chosen = run.choice(key)
+    value = run.flat_config.get(key) if chosen is None else chosen
+    require(chosen is not None or key in run.flat_config, f"--group {key}: {run.path} has no such config key")
+    return value
+
+
+def _label(groups: list[Group], keys: list[str] | None) -> None:
+    """Name each group: its method, the options that differ, and the values that tell namesakes apart."""
+    if keys is not None:
+        for group in groups:
+            group.labels = {key: lookup(group.runs[0], key) for key in keys}
+        return
+    firsts = [group.runs[0] for group in groups]
+    shown = [name for name in SHOWN if len({run.choice(name) for run in firsts}) > 1]
+    namesakes: dict[Any, list[Run]] = {}
+    for run in firsts:
+        namesakes.setdefault((method(run), *(run.choice(name) for name in SHOWN)), []).append(run)
+    telling = dict.fromkeys(key for same in namesakes.values() for key in differing(same))
+    for group in groups:
+        run, ours = group.runs[0], identity(group.runs[0])
+        group.labels = {"method": method(run)} | {name: run.choice(name) for name in shown}
+        group.labels |= {_short(key, telling): ours.get(key) for key in telling}
+
+
+def differing(runs: list[Run]) -> list[str]:
+    """Config keys whose values differ among runs; a chosen option stands for the values inside it."""
+    entries = [identity(run) for run in runs]
+    keys = [
+        k for k in dict.fromkeys(k for e in entries for k in e) if len({repr(e.get(k)) for e in entries}) > 1
+    ]
+    inside = tuple(key.removeprefix("choices.") + "." for key in keys if key.startswith("choices."))
+    return [key for key in keys if not (inside and key.startswith(inside))]
+
+
+def _short(key: str, keys: Iterable[str]) -> str:
+    """The last part of a dotted key, where that is enough."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
+    """The table of results: a row per group, best first within a data set, partition and model.
+
+    It is wide, as a CSV wants it; ``narrow`` cuts it for a reader.
+    """
+    rows = {id(g): g.labels | _scores(g, options) | _gains(g, runs, options) for g in groups}
+    better = -1 if scores.lower_is_better(options.metric) else 1
+
+    def order(group: Group) -> tuple[Any, ...]:
+        value = rows[id(group)][options.select].mean
+        return *(str(group.labels.get(name)) for name in SHOWN), np.isnan(value), -better * value
+
+    groups.sort(key=order)
+    labels = [Column(key, key, none="") for key in dict.fromkeys(k for g in groups for k in g.labels)]
+    unit = " (%)" if scores.is_fraction(options.metric) else ""
+    title = f"{options.metric}{unit}: {facts(groups)}"
+    ordered = [rows[id(group)] for group in groups]
+    return Table(title, [*labels, *_columns(options), *_gain_columns(options)], ordered)
+
+
+def narrow(wide: Table, options: Options) -> list[Table]:
+    """The wide table as a reader wants it: results, and gains over Local where there are any."""
+    gain_keys = {column.key for column in _gain_columns(options)}
+    score_keys = {column.key for column in _columns(options)}
+    labels = [c for c in wide.columns if c.key not in gain_keys | score_keys]
+    with_val = any(row["best_val"].count for row in wide.rows)
+    columns = [c for c in wide.columns if c.key not in gain_keys and (c.key != "best_val" or with_val)]
+    found = [Table(wide.title, columns, wide.rows)]
+    gained = [row for row in wide.rows if "gain_n" in row and not row["is_local"]]
+    if gained:
+        title = f"{options.metric}: gain over Local, mean ± std over clients"
+        found.append(Table(title, [*labels, *_gain_columns(options)], gained))
+    return found
+
+
+def _columns(options: Options) -> list[Column]:
+    scale = 100 if scores.is_fraction(options.metric) else 1
+    digits = 2 if scale == 100 else 4
+    target = f"{options.target * scale:g}" + ("%" if scale == 100 else "")
+    metric = [("last", "last"), ("best", "best"), ("best_val", "best by val"), ("worst", "worst tenth"),
+              ("global", "global")]  # fmt: skip
+    return [
+        Column("n", "n"),
+        *(Column(key, title, digits, scale) for key, title in metric),
+        Column("rounds_to_target", f"rounds to {target}", 1, none="never"),
+        Column("seconds_to_target", f"s to {target}", 1, none="never"),
+        Column("images_per_s", "images/s", 0),
+    ]
+
+
+def _scores(group: Group, options: Options) -> dict[str, Any]:
+    """What a group reaches, over its seeds."""
+    metric, runs = options.metric, group.runs
+    rounds = {name: [scores.selected_round(run, metric, name) for run in runs] for name in scores.SELECTIONS}
+
+    def at(name: str, select: str) -> Spread:
+        return over_seeds(scores.value_at(run, name, t) for run, t in zip(runs, rounds[select]))
+
+    to_target = [scores.rounds_to(run, metric, options.target) for run in runs]
+    return {
+        "n": len(runs),
+        **{name: at(metric, name) for name in scores.SELECTIONS},
+        "worst": at(f"{metric}_worst", options.select),
+        "global": at(metric.replace("personal/", "global/"), options.select),
+        "rounds_to_target": over_seeds(to_target),
+        "seconds_to_target": over_seeds(scores.seconds_to(run, t) for run, t in zip(runs, to_target)),
+        "images_per_s": over_seeds((run.summary.get("cost") or {}).get("images_per_s") for run in runs),
+    }
+
+
+def _gain_columns(options: Options) -> list[Column]:
+    scale, digits = (100, 2) if scores.is_fraction(options.metric) else (1, 4)
+    return [
+        Column("gain_n", "n"),
+        *(Column(f"gain_{name}", f"gain@{name}", digits, scale) for name in scores.GAINS),
+        Column("gain_better", "clients better (%)", 0, 100),
+    ]
+
+
+def _gains(group: Group, runs: list[Run], options: Options) -> dict[str, Any]:
+    """A group's gains over Local: each the mean over seeds of the mean, and of the std, over clients."""
+    pairs = [(run, local) for run in group.runs if (local := scores.local_of(run, runs))]
+    found = [gain for run, local in pairs if (gain := scores.gains(run, local, options.metric))]
+    if not found:
+        return {}
+    row: dict[str, Any] = {"gain_n": len(found), "is_local": all(run is local for run, local in pairs)}
+    for name in scores.GAINS:
+        if known := [gain[name] for gain in found if name in gain]:
+            mean, std = np.mean([g.mean for g in known]), np.mean([g.std for g in known])
+            row[f"gain_{name}"] = Spread(float(mean), float(std), len(known), len(known))
+    row["gain_better"] = float(np.mean([gain["own_best"].better for gain in found]))
+    return row
+
+
+def over_seeds(values: Iterable[float | None]) -> Spread:
+    """Mean and population std of the values that are known; no std for a single seed."""
+    numbers = np.array(list(values), dtype=np.float64)
+    known = numbers[~np.isnan(numbers)]
+    if not len(known):
+        return Spread(float("nan"), None, 0, len(numbers))
+    return Spread(
+        float(known.mean()), float(known.std()) if len(known) > 1 else None, len(known), len(numbers)
+    )
+
+
+def facts(groups: list[Group]) -> str:
+    """What all runs share: data set, partition, model, clients, cohort, rounds."""
+    firsts = [group.runs[0] for group in groups]
+
+    def shared(value: Callable[[Run], Any], text: str) -> list[str]:
+        values = {value(run) for run in firsts}
+        return [text.format(values.pop())] if len(values) == 1 and None not in values else []
+
+    said = [part for name, text in (("dataset", "{}"), ("partition", "{} partition"), ("model", "{}"))
+            for part in shared(lambda run, name=name: run.choice(name), text)]  # fmt: skip
+    for name, text in (("num_clients", "{} clients"), ("cohort", "{} a round"), ("rounds", "{} rounds")):
+        said += shared(lambda run, name=name: run.summary.get(name), text)
+    return ", ".join(said)
+
+
+def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
+    """What a reader of the tables must know."""
+    said = [
+        "± is the population standard deviation (ddof=0), as the papers' authors compute it: over n seeds, "
+        "in gains over clients.",
+        "last: the last round. best: the round with the best mean on the test sets, as PFL papers print it. "
+        "best by val: the round with the best validation accuracy.",
+        f"--select {options.select} orders the rows, and worst tenth and global are taken at that round.",
+        "s to target counts training and the server step, not evaluation.",
+    ]
+    same = [
+        g.labels["method"]
+        for g in groups
+        if "method" in g.labels and g.runs[0].summary.get("personal_is_global")
+    ]
+    if same:
+        said.append(
+            f"personal equals global for {', '.join(map(str, dict.fromkeys(same)))}: one model for all."
+        )
+    if repeated:
+        said.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
+    hashes: dict[Any, set[Any]] = {}
+    for group in groups:
+        key = tuple(group.runs[0].choice(name) for name in ("dataset", "partition"))
+        hashes.setdefault(key, set()).update(run.summary.get("partition_hash") for run in group.runs)
+    for (dataset, partition), found in hashes.items():
+        if len(found) > 1:
+            said.append(
+                f"{dataset} with {partition} was partitioned in {len(found)} ways: compare with care."
+            )
+    return said
+
+
+def unfinished(runs: list[Run]) -> Table | None:
+    """The runs that have not finished and the command that goes on with each."""
+    open_runs = [run for run in runs if not run.finished]
+    if not open_runs:
+        return None
+    rows = []
+    for run in open_runs:
+        done = run.summary.get("rounds_done", int(max(run.costs.get("round", [0]), default=0)))
+        rows.append({
+            "run": str(run.path),
+            "status": _status(run),
+            "rounds": f"{done} of {run.summary.get('rounds', run.config.get('rounds', '?'))}",
+            "command": f"python -m fedbench resume={shlex.quote(str(run.path))}",
+        })  # fmt: skip
+    columns = [Column("run", "run"), Column("status", "status"), Column("rounds", "rounds"),
+               Column("command", "to finish it")]  # fmt: skip
+    return Table("not finished", columns, rows)
+
+
+def _status(run: Run) -> str:
+    """failed with the first line of error.txt, or the status as written."""
+    status = str(run.summary.get("status") or "no summary.json")
+    error = run.path / "error.txt"
+    if status == "running" or not error.is_file():
+        return "interrupted" if status == "running" else status
+    lines = error.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{status}: {lines[0][:100]}" if lines else status

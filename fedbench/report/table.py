@@ -1,0 +1,123 @@
+"""A table of text and of numbers with their spread, and its three forms: text, Markdown, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMATS = ("text", "markdown", "csv")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """``mean`` and ``std`` of ``count`` values out of ``of`` (the rest do not exist); std None: no spread."""
+
+    mean: float
+    std: float | None = None
+    count: int = 1
+    of: int = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """``key`` is its name in a CSV, ``title`` in text, where numbers are times ``scale`` with ``digits``."""
+
+    key: str
+    title: str
+    digits: int = 2
+    scale: float = 1
+    none: str = "-"
+
+
+@dataclass
+class Table:
+    """Rows map a column's key to text, a number, a Spread or None; ``notes`` are lines below."""
+
+    title: str
+    columns: list[Column]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def render(tables: list[Table], form: str) -> str:
+    """The tables as one text, ending in a newline; a CSV holds them one below the other, without notes."""
+    write = {"text": as_text, "markdown": as_markdown, "csv": as_csv}[form]
+    return "\n".join(write(table) for table in tables)
+
+
+def as_text(table: Table) -> str:
+    """Aligned columns; numbers to the right."""
+    grid = [[c.title for c in table.columns], *(_shown(table, row) for row in table.rows)]
+    widths = [max(len(line[i]) for line in grid) for i in range(len(table.columns))]
+    right = [_is_number(table, c) for c in table.columns]
+    lines = [table.title] if table.title else []
+    for line in grid if table.columns else []:
+        cells = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(line, widths, right)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([*lines, *table.notes]) + "\n"
+
+
+def as_markdown(table: Table) -> str:
+    """A pipe table, its title in bold above."""
+    lines = [f"**{table.title}**", ""] if table.title else []
+    if table.columns:
+        rule = ["---:" if _is_number(table, c) else "---" for c in table.columns]
+        for line in ([c.title for c in table.columns], rule, *(_shown(table, row) for row in table.rows)):
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
+    return "\n".join([*lines, *([""] if table.notes else []), *(f"{note}  " for note in table.notes)]) + "\n"
+
+
+def as_csv(table: Table) -> str:
+    """Every number in full and unscaled; a Spread is three columns, key_mean, key_std, key_n."""
+    wide = {c.key for c in table.columns if any(isinstance(row.get(c.key), Spread) for row in table.rows)}
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    ends = ("_mean", "_std", "_n")
+    writer.writerow(
+        [name for c in table.columns for name in ([c.key + e for e in ends] if c.key in wide else [c.key])]
+    )
+    for row in table.rows:
+        cells: list[Any] = []
+        for c in table.columns:
+            value = row.get(c.key)
+            if c.key not in wide:
+                cells.append(_plain(value))
+            elif isinstance(value, Spread):
+                cells += [_plain(value.mean), _plain(value.std), value.count]
+            else:
+                cells += [_plain(value), "", ""]
+        writer.writerow(cells)
+    return out.getvalue()
+
+
+def show(value: Any, column: Column) -> str:
+    """A cell as a reader sees it."""
+    if isinstance(value, Spread):
+        return _show_spread(value, column)
+    if isinstance(value, float):
+        return column.none if math.isnan(value) else f"{value * column.scale:,.{column.digits}f}"
+    return column.none if value is None else str(value)
+
+
+def _show_spread(value: Spread, column: Column) -> str:
+    if not value.count or math.isnan(value.mean):
+        return column.none
+    text = show(float(value.mean), column)
+    if value.std is not None:
+        text += " ± " + show(float(value.std), column)
+    return text if value.count == value.of else f"{text} ({value.count} of {value.of})"
+
+
+def _shown(table: Table, row: dict[str, Any]) -> list[str]:
+    return [show(row.get(column.key), column) for column in table.columns]
+
+
+def _is_number(table: Table, column: Column) -> bool:
+    return any(isinstance(row.get(column.key), (int, float, Spread)) for row in table.rows)
+
+
+def _plain(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value

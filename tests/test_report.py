@@ -1,0 +1,378 @@
+"""Tables say what the files say: means and spreads are recomputed here from the numbers behind the runs."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from fedbench.options import ConfigError
+from fedbench.report import scores
+from fedbench.report.__main__ import main
+from fedbench.report.runs import Run, find_runs
+from fedbench.report.summary import Options, differing, group_runs, over_seeds
+from fedbench.report.table import Column, Spread, Table, render, show
+from fedbench.tracking import Tracker
+
+BASE = np.array([0.5, 0.6, 0.7, 0.8])  # of four clients at round 1
+
+
+def make_run(
+    folder: Path,
+    algorithm: str = "pgfed",
+    seed: int = 0,
+    curve: tuple[float, ...] = (0.0, 0.1, 0.05),
+    status: str = "finished",
+    config: dict | None = None,
+    summary: dict | None = None,
+    clients: np.ndarray | None = None,
+) -> Path:
+    """A run directory of 4 clients: client i has BASE[i] + curve[t] at round t, or clients[t, i]."""
+    path = folder / f"{algorithm}-{seed}-{len(list(folder.glob('*'))) if folder.is_dir() else 0}"
+    path.mkdir(parents=True)
+    chosen = {"algorithm": algorithm, "dataset": "digits", "partition": "dirichlet", "model": "mlp"}
+    given = config or {}
+    full = {
+        "name": None,
+        "seed": seed,
+        "rounds": 3,
+        "output_dir": str(path),
+        "tracking": {"mode": "disabled"},
+        "optimizer": {"lr": 0.1},
+        "algorithm": {"_target_": f"x.{algorithm}"},
+    }
+    full |= {key: value for key, value in given.items() if key != "choices"}
+    full["choices"] = chosen | given.get("choices", {})
+    (path / "config.yaml").write_text(yaml.safe_dump(full))
+    if clients is None:
+        clients = BASE + np.array(curve)[:, None]
+    with Tracker(path, OmegaConf.create(full)) as tracker:
+        for t, accuracy in enumerate(clients, start=1):
+            tracker.metrics(t, {
+                "personal/accuracy": accuracy.mean(), "personal/accuracy_worst": accuracy.min(),
+                "personal/loss": 1 - accuracy.mean(),
+                **({} if algorithm == "local" else {"global/accuracy": accuracy.mean() - 0.3}),
+            })  # fmt: skip
+            tracker.clients(
+                t, {"n_test": np.full(4, 9), "personal/accuracy": accuracy, "personal/loss": 1 - accuracy}
+            )
+            tracker.costs(t, {"train_s": 2.0 * t, "eval_s": 100.0, "images_per_s": 1000.0})
+        facts = {"status": status, "name": algorithm, "seed": seed, "rounds": 3, "rounds_done": 3}
+        facts |= {"num_clients": 4, "cohort": 2, "partition_hash": "p0", "best_val": None}
+        facts |= {"cost": {"images_per_s": 1000.0 + seed}, "finished": f"2026-01-01T00:00:{seed:02}"}
+        tracker.summary(facts | full["choices"] | (summary or {}))
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Path:
+    """Local, FedAvg and PGFed over three seeds, PGFed with one more run unfinished."""
+    folder = tmp_path / "sweep"
+    for seed in range(3):
+        make_run(folder, "local", seed, (0.0, 0.0, 0.0))
+        make_run(
+            folder, "fedavg", seed, (-0.2, -0.1 + 0.01 * seed, -0.1), summary={"personal_is_global": True}
+        )
+        make_run(folder, "pgfed", seed, (0.0, 0.1 + 0.01 * seed, 0.05 + 0.02 * seed))
+    make_run(folder, "pgfed", 3, (0.0,), status="running", summary={"rounds_done": 1})
+    return folder
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def table_of(capsys, *args: str) -> list[dict[str, str]]:
+    assert main([*args, "--format", "csv"]) == 0
+    return read_csv(capsys.readouterr().out)
+
+
+def test_csv_of_a_sweep(sweep, capsys):
+    """pgfed ends at .65 + .05 + .02 s: .70 .72 .74, mean .72, std .02 sqrt(2/3); its best is .75 .76 .77."""
+    rows = {row["method"]: row for row in table_of(capsys, str(sweep), "--target", "0.74")}
+    assert list(rows) == ["pgfed", "local", "fedavg"]  # by the last mean
+    pgfed = rows["pgfed"]
+    expected = {
+        "n": 3,
+        "last_mean": 0.72,
+        "last_std": 0.02 * np.sqrt(2 / 3),
+        "last_n": 3,
+        "best_mean": 0.76,
+        "best_std": 0.01 * np.sqrt(2 / 3),
+        "worst_mean": 0.57,
+        "global_mean": 0.42,
+        "rounds_to_target_mean": 2,
+        "seconds_to_target_mean": 2 + 4,
+        "images_per_s_mean": 1001,
+        "gain_last_mean": 0.07,
+        "gain_best_mean_mean": 0.11,
+        "gain_own_best_mean": 0.11,
+        "gain_better": 1,
+    }
+    assert {name: float(pgfed[name]) for name in expected} == pytest.approx(expected)
+    assert float(rows["fedavg"]["gain_last_mean"]) == pytest.approx(-0.1)
+    assert float(rows["fedavg"]["gain_own_best_mean"]) == pytest.approx(-0.09)
+    assert float(rows["local"]["gain_last_mean"]) == 0
+    assert rows["local"]["global_mean"] == ""
+    assert (rows["local"]["rounds_to_target_mean"], rows["local"]["rounds_to_target_n"]) == ("", "0")
+
+
+def test_text_of_a_sweep(sweep, capsys):
+    assert main([str(sweep), "--target", "0.74"]) == 0
+    text = capsys.readouterr().out
+    head, gains, left = (
+        text.index("personal/accuracy (%)"),
+        text.index("gain over Local"),
+        text.index("not finished"),
+    )
+    assert head < gains < text.index("± is the population") < left
+    assert "digits, dirichlet partition, mlp, 4 clients, 2 a round, 3 rounds" in text
+    lines = {line.split()[0]: line for line in text[head:gains].splitlines() if line.strip()}
+    assert "72.00 ± 1.63" in lines["pgfed"]
+    assert "76.00 ± 0.82" in lines["pgfed"]
+    assert "never" in lines["local"]
+    assert "best by val" not in lines["method"]
+    assert "personal equals global for fedavg" in text
+    assert f"resume={sweep / 'pgfed-3-9'}" in text[left:]
+    assert "interrupted" in text[left:]
+    assert "1 of 3" in text[left:]
+
+
+def test_markdown_of_a_sweep(sweep, capsys):
+    assert main([str(sweep), "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| method"))
+    assert lines[head + 1].startswith("| --- | ---: |")
+    assert lines[head + 2].startswith("| pgfed | 3 | 72.00 ± 1.63 |")
+
+
+def test_selection_orders_and_says_where_worst_and_global_come_from(tmp_path, capsys):
+    make_run(tmp_path, "a", curve=(0.0, 0.2, 0.0), summary={"best_val": {"round": 1, "values": {}}})
+    make_run(tmp_path, "b", curve=(0.0, 0.1, 0.1))
+    last, best = (table_of(capsys, str(tmp_path), "--select", select) for select in ("last", "best"))
+    assert [row["method"] for row in last] == ["b", "a"]
+    assert [row["method"] for row in best] == ["a", "b"]
+    assert [float(row["worst_mean"]) for row in (last[1], best[0])] == pytest.approx([0.5, 0.7])
+    assert float(best[0]["best_val_mean"]) == pytest.approx(0.65)
+    by_val = table_of(capsys, str(tmp_path), "--select", "best_val")
+    assert [row["method"] for row in by_val] == ["a", "b"]
+    assert float(by_val[0]["worst_mean"]) == pytest.approx(0.5)
+    assert by_val[1]["worst_mean"] == ""
+
+
+def test_three_conventions_of_gain(tmp_path):
+    """Clients peak at different rounds: the mean of own bests exceeds the best mean."""
+    local = Run(make_run(tmp_path, "local", clients=np.array([[0.5, 0.1, 0.2, 0.2], [0.1, 0.9, 0.2, 0.2]])))
+    ours = Run(make_run(tmp_path, "pgfed", clients=np.array([[0.9, 0.2, 0.3, np.nan], [0.3, 0.6, 0.3, 0.1]])))
+    found = scores.gains(ours, local, "personal/accuracy")
+    assert found["last"].each == pytest.approx([0.2, -0.3, 0.1, -0.1])
+    assert found["own_best"].each == pytest.approx([0.4, -0.3, 0.1, -0.1])
+    assert found["own_best"].mean == pytest.approx(0.1 / 4)
+    assert found["own_best"].std == pytest.approx(np.std([0.4, -0.3, 0.1, -0.1]))
+    assert found["own_best"].better == 0.5
+    # the mean of round 2 is the best of both (NaN means are not)
+    assert found["best_mean"].each == pytest.approx(found["last"].each)
+    loss = scores.gains(ours, local, "personal/loss")  # 1 - accuracy, so that a gain is a gain
+    assert loss["own_best"].each == pytest.approx([0.4, -0.3, 0.1, -0.1])
+
+
+def test_local_is_matched_by_data_partition_and_seed(tmp_path):
+    ours = Run(make_run(tmp_path, "pgfed", 1))
+    others = [
+        make_run(tmp_path, "local", 0),
+        make_run(tmp_path, "local", 1, summary={"partition_hash": "p1"}),
+        make_run(tmp_path, "local", 1, summary={"dataset": "mnist"}),
+        make_run(tmp_path, "local", 1, status="running"),
+        make_run(tmp_path, "local", 1, config={"finetune": {"epochs": 2}}),
+    ]
+    assert scores.local_of(ours, [Run(path) for path in others]) is None
+    unlike = Run(make_run(tmp_path, "local", 1, config={"optimizer": {"lr": 9.0}}))
+    alike = Run(make_run(tmp_path, "local", 1))
+    assert scores.local_of(ours, [unlike, alike]) is alike
+
+
+def test_namesakes_are_told_apart_by_what_differs(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path, "pgfed", seed, config={"algorithm": {"mu": 0.1}})
+        make_run(tmp_path, "pgfed", seed, config={"algorithm": {"mu": 0.2}})
+        make_run(tmp_path, "fedavg", seed)
+    groups, repeated = group_runs(find_runs([tmp_path]))
+    assert repeated == 0
+    assert sorted(
+        (g.labels["method"], g.labels.get("mu"), len(g.runs)) for g in groups if g.labels["mu"]
+    ) == [
+        ("pgfed", 0.1, 2),
+        ("pgfed", 0.2, 2),
+    ]
+    assert sorted(g.name for g in groups) == ["fedavg mu=None", "pgfed mu=0.1", "pgfed mu=0.2"]
+
+
+def test_chosen_option_stands_for_its_values(tmp_path):
+    sgd = Run(make_run(tmp_path, config={"choices": {"optimizer": "sgd"}}))
+    adam = Run(make_run(tmp_path, config={"choices": {"optimizer": "adam"}, "optimizer": {"lr": 0.001}}))
+    assert differing([sgd, adam]) == ["choices.optimizer"]
+
+
+def test_data_set_becomes_a_column_where_it_differs(tmp_path, capsys):
+    make_run(tmp_path, "fedavg", config={"choices": {"dataset": "mnist"}})
+    make_run(tmp_path, "fedavg")
+    rows = table_of(capsys, str(tmp_path))
+    assert [(row["method"], row["dataset"]) for row in rows] == [("fedavg", "digits"), ("fedavg", "mnist")]
+
+
+def test_where_and_how_a_run_was_made_does_not_split_groups(tmp_path):
+    make_run(tmp_path, "pgfed", 0, config={"hardware": {"device": "cpu"}, "checkpoint": {"every": 1}})
+    make_run(tmp_path, "pgfed", 1, config={"hardware": {"device": "cuda"}})
+    groups, _ = group_runs(find_runs([tmp_path]))
+    assert [len(group.runs) for group in groups] == [2]
+
+
+def test_of_repeated_runs_the_latest_counts(tmp_path, capsys):
+    make_run(tmp_path, "pgfed", 0, (0.3,), summary={"finished": "2026-02-01"})
+    make_run(tmp_path, "pgfed", 0, (0.1,), summary={"finished": "2026-01-01"})
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "95.00" in text
+    assert "1 earlier runs" in text
+
+
+def test_group_by_keys(tmp_path, capsys):
+    for mu in (0.1, 0.2):
+        for seed in (0, 1):
+            make_run(tmp_path, "pgfed", seed, (mu,), config={"algorithm": {"mu": mu}})
+    rows = table_of(capsys, str(tmp_path), "--group", "algorithm,seed")
+    assert [(row["algorithm"], row["seed"], row["n"]) for row in rows] == [
+        ("pgfed", "0", "2"),
+        ("pgfed", "1", "2"),
+    ]
+    rows = table_of(capsys, str(tmp_path), "--group", "algorithm.mu")
+    assert [(row["algorithm.mu"], row["n"]) for row in rows] == [("0.2", "2"), ("0.1", "2")]
+
+
+def test_different_partitions_are_pointed_out(tmp_path, capsys):
+    make_run(tmp_path, "pgfed")
+    make_run(tmp_path, "fedavg", summary={"partition_hash": "p1"})
+    main([str(tmp_path)])
+    assert "digits with dirichlet was partitioned in 2 ways" in capsys.readouterr().out
+
+
+def test_loss_is_ordered_upwards_and_not_in_percent(sweep, capsys):
+    assert main([str(sweep), "--metric", "personal/loss", "--target", "0.26"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("personal/loss: ")
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["pgfed", "local", "fedavg"]
+    assert "0.2800 ± 0.0163" in text
+
+
+def test_failed_runs_show_their_error(tmp_path, capsys):
+    path = make_run(tmp_path, status="failed")
+    (path / "error.txt").write_text("loss is not finite at round 2\nmore\n")
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "no run has finished yet" in text
+    assert "failed: loss is not finite at round 2" in text
+    assert "python -m fedbench resume=" in text
+
+
+def test_run_that_died_before_its_summary_is_listed(tmp_path, capsys):
+    path = make_run(tmp_path)
+    (path / "summary.json").unlink()
+    with (path / "metrics.csv").open("a") as file:
+        file.write("4,0.5")  # cut off
+    assert main([str(tmp_path)]) == 0
+    assert "no summary.json  3 of 3" in capsys.readouterr().out
+
+
+def test_out_file_decides_the_format(sweep, tmp_path, capsys):
+    assert main([str(sweep), "--out", str(tmp_path / "new" / "table.md")]) == 0
+    assert (tmp_path / "new" / "table.md").read_text().startswith("**personal/accuracy")
+    assert main([str(sweep), "--out", str(tmp_path / "table.csv")]) == 0
+    assert len(read_csv((tmp_path / "table.csv").read_text())) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_figures(sweep, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main([str(sweep), "--figures", str(tmp_path / "figures")]) == 0
+    drawn = sorted((tmp_path / "figures").glob("*.png"))
+    assert [path.name.split("_")[0] for path in drawn] == ["curves", "gains"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in drawn)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["{empty}"], "no runs found in {empty}"),
+        (["{empty}/nowhere"], "{empty}/nowhere is not a folder"),
+        (["{sweep}", "--metric", "accuracy"], "the nearest are global/accuracy, personal/accuracy"),
+        (["{sweep}", "--metric", "personal/acuracy"], "the nearest are personal/accuracy"),
+        (["{sweep}", "--target", "70"], "--target is 70; personal/accuracy is at most 1"),
+        (["{sweep}", "--group", "algorithm.muu"], "has no such config key"),
+    ],
+)
+def test_mistakes_get_one_sentence(sweep, tmp_path, capsys, args, sentence):
+    (tmp_path / "empty").mkdir()
+    places = {"sweep": str(sweep), "empty": str(tmp_path / "empty")}
+    assert main([arg.format(**places) for arg in args]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert sentence.format(**places) in said
+
+
+def test_damaged_file_is_named(tmp_path):
+    path = make_run(tmp_path)
+    (path / "metrics.csv").write_text("round,personal/accuracy\n1,abc\n")
+    with pytest.raises(ConfigError, match=r"metrics.csv is damaged"):
+        _ = Run(path).metrics
+
+
+def test_command_line_starts_light(sweep):
+    """The report needs neither torch nor pandas, and matplotlib for figures only."""
+    code = (
+        "import sys; from fedbench.report.__main__ import main; main(sys.argv[1:]);"
+        "assert not {'torch', 'pandas', 'matplotlib', 'wandb', 'sklearn'} & set(sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(sweep)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "pgfed" in done.stdout
+
+
+def test_over_seeds():
+    assert over_seeds([0.5]) == Spread(0.5, None, 1, 1)
+    assert over_seeds([0.4, None, 0.6]) == Spread(0.5, pytest.approx(0.1), 2, 3)
+    assert over_seeds([float("nan")]).count == 0
+
+
+def test_cells():
+    column = Column("x", "x", 1, 100, none="never")
+    assert show(Spread(0.5, 0.01, 2, 3), column) == "50.0 ± 1.0 (2 of 3)"
+    assert show(Spread(float("nan"), None, 0, 2), column) == "never"
+    assert show(0.125, Column("x", "x", 2)) == "0.12"
+    assert show(None, Column("x", "x")) == "-"
+
+
+def test_csv_keeps_full_precision():
+    value = 0.1 + 0.2
+    table = Table(
+        "t", [Column("a", "A", scale=100), Column("b", "B")], [{"a": Spread(value, None, 1), "b": "x,y"}]
+    )
+    (row,) = read_csv(render([table], "csv"))
+    assert float(row["a_mean"]) == value
+    assert (row["a_std"], row["a_n"], row["b"]) == ("", "1", "x,y")
+
+
+def test_summary_that_is_no_object_counts_as_missing(tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps([1]))
+    assert Run(tmp_path).summary == {}
+    assert Options().metric == "personal/accuracy"

@@ -76,7 +76,7 @@ class ImageFolder:
         tops = [p[0] for p in parts]
         require(
             self.layout != "split" or set(tops) <= set(PARTS),
-            f"{root} has the folders {', '.join(sorted(set(tops)))}; dataset.layout=split wants train, val, test",
+            f"{root} has the folders {', '.join(sorted(set(tops)))}; layout=split wants train, val, test",
         )
         return tops, [p[1] for p in parts]
 

@@ -17,7 +17,7 @@ WORDS = 16  # vocabulary
 
 
 class Synthetic:
-    """kind: linear (features, labels of a noisy linear teacher), images (uint8, one coarse pattern per class),
+    """kind: linear (features, labels of a noisy linear teacher), images (uint8, a coarse pattern per class),
     multilabel (features, C yes-or-no labels), segmentation (images of rectangles and their masks), dict
     (an image and a question of 6 tokens; the answer needs both) or classmask (as linear, but every domain
     has its own valid classes).

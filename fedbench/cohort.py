@@ -21,7 +21,7 @@ from fedbench import rng
 from fedbench.executor import Executor
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
-from fedbench.local import Batch, Chunk, Feed, Loss, Step, plain_step, train_chunk
+from fedbench.local import Batch, Chunk, Feed, Loss, Step, chain_gradient, plain_step, train_chunk
 from fedbench.optim import Optimizer, Rate
 from fedbench.options import ConfigError
 from fedbench.rows import Rows, RowStore
@@ -243,27 +243,27 @@ class Cohort:
         losses = torch.zeros(len(self), device=self.device)
 
         def block(where: Tensor, batch: Batch, share: Tensor) -> None:
-            parts = rows[where].split(self.model.sizes, dim=-1)
-            lead = (len(where),)
-            leaves = [p.detach().requires_grad_() for p in parts[:self._trained_parts()]]
-            with torch.enable_grad():
-                named = {n: p.view(*lead, *shape) for (n, shape), p in
-                         zip(self.model.shapes.items(), [*leaves, *parts[len(leaves):]])}
-                logits = self.model.predict_named(named, batch.x)
-                each = (self.engine.task.loss(logits, batch.y, batch.class_mask) * batch.weight).sum(1) * share
-                grads = torch.autograd.grad(each.sum(), leaves, materialize_grads=True)
-            losses[where] += each.detach()
-            at = 0
-            for g in grads:
-                g = g.flatten(1)
-                out[where, at:at + g.shape[1]] += g
-                at += g.shape[1]
+            batch.weight = batch.weight * share[:, None]
+            grad, each = self._block_gradient(rows[where], batch)
+            out[where] += grad
+            losses[where] += each
 
         self._blocks(block, split, drop_last, lambda where: _zero(where, out, losses))
         return out, losses
 
-    def _trained_parts(self) -> int:
-        return len(self.model.sizes) - len(self.model.buffer_names)
+    def _block_gradient(self, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gradient [k, P] and weighted loss [k] of rows on a block, in evaluation mode."""
+        model, task = self.model, self.engine.task
+        grad = torch.zeros_like(rows)
+        if model.chain is not None:
+            return grad, chain_gradient(model, task, model.named(rows), batch, model.named(grad))
+        leaf = rows.detach().requires_grad_()
+        with torch.enable_grad():
+            each = (task.loss(model.predict(leaf, batch.x), batch.y, batch.class_mask) * batch.weight).sum(1)
+            learned, = torch.autograd.grad(each.sum(), leaf)
+        a, b = model.trained.slices[0]
+        grad[:, a:b] = learned[:, a:b]
+        return grad, each.detach()
 
     def loss(self, rows: Tensor, split: str = "train") -> Tensor:
         """Mean loss of rows [P], [K, P] or [K, M, P] over each client's whole split.  # [K] or [K, M]"""

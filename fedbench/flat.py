@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedbench.chain import Chain
 from fedbench.network import Call, trace
 from fedbench.options import ConfigError, require
 
@@ -85,6 +86,8 @@ class FlatModel:
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
         self.program = trace(module)
+        self.chain = Chain.of(self.program)
+        self.has_dropout = any(isinstance(m, nn.Dropout) for m in module.modules())
         self.batch_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         self._lay_out()
 
@@ -170,10 +173,6 @@ class FlatModel:
     def predict(self, rows: Tensor, inputs: Tensor | dict[str, Tensor]) -> Tensor:
         """Logits in evaluation mode: [B, ...] of row [P], [k, B, ...] of rows [k, P]."""
         return self.forward(rows, inputs)
-
-    def predict_named(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor]) -> Tensor:
-        """predict on k clients' parameters by name, each [k, *shape]."""
-        return self.apply(params, inputs, True, Call())
 
     def features(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None) -> Tensor:
         """What enters the module named head: [B, F] or [k, B, F]."""

@@ -18,16 +18,17 @@ import torch
 from torch import Tensor
 
 from fedbench.federation import Federation, Inputs
-from fedbench.flat import Columns
+from fedbench.flat import Columns, FlatModel
 from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
 from fedbench.rng import RowRandom, client_keys, key
+from fedbench.task import Task
 
 if TYPE_CHECKING:
     from fedbench.cohort import Engine
 
 Loss = Callable[["Step", Tensor, "Batch"], Tensor]       # (s, rows [k, P], batch) -> [k, B] or [k]
-BLOCK_BYTES = 16 << 20                                    # of gathered batches held ahead
+BLOCK_BYTES = 1 << 20                                    # of gathered batches held ahead
 
 
 @dataclass
@@ -151,12 +152,19 @@ class Step:
         put = object.__setattr__
         for name, value in {"engine": engine, "model": engine.model, "chunk": chunk, "columns": columns, "lr": lr,
                             "task": engine.task, "optimizer": optimizer, "all_steps": num_steps,
-                            "custom_loss": loss, "views": {}, "k": 0, "t": -1, "step_key": step_key, "pool": [], "drawn": 0, "plans": {}, "buffers": {}, "num_steps": num_steps,
+                            "custom_loss": loss, "views": {}, "k": 0, "t": -1, "step_key": step_key, "pool": [], "drawn": 0, "plans": {}, "buffers": {}, "layouts": {}, "num_steps": num_steps,
                             "keys": torch.from_numpy(client_keys(step_key, chunk.ids)).to(chunk.theta.device),
                             }.items():
             put(self, name, value)
         chunk.loss = torch.zeros(len(chunk.ids), device=chunk.theta.device)
-        put(self, "rng", RowRandom(self.keys))
+        put(self, "draws", None)
+
+    @property
+    def rng(self) -> RowRandom:
+        """Keyed draws of this step, one row per active client."""
+        if self.draws is None:
+            object.__setattr__(self, "draws", RowRandom(self.keys[:self.k] ^ (key("t", self.t) >> 1)))
+        return self.draws
 
     # -- states ------------------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Tensor:
@@ -176,7 +184,7 @@ class Step:
         put = object.__setattr__
         put(self, "t", t)
         put(self, "drawn", 0)
-        put(self, "rng", RowRandom(self.keys[:k] ^ (key("t", t) >> 1)))
+        put(self, "draws", None)
         if k != self.k:
             put(self, "k", k)
             put(self, "views", {"theta": self.chunk.theta[:k], **{n: v[:k] for n, v in self.chunk.state.items()}})
@@ -191,11 +199,36 @@ class Step:
         The result lives until the next step.  Float buffers (BatchNorm) of rows are updated in place.
         """
         rows = self.theta if rows is None else rows
+        chosen, columns = loss or self.custom_loss, columns or self.columns
+        if chosen is None and self.model.chain is not None:
+            names, whole = self._wanted(columns)[2:]
+            if whole:
+                return self._chain_gradient(batch, rows, names)
         if self.model.batch_statistics and not batch.full:
-            return self._exact_sizes(batch, rows, loss or self.custom_loss, columns or self.columns)
-        grad, losses = self._differentiate(batch, rows, loss or self.custom_loss, columns or self.columns)
+            return self._exact_sizes(batch, rows, chosen, columns)
+        grad, losses = self._differentiate(batch, rows, chosen, columns)
         self._record(losses)
         return grad
+
+    def _chain_gradient(self, batch: Batch, rows: Tensor, names: list[str]) -> Tensor:
+        """The gradient of a plain chain's own loss, without autograd; names: the parameters that learn."""
+        out = self._from_pool()
+        if len(names) < len(self.model.shapes):
+            out.zero_()
+        named, into = self._named(rows), self._named(out)
+        losses = chain_gradient(self.model, self.task, named, batch, {n: into[n] for n in names})
+        self._record(losses)
+        return out
+
+    def _named(self, rows: Tensor) -> dict[str, Tensor]:
+        """model.named(rows), remembered for the tensors that every step uses: the states and the gradients."""
+        where = (rows.data_ptr(), self.k)
+        if where not in self.layouts:
+            named = self.model.named(rows)
+            if any(rows is own for own in self.views.values()) or any(rows.data_ptr() == g.data_ptr() for g in self.pool):
+                self.layouts[where] = named
+            return named
+        return self.layouts[where]
 
     def _record(self, losses: Tensor) -> None:
         if self.drawn == 1:                            # the first gradient of a step is the training loss
@@ -204,7 +237,7 @@ class Step:
     def _differentiate(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns
                        ) -> tuple[Tensor, Tensor]:
         parts = rows.detach().split(self.model.sizes, dim=-1)
-        wanted, everything = self._wanted(columns)
+        wanted, everything = self._wanted(columns)[:2]
         leaves = [p.requires_grad_() if w else p for p, w in zip(parts, wanted)]
         with torch.enable_grad():
             losses = self._losses(batch, rows, leaves, loss)
@@ -216,11 +249,15 @@ class Step:
             rows.detach()[..., a:b] = value.flatten(1)
         return self._assemble(grads, wanted, everything, columns), losses.detach()
 
-    def _wanted(self, columns: Columns) -> tuple[list[bool], bool]:
-        """Which parameters need a gradient, and whether that is every trained column."""
+    def _wanted(self, columns: Columns) -> tuple[list[bool], bool, list[str], bool]:
+        """Which parameters need a gradient, whether that is every trained column; their names, and whether they are
+        wanted whole."""
         if id(columns) not in self.plans:
-            wanted = [_overlaps(span, columns) for span in self.model.spans.values()]
-            self.plans[id(columns)] = (wanted, columns.slices == self.model.trained.slices)
+            spans = self.model.spans
+            wanted = [_overlaps(span, columns) for span in spans.values()]
+            names = [n for n, w in zip(spans, wanted) if w]
+            whole = bool(names) and sum(b - a for n, (a, b) in spans.items() if n in names) == columns.size
+            self.plans[id(columns)] = (wanted, columns.slices == self.model.trained.slices, names, whole)
         return self.plans[id(columns)]
 
     def _losses(self, batch: Batch, rows: Tensor, leaves: list[Tensor], loss: Loss | None) -> Tensor:
@@ -234,7 +271,8 @@ class Step:
         if self.model.buffer_names:                    # the forward pass updates a copy, kept with the gradient
             self.buffers.update({n: params[n].detach().clone() for n in self.model.buffer_names})
             params = params | self.buffers
-        return self.model.apply(params, batch.x, True, Call(True, self.rng.keys), until)
+        keys = self.rng.keys if self.model.has_dropout else None
+        return self.model.apply(params, batch.x, True, Call(True, keys), until)
 
     def _assemble(self, grads: tuple[Tensor, ...], wanted: list[bool], everything: bool, columns: Columns) -> Tensor:
         """One [k, P] tensor, from a pool that is reused every step."""
@@ -254,7 +292,8 @@ class Step:
 
     def _from_pool(self) -> Tensor:
         if self.drawn == len(self.pool):
-            self.pool.append(torch.zeros_like(self.chunk.theta))
+            new = torch.zeros_like if self.model.buffer_names else torch.empty_like       # buffers: gradient 0
+            self.pool.append(new(self.chunk.theta))
         object.__setattr__(self, "drawn", self.drawn + 1)
         return self.pool[self.drawn - 1][:self.k]
 
@@ -310,6 +349,27 @@ class Step:
         for a, b in columns.slices:
             cut = {n: m[:self.k, a:b] if m.shape[1] > 1 else m[:self.k] for n, m in memory.items()}
             self.optimizer.update(rows[:, a:b], grad[:, a:b], cut, rate)
+
+
+def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor]
+                   ) -> Tensor:
+    """Fill out with the gradient of each client's weighted batch loss; returns the losses.  # [k]"""
+    many = len(batch.weight) > 1
+    x, params = batch.x, named
+    if not many:
+        params, x, out = {n: p[0] for n, p in named.items()}, x[0], {n: o[0] for n, o in out.items()}   # type: ignore
+    assert model.chain is not None and isinstance(x, Tensor)
+    logits, tape = model.chain.forward(params, x, many)
+    logits = logits if many else logits[None]
+    if hasattr(task, "loss_and_gradient"):
+        losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
+    else:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            losses = task.loss(leaf, batch.y, batch.class_mask)
+            grad, = torch.autograd.grad((losses * batch.weight).sum(), leaf)
+    model.chain.backward(params, tape, grad if many else grad[0], many, out)
+    return (losses.detach() * batch.weight).sum(1)
 
 
 def _overlaps(span: tuple[int, int], columns: Columns) -> bool:

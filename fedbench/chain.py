@@ -1,0 +1,151 @@
+"""The gradient of a plain feed-forward chain, written out: no autograd graph, results straight into the rows.
+
+Most federated models are chains of linear, convolution, ReLU, pooling and flatten operations.  For these the
+backward pass is a handful of known products, and autograd's bookkeeping (and a copy of every gradient into its
+row) is what small steps pay for.  Measured on one thread against autograd on the same Program: 2.2 times as fast
+for the 64-64-10 network on 8 clients a step, 1.1 times for FedAvgCNN on one.
+
+`Chain.of(program)` is None for anything else (branches, norms, dropout), which goes through autograd.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from fedbench.network import Params, Program
+
+Out = dict[str, Tensor]          # gradients by parameter name, views to write into; a missing name is not wanted
+aten = torch.ops.aten
+
+
+class Linear:
+    def __init__(self, name: str, module: nn.Linear):
+        self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
+
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        w = p[self.weight]
+        if not many:
+            return F.linear(x, w, p[self.bias] if self.bias else None), x
+        turned = w.transpose(1, 2)                                                # [k, in, out]
+        return (torch.baddbmm(p[self.bias].unsqueeze(1), x, turned) if self.bias else torch.bmm(x, turned)), x
+
+    def backward(self, p: Params, x: Tensor, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        if self.weight in out:
+            torch.matmul(grad.transpose(-2, -1), x, out=out[self.weight])
+        if self.bias in out:
+            torch.sum(grad, -2, out=out[self.bias])
+        return torch.matmul(grad, p[self.weight]) if onward else None
+
+
+class Conv2d:
+    def __init__(self, name: str, module: nn.Conv2d):
+        self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
+        self.how = [list(module.stride), list(module.padding), list(module.dilation)]          # type: ignore
+        self.groups = module.groups
+
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        w, b = p[self.weight], p[self.bias] if self.bias else None
+        k = len(x) if many else 1
+        if many:
+            x, w, b = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1), None if b is None else b.flatten()
+        elif x.device.type == "cpu":
+            x = x.contiguous(memory_format=torch.channels_last)
+        y = F.conv2d(x, w, b, *self.how, self.groups * k)
+        return (y.unflatten(1, (k, -1)).transpose(0, 1) if many else y), (x, k)
+
+    def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        (x, k), w = saved, p[self.weight]
+        if many:
+            grad, w = grad.transpose(0, 1).flatten(1, 2), w.flatten(0, 1)
+        wanted = [onward, self.weight in out, self.bias in out]
+        gx, gw, gb = aten.convolution_backward(grad, x, w, [len(w)], *self.how, False, [0, 0], self.groups * k, wanted)
+        for name, value in ((self.weight, gw), (self.bias, gb)):
+            if name in out:
+                out[name].copy_(value.view(out[name].shape) if many else value)
+        return gx.unflatten(1, (k, -1)).transpose(0, 1) if many and onward else gx
+
+
+class ReLU:
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        y = x.relu()
+        return y, y
+
+    def backward(self, p: Params, y: Tensor, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        return aten.threshold_backward(grad, y, 0) if onward else None
+
+
+class Flatten:
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        return x.flatten(2 if many else 1), x.shape
+
+    def backward(self, p: Params, shape: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        return grad.reshape(shape) if onward else None
+
+
+class MaxPool2d:
+    def __init__(self, name: str, module: nn.MaxPool2d):
+        def pair(v: Any) -> list[int]:
+            return list(v) if isinstance(v, tuple) else [v, v]
+        self.how = (pair(module.kernel_size), pair(module.stride), pair(module.padding), pair(module.dilation),
+                    module.ceil_mode)
+
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        flat = x.flatten(0, 1) if many else x
+        y, where = aten.max_pool2d_with_indices(flat, *self.how)
+        return (y.unflatten(0, x.shape[:2]) if many else y), (flat, where)
+
+    def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        if not onward:
+            return None
+        flat, where = saved
+        g = aten.max_pool2d_with_indices_backward(grad.flatten(0, 1) if many else grad, flat, *self.how, where)
+        return g.unflatten(0, grad.shape[:2]) if many else g
+
+
+LINKS: dict[type[nn.Module], Any] = {
+    nn.Linear: Linear, nn.Conv2d: Conv2d, nn.MaxPool2d: MaxPool2d,
+    nn.ReLU: lambda name, module: ReLU(), nn.Flatten: lambda name, module: Flatten(),
+}
+
+
+class Chain:
+    """links in order; `gradient` writes d(sum of losses)/d(parameters) for one or many parameter sets."""
+
+    def __init__(self, links: list[Any]):
+        self.links = links
+
+    @classmethod
+    def of(cls, program: Program | None) -> Chain | None:
+        """The program as a chain, or None: every operation in LINKS, each fed by the one before."""
+        if program is None or len(program.inputs) != 1:
+            return None
+        links, before = [], program.inputs[0]
+        for node in program.nodes:
+            module = program.modules.get(str(node.target)) if node.op == "call_module" else None
+            if type(module) not in LINKS or node.args != (before,):
+                return None
+            links.append(LINKS[type(module)](str(node.target), module))
+            before = node
+        flat = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
+        early = [link for link in links[:flat] if isinstance(link, Linear)]      # on more than one axis, or none
+        return cls(links) if isinstance(before, fx.Node) and program.output is before and not early and flat is not None \
+            else None
+
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
+        """Logits, and what the backward pass needs."""
+        tape = []
+        for link in self.links:
+            x, saved = link.forward(p, x, many)
+            tape.append(saved)
+        return x, tape
+
+    def backward(self, p: Params, tape: list[Any], grad: Tensor, many: bool, out: Out) -> None:
+        """grad: of the logits.  Fills the tensors of out."""
+        first = next(i for i, link in enumerate(self.links) if getattr(link, "weight", None) in out
+                     or getattr(link, "bias", None) in out)
+        for i in range(len(self.links) - 1, first - 1, -1):
+            grad = self.links[i].backward(p, tape[i], grad, many, out, i > first)

@@ -5,7 +5,6 @@ FedAvg-FT is `algorithm=fedavg finetune.epochs=5`.  Nothing is sent and no state
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from torch import Tensor
@@ -40,12 +39,10 @@ class FineTuned(Algorithm):
         rows = self.inner.personalized(cohort, final)
         if self.when == "end" and not final:
             return rows
-        optimizer = copy.copy(cohort.engine.optimizer)
-        optimizer.reset = "round"
         columns = None if self.part == "all" else cohort.model.columns[self.part]
         start = rows["theta"] if isinstance(rows, dict) else rows
         tuned = cohort.train(start, epochs=self.epochs, lr=self.lr, columns=columns, key="finetune",
-                             optimizer=optimizer).theta
+                             optimizer=cohort.engine.optimizer.fresh()).theta
         return {**rows, "theta": tuned} if isinstance(rows, dict) else tuned
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

@@ -6,6 +6,7 @@ client from one participation to the next (`reset: never`); the papers differ, s
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Literal
@@ -65,6 +66,12 @@ class Optimizer:
             return grad
         norm = grad.norm(dim=1, keepdim=True)                                      # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
+
+    def fresh(self) -> Optimizer:
+        """This optimizer with buffers that begin and end with one training, for what is thrown away afterwards."""
+        other = copy.copy(self)
+        other.reset = "round"
+        return other
 
     def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
         """Move theta [k, p] in place; grad [k, p] may be overwritten; memory holds self.buffers, [k, p] each."""

@@ -8,7 +8,6 @@ Letters: n samples, N clients, C classes.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,8 +51,8 @@ class Augment:
 class Federation:
     """Tensors and index lists.
 
-    inputs [n, ...] (or a dict of such), targets [n, ...]; splits: {"train", "val", "test"} -> Ragged, plus the
-    views that `hold_out` adds; class_mask [N, C] or None; domains [N] or None; label_counts [N, C] of the
+    inputs [n, ...] (or a dict of such), targets [n, ...]; splits: {"train", "val", "test"} -> Ragged, plus those
+    that `hold_out` adds; class_mask [N, C] or None; domains [N] or None; label_counts [N, C] of the
     training part (None where targets are no single labels).
     """
 
@@ -117,18 +116,17 @@ class Federation:
             np.add.at(out, (owner, self.targets.cpu().numpy()[ragged.indices]), 1)
         return out
 
-    def hold_out(self, share: float, seed: int = 0) -> Federation:
-        """This federation with two more splits, "kept" and "held": a random share of every client's training
-        part is held out (at least one sample where a client has two or more).  "train" stays whole."""
-        kept, held = [], []
+    def hold_out(self, share: float, kept: str = "kept", held: str = "held", seed: int = 0) -> None:
+        """Add two splits: `held`, a random share of every client's training part (at least one sample where a client
+        has two or more), and `kept`, the rest.  "train" stays whole; the same share and seed give the same splits."""
+        rest, out = [], []
         for i in range(self.num_clients):
             own = self.splits["train"][i]
             order = generator(seed, "hold_out", i).permutation(own)
             cut = len(own) - max(int(len(own) * share), int(len(own) > 1))
-            kept.append(np.sort(order[:cut]))
-            held.append(np.sort(order[cut:]))
-        views = {"kept": Ragged.from_lists(kept), "held": Ragged.from_lists(held)}
-        return dataclasses.replace(self, splits={**self.splits, **views})
+            rest.append(np.sort(order[:cut]))
+            out.append(np.sort(order[cut:]))
+        self.splits |= {kept: Ragged.from_lists(rest), held: Ragged.from_lists(out)}
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device."""

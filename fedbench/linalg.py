@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 BLOCK = 512
+COLUMNS = 1 << 16          # of rows copied to float64 at a time
 
 
 def dot(rows: Tensor, other: Tensor) -> Tensor:
@@ -19,3 +21,19 @@ def dot(rows: Tensor, other: Tensor) -> Tensor:
     b = other[..., :whole].unflatten(-1, (-1, BLOCK, 1)).expand(k, -1, -1, -1)         # [k, n, 512, 1]
     total = (a @ b).double().sum((1, 2, 3))
     return (total + (rows[:, whole:].double() * other[..., whole:].double()).sum(1)).to(rows.dtype)
+
+
+def products(rows: Tensor, others: Tensor) -> Tensor:
+    """Inner products of every row [k, P] with every other one [m, P], summed in float64.  # [k, m] float32"""
+    total = rows.new_zeros(len(rows), len(others), dtype=torch.float64)
+    for a, b in zip(rows.split(COLUMNS, 1), others.split(COLUMNS, 1)):
+        total += a.double() @ b.double().T
+    return total.to(rows.dtype)
+
+
+def squared_distances(rows: Tensor, others: Tensor) -> Tensor:
+    """||a - b||^2 of every row [k, P] and every other one [m, P], by differences: equal rows are at 0.  # [k, m]"""
+    total = rows.new_zeros(len(rows), len(others), dtype=torch.float64)
+    for a, b in zip(rows.split(COLUMNS, 1), others.split(COLUMNS, 1)):
+        total += torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").double().square()
+    return total.to(rows.dtype)

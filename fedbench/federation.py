@@ -51,8 +51,8 @@ class Augment:
 class Federation:
     """Tensors and index lists.
 
-    inputs [n, ...] (or a dict of such), targets [n, ...]; splits: {"train", "val", "test"} -> Ragged, plus those
-    that `hold_out` adds; class_mask [N, C] or None; domains [N] or None; label_counts [N, C] of the
+    inputs [n, ...] (or a dict of such), targets [n, ...]; splits: {"train", "val", "test"} -> Ragged, plus
+    those that `hold_out` adds; class_mask [N, C] or None; domains [N] or None; label_counts [N, C] of the
     training part (None where targets are no single labels).
     """
 
@@ -117,8 +117,8 @@ class Federation:
         return out
 
     def hold_out(self, share: float, kept: str = "kept", held: str = "held", seed: int = 0) -> None:
-        """Add two splits: `held`, a random share of every client's training part (at least one sample where a client
-        has two or more), and `kept`, the rest.  "train" stays whole; the same share and seed give the same splits."""
+        """Add two splits: `held`, a random share of every client's training part (at least one sample where a
+        client has two or more), and `kept`, the rest.  "train" stays whole; share and seed determine both."""
         rest, out = [], []
         for i in range(self.num_clients):
             own = self.splits["train"][i]

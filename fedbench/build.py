@@ -28,7 +28,7 @@ from fedbench.finetune import FineTuned
 from fedbench.flat import FlatModel
 from fedbench.options import require
 from fedbench.partition.base import Split, build_split
-from fedbench.rows import RowStore
+from fedbench.rows import RowStore, memory
 
 log = logging.getLogger(__name__)
 DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment")
@@ -85,13 +85,15 @@ def cohort_size(cfg: DictConfig, num_clients: int) -> int:
 
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     """The model on this federation's shapes, its initialization keyed by the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(int(cfg.seed), "init") >> 1)
-        module = make(cfg.model, ("columns",), input_shape=federation.input_shape,
-                      num_classes=federation.num_classes)
+    def draw(*number: int) -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
+            return make(cfg.model, ("columns",), input_shape=federation.input_shape,
+                        num_classes=federation.num_classes)
+    module = draw()
     require(isinstance(module, torch.nn.Module), f"model._target_={cfg.model._target_} does not build a torch module")
     columns = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
-    return FlatModel(module, columns, federation.device)                              # type: ignore[arg-type]
+    return FlatModel(module, columns, federation.device, draw)                        # type: ignore[arg-type]
 
 
 def algorithm(cfg: DictConfig) -> Algorithm:
@@ -103,9 +105,7 @@ def algorithm(cfg: DictConfig) -> Algorithm:
 
 def memory_limits(device: torch.device) -> tuple[int, int]:
     """Bytes that one store of rows may come to take on the device and in host memory: a quarter of each."""
-    import os
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 if hasattr(os, "sysconf") else 4 << 30
-    return (torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else host), host
+    return memory(device) // 4, memory(torch.device("cpu")) // 4
 
 
 def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None) -> Engine:

@@ -131,6 +131,15 @@ class Cohort:
         self.ledger.bytes_down += sum(_bytes(t) for t in tensors.values())
         return SimpleNamespace(**tensors)
 
+    def fetch(self, which: Tensor, **rows: Tensor) -> SimpleNamespace:
+        """Client i downloads one row of each tensor [n, ...] for every True in which[i]; returns what they see.
+
+        One tensor for all: that a client reads only the rows it fetched is the method's to respect.
+        """
+        self._rows_only("fetch", {"which": which})
+        self.ledger.bytes_down += int(which.sum()) * sum(_bytes(t[0]) for t in rows.values())
+        return SimpleNamespace(**rows)
+
     def upload(self, **tensors: Tensor) -> SimpleNamespace:
         """Every client sends its row of tensors [K, ...]; returns what the server sees."""
         self._rows_only("upload", tensors)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -75,12 +75,14 @@ class FlatModel:
     """A module seen as rows.  size: P; trained: the columns that learn; columns: named groups.
 
     columns: {group: [pattern, ...]}, patterns of parameter names (fnmatch), or "type:*Norm*" for all parameters
-    of modules of such a class.  A pattern that matches nothing is refused.
+    of modules of such a class.  A pattern that matches nothing is refused.  draw(j): the module as initialized by
+    the j-th independent draw, for methods whose clients do not start from one point.
     """
 
     def __init__(self, module: nn.Module, columns: Mapping[str, Sequence[str]] | None = None,
-                 device: torch.device | str = "cpu"):
+                 device: torch.device | str = "cpu", draw: Callable[[int], nn.Module] | None = None):
         self.module = module.to(device).eval()
+        self._draw = draw
         self.device = torch.device(device)
         self._local = threading.local()
         self._extras: dict[str, Tensor] = {}
@@ -153,6 +155,17 @@ class FlatModel:
     def init_row(self) -> Tensor:
         """The module's own initialization as a row.  # [P]"""
         return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
+
+    def init_rows(self, count: int) -> Tensor:
+        """Independent initializations; what is not drawn (pretrained, extras) is the same in all.  # [count, P]"""
+        if self._draw is None:
+            raise ValueError("independent initializations need FlatModel(..., draw=)")
+        out = self.init_row().repeat(count, 1)
+        for row, module in zip(out, map(self._draw, range(count))):
+            drawn = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            for name, (a, b) in self.spans.items():
+                row[a:b] = drawn.get(name, row[a:b]).detach().reshape(-1)
+        return out
 
     def named(self, rows: Tensor) -> dict[str, Tensor]:
         """Views of rows [..., P] by parameter name, each [..., *shape]."""

@@ -190,6 +190,11 @@ class Step:
             put(self, "views", {"theta": self.chunk.theta[:k], **{n: v[:k] for n, v in self.chunk.state.items()}})
             put(self, "num_steps", self.all_steps[:k])
 
+    @property
+    def summed_loss(self) -> Tensor:
+        """Each client's batch losses so far (of the first gradient of every step), summed.  # [k]"""
+        return self.chunk.loss[:self.k]
+
     # -- what a method computes --------------------------------------------------------------------------
     def grad(self, batch: Batch, rows: Tensor | None = None, loss: Loss | None = None,
              columns: Columns | None = None) -> Tensor:

@@ -89,6 +89,13 @@ class Rows:
             self[state["ids"].numpy()] = state["rows"].to(self.device)
 
 
+def memory(device: torch.device) -> int:
+    """Bytes: what is free on a GPU, what this machine has elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 16 << 30
+
+
 class RowStore:
     """Makes the Rows of a run and knows what they may come to take; the algorithm sees it as rows(name, default)."""
 

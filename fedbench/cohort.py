@@ -156,13 +156,14 @@ class Cohort:
               extra_grad: Callable[[Step], Tensor] | None = None, loss: Loss | None = None,
               columns: Columns | None = None, epochs: int | None = None, steps: int | None = None,
               lr: Rate | None = None, batch_size: int | None = None, drop_last: bool | None = None,
-              split: str = "train", key: str = "local", buffers: str = "theta",
+              split: str = "train", key: str = "local", buffers: str | dict[str, str] = "theta",
               optimizer: Optimizer | None = None, **state: Tensor) -> SimpleNamespace:
         """Local training from start [P] or [K, P]; state: tensors [K, ...] that a step reads and changes.
 
         step(s, batch) replaces "gradient, plus extra_grad(s), descend".  loss(s, rows, batch) -> [k, B] replaces
         the task's.  columns: only these learn.  key: trainings of a round with the same key draw the same batches.
-        buffers: under whose name kept optimizer buffers are stored (a second personal row has its own).
+        buffers: under whose name kept optimizer buffers are stored (a second personal row has its own); a dict
+        such as {"theta": name, "v": name} where a step descends on states [K, P] as well.
         Returns theta [K, P], every state, steps [K] float32, loss [K] (mean over steps), lr.
         """
         e, ids = self.engine, self.ids
@@ -174,7 +175,8 @@ class Cohort:
         rows = start.expand(len(ids), -1) if start.dim() == 1 else start
         out = {"theta": torch.empty(len(ids), rows.shape[1], device=self.device),
                **{n: torch.empty_like(t) for n, t in state.items()}, "loss": torch.zeros(len(ids), device=self.device)}
-        kept = self._kept_memory(optimizer, buffers, rows.shape[1])
+        names = {"theta": buffers} if isinstance(buffers, str) else buffers
+        kept = self._kept_memory(optimizer, names, rows.shape[1])
         step_key = rng.key(e.seed, key, self.round)
 
         def job(a: int, b: int) -> None:
@@ -196,7 +198,7 @@ class Cohort:
                     m[n][where] = chunk.memory[owner][n]
 
         e.executor.run(job, len(ids))
-        self._keep_memory(kept, buffers)
+        self._keep_memory(kept, names)
         self._account(plan, out["loss"], out["theta"])
         taken = np.empty(len(ids), np.int64)
         taken[order] = plan["steps"]
@@ -217,15 +219,17 @@ class Cohort:
         index = part.indices[np.minimum(begin[None, :, None] + position, max(len(part.indices) - 1, 0))]
         return {"order": order, "index": index[:, order], "counts": counts[:, order], "steps": done[order]}
 
-    def _kept_memory(self, optimizer: Optimizer, owner: str, size: int) -> dict[str, dict[str, Tensor]]:
+    def _kept_memory(self, optimizer: Optimizer, names: dict[str, str], size: int
+                     ) -> dict[str, dict[str, Tensor]]:
         if optimizer.reset != "never" or not optimizer.buffers:
             return {}
-        return {"theta": {b: self.engine.memory(owner, b, size)[self.ids] for b in optimizer.buffers}}
+        return {rows: {b: self.engine.memory(name, b, size)[self.ids] for b in optimizer.buffers}
+                for rows, name in names.items()}
 
-    def _keep_memory(self, kept: dict[str, dict[str, Tensor]], owner: str) -> None:
-        for memory in kept.values():
+    def _keep_memory(self, kept: dict[str, dict[str, Tensor]], names: dict[str, str]) -> None:
+        for rows, memory in kept.items():
             for buffer, values in memory.items():
-                self.engine.memory(owner, buffer, values.shape[1])[self.ids] = values
+                self.engine.memory(names[rows], buffer, values.shape[1])[self.ids] = values
 
     def _account(self, plan: dict[str, Any], loss: Tensor, theta: Tensor) -> None:
         self.ledger.steps += int(plan["steps"].sum())

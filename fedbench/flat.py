@@ -149,8 +149,13 @@ class FlatModel:
                 prefix = source.removeprefix("copy:") + "."
                 self._extras |= {f"{name}.{n.removeprefix(prefix)}": p.detach().clone()
                                  for n, p in self.module.named_parameters() if n.startswith(prefix)}
-            self._patterns[name] = [name, f"{name}.*"]
+            self._patterns[name] = [name] if isinstance(source, Tensor) else [f"{name}.*"]
         self._lay_out()
+
+    @property
+    def extended(self) -> bool:
+        """Whether a method added columns, which the module's own forward pass does not use."""
+        return bool(self._extras)
 
     def init_row(self) -> Tensor:
         """The module's own initialization as a row.  # [P]"""

@@ -152,7 +152,8 @@ class Step:
         put = object.__setattr__
         for name, value in {"engine": engine, "model": engine.model, "chunk": chunk, "columns": columns, "lr": lr,
                             "task": engine.task, "optimizer": optimizer, "all_steps": num_steps,
-                            "custom_loss": loss, "views": {}, "k": 0, "t": -1, "step_key": step_key, "pool": [], "drawn": 0, "plans": {}, "buffers": {}, "layouts": {}, "num_steps": num_steps,
+                            "custom_loss": loss, "views": {}, "k": 0, "t": -1, "step_key": step_key, "pool": [], "drawn": 0, "plans": {}, "buffers": {}, "layouts": {}, "moved": {},
+                            "num_steps": num_steps,
                             "keys": torch.from_numpy(client_keys(step_key, chunk.ids)).to(chunk.theta.device),
                             }.items():
             put(self, name, value)
@@ -185,6 +186,7 @@ class Step:
         put(self, "t", t)
         put(self, "drawn", 0)
         put(self, "draws", None)
+        self.moved.clear()
         if k != self.k:
             put(self, "k", k)
             put(self, "views", {"theta": self.chunk.theta[:k], **{n: v[:k] for n, v in self.chunk.state.items()}})
@@ -204,7 +206,7 @@ class Step:
         The result lives until the next step.  Float buffers (BatchNorm) of rows are updated in place.
         """
         rows = self.theta if rows is None else rows
-        chosen, columns = loss or self.custom_loss, columns or self.columns
+        chosen, columns = loss or self.custom_loss, self.columns if columns is None else columns
         if chosen is None and self.model.chain is not None:
             names, whole = self._wanted(columns)[2:]
             if whole:
@@ -218,7 +220,7 @@ class Step:
     def _chain_gradient(self, batch: Batch, rows: Tensor, names: list[str]) -> Tensor:
         """The gradient of a plain chain's own loss, without autograd; names: the parameters that learn."""
         out = self._from_pool()
-        if len(names) < len(self.model.shapes):
+        if len(names) < len(self.model.shapes) or self.model.extended:      # extras are no part of the chain
             out.zero_()
         named, into = self._named(rows), self._named(out)
         losses = chain_gradient(self.model, self.task, named, batch, {n: into[n] for n in names})
@@ -248,7 +250,7 @@ class Step:
             losses = self._losses(batch, rows, leaves, loss)
             losses = (losses * batch.weight).sum(1) if losses.dim() == 2 else losses      # [k]
             grads = torch.autograd.grad(losses.sum(), [p for p, w in zip(leaves, wanted) if w],
-                                        materialize_grads=True)
+                                        materialize_grads=True) if any(wanted) else ()
         for name, value in self.buffers.items():
             a, b = self.model.spans[name]
             rows.detach()[..., a:b] = value.flatten(1)
@@ -257,13 +259,14 @@ class Step:
     def _wanted(self, columns: Columns) -> tuple[list[bool], bool, list[str], bool]:
         """Which parameters need a gradient, whether that is every trained column; their names, and whether they are
         wanted whole."""
-        if id(columns) not in self.plans:
+        which = tuple(columns.slices)
+        if which not in self.plans:
             spans = self.model.spans
             wanted = [_overlaps(span, columns) for span in spans.values()]
             names = [n for n, w in zip(spans, wanted) if w]
             whole = bool(names) and sum(b - a for n, (a, b) in spans.items() if n in names) == columns.size
-            self.plans[id(columns)] = (wanted, columns.slices == self.model.trained.slices, names, whole)
-        return self.plans[id(columns)]
+            self.plans[which] = (wanted, columns.slices == self.model.trained.slices, names, whole)
+        return self.plans[which]
 
     def _losses(self, batch: Batch, rows: Tensor, leaves: list[Tensor], loss: Loss | None) -> Tensor:
         if loss is not None:
@@ -343,7 +346,7 @@ class Step:
 
         The rows' buffers are their own.  Columns that are not named stand still, momentum included.
         """
-        rows, columns = self.views[name], columns or self.columns
+        rows, columns = self.views[name], self.columns if columns is None else columns
         memory = self.chunk.memory.setdefault(name, {})
         for buffer in self.optimizer.buffers:
             if buffer not in memory:
@@ -351,9 +354,19 @@ class Step:
                 memory[buffer] = self.optimizer.new(buffer, whole)
         rate = self.lr if lr is None else lr
         grad = self.optimizer.clipped(grad)
+        if self._again(name, columns):
+            self.optimizer.tick({n: m[:self.k] for n, m in memory.items()})
         for a, b in columns.slices:
             cut = {n: m[:self.k, a:b] if m.shape[1] > 1 else m[:self.k] for n, m in memory.items()}
             self.optimizer.update(rows[:, a:b], grad[:, a:b], cut, rate)
+
+    def _again(self, name: str, columns: Columns) -> bool:
+        """Whether these columns begin another optimizer step of the named rows: parts that move one after the
+        other within a local step share one."""
+        before = self.moved.get(name)
+        again = before is None or (before & columns).size > 0
+        self.moved[name] = columns if before is None or again else before | columns
+        return again
 
 
 def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor]

@@ -67,8 +67,11 @@ class Optimizer:
         norm = grad.norm(dim=1, keepdim=True)                                      # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
 
+    def tick(self, memory: Memory) -> None:
+        """Once before the updates of a step, however many slices of columns it moves: advance counters."""
+
     def fresh(self) -> Optimizer:
-        """This optimizer with buffers that begin and end with one training, for what is thrown away afterwards."""
+        """This optimizer with buffers that end with one training, for rows thrown away afterwards."""
         other = copy.copy(self)
         other.reset = "round"
         return other
@@ -121,13 +124,16 @@ class Adam(Optimizer):
     def new(self, name: str, theta: Tensor) -> Tensor:
         return torch.zeros_like(theta[:, :1]) if name == "count" else torch.zeros_like(theta)
 
+    def tick(self, memory: Memory) -> None:
+        memory["count"].add_(1)
+
     def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
         b1, b2 = self.betas
         if self.weight_decay and self.decoupled:
             theta.sub_(theta * (lr * self.weight_decay))
         elif self.weight_decay:
             grad = grad.add_(theta, alpha=self.weight_decay)
-        count = memory["count"].add_(1)                                            # [k, 1]
+        count = memory["count"]                                                    # [k, 1]
         first = memory["first"].mul_(b1).add_(grad, alpha=1 - b1)
         second = memory["second"].mul_(b2).addcmul_(grad, grad, value=1 - b2)
         scale = (1 - b2 ** count).sqrt()

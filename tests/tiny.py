@@ -1,0 +1,179 @@
+"""Small federations and problems: ragged classification, least squares and affine losses with known answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.cohort import Cohort, Engine
+from fedbench.data.base import Arrays
+from fedbench.executor import Executor, Plan
+from fedbench.federation import Federation
+from fedbench.flat import FlatModel
+from fedbench.optim import SGD, Optimizer
+from fedbench.partition.base import Ragged, Split
+from fedbench.rows import RowStore
+
+CPU = torch.device("cpu")
+PLANS = {"loop": Plan("loop", 1, 1, 1), "threads": Plan("threads", 1, 2, 1), "vmap": Plan("vmap", 0, 1, 1),
+         "pairs": Plan("vmap", 2, 1, 1), "threaded pairs": Plan("threads", 2, 2, 1)}
+SIZES = (7, 21, 12, 4, 18, 9)           # ragged, unsorted, some below and some no multiple of the batch
+
+
+def split_of(sizes: Sequence[int], test: Sequence[int] | None = None, val: Sequence[int] | None = None) -> Split:
+    """Consecutive samples: all clients' train parts, then their test parts, then validation."""
+    parts, start = [], 0
+    for counts in (sizes, sizes if test is None else test, [0] * len(sizes) if val is None else val):
+        parts.append(Ragged.from_sizes(np.arange(start, start + sum(counts)), np.array(counts)))
+        start += sum(counts)
+    return Split(parts[0], parts[2], parts[1])
+
+
+def arrays_of(x: Any, y: np.ndarray, num_classes: int, **more: Any) -> Arrays:
+    return Arrays(x, y, np.zeros(len(y), np.int8), num_classes, **more)
+
+
+def ragged(sizes: Sequence[int] = SIZES, shape: tuple = (1, 4, 4), classes: int = 3, seed: int = 0,
+           test: Sequence[int] | None = None, val: Sequence[int] | None = None) -> tuple[Arrays, Split]:
+    """Learnable classification: a noisy linear teacher, and a shift of inputs per client."""
+    rng = np.random.default_rng(seed)
+    split = split_of(sizes, test, val)
+    n = sum(len(r.indices) for r in (split.train, split.test, split.val))
+    x = rng.normal(size=(n, *shape)).astype(np.float32)
+    teacher = rng.normal(size=(int(np.prod(shape)), classes))
+    y = (x.reshape(n, -1) @ teacher + 0.5 * rng.normal(size=(n, classes))).argmax(1)
+    return arrays_of(x, y.astype(np.int64), classes), split
+
+
+def engine(arrays: Arrays, split: Split, module: nn.Module, optimizer: Optimizer | None = None, *,
+           plan: str | Plan = "vmap", columns: dict | None = None, augment: dict | None = None, limits: int = 1 << 30,
+           cohort_size: int | None = None, **options: Any) -> Engine:
+    """An engine on the CPU; options: seed, rounds, epochs, batch_size, drop_last, eval_batch."""
+    federation = Federation.build(arrays, split, CPU, True, augment)
+    return engine_on(federation, module, optimizer, plan=plan, columns=columns, limits=limits,
+                     cohort_size=cohort_size, **options)
+
+
+def engine_on(federation: Federation, module: nn.Module, optimizer: Optimizer | None = None, *,
+              plan: str | Plan = "vmap", columns: dict | None = None, limits: int = 1 << 30,
+              cohort_size: int | None = None, **options: Any) -> Engine:
+    federation.cohort_size = cohort_size or federation.num_clients
+    model = module if isinstance(module, FlatModel) else FlatModel(module, columns)
+    return Engine(federation, model, optimizer or SGD(lr=0.1),
+                  Executor(PLANS[plan] if isinstance(plan, str) else plan, CPU),
+                  RowStore(federation.num_clients, CPU, limits, limits), **{"batch_size": 5, "rounds": 4, **options})
+
+
+def everyone(e: Engine, round: int = 0, purpose: str = "round") -> Cohort:
+    return Cohort(e, np.arange(e.federation.num_clients), round, purpose)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A module whose initialization does not depend on what ran before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def mlp(inputs: int = 16, hidden: int = 8, classes: int = 3, seed: int = 0) -> nn.Module:
+    """Two layers, `body` and `head`, on flattened inputs."""
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
+            self.head = nn.Linear(hidden, classes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x))
+    return seeded(Net, seed)
+
+
+HEAD = {"base": ["body.*"], "head": ["head.*"]}
+
+
+# -- problems with known answers -------------------------------------------------------------------------
+class Squares:
+    """0.5 ||output - y||^2 per sample: with one constant input 1 and a linear layer without bias, whose d weights
+    are the row theta, f_i(theta) = 0.5 mean ||theta - y||^2, of gradient theta - mean(y) and Hessian I."""
+
+    name = "squares"
+
+    def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
+        return 0.5 * (logits - y).square().sum(-1)
+
+
+class Affine:
+    """<output, y> per sample: f_i(theta) = theta . mean(y), affine in theta."""
+
+    name = "affine"
+
+    def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
+        return (logits * y).sum(-1)
+
+
+def targets_federation(targets: Sequence[np.ndarray], task: Any = None, inputs: Sequence[np.ndarray] | None = None
+                       ) -> Federation:
+    """Client i holds samples with targets[i] [n_i, d] and inputs 1 (or inputs[i] [n_i]), for training and testing."""
+    y = torch.from_numpy(np.concatenate(targets).astype(np.float32))
+    x = torch.ones(len(y), 1) if inputs is None else torch.from_numpy(np.concatenate(inputs).astype(np.float32))[:, None]
+    own = Ragged.from_sizes(np.arange(len(y)), np.array([len(t) for t in targets]))
+    none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(len(targets), np.int64))
+    return Federation(x, y, {"train": own, "test": own, "val": none}, task or Squares(), y.shape[1])
+
+
+class Point(nn.Module):
+    """x [B, 1] -> x theta [B, d]; theta starts at `start` [d].  The second half of theta is the group head."""
+
+    def __init__(self, start: Sequence[float]):
+        super().__init__()
+        self.theta = nn.Linear(1, len(start), bias=False)
+        self.theta.weight.data = torch.tensor(start, dtype=torch.float32)[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.theta(x)
+
+
+def play(e: Engine, algorithm: Algorithm, rounds: int = 1, cohorts: Sequence[Sequence[int]] | None = None,
+         begin: int = 0) -> Algorithm:
+    """Set the method up (unless begin > 0) and run rounds with these cohorts (default: everybody)."""
+    if begin == 0:
+        algorithm.check(e.federation, e.model, e.optimizer)
+        algorithm.setup(e.federation, e.model, e.rows)
+    for r in range(begin, begin + rounds):
+        ids = np.arange(e.federation.num_clients) if cohorts is None else np.array(cohorts[r - begin])
+        algorithm.round(Cohort(e, ids, r))
+    return algorithm
+
+
+def deployed(e: Engine, algorithm: Algorithm, round: int = 0, final: bool = True) -> Any:
+    """What every client would deploy: [N, P] (or a dict)."""
+    with torch.no_grad():
+        rows = algorithm.personalized(everyone(e, round, "evaluation"), final)
+    if isinstance(rows, Tensor) and rows.dim() == 1:
+        rows = rows.expand(e.federation.num_clients, -1)
+    return rows
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
+    """Equal up to tolerance, absolutely and relatively; dicts entry by entry."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for name in a:
+            close(a[name], b[name], tolerance)
+    else:
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def equal(a: Any, b: Any) -> None:
+    """Bit for bit."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for name in a:
+            equal(a[name], b[name])
+    else:
+        assert torch.equal(a, b), f"differ by {float((a - b).abs().max())}"

@@ -22,6 +22,7 @@ from fedbench.executor import Executor
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
 from fedbench.local import Batch, Chunk, Feed, Loss, Step, chain_gradient, plain_step, train_chunk
+from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
 from fedbench.options import ConfigError
 from fedbench.rows import Rows, RowStore
@@ -270,12 +271,15 @@ class Cohort:
         grad = torch.zeros_like(rows)
         if model.chain is not None:
             return grad, chain_gradient(model, task, model.named(rows), batch, model.named(grad))
-        leaf = rows.detach().requires_grad_()
+        named = model.named(rows.detach())
+        leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
         with torch.enable_grad():
-            each = (task.loss(model.predict(leaf, batch.x), batch.y, batch.class_mask) * batch.weight).sum(1)
-            learned, = torch.autograd.grad(each.sum(), leaf)
-        a, b = model.trained.slices[0]
-        grad[:, a:b] = learned[:, a:b]
+            logits = model.apply(named, batch.x, True, Call())
+            each = (task.loss(logits, batch.y, batch.class_mask) * batch.weight).sum(1)
+            learned = torch.autograd.grad(each.sum(), list(leaves.values()), materialize_grads=True)
+        for name, g in zip(leaves, learned):
+            a, b = model.spans[name]
+            grad[:, a:b] = g.flatten(1)
         return grad, each.detach()
 
     def loss(self, rows: Tensor, split: str = "train") -> Tensor:

@@ -69,11 +69,11 @@ class Engine:
     def device(self) -> torch.device:
         return self.federation.device
 
-    def memory(self, owner: str, buffer: str, model_size: int) -> Rows:
+    def memory(self, owner: str, buffer: str, width: int) -> Rows:
         """The kept optimizer buffers of all clients for the rows called owner (optimizer.reset=never)."""
         name = f"optimizer/{owner}/{buffer}"
         if name not in self.memories:
-            sample = torch.zeros(1, model_size, device=self.device)
+            sample = torch.zeros(1, width, device=self.device)
             self.memories[name] = self.rows(name, self.optimizer.new(buffer, sample)[0])
         return self.memories[name]
 
@@ -164,7 +164,7 @@ class Cohort:
         step(s, batch) replaces "gradient, plus extra_grad(s), descend".  loss(s, rows, batch) -> [k, B] replaces
         the task's.  columns: only these learn.  key: trainings of a round with the same key draw the same batches.
         buffers: under whose name kept optimizer buffers are stored (a second personal row has its own); a dict
-        such as {"theta": name, "v": name} where a step descends on states [K, P] as well.
+        such as {"theta": name, "v": name} where a step descends on states [K, ...] as well.
         Returns theta [K, P], every state, steps [K] float32, loss [K] (mean over steps), lr.
         """
         e, ids = self.engine, self.ids
@@ -177,7 +177,7 @@ class Cohort:
         out = {"theta": torch.empty(len(ids), rows.shape[1], device=self.device),
                **{n: torch.empty_like(t) for n, t in state.items()}, "loss": torch.zeros(len(ids), device=self.device)}
         names = {"theta": buffers} if isinstance(buffers, str) else buffers
-        kept = self._kept_memory(optimizer, names, rows.shape[1])
+        kept = self._kept_memory(optimizer, names, {"theta": rows, **state})
         step_key = rng.key(e.seed, key, self.round)
 
         def job(a: int, b: int) -> None:
@@ -220,11 +220,11 @@ class Cohort:
         index = part.indices[np.minimum(begin[None, :, None] + position, max(len(part.indices) - 1, 0))]
         return {"order": order, "index": index[:, order], "counts": counts[:, order], "steps": done[order]}
 
-    def _kept_memory(self, optimizer: Optimizer, names: dict[str, str], size: int
+    def _kept_memory(self, optimizer: Optimizer, names: dict[str, str], moved: dict[str, Tensor]
                      ) -> dict[str, dict[str, Tensor]]:
         if optimizer.reset != "never" or not optimizer.buffers:
             return {}
-        return {rows: {b: self.engine.memory(name, b, size)[self.ids] for b in optimizer.buffers}
+        return {rows: {b: self.engine.memory(name, b, moved[rows].shape[1])[self.ids] for b in optimizer.buffers}
                 for rows, name in names.items()}
 
     def _keep_memory(self, kept: dict[str, dict[str, Tensor]], names: dict[str, str]) -> None:

@@ -68,7 +68,7 @@ class Simulation:
         for name in state["rows"]:                    # stores of optimizer buffers are made when first used
             if name.startswith("optimizer/") and name not in self.engine.rows.all:
                 _, owner, buffer = name.split("/")
-                self.engine.memory(owner, buffer, self.engine.model.size)
+                self.engine.memory(owner, buffer, state["rows"][name]["rows"].shape[1])
         self.engine.rows.load_state_dict(state["rows"])
         self.algorithm.load_state_dict(state["algorithm"])
         record = json.loads(state["record"])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.chain import Chain
-from fedbench.network import Call, trace
+from fedbench.network import Call, KeyedDropout, never_called, trace
 from fedbench.options import ConfigError, require
 
 
@@ -96,7 +96,8 @@ class FlatModel:
     # -- layout ------------------------------------------------------------------------------------------
     def _lay_out(self) -> None:
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
+        kept = self.module.state_dict()                # a buffer that is not saved is a constant (a causal mask)
+        buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point() and n in kept}
         self._initial = {**trained, **self._extras, **buffers}
         self.shapes = {n: t.shape for n, t in self._initial.items()}
         self.sizes = [t.numel() for t in self._initial.values()]
@@ -118,11 +119,13 @@ class FlatModel:
                    for p in patterns)
 
     def _refuse_dead_patterns(self) -> None:
+        modules = dict(self.module.named_modules())
         for group, patterns in self._patterns.items():
             for pattern in patterns:
                 hit = any(self._chosen(n, [pattern]) for n in self.spans)
                 # a body without parameters (a logistic model's) is a legitimate empty group
-                require(hit or pattern.endswith(".*") or pattern.startswith("*") or pattern.startswith("type:"),
+                empty = pattern.endswith(".*") and pattern[:-2] in modules
+                require(hit or empty or pattern.startswith(("*", "type:")),
                         f"model.columns.{group}: the pattern {pattern!r} matches no parameter; "
                         f"the parameters are {', '.join(self.spans)}")
 
@@ -199,6 +202,8 @@ class FlatModel:
     def head(self, rows: Tensor, features: Tensor, name: str = "head") -> Tensor:
         """The linear layer `name` (head, or an extra copy of it) of row [P] or rows [k, P] on features."""
         named = self.named(rows)
+        if f"{name}.weight" not in named:
+            raise ConfigError(never_called(name))
         weight, bias = named[f"{name}.weight"], named.get(f"{name}.bias")
         out = features @ weight.transpose(-1, -2)
         return out if bias is None else out + bias.unsqueeze(-2)
@@ -224,21 +229,28 @@ class FlatModel:
         """Any module, by functional_call, mapped over clients by torch.vmap."""
         module = self._own_module(call.train)
         own = {n: p for n, p in params.items() if n not in self._extras}
-        def one(p: dict[str, Tensor], x: Tensor | dict[str, Tensor]) -> Tensor:
+        def one(p: dict[str, Tensor], x: Tensor | dict[str, Tensor], key: Tensor | None) -> Tensor:
+            for dropout in self._local.dropouts:
+                dropout.key = key
             if until is None:
                 return torch.func.functional_call(module, p, (x,))
             return _until(module, until, lambda: torch.func.functional_call(module, p, (x,)))
         if not many:
-            return one(own, inputs)
-        return torch.vmap(one, randomness="error")(own, inputs)
+            return one(own, inputs, None if call.keys is None else call.keys[0])
+        return torch.vmap(one, (0, 0, None if call.keys is None else 0), randomness="error")(own, inputs, call.keys)
 
     def _own_module(self, train: bool) -> nn.Module:
-        """This thread's copy: functional_call swaps parameters in the module, which threads cannot share."""
+        """This thread's copy: functional_call swaps parameters in the module, which threads cannot share.  Frozen
+        parameters are not copied."""
         if not hasattr(self._local, "module"):
-            self._local.module = copy.deepcopy(self.module)
-            for m in self._local.module.modules():
+            frozen = {id(p): p for p in self.module.parameters() if not p.requires_grad}
+            self._local.module, self._local.dropouts = copy.deepcopy(self.module, frozen), []
+            for name, m in list(self._local.module.named_modules()):
                 if getattr(m, "num_batches_tracked", None) is not None:
                     m.num_batches_tracked = None               # an integer counter is not part of the row
+                if type(m) is nn.Dropout:
+                    self._local.dropouts.append(KeyedDropout(m.p, name))
+                    self._local.module.set_submodule(name, self._local.dropouts[-1])
         return self._local.module.train(train)
 
 
@@ -249,6 +261,8 @@ class _Reached(Exception):
 def _until(module: nn.Module, name: str, run) -> Tensor:
     def stop(m: nn.Module, args: tuple) -> None:
         raise _Reached(args[0])
+    if name not in dict(module.named_modules()):
+        raise ConfigError(never_called(name))
     handle = module.get_submodule(name).register_forward_pre_hook(stop)
     try:
         run()
@@ -256,7 +270,7 @@ def _until(module: nn.Module, name: str, run) -> Tensor:
         return reached.args[0]
     finally:
         handle.remove()
-    raise ConfigError(f"the model never calls its module {name!r}")
+    raise ConfigError(never_called(name))
 
 
 def _first(inputs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:

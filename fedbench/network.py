@@ -20,6 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedbench.options import ConfigError
+from fedbench.rng import RowRandom, key
+
 
 @dataclass
 class Call:
@@ -130,11 +133,23 @@ def _flatten(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) ->
 def _dropout(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
     if not call.train or m.p == 0:
         return x
-    from fedbench.rng import RowRandom, key
     keys = call.keys if call.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
     draw = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if many else x.shape))
     kept = (draw if many else draw[0]) >= m.p
     return x * kept / (1 - m.p)
+
+
+class KeyedDropout(nn.Module):
+    """What a mapped module has in place of nn.Dropout: `_dropout` with a key that is set before the forward pass."""
+
+    def __init__(self, p: float, name: str):
+        super().__init__()
+        self.p, self.name = p, name
+        self.key: Tensor | None = None       # int64, one client's
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = None if self.key is None else self.key[None]
+        return _dropout(self, self.name, {}, x, False, Call(self.training, keys))
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -179,6 +194,8 @@ class Program:
             else:
                 args = [env[a] if isinstance(a, fx.Node) else a for a in node.args]
                 env[node] = self._function(node, args, many)
+        if until is not None:
+            raise ConfigError(never_called(until))
         return env[self.output]                                                   # type: ignore[index]
 
     @staticmethod
@@ -190,8 +207,15 @@ class Program:
         return node.target(*args, **node.kwargs)                                  # type: ignore[operator]
 
 
+def never_called(name: str) -> str:
+    return (f"the model never calls a layer named {name!r}: methods that work on features need the last linear layer "
+            "under that name")
+
+
 def trace(module: nn.Module) -> Program | None:
     """The module as a Program, or None when it does anything the table does not know."""
+    if len(list(module.named_parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
+        return None                          # tied parameters have one name in the row, two in the layers
     try:
         graph = _Tracer().trace(module)
     except Exception:        # fx raises many kinds of error on data-dependent code; vmap is the answer to all

@@ -54,7 +54,7 @@ class Conv2d:
             x, w, b = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1), None if b is None else b.flatten()
         elif x.device.type == "cpu":
             x = x.contiguous(memory_format=torch.channels_last)
-        y = F.conv2d(x, w, b, *self.how, self.groups * k)
+        y = F.conv2d(x, w, b, *self.how, self.groups * k)                         # type: ignore[arg-type]
         return (y.unflatten(1, (k, -1)).transpose(0, 1) if many else y), (x, k)
 
     def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
@@ -126,14 +126,14 @@ class Chain:
         links, before = [], program.inputs[0]
         for node in program.nodes:
             module = program.modules.get(str(node.target)) if node.op == "call_module" else None
-            if type(module) not in LINKS or node.args != (before,):
+            if module is None or type(module) not in LINKS or node.args != (before,):
                 return None
             links.append(LINKS[type(module)](str(node.target), module))
             before = node
         flat = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
         early = [link for link in links[:flat] if isinstance(link, Linear)]      # on more than one axis, or none
-        return cls(links) if isinstance(before, fx.Node) and program.output is before and not early and flat is not None \
-            else None
+        whole = isinstance(before, fx.Node) and program.output is before
+        return cls(links) if whole and not early and flat is not None else None
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
         """Logits, and what the backward pass needs."""

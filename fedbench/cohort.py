@@ -243,8 +243,8 @@ class Cohort:
             self.ledger.loss = float(loss[trained].mean())
 
     def _stop(self, position: int | float) -> None:
-        raise RunError(f"the training loss of client {self.ids[int(position)]} is not finite in round {self.round + 1}: "
-                       f"optimizer.lr={self.engine.optimizer.lr:g} is probably too large")
+        raise RunError(f"the training loss of client {self.ids[int(position)]} is not finite in round "
+                       f"{self.round + 1}: optimizer.lr={self.engine.optimizer.lr:g} is probably too large")
 
     # -- whole splits ------------------------------------------------------------------------------------
     def gradient(self, rows: Tensor, split: str = "train", drop_last: bool = False) -> tuple[Tensor, Tensor]:
@@ -314,7 +314,11 @@ class Cohort:
                 if batch.counts[i]:
                     parts[position].append(y[i, :batch.counts[i]])
 
-        self._blocks(block, split, begin_with=lambda where: [parts[i].clear() for i in where.tolist()] and None)
+        def begin(where: Tensor) -> None:
+            for position in where.tolist():
+                parts[position].clear()
+
+        self._blocks(block, split, begin_with=begin)
         return [torch.cat(p) if p else torch.zeros(0, device=self.device) for p in parts]
 
     def _forward_shared(self, row: Tensor, fn: Callable, split: str) -> list[Tensor]:

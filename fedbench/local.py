@@ -9,6 +9,7 @@ Letters: k clients still training, P numbers of a row, B batch, T steps, C class
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ class Batch:
         """Consecutive parts of every client's real samples, as equal as can be; a client with fewer samples than
         parts leaves some of its parts empty (weight 0)."""
         edges = [np.ceil(self.counts * i / parts).astype(int) for i in range(parts + 1)]
-        return [self.between(a, b) for a, b in zip(edges, edges[1:])]
+        return [self.between(a, b) for a, b in itertools.pairwise(edges)]
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Batch:
         """The samples start[i] <= slot < stop[i] of client i, moved to the front of a narrower batch."""
@@ -147,55 +148,81 @@ class Step:
     s.model, s.num_steps [k] (host): all local steps of each client.
     """
 
+    engine: Engine
+    model: FlatModel
+    task: Task
+    k: int
+    t: int
+    lr: Rate
+    num_steps: np.ndarray
+    columns: Columns
+
     def __init__(self, engine: Engine, chunk: Chunk, num_steps: np.ndarray, lr: Rate, columns: Columns,
                  loss: Loss | None, step_key: int, optimizer: Optimizer):
-        put = object.__setattr__
-        for name, value in {"engine": engine, "model": engine.model, "chunk": chunk, "columns": columns, "lr": lr,
-                            "task": engine.task, "optimizer": optimizer, "all_steps": num_steps,
-                            "custom_loss": loss, "views": {}, "k": 0, "t": -1, "step_key": step_key, "pool": [], "drawn": 0, "plans": {}, "buffers": {}, "layouts": {}, "moved": {},
-                            "num_steps": num_steps,
-                            "keys": torch.from_numpy(client_keys(step_key, chunk.ids)).to(chunk.theta.device),
-                            }.items():
-            put(self, name, value)
+        own = self.__dict__                               # states are set through __setattr__, these are not states
+        own.update(engine=engine, model=engine.model, task=engine.task, columns=columns, lr=lr, k=0, t=-1,
+                   num_steps=num_steps)
+        own["_chunk"], own["_optimizer"], own["_loss"] = chunk, optimizer, loss
+        own["_all_steps"], own["_all_lr"], own["_step_key"] = num_steps, lr, step_key
+        own["_keys"] = torch.from_numpy(client_keys(step_key, chunk.ids)).to(chunk.theta.device)
+        own["_views"] = {}                                # states cut to the active clients
+        own["_pool"], own["_drawn"] = [], 0               # gradient tensors, and how many this step has used
+        own["_plans"], own["_layouts"], own["_buffers"], own["_draws"] = {}, {}, {}, None
+        own["_moved"] = {}                                # columns each name has moved in this step
         chunk.loss = torch.zeros(len(chunk.ids), device=chunk.theta.device)
-        put(self, "draws", None)
+
+    # -- states ------------------------------------------------------------------------------------------
+    if not TYPE_CHECKING:
+        def __getattr__(self, name: str) -> Tensor:
+            try:
+                return self.__dict__["_views"][name]
+            except KeyError:
+                raise AttributeError(f"this step has no state {name!r}: pass it to cohort.train({name}=...)") from None
+
+        def __setattr__(self, name: str, value: Tensor) -> None:
+            if name not in self._views:
+                raise AttributeError(f"{name!r} is no state of this step: pass it to cohort.train({name}=...)")
+            if value is not self._views[name]:
+                self._views[name].copy_(value)
+
+    if TYPE_CHECKING:
+        theta: Tensor
+        _chunk: Chunk
+        _optimizer: Optimizer
+        _loss: Loss | None
+        _all_steps: np.ndarray
+        _all_lr: Rate
+        _step_key: int
+        _keys: Tensor
+        _views: dict[str, Tensor]
+        _pool: list[Tensor]
+        _drawn: int
+        _plans: dict[tuple[tuple[int, int], ...], tuple[list[bool], bool, list[str], bool]]
+        _layouts: dict[tuple[int, int], dict[str, Tensor]]
+        _buffers: dict[str, Tensor]
+        _draws: RowRandom | None
+        _moved: dict[str, Columns]
+
+        def __getattr__(self, name: str) -> Tensor: ...
+        def __setattr__(self, name: str, value: Tensor) -> None: ...
 
     @property
     def rng(self) -> RowRandom:
         """Keyed draws of this step, one row per active client."""
-        if self.draws is None:
-            object.__setattr__(self, "draws", RowRandom(self.keys[:self.k] ^ (key("t", self.t) >> 1)))
-        return self.draws
-
-    # -- states ------------------------------------------------------------------------------------------
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self.__dict__["views"][name]
-        except KeyError:
-            raise AttributeError(f"this step has no state {name!r}; pass it to cohort.train as {name}=...") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.views:
-            raise AttributeError(f"{name!r} is no state of this step; pass it to cohort.train as {name}=...")
-        if value is not self.views[name]:
-            self.views[name].copy_(value)
+        if self._draws is None:
+            self.__dict__["_draws"] = RowRandom(self._keys[:self.k] ^ (key("t", self.t) >> 1))
+        return self.__dict__["_draws"]
 
     def begin(self, t: int, k: int) -> None:
         """Move to step t with k clients active."""
-        put = object.__setattr__
-        put(self, "t", t)
-        put(self, "drawn", 0)
-        put(self, "draws", None)
-        self.moved.clear()
+        own, chunk = self.__dict__, self._chunk
+        own["t"], own["_drawn"], own["_draws"], own["_moved"] = t, 0, None, {}
         if k != self.k:
-            put(self, "k", k)
-            put(self, "views", {"theta": self.chunk.theta[:k], **{n: v[:k] for n, v in self.chunk.state.items()}})
-            put(self, "num_steps", self.all_steps[:k])
-
-    @property
-    def summed_loss(self) -> Tensor:
-        """Each client's batch losses so far (of the first gradient of every step), summed.  # [k]"""
-        return self.chunk.loss[:self.k]
+            own["k"] = k
+            own["_views"] = {"theta": chunk.theta[:k], **{n: v[:k] for n, v in chunk.state.items()}}
+            own["num_steps"] = self._all_steps[:k]
+            own["lr"] = self._all_lr[:k] if isinstance(self._all_lr, Tensor) else self._all_lr
+            own["_layouts"] = {}
 
     # -- what a method computes --------------------------------------------------------------------------
     def grad(self, batch: Batch, rows: Tensor | None = None, loss: Loss | None = None,
@@ -206,7 +233,7 @@ class Step:
         The result lives until the next step.  Float buffers (BatchNorm) of rows are updated in place.
         """
         rows = self.theta if rows is None else rows
-        chosen, columns = loss or self.custom_loss, self.columns if columns is None else columns
+        chosen, columns = loss or self._loss, self.columns if columns is None else columns
         if chosen is None and self.model.chain is not None:
             names, whole = self._wanted(columns)[2:]
             if whole:
@@ -230,16 +257,17 @@ class Step:
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """model.named(rows), remembered for the tensors that every step uses: the states and the gradients."""
         where = (rows.data_ptr(), self.k)
-        if where not in self.layouts:
+        if where not in self._layouts:
             named = self.model.named(rows)
-            if any(rows is own for own in self.views.values()) or any(rows.data_ptr() == g.data_ptr() for g in self.pool):
-                self.layouts[where] = named
+            pooled = any(rows.data_ptr() == g.data_ptr() for g in self._pool)
+            if pooled or any(rows is own for own in self._views.values()):
+                self._layouts[where] = named
             return named
-        return self.layouts[where]
+        return self._layouts[where]
 
     def _record(self, losses: Tensor) -> None:
-        if self.drawn == 1:                            # the first gradient of a step is the training loss
-            self.chunk.loss[:len(losses)] += losses
+        if self._drawn == 1:                            # the first gradient of a step is the training loss
+            self._chunk.loss[:len(losses)] += losses
 
     def _differentiate(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns
                        ) -> tuple[Tensor, Tensor]:
@@ -251,7 +279,7 @@ class Step:
             losses = (losses * batch.weight).sum(1) if losses.dim() == 2 else losses      # [k]
             grads = torch.autograd.grad(losses.sum(), [p for p, w in zip(leaves, wanted) if w],
                                         materialize_grads=True) if any(wanted) else ()
-        for name, value in self.buffers.items():
+        for name, value in self._buffers.items():
             a, b = self.model.spans[name]
             rows.detach()[..., a:b] = value.flatten(1)
         return self._assemble(grads, wanted, everything, columns), losses.detach()
@@ -260,13 +288,13 @@ class Step:
         """Which parameters need a gradient, whether that is every trained column; their names, and whether they are
         wanted whole."""
         which = tuple(columns.slices)
-        if which not in self.plans:
+        if which not in self._plans:
             spans = self.model.spans
             wanted = [_overlaps(span, columns) for span in spans.values()]
             names = [n for n, w in zip(spans, wanted) if w]
             whole = bool(names) and sum(b - a for n, (a, b) in spans.items() if n in names) == columns.size
-            self.plans[which] = (wanted, columns.slices == self.model.trained.slices, names, whole)
-        return self.plans[which]
+            self._plans[which] = (wanted, columns.slices == self.model.trained.slices, names, whole)
+        return self._plans[which]
 
     def _losses(self, batch: Batch, rows: Tensor, leaves: list[Tensor], loss: Loss | None) -> Tensor:
         if loss is not None:
@@ -277,8 +305,8 @@ class Step:
 
     def _run(self, params: dict[str, Tensor], batch: Batch, until: str | None) -> Tensor:
         if self.model.buffer_names:                    # the forward pass updates a copy, kept with the gradient
-            self.buffers.update({n: params[n].detach().clone() for n in self.model.buffer_names})
-            params = params | self.buffers
+            self._buffers.update({n: params[n].detach().clone() for n in self.model.buffer_names})
+            params = params | self._buffers
         keys = self.rng.keys if self.model.has_dropout else None
         return self.model.apply(params, batch.x, True, Call(True, keys), until)
 
@@ -299,11 +327,11 @@ class Step:
         return out
 
     def _from_pool(self) -> Tensor:
-        if self.drawn == len(self.pool):
+        if self._drawn == len(self._pool):
             new = torch.zeros_like if self.model.buffer_names else torch.empty_like       # buffers: gradient 0
-            self.pool.append(new(self.chunk.theta))
-        object.__setattr__(self, "drawn", self.drawn + 1)
-        return self.pool[self.drawn - 1][:self.k]
+            self._pool.append(new(self._chunk.theta))
+        self.__dict__["_drawn"] += 1
+        return self._pool[self._drawn - 1][:self.k]
 
     def _exact_sizes(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns) -> Tensor:
         """Models with batch statistics: clients grouped by batch size, so that no padding enters the statistics."""
@@ -321,10 +349,10 @@ class Step:
     def _only(self, which: Tensor) -> Step:
         """This step seen by some of its clients, for reading."""
         chosen = which.cpu().numpy()
-        chunk = Chunk(self.chunk.ids[chosen], self.theta[which], {n: v[which] for n, v in self.views.items()
+        chunk = Chunk(self._chunk.ids[chosen], self.theta[which], {n: v[which] for n, v in self._views.items()
                                                                   if n != "theta"}, {})
-        sub = Step(self.engine, chunk, self.num_steps[chosen], self.lr, self.columns, self.custom_loss,
-                   self.step_key, self.optimizer)
+        sub = Step(self.engine, chunk, self.num_steps[chosen], self.lr, self.columns, self._loss,
+                   self._step_key, self._optimizer)
         sub.begin(self.t, len(chosen))
         return sub
 
@@ -346,26 +374,26 @@ class Step:
 
         The rows' buffers are their own.  Columns that are not named stand still, momentum included.
         """
-        rows, columns = self.views[name], self.columns if columns is None else columns
-        memory = self.chunk.memory.setdefault(name, {})
-        for buffer in self.optimizer.buffers:
+        rows, columns = self._views[name], self.columns if columns is None else columns
+        memory = self._chunk.memory.setdefault(name, {})
+        for buffer in self._optimizer.buffers:
             if buffer not in memory:
-                whole = self.chunk.theta if name == "theta" else self.chunk.state[name]
-                memory[buffer] = self.optimizer.new(buffer, whole)
+                whole = self._chunk.theta if name == "theta" else self._chunk.state[name]
+                memory[buffer] = self._optimizer.new(buffer, whole)
         rate = self.lr if lr is None else lr
-        grad = self.optimizer.clipped(grad)
+        grad = self._optimizer.clipped(grad)
         if self._again(name, columns):
-            self.optimizer.tick({n: m[:self.k] for n, m in memory.items()})
+            self._optimizer.tick({n: m[:self.k] for n, m in memory.items()})
         for a, b in columns.slices:
             cut = {n: m[:self.k, a:b] if m.shape[1] > 1 else m[:self.k] for n, m in memory.items()}
-            self.optimizer.update(rows[:, a:b], grad[:, a:b], cut, rate)
+            self._optimizer.update(rows[:, a:b], grad[:, a:b], cut, rate)
 
     def _again(self, name: str, columns: Columns) -> bool:
         """Whether these columns begin another optimizer step of the named rows: parts that move one after the
         other within a local step share one."""
-        before = self.moved.get(name)
+        before = self._moved.get(name)
         again = before is None or (before & columns).size > 0
-        self.moved[name] = columns if before is None or again else before | columns
+        self._moved[name] = columns if before is None or again else before | columns
         return again
 
 
@@ -379,13 +407,7 @@ def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch
     assert model.chain is not None and isinstance(x, Tensor)
     logits, tape = model.chain.forward(params, x, many)
     logits = logits if many else logits[None]
-    if hasattr(task, "loss_and_gradient"):
-        losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
-    else:
-        with torch.enable_grad():
-            leaf = logits.detach().requires_grad_()
-            losses = task.loss(leaf, batch.y, batch.class_mask)
-            grad, = torch.autograd.grad((losses * batch.weight).sum(), leaf)
+    losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
     model.chain.backward(params, tape, grad if many else grad[0], many, out)
     return (losses.detach() * batch.weight).sum(1)
 

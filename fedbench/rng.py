@@ -34,10 +34,10 @@ def torch_generator(*parts: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(key(*parts) >> 1)
 
 
-def bits(base: int, *counters: np.ndarray) -> np.ndarray:
+def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
     """Uniform uint64 for every combination of the broadcast counters; each is hashed in turn."""
     with np.errstate(over="ignore"):
-        state = np.uint64(base)
+        state = np.asarray(base, np.uint64)
         for counter in counters:
             state = _mix(state + np.asarray(counter).astype(np.uint64) * np.uint64(GAMMA))
     return state
@@ -123,6 +123,6 @@ def batches(base: int, ids: np.ndarray, sizes: np.ndarray, batch_size: int, *, e
 
 def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:
     place = np.arange(longest)
-    draw = bits(base, np.asarray(ids)[:, None], np.int64(epoch), place)              # [K, n]
-    draw = np.where(place < sizes[:, None], draw | np.uint64(0), np.uint64(MASK))
+    draw = bits(base, np.asarray(ids)[:, None], epoch, place)              # [K, n]
+    draw = np.where(place < sizes[:, None], draw, np.uint64(MASK))
     return np.argsort(draw, axis=1, kind="stable")

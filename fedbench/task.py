@@ -21,13 +21,22 @@ class Task(Protocol):
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor: ...
 
+    def loss_and_gradient(self, logits: Tensor, y: Tensor, weight: Tensor, class_mask: Tensor | None
+                          ) -> tuple[Tensor, Tensor]:
+        """Per-sample loss [k, B], and the gradient of sum(weight * loss) with respect to the logits."""
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss = self.loss(leaf, y, class_mask)
+            grad, = torch.autograd.grad((loss * weight).sum(), leaf)
+        return loss.detach(), grad
+
 
 def mask_logits(logits: Tensor, class_mask: Tensor | None, value: float = float("-inf")) -> Tensor:
     """Logits [k, B, C] with the classes a client does not have, class_mask [k, C] False, set to value."""
     return logits if class_mask is None else logits.masked_fill(~class_mask.unsqueeze(-2), value)
 
 
-class Classification:
+class Classification(Task):
     """Cross-entropy; y [..., B] int64, logits [..., B, C]."""
 
     name = "classification"
@@ -41,7 +50,7 @@ class Classification:
 
     def loss_and_gradient(self, logits: Tensor, y: Tensor, weight: Tensor, class_mask: Tensor | None
                           ) -> tuple[Tensor, Tensor]:
-        """Per-sample loss [k, B], and the gradient of sum(weight * loss) with respect to the logits, in closed form."""
+        """The gradient in closed form: weight * (softmax - one-hot)."""
         log_p = mask_logits(logits, class_mask).log_softmax(-1)                         # [k, B, C]
         label = y.unsqueeze(-1)
         loss = -log_p.gather(-1, label)[..., 0]
@@ -66,7 +75,7 @@ class _NarrowCrossEntropy(torch.autograd.Function):
         return grad.t(), None
 
 
-class MultiLabel:
+class MultiLabel(Task):
     """Binary cross-entropy, mean over the client's own classes; y [..., B, C] float, logits [..., B, C]."""
 
     name = "multilabel"
@@ -79,7 +88,7 @@ class MultiLabel:
         return (each * mask).sum(-1) / mask.sum(-1)
 
 
-class Segmentation:
+class Segmentation(Task):
     """Cross-entropy, mean over pixels; y [..., B, H, W] int64, logits [..., B, C, H, W]."""
 
     name = "segmentation"

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedbench import build
 from fedbench.algorithms.base import Algorithm
@@ -48,7 +48,7 @@ LOCAL = {"cnn": {"batch_size": 10, "epochs": 1, "lr": 0.005}, "mlp": {"batch_siz
 
 
 class Workload:
-    """name; inputs, targets; train, test: index lists per client; schedule: ids of each round (the first is warm-up)."""
+    """name; train, test: index lists per client; schedule: ids of each round (the first is warm-up)."""
 
     def __init__(self, name: str, arrays: Arrays, train: list, test: list, schedule: list, work: dict):
         self.name, self.arrays, self.schedule, self.work = name, arrays, schedule, work
@@ -221,9 +221,9 @@ def main() -> None:
         rounds = min(args.rounds or len(work.schedule), len(work.schedule))
         if name == "pgfed":
             work.work = {**work.work, "epochs": 5}
-            rivals = {"fedavg": Ours(work, "auto", device, FedAvg(), 0.9), "pgfed": Ours(work, "auto", device, PGFed(), 0.9)}
-            report("pgfed against fedavg, cnn, 5 local epochs", measure(rivals, min(rounds, args.rounds or 4), device, 2),
-                   "fedavg", device, out)
+            rivals = {a.__name__.lower(): Ours(work, "auto", device, a(), 0.9) for a in (FedAvg, PGFed)}
+            rates = measure(rivals, min(rounds, args.rounds or 4), device, warmup=2)
+            report("pgfed against fedavg, cnn, 5 local epochs", rates, "fedavg", device, out)
             continue
         rivals = {"bare loop": Bare(work, device)} | {e: Ours(work, e, device) for e in args.executors}
         auto = rivals.get("auto")

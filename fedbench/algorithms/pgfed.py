@@ -1,6 +1,7 @@
 """PGFed: each client minimizes its own risk plus a learned mixture of the others', each to first order.
 
-Luo et al., ICCV 2023:  F_i = f_i(theta_i) + mu sum_j a_ij f_j(theta_i),  f_j(theta_i) ~ f_j(theta_j) + g_j.(theta_i - theta_j).
+Luo et al., ICCV 2023:  F_i = f_i(theta_i) + mu sum_j a_ij f_j(theta_i),
+with f_j(theta_i) ~ f_j(theta_j) + g_j.(theta_i - theta_j).
 beta > 0 is PGFedMo: the auxiliary gradient is smoothed over a client's participations.
 Departs from the paper's box, as its released code does: a_ij is clamped at 0; g.theta in the update of a is taken
 before the step of theta; the coefficient of the mean gradient is 1/K'.  Round 1 is FedAvg.
@@ -8,6 +9,7 @@ Reduces to: FedAvg-local at mu = 0, bit for bit; PGFed at beta = 0.
 """
 
 import torch
+from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.linalg import dot
@@ -25,7 +27,7 @@ class PGFed(Algorithm):
     def __init__(self, mu: NonNegative = 0.1, eta2: NonNegative = 0.01, beta: Probability = 0.0,
                  alpha_max: Positive | None = None, drop_last: bool = False):
         self.mu, self.eta2, self.beta, self.alpha_max, self.drop_last = mu, eta2, beta, alpha_max, drop_last
-        self.G = self.c = self.gbar = self.prev = None
+        self.G: Tensor | None = None
 
     def setup(self, federation, model, rows):
         self.w = model.init_row()                                                     # [P]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ class MLP(nn.Module):
     def __init__(self, input_shape: tuple, num_classes: int, hidden: list[int] = [64]):  # noqa: B006
         super().__init__()
         widths = [math.prod(input_shape), *hidden]
-        layers = [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
+        layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.body = nn.Sequential(nn.Flatten(), *layers)
         self.head = nn.Linear(widths[-1], num_classes)
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.options import NonNegative, Positive, Probability
+from fedbench.options import NonNegative, Positive, Probability, require
 
 Memory = dict[str, Tensor]          # buffer name -> [k, P] (or [k, 1])
 Rate = float | Tensor               # one learning rate, or one per row [k, 1]
@@ -95,6 +95,7 @@ class SGD(Optimizer):
                  nesterov: bool = False, reset: Literal["round", "never"] = "round",
                  clip: Positive | None = None, schedule: dict | None = None):
         super().__init__(lr, reset, clip, schedule)
+        require(momentum > 0 or not nesterov, "optimizer.nesterov=true needs optimizer.momentum > 0, got 0")
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
         self.buffers = ("momentum",) if momentum else ()
         self.plain = not momentum and not weight_decay and clip is None

@@ -1,0 +1,118 @@
+"""Row optimizers are torch.optim's, row by row; schedules and clipping."""
+
+import math
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from tiny import close, equal
+from torch import Tensor, nn
+
+from fedbench.config import compose, plain
+from fedbench.optim import SGD, Adam, Optimizer, Schedule
+from fedbench.options import ConfigError
+
+K, P, STEPS = 3, 7, 6
+GENERATOR = torch.Generator().manual_seed(0)
+START = torch.randn(K, P, generator=GENERATOR)
+GRADIENTS = torch.randn(STEPS, K, P, generator=GENERATOR)
+CASES = {
+    "sgd": (SGD(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, 0.1, 0.9)),
+    "nesterov": (SGD(lr=0.1, momentum=0.9, nesterov=True), lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True)),
+    "decay": (SGD(lr=0.1, weight_decay=0.3), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.3)),
+    "all of sgd": (SGD(lr=0.1, momentum=0.8, weight_decay=0.3, nesterov=True),
+                   lambda p: torch.optim.SGD(p, 0.1, 0.8, weight_decay=0.3, nesterov=True)),
+    "adam": (Adam(lr=0.1), lambda p: torch.optim.Adam(p, 0.1)),
+    "adam, decay": (Adam(lr=0.1, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.3),
+                    lambda p: torch.optim.Adam(p, 0.1, (0.8, 0.95), 1e-3, 0.3)),
+    "adamw": (Adam(lr=0.1, weight_decay=0.3, decoupled=True), lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.3)),
+}
+
+
+def run(optimizer: Optimizer, start: Tensor, gradients: Tensor, lr: float | Tensor = 0.1) -> Tensor:
+    theta = start.clone()
+    memory = {b: optimizer.new(b, theta) for b in optimizer.buffers}
+    for g in gradients:
+        optimizer.tick(memory)
+        optimizer.update(theta, optimizer.clipped(g.clone()), memory, lr)
+    return theta
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_row_moves_as_under_torch_optim(name: str) -> None:
+    optimizer, make = CASES[name]
+    theta = run(optimizer, START, GRADIENTS)
+    for i in range(K):
+        p = nn.Parameter(START[i].clone())
+        reference = make([p])
+        for g in GRADIENTS[:, i]:
+            p.grad = g.clone()
+            reference.step()
+        close(theta[i], p.detach())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_learning_rate_per_row(name: str) -> None:
+    optimizer, _ = CASES[name]
+    rates = torch.tensor([[0.1], [0.02], [0.3]])
+    theta = run(optimizer, START, GRADIENTS, rates)
+    for i in range(K):
+        close(theta[i:i + 1], run(optimizer, START[i:i + 1], GRADIENTS[:, i:i + 1], rates[i].item()))
+
+
+def test_clipping_is_per_row() -> None:
+    optimizer = SGD(lr=0.1, momentum=0.9, weight_decay=0.1, clip=1.5)
+    gradients = GRADIENTS * torch.tensor([0.1, 1.0, 10.0])[:, None]
+    theta = run(optimizer, START, gradients)
+    for i in range(K):
+        p = nn.Parameter(START[i].clone())
+        reference = torch.optim.SGD([p], 0.1, 0.9, weight_decay=0.1)
+        for g in gradients[:, i]:
+            p.grad = g.clone()
+            torch.nn.utils.clip_grad_norm_([p], 1.5)
+            reference.step()
+        close(theta[i], p.detach())
+    equal(SGD(lr=1.0, clip=1.0).clipped(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+def test_plain_means_nothing_but_lr_times_gradient() -> None:
+    assert SGD(lr=0.1).plain and SGD(lr=0.1, momentum=0.0, nesterov=False).plain
+    assert not any(o.plain for o in (SGD(lr=0.1, momentum=0.9), SGD(lr=0.1, weight_decay=0.1), SGD(lr=0.1, clip=1.0),
+                                     Adam(lr=0.1)))
+
+
+def test_fresh_buffers_end_with_a_training() -> None:
+    kept = SGD(lr=0.1, momentum=0.9, reset="never")
+    assert kept.fresh().reset == "round" and kept.reset == "never" and kept.fresh().momentum == 0.9
+
+
+def test_schedules() -> None:
+    total = 11
+    assert [Schedule()(r, total) for r in range(3)] == [1, 1, 1]
+    assert [Schedule("exponential", gamma=0.5)(r, total) for r in range(3)] == [1, 0.5, 0.25]
+    linear = [Schedule("linear", final=0.1)(r, total) for r in range(total)]
+    assert linear[0] == 1 and linear[5] == pytest.approx(0.55) and linear[-1] == pytest.approx(0.1)
+    cosine = [Schedule("cosine")(r, total) for r in range(total)]
+    assert cosine == pytest.approx([(1 + math.cos(math.pi * r / 10)) / 2 for r in range(total)])
+    warm = [Schedule("cosine", warmup=3, final=0.2)(r, total) for r in range(total)]
+    assert warm[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and warm[-1] == pytest.approx(0.2)
+    assert Schedule("cosine")(0, 1) == Schedule("linear")(0, 1) == 1
+
+
+def test_the_rate_of_a_round() -> None:
+    optimizer = SGD(lr=0.2, schedule={"name": "exponential", "gamma": 0.5})
+    assert [optimizer.rate(r, 4) for r in range(3)] == [0.2, 0.1, 0.05]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizer_yaml(name: str) -> None:
+    built = instantiate(plain(compose([f"optimizer={name}"]))["optimizer"])
+    assert isinstance(built, SGD if name == "sgd" else Adam)
+    assert getattr(built, "decoupled", False) == (name == "adamw")
+
+
+def test_nesterov_without_momentum_is_refused() -> None:
+    """As torch.optim does: it would change nothing."""
+    with pytest.raises(ConfigError, match=r"optimizer.nesterov=true needs optimizer.momentum > 0"):
+        SGD(lr=0.1, nesterov=True)

@@ -1,0 +1,160 @@
+"""Per-client state: lazy, the same wherever it lives, saved whole."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from tiny import CPU, equal
+
+from fedbench.rows import Rows, RowStore
+
+PLACES = ("device", "host", "disk")
+DEFAULT = torch.tensor([1.0, 2.0, 3.0])
+
+
+def ids(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def rows(place: str = "device", num_clients: int = 50) -> Rows:
+    return Rows("x", num_clients, DEFAULT, CPU, place)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_untouched_rows_are_the_default_and_written_ones_stay(place: str) -> None:
+    r = rows(place)
+    equal(r[ids(3, 49)], DEFAULT.expand(2, -1))
+    r[ids(7, 2)] = torch.tensor([[7.0, 0, 0], [2.0, 0, 0]])
+    equal(r[ids(2, 3, 7)], torch.stack([torch.tensor([2.0, 0, 0]), DEFAULT, torch.tensor([7.0, 0, 0])]))
+    equal(r[ids(7, 2)][:, 0], torch.tensor([7.0, 2.0]))
+    assert r.has(ids(2, 3, 7)).tolist() == [True, False, True] and r.touched().tolist() == [2, 7]
+    r[ids(2)] = torch.zeros(1, 3)
+    assert r.used == 2
+    equal(r[ids(2)], torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_growing_keeps_what_was_written(place: str) -> None:
+    r, expected = rows(place), torch.full((50, 3), float("nan"))
+    expected[:] = DEFAULT
+    random = np.random.default_rng(0)
+    for step in range(20):
+        some = random.choice(50, 4, replace=False)
+        values = torch.full((4, 3), float(step))
+        r[some], expected[torch.from_numpy(some)] = values, values
+        equal(r[np.arange(50)], expected)
+    assert r.used <= len(r.store) <= 50
+
+
+def test_what_is_read_is_a_copy() -> None:
+    r = rows()
+    r[ids(1)] = torch.ones(1, 3)
+    r[ids(1)].zero_()
+    r[ids(1, 2)].zero_()
+    r[ids(2)].zero_()
+    equal(r[ids(1, 2)], torch.stack([torch.ones(3), DEFAULT]))
+    start = torch.ones(1, 3)
+    r[ids(4)] = start
+    start.zero_()
+    equal(r[ids(4)], torch.ones(1, 3))
+
+
+def test_the_default_is_a_copy_too() -> None:
+    default = torch.ones(3)
+    r = Rows("x", 5, default, CPU)
+    default.zero_()
+    equal(r[ids(0)], torch.ones(1, 3))
+
+
+def test_one_value_for_many_clients() -> None:
+    r = rows()
+    r[ids(4, 5)] = torch.zeros(3)
+    equal(r[ids(4, 5)], torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("default", [torch.tensor(0.0), torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64)])
+@pytest.mark.parametrize("place", PLACES)
+def test_any_shape_and_type(default: torch.Tensor, place: str) -> None:
+    r = Rows("x", 6, default, CPU, place)
+    assert r[ids(0, 1)].shape == (2, *default.shape) and r[ids(0)].dtype == default.dtype
+    r[ids(1)] = torch.ones_like(default)[None]
+    equal(r[ids(1, 0)], torch.stack([torch.ones_like(default), default]))
+
+
+def test_rows_of_no_numbers() -> None:
+    """What FedPer keeps of a model without a head."""
+    r = Rows("x", 6, torch.zeros(0), CPU)
+    r[ids(1)] = torch.zeros(1, 0)
+    assert r[ids(1, 0)].shape == (2, 0)
+
+
+def test_no_ids() -> None:
+    r = rows()
+    assert r[ids()].shape == (0, 3)
+    r[ids()] = torch.zeros(0, 3)
+    assert r.used == 0
+
+
+@pytest.mark.parametrize("before", PLACES)
+@pytest.mark.parametrize("after", PLACES)
+def test_state_survives_a_change_of_place(before: str, after: str) -> None:
+    old, new = rows(before), rows(after)
+    old[ids(9, 3, 30)] = torch.arange(9.0).view(3, 3)
+    new[ids(0, 1)] = torch.zeros(2, 3)                       # forgotten by the load
+    new.load_state_dict(old.state_dict())
+    equal(new[np.arange(50)], old[np.arange(50)])
+    assert new.touched().tolist() == [3, 9, 30]
+    new[ids(3)] = torch.zeros(1, 3)
+    assert old[ids(3)].sum() > 0
+
+
+def test_a_saved_state_does_not_follow_later_writes() -> None:
+    r = rows()
+    r[ids(3)] = torch.ones(1, 3)
+    state = r.state_dict()
+    r[ids(3)] = torch.zeros(1, 3)
+    equal(state["rows"], torch.ones(1, 3))
+
+
+def test_an_untouched_store_is_saved_and_loaded() -> None:
+    new = rows()
+    new.load_state_dict(rows().state_dict())
+    equal(new[ids(0)], DEFAULT[None])
+
+
+def test_a_million_clients_cost_what_is_written() -> None:
+    r = Rows("x", 1_000_000, torch.zeros(1000), CPU)
+    r[ids(5, 999_999)] = torch.ones(2, 1000)
+    assert r.store.numel() <= 8 * 1000
+    assert r[ids(999_999, 17)].sum() == 1000
+
+
+def test_disk_files_are_gone_when_the_store_is(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mapping keeps a file alive whose name is already removed: a crash leaves nothing behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    r = rows("disk")
+    r[ids(1)] = torch.ones(1, 3)
+    assert os.listdir(tmp_path) == []
+    equal(r[ids(1)], torch.ones(1, 3))
+
+
+def test_the_place_follows_the_full_size() -> None:
+    """50 clients x 3 float32 = 600 bytes."""
+    for device, host, place in [(600, 0, "device"), (599, 600, "host"), (599, 599, "disk")]:
+        store = RowStore(50, CPU, device, host)
+        assert store("x", DEFAULT).place == place
+        assert place in store.plan()[0] and "50 x 3 numbers" in store.plan()[0]
+
+
+def test_the_store_saves_every_row() -> None:
+    def make() -> RowStore:
+        store = RowStore(50, CPU, 1 << 20, 1 << 20)
+        store("x", DEFAULT), store("y", torch.zeros(2))
+        return store
+    old, new = make(), make()
+    old.all["x"][ids(3)] = torch.zeros(1, 3)
+    old.all["y"][ids(4)] = torch.ones(1, 2)
+    new.load_state_dict(old.state_dict())
+    for name in ("x", "y"):
+        equal(new.all[name][np.arange(50)], old.all[name][np.arange(50)])

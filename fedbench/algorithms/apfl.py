@@ -1,0 +1,55 @@
+"""APFL: each client mixes a personal model with its copy of the global one.
+
+Deng et al., 2020, Algorithm 1.  A batch, all at the values before it:  vbar = a v + (1 - a) w;
+w <- w - lr grad f(w);  v <- v - lr a grad f(vbar);  adaptive, at the first step of a round:
+a <- clip(a - lr <v - w, grad f(vbar)>, 0, 1).  A client deploys a v_i + (1 - a) w with the newly aggregated w.
+Departs from the paper: aggregation weighted by samples.  BatchNorm buffers of v are those that the mixture saw.
+Reduces to: FedAvg at alpha = 0; Local, beside an unchanged FedAvg, at alpha = 1.
+"""
+
+import torch
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.linalg import dot
+from fedbench.options import Probability
+
+
+class APFL(Algorithm):
+    """alpha: a, the share of the personal model, from which adaptive=true learns one per client.
+
+    State: w [P]; v [N, P]; a [N, 1].
+    """
+
+    def __init__(self, alpha: Probability = 0.5, adaptive: bool = False):
+        self.alpha, self.adaptive = alpha, adaptive
+
+    def setup(self, federation, model, rows):
+        self.w = model.init_row()                                                     # [P]
+        self.v = rows("v", default=self.w)                                            # lazy [N, P]
+        self.a = rows("a", default=torch.full_like(self.w[:1], self.alpha))           # lazy [N, 1]
+        self.buffers = model.trained.rest(model.size)
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w
+        out = cohort.train(w, step=self.step, v=self.v[cohort.ids], a=self.a[cohort.ids],
+                           buffers={"theta": "theta", "v": "v"})
+        self.v[cohort.ids], self.a[cohort.ids] = out.v, out.a
+        self.w = cohort.weights @ cohort.upload(w=out.theta).w
+
+    def step(self, s, batch):
+        mix = s.a * s.v + (1 - s.a) * s.theta                                         # [k, P]
+        g_w, g_mix = s.grad(batch), s.grad(batch, rows=mix)
+        if self.adaptive and s.t == 0:
+            slope = dot(g_mix, s.v - s.theta)[:, None]                                # [k, 1]
+        s.descend(g_w)
+        s.descend(g_mix.mul_(s.a), name="v")
+        self.buffers.take(s.v).copy_(self.buffers.take(mix))                          # a view: into v
+        if self.adaptive and s.t == 0:
+            s.a = (s.a - s.lr * slope).clamp(0, 1)
+
+    def personalized(self, cohort, final):
+        a = self.a[cohort.ids]
+        return a * self.v[cohort.ids] + (1 - a) * self.w
+
+    def global_row(self):
+        return self.w

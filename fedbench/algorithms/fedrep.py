@@ -1,0 +1,32 @@
+"""FedRep: as FedPer, but a client first fits its head to the received base, then the base to its head.
+
+Collins et al., ICML 2021, Algorithm 1.  Departs from the paper: the base trains local.epochs epochs (its box: one
+step or epoch; body_epochs=1), as the released code of the PFL benchmarks.  A client never sampled deploys the new
+base with the initial head.   Reduces to: FedBABU's federated phase at head_epochs = 0.
+"""
+
+from fedbench.algorithms.fedper import FedPer
+from fedbench.options import Count, Natural
+
+
+class FedRep(FedPer):
+    """head_epochs: of the head, base frozen; body_epochs: of the base, head frozen (null: local.epochs).
+
+    State: u [|base|]; theta [N, P], each client's row as last trained.
+    """
+
+    def __init__(self, head_epochs: Natural = 1, body_epochs: Count | None = None):
+        self.head_epochs, self.body_epochs = head_epochs, body_epochs
+
+    def setup(self, federation, model, rows):
+        super().setup(federation, model, rows)
+        self.head = model.columns["head"]
+
+    def round(self, cohort):
+        u = cohort.broadcast(u=self.u).u
+        theta = self.base.put(self.theta[cohort.ids], u)                              # [K, P]
+        theta = cohort.train(theta, columns=self.head, epochs=self.head_epochs, key="head", buffers="head").theta
+        theta = cohort.train(theta, columns=self.base, epochs=self.body_epochs).theta
+        up = cohort.upload(u=self.base.take(theta))                                   # [K, |u|]
+        self.u = cohort.weights @ up.u
+        self.theta[cohort.ids] = theta

@@ -1,0 +1,43 @@
+"""LG-FedAvg: the mirror of FedPer: each client has its own base, and the head is averaged.
+
+Liang et al., 2020, Algorithm 1.  Departs from the paper: update="alternate" (default) moves, per batch, the base and
+then the head at the new base, as the released code of the PFL benchmarks; "joint" is the paper's one step on both.
+frozen_momentum_drift repeats a quirk of that code: the part that is not moved has gradient zero rather than none, so
+that its momentum carries it on (with torch 1.4; weight decay acts as well).
+Reduces to: Local when the head is empty, FedAvg when the base is empty (joint).
+"""
+
+from typing import Literal
+
+from fedbench.algorithms.base import Algorithm
+
+
+class LGFedAvg(Algorithm):
+    """State: h [|head|]; theta [N, P], each client's row as last trained."""
+
+    requires = ("head",)
+
+    def __init__(self, update: Literal["alternate", "joint"] = "alternate", frozen_momentum_drift: bool = False):
+        self.update, self.drift = update, frozen_momentum_drift
+
+    def setup(self, federation, model, rows):
+        self.head = model.columns["head"]
+        self.base = model.without("head") & model.trained
+        w = model.init_row()
+        self.h = self.head.take(w).clone()                                            # [|h|]
+        self.theta = rows("theta", default=w)                                         # lazy [N, P]
+
+    def round(self, cohort):
+        h = cohort.broadcast(h=self.h).h
+        start = self.head.put(self.theta[cohort.ids], h)                              # [K, P]
+        out = cohort.train(start, step=self.alternate if self.update == "alternate" else None)
+        up = cohort.upload(h=self.head.take(out.theta))                               # [K, |h|]
+        self.h = cohort.weights @ up.h
+        self.theta[cohort.ids] = out.theta
+
+    def alternate(self, s, batch):
+        for part in (self.base, self.head):
+            s.descend(s.grad(batch, columns=part), columns=None if self.drift else part)
+
+    def personalized(self, cohort, final):
+        return self.head.put(self.theta[cohort.ids], self.h)

@@ -1,0 +1,50 @@
+"""FedBABU: the head stays at its random initialization while the base is averaged; clients fine-tune at the end.
+
+Oh et al., ICLR 2022, Algorithm 1.  Until the last round a client deploys [u, h]; after it, that row fine-tuned on its
+own samples (the download of a whole model that this takes is not in the rounds' bytes).
+Departs from the paper: nowhere.  finetune_head="zero" repeats the released code of the PFL benchmarks, where the
+server's sum begins by erasing the head too: clients then fine-tune from a head of zeros.
+"""
+
+from typing import Literal
+
+import torch
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.options import Natural, Positive
+
+
+class FedBABU(Algorithm):
+    """finetune_*: epochs, learning rate (null: optimizer.lr), columns, and the head from which the clients start.
+
+    State: w [P], whose head never changes.
+    """
+
+    requires = ("head",)
+
+    def __init__(self, finetune_epochs: Natural = 1, finetune_lr: Positive | None = 0.001,
+                 finetune_part: Literal["all", "head", "base"] = "all",
+                 finetune_head: Literal["frozen", "zero"] = "frozen"):
+        self.epochs, self.lr, self.part = finetune_epochs, finetune_lr, finetune_part
+        self.zero_head = finetune_head == "zero"
+
+    def setup(self, federation, model, rows):
+        self.w = model.init_row()                                                     # [P]
+        self.head, self.base = model.columns["head"], model.without("head")
+
+    def round(self, cohort):
+        u = cohort.broadcast(u=self.base.take(self.w)).u                              # [|u|]
+        out = cohort.train(self.base.put(self.w, u), columns=self.base)
+        up = cohort.upload(u=self.base.take(out.theta))                               # [K, |u|]
+        self.w = self.base.put(self.w, cohort.weights @ up.u)
+
+    def personalized(self, cohort, final):
+        if not final:
+            return self.w
+        start = self.head.put(self.w, torch.zeros_like(self.head.take(self.w))) if self.zero_head else self.w
+        columns = {"all": None, "head": self.head, "base": self.base}[self.part]
+        return cohort.train(start, epochs=self.epochs, lr=self.lr, columns=columns, key="finetune",
+                            optimizer=cohort.engine.optimizer.fresh()).theta
+
+    def global_row(self):
+        return self.w

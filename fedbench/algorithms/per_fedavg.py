@@ -1,0 +1,61 @@
+"""Per-FedAvg: a common model from which one gradient step at each client does well.
+
+Fallah et al., NeurIPS 2020, Algorithm 1:  min_w sum_i q_i f_i(w - alpha grad f_i(w)).  mode="fo" drops the second
+derivative, "hf" takes its product with the gradient by a central difference of gradients.
+Every local step draws one batch of 2 (hf: 3) times local.batch_size and cuts it into independent parts; a tail
+smaller than that is dropped.  A client deploys w after one step of size alpha on one of its training batches.
+Departs from the paper: aggregation weighted by samples, as the released code of the PFL benchmarks (weights="uniform"
+is the paper's).   Reduces to: SGD on the second part of the batches at alpha = 0.
+"""
+
+from typing import Literal
+
+import torch
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.optim import SGD
+from fedbench.options import NonNegative, Positive, require
+
+
+class PerFedAvg(Algorithm):
+    """alpha: size of the inner step (null: the optimizer's learning rate, which is the outer one); delta: of the
+    difference, at which the product with the Hessian is taken.  State: w [P]."""
+
+    def __init__(self, mode: Literal["fo", "hf"] = "fo", alpha: NonNegative | None = None, delta: Positive = 1e-3,
+                 weights: Literal["samples", "uniform"] = "samples"):
+        self.alpha, self.delta, self.weights = alpha, delta, weights
+        self.parts = {"fo": 2, "hf": 3}[mode]
+
+    def check(self, federation, model, optimizer):
+        super().check(federation, model, optimizer)
+        least = int(federation.num_samples.min())
+        require(least >= self.parts, f"algorithm=per_fedavg cuts every batch into {self.parts} parts: a client has "
+                                     f"only {least} training sample{'s' * (least != 1)}")
+
+    def setup(self, federation, model, rows):
+        self.w = model.init_row()                                                     # [P]
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w
+        out = cohort.train(w, step=self.step, batch_size=self.parts * cohort.engine.batch_size, drop_last=True)
+        up = cohort.upload(theta=out.theta)                                           # [K, P]
+        p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
+        self.w = p @ up.theta
+
+    def step(self, s, batch):
+        alpha = s.lr if self.alpha is None else self.alpha
+        b1, b2, *b3 = batch.split(self.parts)
+        adapted = s.theta - alpha * s.grad(b1)                                        # [k, P]
+        g = s.grad(b2, rows=adapted)                                                  # [k, P]
+        for b in b3:                                                                  # hf: g - alpha H g
+            ahead = s.grad(b, rows=s.theta + self.delta * g)
+            behind = s.grad(b, rows=s.theta - self.delta * g)
+            g = g - alpha * (ahead - behind) / (2 * self.delta)
+        s.descend(g)
+
+    def personalized(self, cohort, final):
+        rate = cohort.engine.optimizer.rate(cohort.round, cohort.rounds) if self.alpha is None else self.alpha
+        return cohort.train(self.w, steps=1, key="adapt", optimizer=SGD(rate)).theta
+
+    def global_row(self):
+        return self.w

@@ -1,0 +1,64 @@
+"""FedRoD: a base with two heads: a generic one trained with a class-balanced loss, a personal one on top of it.
+
+Chen and Chao, ICLR 2022, Algorithm 1, linear personal heads (its hypernetwork is not here).  With z = u(x) and
+pi_i[c] client i's share of class c:  balanced softmax  CE(h(z) + log pi_i, y)  trains u and h,
+CE(sg h(z) + g_i(sg z), y)  trains g_i alone; so their sum trains all, each by its own.  Deployed: h(z) + g_i(z).
+Departs from the paper: aggregation weighted by samples.  A class that a client lacks leaves the first softmax
+(log 0); shares are counted from all labels, so no loss is infinite.  train/loss is the
+sum of both.
+Reduces to: FedAvg for u and h where all classes are equally frequent.
+"""
+
+import torch
+from torch import nn
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.options import require
+
+
+class FedRoD(Algorithm):
+    """State: w [P], base and generic head (its columns head2 hold the initial g); g [N, |head|], the personal heads."""
+
+    requires = ("head",)
+
+    def check(self, federation, model, optimizer):
+        super().check(federation, model, optimizer)
+        require(federation.task.name == "classification",
+                f"algorithm=fedrod balances classes: it needs a classification data set, not {federation.task.name}")
+        require(isinstance(getattr(model.module, "head", None), nn.Linear),
+                "algorithm=fedrod needs a model whose module named head is a linear layer")
+
+    def setup(self, federation, model, rows):
+        model.extend(head2="copy:head")
+        self.w = model.init_row()                                                     # [P]
+        self.personal = model.columns["head2"]
+        self.shared = self.personal.rest(model.size)
+        self.g = rows("g", default=self.personal.take(self.w))                        # lazy [N, |head|]
+        self.counts = federation.label_counts                                         # [N, C] on the host
+
+    def round(self, cohort):
+        sent = cohort.broadcast(w=self.shared.take(self.w)).w                         # [u, h]
+        counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)                 # [K, C]
+        log_pi = (counts / counts.sum(1, keepdim=True)).log()                         # [K, C], -inf for absent ones
+        start = self.personal.put(self.shared.put(self.w, sent), self.g[cohort.ids])  # [K, P]
+        out = cohort.train(start, loss=self.loss, log_pi=log_pi)
+        self.g[cohort.ids] = self.personal.take(out.theta)
+        up = cohort.upload(w=self.shared.take(out.theta))
+        self.w = self.shared.put(self.w, cohort.weights @ up.w)
+
+    def loss(self, s, rows, batch):
+        z = s.features(rows, batch)                                                   # [k, B, F]
+        generic = s.model.head(rows, z)                                               # [k, B, C]
+        own = s.model.head(rows, z.detach(), "head2")
+        return (s.task_loss(generic + s.log_pi[:, None], batch)
+                + s.task_loss(generic.detach() + own, batch))                         # [k, B]
+
+    def personalized(self, cohort, final):
+        return self.personal.put(self.w, self.g[cohort.ids])
+
+    def predict(self, model, rows, inputs):
+        z = model.features(rows, inputs)
+        return model.head(rows, z) + model.head(rows, z, "head2")
+
+    def global_row(self):
+        return self.w

@@ -1,0 +1,57 @@
+"""pFedMe: the server's model as the Moreau envelope of the clients' risks; the proximal points are the personal models.
+
+Dinh et al., NeurIPS 2020, Algorithm 1.  Per batch: inner_steps steps of size inner_lr on
+f_i(theta; batch) + (lam/2) ||theta - w_i||^2, theta going on from the batch before; then
+w_i <- w_i - lam lr (w_i - theta).  The server: w <- (1 - beta) w + beta (mean of w_i).
+Departs from the paper: aggregation weighted by samples.  The optimizer takes the inner steps, so that momentum and
+weight decay act there (the code behind the PFL benchmarks hides a weight decay of 1e-3: optimizer.weight_decay), and
+that code deploys w_i where the method says theta_i: deploy="w".  BatchNorm buffers of w_i are theta_i's.
+"""
+
+from typing import Literal
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.options import Count, NonNegative, Positive, require
+
+
+class PFedMe(Algorithm):
+    """lam: pull towards w_i; inner_lr, inner_steps: of the proximal point; beta: step of the server.
+
+    State: w [P]; theta [N, P], what client i deploys.
+    """
+
+    def __init__(self, lam: NonNegative = 15.0, inner_lr: Positive = 0.01, inner_steps: Count = 5,
+                 beta: NonNegative = 1.0, deploy: Literal["theta", "w"] = "theta"):
+        self.lam, self.inner_lr, self.inner_steps = lam, inner_lr, inner_steps
+        self.beta, self.deploy = beta, deploy
+
+    def check(self, federation, model, optimizer):
+        super().check(federation, model, optimizer)
+        require(self.beta <= 1 or not model.buffer_names,
+                f"algorithm.beta={self.beta:g} would extrapolate this model's BatchNorm statistics: it must be <= 1")
+
+    def setup(self, federation, model, rows):
+        self.w = model.init_row()                                                     # [P]
+        self.theta = rows("theta", default=self.w)                                    # lazy [N, P]
+        self.learned = model.trained
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w
+        out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
+        w_i = self.learned.put(out.theta, self.learned.take(out.w))                   # [K, P]
+        self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i
+        up = cohort.upload(w=w_i)
+        self.w = self.w + self.beta * (cohort.weights @ up.w - self.w)
+
+    def step(self, s, batch):
+        for _ in range(self.inner_steps):
+            g, pull = s.grad(batch), s.theta - s.w                                    # [k, P]
+            self.learned.take(g).add_(self.learned.take(pull), alpha=self.lam)        # a view: into g
+            s.descend(g, lr=self.inner_lr)
+        s.w.sub_(self.lam * s.lr * (s.w - s.theta))
+
+    def personalized(self, cohort, final):
+        return self.theta[cohort.ids]
+
+    def global_row(self):
+        return self.w

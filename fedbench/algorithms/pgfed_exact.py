@@ -1,0 +1,64 @@
+"""PGFed's objective without its approximation: the others' risks computed on the others' samples.  For tests.
+
+Luo et al., ICCV 2023, the explicit objective of their toy experiment:
+F_i = f_i(theta_i) + mu/(N - 1) sum_{j != i} f_j(theta_i), where f_j runs over all training samples of client j at every
+local step.  This is not federated: clients see each other's samples (the bytes count models only), and a step costs a
+pass over the whole data set.   Reduces to: FedAvg-local at mu = 0.
+"""
+
+import numpy as np
+import torch
+
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.local import Batch
+from fedbench.options import NonNegative, require
+
+LIMIT = 50_000          # training samples times clients per round
+
+
+class PGFedExact(FedAvg):
+    """mu: weight of the others' risks.  State: w [P]; theta [N, P], what client i last trained."""
+
+    def __init__(self, mu: NonNegative = 0.1):
+        super().__init__(deploy="local")
+        self.mu = mu
+
+    def check(self, federation, model, optimizer):
+        super().check(federation, model, optimizer)
+        work = int(federation.num_samples.sum()) * federation.cohort_size
+        require(work <= LIMIT,
+                f"algorithm=pgfed_exact passes over everyone's data at every local step and is for small federations: "
+                f"training samples times clients per round may be {LIMIT:,} at most, here they are {work:,}")
+        require(federation.num_clients > 1, "algorithm=pgfed_exact needs at least two clients")
+        require(federation.class_mask is None, "algorithm=pgfed_exact needs clients that share their classes")
+
+    def setup(self, federation, model, rows):
+        super().setup(federation, model, rows)
+        train = federation.splits["train"]
+        self.samples = train.indices                                                  # [n] on the host
+        share = 1 / np.maximum(train.sizes, 1) / (federation.num_clients - 1)         # [N]
+        self.owner, self.share = train.owners(), share[train.owners()]                # [n] on the host
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w
+        out = cohort.train(w) if self.mu == 0 else self.train(cohort, w)
+        self.theta[cohort.ids] = out.theta
+        self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+
+    def train(self, cohort, w):
+        index = torch.from_numpy(self.samples).to(cohort.device)
+        x, y = cohort.federation.gather(index)                                        # [n, ...], [n, ...]
+        others = (self.owner != cohort.ids[:, None]) * self.share * self.mu           # [K, n]
+
+        def step(s, batch):
+            k = len(s.theta)
+            everyone = Batch(_repeat(x, k), _repeat(y, k), s.others, np.full(k, len(index)))
+            g = s.grad(batch)                                                         # [k, P]
+            s.descend(g.add_(s.grad(everyone, rows=s.theta.clone())))                 # buffers: from its own data
+
+        return cohort.train(w, step=step, others=torch.from_numpy(others).to(w))
+
+
+def _repeat(x, k):
+    """The same samples for k clients, without copies.  [n, ...] -> [k, n, ...]"""
+    return {name: _repeat(v, k) for name, v in x.items()} if isinstance(x, dict) else x.expand(k, *x.shape)

@@ -33,6 +33,7 @@ from fedbench.options import ConfigError
 
 log = logging.getLogger(__name__)
 TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
+TOTAL = "FEDBENCH_CELLS"  # environment variable: how many cells the sweep has
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.prev.pt")
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
 
@@ -54,7 +55,8 @@ def run_cell(cfg: DictConfig) -> float:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     if str(hydra.mode).endswith("MULTIRUN"):
-        print(f"\ncell {hydra.job.num + 1}: {folder.name}", flush=True)
+        total = os.environ.get(TOTAL)
+        print(f"\ncell {hydra.job.num + 1}{f' of {total}' if total else ''}: {folder.name}", flush=True)
     return attempt(folder, lambda: _new_or_on(cfg, hydra, folder))
 
 

@@ -134,9 +134,9 @@ class DatasetKeys:
 
 @dataclass
 class PartitionKeys:
-    """How many clients, and the partition's own seed."""
+    """How many clients (null: as many as the partition makes by itself), and the partition's own seed."""
 
-    num_clients: Count
+    num_clients: Count | None
     seed: Natural
 
 
@@ -187,8 +187,9 @@ INJECTED = {"model": ("input_shape", "num_classes")}  # constructor arguments th
 
 # Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
 WHEREABOUTS = (
-    *("resume", "output_dir", "sweep_dir", "data_dir", "tracking", "tracking.*", "checkpoint.*"),
-    *("hardware", "hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads"),
+    *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
+    *("checkpoint.*", "tracking", "tracking.*", "hardware"),
+    *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads"),
 )
 
 OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)

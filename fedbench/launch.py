@@ -22,10 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 from fedbench import cells, resume
 from fedbench.config import WHEREABOUTS, check, with_choices
 from fedbench.groups import find_conf_dir
-from fedbench.hydra_bridge import CONFIG_NAME, VERSION_BASE, Composer, explain, is_matched
+from fedbench.hydra_bridge import COMPLAINTS, CONFIG_NAME, VERSION_BASE, Composer, explain, is_matched
 from fedbench.options import ConfigError, require
 
-MOST_CELLS = 64  # more than that are checked one swept value at a time
+MOST_CELLS = 64  # more than that are checked one swept value at a time ...
+ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
 REFUSED = ("--config-name", "--config-path", "--experimental-rerun")
 
 
@@ -51,12 +52,14 @@ def launch(argv: list[str]) -> int:
         require(not args.multirun, "resume= is for one run: a sweep finds its unfinished cells by itself")
         return go_on(Path(command.resume), command.overrides, args.config_dir)
     composer = Composer(args.config_dir)
-    if args.cfg or args.info:
-        checked(composer, command.overrides)
-        return through(command.flags, composer.rewrite(command.overrides))
-    if args.multirun or _asks_multirun(composer, command.overrides):
+    if args.multirun and not args.cfg and not args.info:
         return sweep(composer, command)
-    return single(composer, command)
+    full = checked(composer, command.overrides)
+    if args.cfg or args.info:
+        return through(command.flags, composer.rewrite(command.overrides))
+    if str(full.hydra.mode).endswith("MULTIRUN"):  # an experiment file may say so
+        return sweep(composer, command)
+    return single(composer, command, full)
 
 
 def read(argv: list[str]) -> Command:
@@ -81,13 +84,6 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(f"{message}; --help lists what there is")
 
 
-def _asks_multirun(composer: Composer, overrides: list[str]) -> bool:
-    """Whether an experiment file (or hydra.mode) makes this a sweep without -m."""
-    if composer.swept(overrides):
-        return False  # refused as several values without -m, further on
-    return str(composer.compose(overrides).hydra.mode).endswith("MULTIRUN")
-
-
 def checked(composer: Composer, overrides: list[str]) -> DictConfig:
     """Hydra's full config of a run whose every value has been checked."""
     full = composer.compose(overrides)
@@ -95,9 +91,8 @@ def checked(composer: Composer, overrides: list[str]) -> DictConfig:
     return full
 
 
-def single(composer: Composer, command: Command) -> int:
+def single(composer: Composer, command: Command, full: DictConfig) -> int:
     """One run, in a folder of its own."""
-    full = checked(composer, command.overrides)
     own = any(text.lstrip("+").startswith("hydra.run.dir=") for text in command.overrides)
     folder = make_folder(Path(_select(full, "hydra.run.dir")), fresh=not own)
     token = uuid.uuid4().hex
@@ -132,19 +127,20 @@ def logging_to(folder: Path) -> None:
 def sweep(composer: Composer, command: Command) -> int:
     """Many runs: all are checked first, then Hydra's launcher runs them, and a table tells how they ended."""
     master = composer.compose(command.overrides, multirun=True)
-    folder = make_folder(Path(_select(master, "hydra.sweep.dir")), fresh=False)
     named = _naming(composer.swept(_with_params(master, command.overrides)))
     planned = plan(composer, master, command.overrides, named)
+    folder = make_folder(Path(_select(master, "hydra.sweep.dir")), fresh=False)
     token = uuid.uuid4().hex
     extra = [*named, f"hydra.sweep.dir={_quoted(folder)}", f"+hydra.job.env_set.{cells.TOKEN}={token}"]
+    extra.append(f"+hydra.job.env_set.{cells.TOTAL}={len(planned) or ''}")
     flags = command.flags if command.args.multirun else [*command.flags, "-m"]
     interrupted = False
     try:
         through(flags, [*composer.rewrite(command.overrides), *extra])
     except KeyboardInterrupt:
         interrupted = True
-    except Exception as error:  # of the launcher's: the cells' own failures are in their status files
-        cells.say(f"{type(error).__name__}: {explain(error)}")
+    except Exception as error:  # the launcher's: the cells' own failures are in their status files
+        cells.say(f"the sweep stopped: {explain(error)}")
     rows = outcomes(folder, token, planned)
     show_table(rows)
     failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
@@ -171,19 +167,27 @@ def plan(composer: Composer, master: DictConfig, overrides: list[str], named: li
     if not str(master.hydra.sweeper._target_).endswith("BasicSweeper"):
         return []
     runs = composer.cells(_with_params(master, overrides))
-    names = [_select(checked(composer, [*run, *named]), "hydra.sweep.subdir") for run in _few(runs)]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    few = len(runs) <= MOST_CELLS
+    first = [tuple(run) for run in _each_value(runs)]  # so that a wrong value is found at once
+    names = {}
+    for run in dict.fromkeys([*first, *map(tuple, runs)] if few else first):
+        names[run] = _select(checked(composer, [*run, *named]), "hydra.sweep.subdir")
+    planned = [names[tuple(run)] for run in runs] if few else []
+    twice = next((name for name in planned if planned.count(name) > 1), None)
     require(twice is None, f"this sweep has the same cell twice: {twice}")
-    return names if len(names) == len(runs) else []
+    return planned
 
 
-def _few(runs: list[list[str]]) -> list[list[str]]:
-    """All, or where they are too many every swept value once, beside the first of the others."""
-    if len(runs) <= MOST_CELLS:
-        return runs
+def _each_value(runs: list[list[str]]) -> list[list[str]]:
+    """Every swept value once (of a long list its ends), beside the first of the others."""
     columns = [list(dict.fromkeys(column)) for column in zip(*runs)]
     first = [column[0] for column in columns]
-    others = [[*first[:i], value, *first[i + 1:]] for i, column in enumerate(columns) for value in column[1:]]
+    others = [
+        [*first[:i], value, *first[i + 1 :]]
+        for i, column in enumerate(columns)
+        for value in column[1:]
+        if value in (*column[:ENDS], *column[-ENDS:])
+    ]
     return [first, *others]
 
 
@@ -206,11 +210,14 @@ def show_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("cell", "status", "best", "", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("cell", "status", "best", ""):
+        table.add_column(title, overflow="fold")
     for row in rows:
         score = "" if row["score"] is None else f"{row['score']:.4f}"
         table.add_row(row["cell"], row["status"], score, row["sentence"])
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    width = None if sys.stdout.isatty() else 240  # a file has room: nothing is folded there
+    console = Console(markup=False, highlight=False, width=width)
     console.print()
     console.print(table)
     names = list(dict.fromkeys(row["status"] for row in rows))
@@ -227,6 +234,8 @@ def through(flags: list[str], overrides: list[str]) -> int:
             main(cells.run_cell)()
     except SystemExit as done:
         return int(done.code or 0)
+    except COMPLAINTS as error:
+        raise ConfigError(explain(error)) from error
     finally:
         sys.argv = argv
     return 0

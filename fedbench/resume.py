@@ -81,9 +81,8 @@ def _asked(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All values (dotted) that the overrides give on top of the run's own options, and those they set."""
     composer = Composer(config_dir)
-    parsed = composer.parse(overrides)
-    named = {o.key_or_group for o in parsed}
-    base = [f"{g}={o}" for g, o in stored["choices"].items() if o and g not in named and g != "experiment"]
+    named = {override.key_or_group for override in composer.parse(overrides)}
+    base = [f"{group}={name}" for group, name in stored["choices"].items() if name and group != "experiment"]
     before, after = _values(composer, base), _values(composer, [*base, *overrides])
     said = [pattern for key in named if key not in GROUPS for pattern in (key, f"{key}.*")]
     changed = {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, said)}
@@ -113,7 +112,7 @@ def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, A
 
 def _check_rounds(folder: Path, stored: Mapping[str, Any], rounds: int) -> None:
     before = stored["rounds"]
-    require(rounds >= before, f"resume={folder}: rounds={rounds} is below the run's {before}; it can only grow")
+    require(rounds >= before, f"resume={folder}: rounds={rounds} is below the run's {before}")
     schedule = (stored["optimizer"].get("schedule") or {}).get("name", "constant")
     why = f"the learning rates of optimizer.schedule.name={schedule} so far were those of {before} rounds"
     free = rounds == before or schedule in ("constant", "exponential")

@@ -1,0 +1,493 @@
+"""The command line: help, runs, sweeps, resuming and how each of them ends; the simulator is a stand-in here."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedbench.app import main
+from fedbench.cells import Console
+from fedbench.config import load_config
+from fedbench.groups import find_conf_dir, group_options
+from fedbench.launch import make_folder
+from fedbench.options import ConfigError
+
+# What ``name=`` says happens; otherwise a run that finishes.  Lines of calls.txt are the calls it got.
+STAND_IN = '''
+import json, os, time, zipfile
+from fedbench.config import config_hash
+from fedbench.options import ConfigError
+
+class RunError(ConfigError):
+    pass
+
+def run(cfg, run_dir, resume=False):
+    with open(run_dir / "calls.txt", "a") as file:
+        file.write(f"resume={resume} rounds={cfg.rounds} seed={cfg.seed} project={cfg.tracking.project}\\n")
+    if cfg.name != "early":
+        zipfile.ZipFile(run_dir / "checkpoint.pt", "w").close()
+    if cfg.name == "bug" and not resume:
+        raise RuntimeError("kaput\\nmore of it")
+    if cfg.name == "mistake":
+        raise ConfigError("dataset.path: there is no such file")
+    if cfg.name == "diverged":
+        raise RunError("the loss is not finite")
+    if cfg.name in ("interrupted", "early"):
+        raise KeyboardInterrupt
+    if cfg.name == "die":
+        os._exit(9)
+    if cfg.name == "wait":
+        (run_dir / "ready").touch()
+        time.sleep(30)
+    best = {"metric": "personal/accuracy", "round": 1, "values": {"personal/accuracy": 0.5 + 0.1 * cfg.seed}}
+    summary = {"status": "finished", "rounds": cfg.rounds, "config_hash": config_hash(cfg), "best": best}
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    return summary
+'''
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """fedbench.simulator is the stand-in, in this process; the working directory is empty."""
+    module = types.ModuleType("fedbench.simulator")
+    exec(STAND_IN, module.__dict__)
+    monkeypatch.setitem(sys.modules, "fedbench.simulator", module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedbench"])
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Hydra configures the root logger of the process; the next test must not meet its handlers."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process whose fedbench.simulator is the stand-in."""
+    (tmp_path / "site").mkdir()
+    text = f"import sys, types\nm = types.ModuleType('fedbench.simulator')\nsource = {STAND_IN!r}\n"
+    lazy = (
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'fedbench.simulator':\n"
+        "            from importlib.machinery import ModuleSpec\n"
+        "            return ModuleSpec(name, self)\n"
+        "    def create_module(self, spec): return None\n"
+        "    def exec_module(self, module): exec(source, module.__dict__)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    (tmp_path / "site" / "sitecustomize.py").write_text(text + lazy)
+    root = str(Path(__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), root])}
+
+
+def runs(folder: str = "runs") -> list[Path]:
+    """The run directories below a folder, oldest first."""
+    return sorted((path.parent for path in Path(folder).rglob("status.json")), key=str)
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls.txt").read_text().splitlines()
+
+
+def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was said on standard error: one line, and no traceback."""
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0].removeprefix("fedbench: ")
+
+
+# Help and questions
+
+
+def test_help_is_one_screen_with_groups_keys_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 50 and max(map(len, text.splitlines())) <= 110
+    for group in ("dataset", "partition", "model", "algorithm", "optimizer", "experiment"):
+        for name in group_options(group):
+            assert re.search(rf"\b{name}\b", text), f"{group}={name}"
+    for key in re.findall(r"^  ([\w.]+)=\S", text, re.MULTILINE):
+        assert OmegaConf.select(OmegaConf.create({key.split(".")[0]: 1}), key.split(".")[0]) is not None
+    assert text.count("python -m fedbench ") >= 6
+    assert "pgfed*" in text and "rounds=30" in text and "optimizer.lr=" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "banned", "seconds"),
+    [
+        (["--help"], 0, "torch hydra omegaconf numpy rich sklearn", 1.0),
+        (["algorithm=pgfde"], 2, "torch numpy sklearn wandb rich", 3.0),
+        (["--cfg", "job", "algorithm=fedavg"], 0, "torch numpy sklearn", 3.0),
+    ],
+)
+def test_answers_come_before_heavy_imports(
+    arguments: list[str], status: int, banned: str, seconds: float
+) -> None:
+    code = (
+        "import sys, time; began = time.perf_counter()\n"
+        "from fedbench.app import main\n"
+        "status = main(sys.argv[1:])\n"
+        f"bad = set({banned!r}.split()) & set(sys.modules); assert not bad, bad\n"
+        "print('SECONDS', time.perf_counter() - began)\n"
+        "sys.exit(status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert float(done.stdout.split("SECONDS ")[1]) < seconds * 3  # the machine may be busy
+
+
+def test_cfg_job_is_hydras_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "--resolve", "algorithm=fedprox", "algorithm.mu=0.25"]) == 0
+    shown = OmegaConf.create(capsys.readouterr().out)
+    assert shown.algorithm == {"_target_": "fedbench.algorithms.fedprox.FedProx", "mu": 0.25}
+    assert main(["--cfg", "job", "--package", "optimizer"]) == 0
+    assert capsys.readouterr().out.startswith("# @package optimizer")
+    assert main(["algorithm.muu=1", "--cfg", "job"]) == 2
+    assert "did you mean algorithm.mu?" in sentence(capsys)
+    assert main(["--info", "defaults"]) == 0
+    assert "algorithm/pgfed" in capsys.readouterr().out
+    assert not list(Path().iterdir())
+
+
+def test_completion_is_hydras(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMP_LINE", "fedbench algorithm=pgf")
+    assert main(["-sc", "query=bash"]) == 0
+    assert "algorithm=pgfed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nothing"], "unrecognized arguments: --nothing"),
+        (["--cfg", "nothing"], "invalid choice: 'nothing'"),
+        (["--cfg", "job", "-m"], "Only one of"),
+        (["--config-path", "x"], "--config-path is not used here"),
+        (["--experimental-rerun", "x.pickle"], "--experimental-rerun is not used here"),
+        (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
+        (["rounds=0"], "rounds must be a whole number >= 1, got 0"),
+        (["-m", "seed=0,1", "rounds=2,0"], "rounds must be a whole number >= 1, got 0"),
+        (["-m", "algorithm=local,fedprox", "algorithm.mu=1"], "algorithm.mu is unknown: algorithm=local takes"),
+        (["-m", "seed=1,1"], "the same cell twice: seed=1"),
+        (["-m", "hydra.job.name=a,b"], "hydra.job.name=a,b: Hydra's keys cannot be swept"),
+        (["-m", "resume=x"], "resume= is for one run"),
+        (["resume=nowhere"], "resume=nowhere: there is no such run directory"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_leave_nothing(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert words in sentence(capsys)
+    assert not list(Path().iterdir())
+
+
+# One run
+
+
+def test_a_run_has_its_config_and_its_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["seed=3", "algorithm=local"]) == 0
+    (folder,) = runs()
+    assert folder.parts[:3] == ("runs", "local", "digits")
+    cfg = load_config(folder / "config.yaml")
+    assert cfg.seed == 3 and cfg.choices.algorithm == "local" and "hydra" not in cfg
+    assert sorted(OmegaConf.load(folder / ".hydra" / "overrides.yaml")) == ["algorithm=local", "seed=3"]
+    assert json.loads((folder / "status.json").read_text())["status"] == "finished"
+    assert capsys.readouterr().err == ""
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    made = [make_folder(tmp_path / "a" / "now", fresh=True).name for _ in range(3)]
+    assert made == ["now", "now-1", "now-2"]
+
+
+def test_the_run_folder_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["hydra.run.dir=mine"]) == 0
+    assert calls(Path("mine")) == ["resume=False rounds=30 seed=0 project=fedbench"]
+    assert "mine: finished already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("mistake", 2, "dataset.path: there is no such file"),
+        ("diverged", 1, "the loss is not finite"),
+        ("bug", 1, "RuntimeError: kaput (the traceback is in"),
+    ],
+)
+def test_a_failed_run_leaves_its_reason(
+    name: str, status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"name={name}"]) == status
+    assert sentence(capsys).startswith(words)
+    (folder,) = runs()
+    reason = (folder / "error.txt").read_text()
+    assert reason.startswith(words.split(" (")[0]) and "Traceback" in reason
+    assert "Traceback" in (folder / "run.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["interrupted", "early"])
+def test_an_interrupted_run_says_how_to_go_on(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"name={name}"]) == 130
+    (folder,) = runs()
+    saved = name == "interrupted"
+    assert (f"resume={folder.resolve()}" in sentence(capsys)) is saved
+
+
+def test_sigterm_is_an_interruption(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedbench", "name=wait", "hydra.run.dir=run"]
+    process = subprocess.Popen(command, env=elsewhere, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "run" / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert "interrupted; it is saved" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("overrides", [["output_dir=file/below"], ["-m", "seed=0,1", "sweep_dir=file/below"]])
+def test_an_output_path_below_a_file(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("mine")
+    assert main(overrides) == 2
+    assert re.match(r"cannot make file/below.*(output_dir|sweep_dir)", sentence(capsys))
+    assert Path("file").read_text() == "mine"
+
+
+def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A method of one Python file beside the command and one YAML file in a folder of the user's."""
+    (tmp_path / "mymethod.py").write_text("class Mine:\n    def __init__(self, strength: float): ...\n")
+    (tmp_path / "myconf" / "algorithm").mkdir(parents=True)
+    text = "_target_: mymethod.Mine\nstrength: 0.5\n"
+    (tmp_path / "myconf" / "algorithm" / "mine.yaml").write_text(text)
+    own = ["--config-dir", "myconf", "algorithm=mine"]
+    assert main([*own, "hydra.run.dir=run", "name=bug"]) == 1
+    capsys.readouterr()
+    assert main([*own, "algorithm.strength=x"]) == 2
+    assert "algorithm.strength must be a number" in sentence(capsys)
+    assert main(["resume=run"]) == 2
+    assert "builds mymethod.Mine, which nothing in this installation's conf names" in sentence(capsys)
+    assert main(["--config-dir", "myconf", "resume=run"]) == 0
+
+
+def test_the_console_handler_writes_to_the_present_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().emit(logging.LogRecord("a", logging.INFO, "", 0, "hello", None, None))
+    assert capsys.readouterr().out == "hello\n"
+
+
+# Resuming
+
+
+@pytest.fixture
+def stopped(capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run that was interrupted."""
+    main(["name=interrupted", "algorithm=fedprox", "algorithm.mu=0.5", "rounds=10", "hydra.run.dir='a=b,c'"])
+    capsys.readouterr()
+    return Path("a=b,c")
+
+
+def finish(folder: Path) -> None:
+    """The stand-in's run goes through from now on."""
+    cfg = load_config(folder / "config.yaml")
+    cfg.name = None
+    OmegaConf.save(cfg, folder / "config.yaml")
+
+
+def test_resume_goes_on_in_the_folder(stopped: Path) -> None:
+    finish(stopped)
+    before = (stopped / "config.yaml").read_bytes(), (stopped / ".hydra" / "overrides.yaml").read_bytes()
+    extra = ["algorithm.mu=0.5", "algorithm=fedprox", "rounds=12", "tracking.project=other", "checkpoint.every=2"]
+    assert main([f"resume={stopped}", *extra]) == 0
+    assert calls(stopped)[-1] == "resume=True rounds=12 seed=0 project=other"
+    assert before == ((stopped / "config.yaml").read_bytes(), (stopped / ".hydra" / "overrides.yaml").read_bytes())
+    assert list(OmegaConf.load(stopped / ".hydra" / "overrides.resume-1.yaml")) == extra
+    assert [path.name for path in Path().iterdir()] == [str(stopped)]
+
+
+def test_a_finished_run_is_not_run_again_unless_it_grows(stopped: Path, capsys: pytest.CaptureFixture) -> None:
+    finish(stopped)
+    for arguments, rounds in (([], 10), ([], 10), (["rounds=12"], 12), ([], 12), (["rounds=11"], None)):
+        status = main([f"resume={stopped}", *arguments])
+        assert status == (0 if rounds else 2)
+        if rounds:
+            assert f" rounds={rounds} " in calls(stopped)[-1]
+    assert len(calls(stopped)) == 3
+    assert "finished already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.mu=0.01"], "it was run with algorithm.mu=0.5 (asked: 0.01)"),
+        (["algorithm=pgfed"], "it was run with algorithm='fedprox' (asked: 'pgfed')"),
+        (["seed=1", "local.epochs=1"], "seed=0 (asked: 1)"),
+        (["rounds=9"], "rounds=9 is below the run's 10"),
+        (["+experiment=debug"], "partition.num_clients=20 (asked: 4)"),
+        (["algorithm.muu=1"], "did you mean algorithm.mu?"),
+        (["model._target_=fedbench.models.logistic.Logistic", "~model.hidden"], "model._target_="),
+    ],
+)
+def test_resume_refuses_another_config(
+    stopped: Path, overrides: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"resume={stopped}", *overrides]) == 2
+    assert words in sentence(capsys)
+    assert len(calls(stopped)) == 1 and not list((stopped / ".hydra").glob("*resume*"))
+
+
+def test_resume_keeps_the_hardware_and_says_so(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finish(stopped)
+    assert main([f"resume={stopped}", "hardware=cuda"]) == 0
+    assert "keeps the hardware options it was started with (device='auto'" in sentence(capsys)
+
+
+def test_resume_of_what_is_no_run(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stopped / "checkpoint.pt").unlink()
+    assert main([f"resume={stopped}"]) == 2
+    assert "has no checkpoint.pt to go on from" in sentence(capsys)
+    (stopped / "config.yaml").write_text("a: 1")
+    assert main([f"resume={stopped}"]) == 2
+    assert "is not one that fedbench saved" in sentence(capsys)
+    (stopped / "config.yaml").unlink()
+    assert main([f"resume={stopped}"]) == 2
+    assert "this is not a run directory" in sentence(capsys)
+
+
+@pytest.mark.parametrize("where", ["algorithm", "model.columns"])
+def test_resume_builds_nothing_foreign(stopped: Path, where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = load_config(stopped / "config.yaml")
+    OmegaConf.update(cfg, f"{where}.x", [{"_target_": "os.system", "command": "true"}], force_add=True)
+    OmegaConf.save(cfg, stopped / "config.yaml")
+    assert main([f"resume={stopped}"]) == 2
+    assert "its config builds os.system" in sentence(capsys)
+
+
+def test_a_schedule_of_the_total_forbids_growing(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["name=interrupted", "optimizer.schedule.name=cosine", "hydra.run.dir=run"])
+    capsys.readouterr()
+    assert main(["resume=run", "rounds=40"]) == 2
+    assert "rounds cannot grow" in sentence(capsys)
+
+
+# Sweeps
+
+
+def test_a_sweep_skips_what_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["-m", "algorithm=local,fedavg", "seed=0,1"]
+    assert main(command) == 0
+    cells = runs("sweeps")
+    assert [cell.name for cell in cells] == [f"algorithm={a},seed={s}" for a in ("fedavg", "local") for s in (0, 1)]
+    assert "4 cells: 4 finished" in capsys.readouterr().out
+    assert main([*command, "tracking=disabled", "hardware=cpu"]) == 0  # the same runs, elsewhere
+    out = capsys.readouterr().out
+    assert "4 cells: 4 finished already" in out and "0.6000" in out
+    assert all(len(calls(cell)) == 1 for cell in cells)
+
+
+def test_a_failed_cell_does_not_stop_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "name=bug,mistake,fine"]) == 1
+    out, error = capsys.readouterr()
+    assert "3 cells: 2 failed, 1 finished" in out and "cell 3 of 3: name=fine" in out
+    assert "RuntimeError: kaput" in error and "Traceback" not in out + error
+    assert Path("sweeps/name=mistake/error.txt").exists()
+    assert main(["-m", "name=bug,fine"]) == 0  # the stand-in's bug is gone when it resumes
+    assert calls(Path("sweeps/name=bug"))[-1].startswith("resume=True")
+    assert not Path("sweeps/name=bug/error.txt").exists()
+
+
+def test_an_interruption_stops_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "name=interrupted,fine"]) == 130
+    assert "2 cells: 1 interrupted, 1 not started" in capsys.readouterr().out
+
+
+def test_a_killed_cell_is_told_and_done_again(
+    elsewhere: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes of joblib's, one of which dies; afterwards its cell goes on from the checkpoint."""
+    command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=die,fine,bug"]
+    done = subprocess.run([sys.executable, "-m", "fedbench", *command], env=elsewhere, cwd=tmp_path,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"name=die\s+died", done.stdout), done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert Path("sweeps/name=die/config.yaml").exists()
+
+
+def test_joblib_cells_report_through_files(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=fine,bug,mistake", "seed=0,1"]
+    done = subprocess.run([sys.executable, "-m", "fedbench", *command], env=elsewhere, cwd=tmp_path,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "6 cells: 2 finished, 4 failed" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_cell_of_another_config_is_set_aside(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["-m", "seed=0,1"])
+    cell = Path("sweeps/seed=0")
+    cfg = load_config(cell / "config.yaml")
+    cfg.rounds = 7
+    OmegaConf.save(cfg, cell / "config.yaml")
+    (cell / "mine.txt").write_text("precious")
+    assert main(["-m", "seed=0,1"]) == 0
+    assert Path("sweeps/seed=0.old-1/mine.txt").read_text() == "precious"
+    assert len(calls(cell)) == 1 and len(calls(Path("sweeps/seed=0.old-1"))) == 1
+    assert "2 cells: 1 finished, 1 finished already" in capsys.readouterr().out
+
+
+def test_a_truncated_checkpoint_means_starting_the_cell_again() -> None:
+    main(["-m", "name=bug,fine"])
+    (Path("sweeps/name=bug") / "checkpoint.pt").write_bytes(b"PK\x03\x04 cut off")
+    assert main(["-m", "name=bug,fine"]) == 1
+    assert calls(Path("sweeps/name=bug"))[-1].startswith("resume=False")
+
+
+def test_swept_hardware_has_cells_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "hardware.executor=loop,vmap", "hardware.chunk=2"]) == 0
+    assert [cell.name for cell in runs("sweeps")] == ["hardware.executor=loop", "hardware.executor=vmap"]
+
+
+def test_the_grid_of_an_experiment_file_is_swept_by_m_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\nrounds: 3\nhydra:\n  sweeper:\n    params:\n      seed: 0,1\n"
+    (tmp_path / "conf" / "experiment" / "grid.yaml").write_text(text)
+    assert main(["--config-dir", "conf", "-m", "+experiment=grid"]) == 0
+    assert [cell.name for cell in runs("sweeps")] == ["experiment=grid,seed=0", "experiment=grid,seed=1"]
+
+
+def test_many_cells_are_checked_one_value_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "seed=range(0,200)", "algorithm=local,fedavg", "optimizer.lr=0.1,abc"]) == 2
+    assert "optimizer.lr must be a number > 0, got 'abc'" in sentence(capsys)
+
+
+# The installation
+
+
+def test_the_conf_folder_is_found() -> None:
+    assert (find_conf_dir() / "algorithm").is_dir() and find_conf_dir().is_absolute()
+
+
+def test_main_reads_the_processs_arguments(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedbench", "rounds=0"])
+    assert main() == 2
+    assert sys.argv == ["fedbench", "rounds=0"]
+    with pytest.raises(ConfigError):
+        make_folder(Path("/proc/nothing/here"), fresh=True)

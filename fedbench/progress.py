@@ -80,7 +80,9 @@ def _bar(total: int, start: int) -> Any:
 
 def ending(summary: dict[str, Any], run_dir: Path) -> None:
     """Print the closing screen of a run from its summary: what ran, what came out, what to do next."""
-    print("\n" + "\n".join(ending_lines(summary, Path(run_dir))), flush=True)
+    path = Path(run_dir)
+    near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # short enough to be typed
+    print("\n" + "\n".join(ending_lines(summary, near)), flush=True)
 
 
 def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:

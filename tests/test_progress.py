@@ -96,6 +96,12 @@ def test_ending(capsys):
     assert rows["round"] == ["30", "21"]
 
 
+def test_paths_are_as_short_as_can_be_typed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ending(summary(), tmp_path / "runs" / "pgfed" / "digits" / "now")
+    assert "files: runs/pgfed/digits/now " in capsys.readouterr().out
+
+
 def test_ending_without_a_global_model(capsys):
     values = {"personal/accuracy": 0.9}
     ending(summary(last=values, best=None), Path("elsewhere/cell"))
@@ -110,8 +116,6 @@ def test_ending_where_personal_equals_global(capsys, same):
     assert ("personal equals global" in capsys.readouterr().out) == same
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "1:02:05")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "1:02:05")])
 def test_duration(seconds, text):
     assert duration(seconds) == text

@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   python -m fedbench.report runs sweeps
   python -m fedbench.report sweeps --select best --target 0.9 --figures figures
   python -m fedbench.report sweeps --metric personal/auc --group algorithm,partition.alpha --out table.csv
+  python -m fedbench.report sweeps --paper pgfed_table1_cifar --figures figures
 """
 
 
@@ -29,9 +30,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("folders", nargs="*", help="folders with runs in or below them (default: runs and sweeps)")
-    p.add_argument(
-        "--metric", default="personal/accuracy", help="a column of metrics.csv (default: %(default)s)"
-    )
+    p.add_argument("--paper", metavar="TABLE", help="compare with this printed table, cell by cell")
+    p.add_argument("--metric", default="personal/accuracy", help="a column of metrics.csv (default: %(default)s)")
     p.add_argument(
         "--select",
         choices=scores.SELECTIONS,
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
-        tables, drawn = overview(args, form)
+        tables, drawn = beside_paper(args, form) if args.paper else overview(args, form)
         write(render(tables, form), args.out)
         for path in drawn:
             print(f"figure: {path}", file=sys.stderr)
@@ -62,21 +62,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def default_folders() -> list[Path]:
-    """Where runs are when nobody says."""
-    return [folder for folder in (Path("runs"), Path("sweeps")) if folder.is_dir()] or [Path("runs")]
+    """Where runs are when nobody says: what there is of runs and sweeps."""
+    return [folder for folder in (Path("runs"), Path("sweeps")) if folder.is_dir()]
 
 
 def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
     """The tables of all runs found, and the figures drawn."""
-    runs = find_runs(args.folders or default_folders())
+    runs = find_runs(args.folders or default_folders() or ["runs"])
     options = Options(args.metric, args.select, args.target, args.group.split(",") if args.group else None)
     scores.check_metric(options.metric, runs)
     fraction = scores.is_fraction(options.metric)
-    require(
-        not fraction or options.target <= 1, f"--target is {options.target:g}; {options.metric} is at most 1"
-    )
+    require(not fraction or options.target <= 1, f"--target is {options.target:g}; {options.metric} is at most 1")
     groups, repeated = group_runs(runs, options.group)
-    tables = _finished_tables(groups, runs, repeated, options, form)
+    tables = [Table("no run has finished yet", [])]
+    if groups:
+        wide = results(groups, runs, options)
+        said = Table("", [], notes=notes(groups, repeated, options))
+        tables = [wide] if form == "csv" else [*narrow(wide, options), said]
     left = unfinished(runs)
     if left is not None and form != "csv":
         tables.append(left)
@@ -88,15 +90,29 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
     return tables, drawn
 
 
-def _finished_tables(
-    groups: list, runs: list[Run], repeated: int, options: Options, form: str
-) -> list[Table]:
-    if not groups:
-        return [Table("no run has finished yet", [])]
-    wide = results(groups, runs, options)
-    if form == "csv":
-        return [wide]
-    return [*narrow(wide, options), Table("", [], notes=notes(groups, repeated, options))]
+def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
+    """A printed table beside our runs of it; where there are none, what there is to run."""
+    from fedbench.groups import find_conf_dir
+    from fedbench.report import paper
+
+    name = args.paper
+    paper.read_table(name)  # a misspelt name is told before the runs are read
+    require(args.target <= 1, f"--target is {args.target:g}; an accuracy is at most 1")
+    folders = args.folders or default_folders()
+    runs: list[Run] = find_runs(folders) if folders else []
+    known = paper.experiments(find_conf_dir())
+    cells = paper.compare(name, runs, known, args.target)
+    tables = [paper.cell_table(name, cells, tidy=form == "csv")]
+    if form != "csv":
+        tables += paper.remarks(name, cells, runs, known, args.target)
+        left = unfinished([run for run in runs if paper.is_of(name, run)])
+        tables += [left] if left is not None else []
+    drawn: list[Path] = []
+    if args.figures and cells:
+        from fedbench.report.figures import draw_paper
+
+        drawn = [draw_paper(cells, args.figures / f"paper_{name}.png")]
+    return tables, drawn
 
 
 def write(text: str, path: Path | None) -> None:

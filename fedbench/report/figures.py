@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from fedbench.options import ConfigError
 from fedbench.report import scores
+from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
 from fedbench.report.summary import SHOWN, Group, Options
 
@@ -40,14 +42,10 @@ def draw(groups: list[Group], runs: list[Run], options: Options, folder: Path) -
     for setting, members in settings.items():
         end = "_".join([*map(str, setting), options.metric])
         end = re.sub(r"[^\w.-]+", "_", end)
-        written.append(
-            draw_curves(members, options, folder / f"curves_{end}.png", ", ".join(map(str, setting)))
-        )
+        written.append(draw_curves(members, options, folder / f"curves_{end}.png", ", ".join(map(str, setting))))
         gains = {g.name: each for g in members if (each := client_gains(g, runs, options)) is not None}
         if gains:
-            written.append(
-                draw_gains(gains, options, folder / f"gains_{end}.png", ", ".join(map(str, setting)))
-            )
+            written.append(draw_gains(gains, options, folder / f"gains_{end}.png", ", ".join(map(str, setting))))
     return written
 
 
@@ -64,9 +62,7 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
         look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
         few = "o" if len(rounds) < 3 else None  # a line through one point is invisible
         axes.plot(rounds, scale * mean, label=f"{group.name} (n={len(group.runs)})", marker=few, **look)
-        axes.fill_between(
-            rounds, scale * (mean - std), scale * (mean + std), color=look["color"], alpha=0.15, lw=0
-        )
+        axes.fill_between(rounds, scale * (mean - std), scale * (mean + std), color=look["color"], alpha=0.15, lw=0)
         top.append(np.nanmax(mean))
     if top and max(top) > options.target / 2 and scale == 100:
         axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1)
@@ -100,6 +96,47 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
+
+
+def draw_paper(cells: list[Cell], path: Path) -> Path:
+    """Dots, a panel per column of a printed table: by method, the paper's number, hollow, and ours, filled."""
+    plt = pyplot()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shown = dict.fromkeys((c.key, c.overrides) for c in cells)
+    panels = {key: [c for c in cells if (c.key, c.overrides) == key] for key in shown}
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    size = (4.6 * across, down * (1 + 0.28 * max(map(len, panels.values()))))
+    figure, grid = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, ((key, changed), column) in zip(grid.flat, panels.items()):
+        _dots(axes, column)
+        axes.set_title("\n".join(filter(None, [*panel_title(key, cells), changed])), fontsize=8)
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def _dots(axes: Any, column: list[Cell]) -> None:
+    place = -np.arange(len(column))
+    looks = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
+             "ours": {"color": COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
+    for shift, (name, look) in zip((0.12, -0.12), looks.items()):
+        numbers = [getattr(cell, name) for cell in column]
+        means, stds = [s.mean for s in numbers], [s.std or 0 for s in numbers]
+        axes.errorbar(means, place + shift, xerr=stds, ls="", label=name, capsize=2, **look)
+    axes.set_yticks(place, [cell.row["method"] for cell in column], fontsize=8)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def panel_title(key: tuple[str, ...], cells: list[Cell]) -> list[str]:
+    """Lines that tell a column of a printed table from the others; its metric at least."""
+    varying = [i for i, name in enumerate(KEYS) if name == "metric" or len({c.key[i] for c in cells}) > 1]
+    return [textwrap.shorten(f"{KEYS[i]} {key[i]}", 60) for i in varying]
 
 
 def convention(options: Options) -> str:

@@ -109,9 +109,7 @@ def _label(groups: list[Group], keys: list[str] | None) -> None:
 def differing(runs: list[Run]) -> list[str]:
     """Config keys whose values differ among runs; a chosen option stands for the values inside it."""
     entries = [identity(run) for run in runs]
-    keys = [
-        k for k in dict.fromkeys(k for e in entries for k in e) if len({repr(e.get(k)) for e in entries}) > 1
-    ]
+    keys = [k for k in dict.fromkeys(k for e in entries for k in e) if len({repr(e.get(k)) for e in entries}) > 1]
     inside = tuple(key.removeprefix("choices.") + "." for key in keys if key.startswith("choices."))
     return [key for key in keys if not (inside and key.startswith(inside))]
 
@@ -222,9 +220,7 @@ def over_seeds(values: Iterable[float | None]) -> Spread:
     known = numbers[~np.isnan(numbers)]
     if not len(known):
         return Spread(float("nan"), None, 0, len(numbers))
-    return Spread(
-        float(known.mean()), float(known.std()) if len(known) > 1 else None, len(known), len(numbers)
-    )
+    return Spread(float(known.mean()), float(known.std()) if len(known) > 1 else None, len(known), len(numbers))
 
 
 def facts(groups: list[Group]) -> str:
@@ -252,15 +248,9 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
         f"--select {options.select} orders the rows, and worst tenth and global are taken at that round.",
         "s to target counts training and the server step, not evaluation.",
     ]
-    same = [
-        g.labels["method"]
-        for g in groups
-        if "method" in g.labels and g.runs[0].summary.get("personal_is_global")
-    ]
+    same = [g.labels["method"] for g in groups if "method" in g.labels and g.runs[0].summary.get("personal_is_global")]
     if same:
-        said.append(
-            f"personal equals global for {', '.join(map(str, dict.fromkeys(same)))}: one model for all."
-        )
+        said.append(f"personal equals global for {', '.join(map(str, dict.fromkeys(same)))}: one model for all.")
     if repeated:
         said.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
     hashes: dict[Any, set[Any]] = {}
@@ -269,9 +259,7 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
         hashes.setdefault(key, set()).update(run.summary.get("partition_hash") for run in group.runs)
     for (dataset, partition), found in hashes.items():
         if len(found) > 1:
-            said.append(
-                f"{dataset} with {partition} was partitioned in {len(found)} ways: compare with care."
-            )
+            said.append(f"{dataset} with {partition} was partitioned in {len(found)} ways: compare with care.")
     return said
 
 

@@ -76,9 +76,7 @@ def as_csv(table: Table) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     ends = ("_mean", "_std", "_n")
-    writer.writerow(
-        [name for c in table.columns for name in ([c.key + e for e in ends] if c.key in wide else [c.key])]
-    )
+    writer.writerow([name for c in table.columns for name in ([c.key + e for e in ends] if c.key in wide else [c.key])])
     for row in table.rows:
         cells: list[Any] = []
         for c in table.columns:

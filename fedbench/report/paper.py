@@ -1,0 +1,325 @@
+"""A printed table beside our runs: every cell, how far apart, what has not been run and how to run it.
+
+Which cells a run answers is said by the key ``paper`` of its experiment file: ``table`` (the name of a file
+in fedbench/papers, or a list of them), then columns of that file and the value each must have (or a list of
+values, or a pattern with *).  ``select`` (last, best or best_val) overrules the round that recipes.py takes.
+
+    paper: {table: pgfed_table1_cifar, method: PGFed, dataset: CIFAR10, clients: "${partition.num_clients}"}
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fedbench.options import require
+from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
+from fedbench.report.runs import LOADER, Run
+from fedbench.report.summary import IGNORED, over_seeds
+from fedbench.report.table import Column, Spread, Table
+
+PAPERS = Path(__file__).resolve().parents[1] / "papers"
+KEYS = (
+    "setting",
+    "dataset",
+    "clients",
+    "metric",
+)  # one column of the printed table each; the method is a row
+RESERVED = ("table", "select")
+REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
+SEEDS = "seed=0,1,2"
+
+
+@dataclass
+class Cell:
+    """A printed number and ours: ``ours.std`` is what the paper's ± means, ``sigma`` our std over seeds."""
+
+    row: dict[str, str]
+    runs: list[Run] = field(default_factory=list)
+    overrides: str = ""
+    ours: Spread = field(default_factory=lambda: Spread(float("nan"), None, 0, 0))
+    sigma: float | None = None
+
+    @property
+    def printed(self) -> Spread:
+        std = self.row["std"]
+        return Spread(float(self.row["mean"]), float(std) if std else None)
+
+    @property
+    def difference(self) -> float:
+        return self.ours.mean - self.printed.mean
+
+    @property
+    def in_std(self) -> float:
+        return self.difference / self.sigma if self.sigma else float("nan")
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(self.row[name] for name in KEYS)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment file's name and its ``paper`` block, as written (references are not resolved)."""
+
+    name: str
+    paper: dict[str, Any]
+
+    def references(self) -> dict[str, str]:
+        """Columns whose value comes from a config key: clients -> partition.num_clients."""
+        found = {column: REFERENCE.match(str(value)) for column, value in self.paper.items()}
+        return {column: match.group(1) for column, match in found.items() if match}
+
+
+def tables() -> list[str]:
+    """Names of the printed tables."""
+    return sorted(p.stem for p in PAPERS.glob("*.csv") if {"method", "mean", "std", *KEYS} <= set(_header(p)))
+
+
+def _header(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file))
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """Rows of a printed table; ConfigError with the nearest names for an unknown one."""
+    known = tables()
+    near = get_close_matches(name, known, 3, 0.3) or [t for t in known if name.split("_")[0] in t] or known
+    require(name in known, f"--paper {name}: no such table; the nearest are {', '.join(near)}")
+    with (PAPERS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def is_named(paper: dict[str, Any], table: str) -> bool:
+    """Whether a ``paper`` block is about this table."""
+    named = paper.get("table")
+    return table in (named if isinstance(named, list) else [named])
+
+
+def is_of(table: str, run: Run) -> bool:
+    """Whether a run says that it is for this table."""
+    return is_named(run.config.get("paper") or {}, table)
+
+
+def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
+    """Whether a ``paper`` block says that its run answers this row; one without a method (a base) does not."""
+    wanted = {column: value for column, value in paper.items() if column not in RESERVED}
+    return (
+        is_named(paper, table)
+        and "method" in wanted
+        and all(_equal(value, row.get(column)) for column, value in wanted.items())
+    )
+
+
+def _equal(wanted: Any, value: str | None) -> bool:
+    if value is None or REFERENCE.match(str(wanted)):
+        return value is not None
+    options = wanted if isinstance(wanted, list) else [wanted]
+    return any(str(option) == value or fnmatchcase(value, str(option)) for option in options)
+
+
+def experiments(conf_dir: Path) -> list[Experiment]:
+    """Every file of conf/experiment that has, or inherits, a ``paper`` block."""
+    root = conf_dir / "experiment"
+    found = [Experiment(p.relative_to(root).with_suffix("").as_posix(), _block(p, root)) for p in root.rglob("*.yaml")]
+    return sorted((e for e in found if e.paper), key=lambda e: e.name)
+
+
+def _block(path: Path, root: Path) -> dict[str, Any]:
+    """The ``paper`` block of an experiment file, over those of the experiment files in its defaults."""
+    with path.open(encoding="utf-8") as file:
+        content = yaml.load(file, LOADER) or {}
+    block: dict[str, Any] = {}
+    for entry in content.get("defaults") or []:
+        if isinstance(entry, str) and entry != "_self_":
+            start = root if entry.startswith("/experiment/") else path.parent
+            parent = (start / entry.removeprefix("/experiment/")).with_suffix(".yaml")
+            block |= _block(parent, root) if parent.is_file() else {}
+    return block | (content.get("paper") or {})
+
+
+def compare(name: str, runs: list[Run], known: list[Experiment], target: float = 0.7) -> list[Cell]:
+    """The cells of a printed table that can be measured, each with our runs.
+
+    A cell whose experiment was also run with other overrides (a reduced setting, a search) comes once for each of
+    them, the plain one first; a cell without runs comes once, empty.
+    """
+    rows = [row for row in read_table(name) if is_measured(row["metric"])]
+    finished = sorted((r for r in runs if r.finished), key=lambda r: str(r.summary.get("finished")))
+    mine = [(r, r.config["paper"], overrides(r, known)) for r in finished if r.config.get("paper")]
+    cells = []
+    for row in rows:
+        variants: dict[str, dict[Any, Run]] = {}
+        for run, paper, changed in mine:
+            if matches(paper, name, row):
+                variants.setdefault(changed, {})[run.seed] = run
+        for changed in sorted(variants, key=lambda c: (bool(c), -len(variants[c]), c)):
+            cells.append(Cell(row, list(variants[changed].values()), changed))
+        if not variants:
+            cells.append(Cell(row))
+    for cell in cells:
+        if cell.row["metric"] in RECIPES:
+            _measure(cell, Question(name, cell.row, tuple(runs), target))
+    _measure_relative(cells)
+    return cells
+
+
+def _measure(cell: Cell, question: Question) -> None:
+    answers = [RECIPES[cell.row["metric"]](run, question) for run in cell.runs]
+    cell.ours = over_seeds(answer.value for answer in answers)
+    cell.sigma = cell.ours.std
+    spreads = [answer.spread for answer in answers if answer.spread is not None]
+    if spreads:
+        cell.ours = replace(cell.ours, std=float(np.mean(spreads)))
+
+
+def _measure_relative(cells: list[Cell]) -> None:
+    """Fill the cells that compare methods, from the cells they are made of, under the same overrides."""
+    by_method: dict[Any, dict[str, float]] = {}
+    for cell in cells:
+        if cell.ours.count:
+            by_method.setdefault((cell.key, cell.overrides), {})[cell.row["method"]] = cell.ours.mean
+    for cell in cells:
+        metric, compute = RELATIVE.get(cell.row["metric"], ("", None))
+        if compute is not None:
+            others = by_method.get(((*cell.key[:-1], metric), cell.overrides), {})
+            own = others.get(cell.row["method"])
+            if own is not None:
+                cell.ours = Spread(compute(own, others), None, len(cell.runs), len(cell.runs))
+
+
+def overrides(run: Run, known: Iterable[Experiment]) -> str:
+    """The command line's overrides that make a run depart from its experiment file; "" for none."""
+    path = run.path / ".hydra" / "overrides.yaml"
+    given = yaml.load(path.read_text(encoding="utf-8"), LOADER) or [] if path.is_file() else []
+    name = run.choice("experiment")
+    chosen = {key for e in known if e.name == name for key in e.references().values()}
+    left = [str(o) for o in given if (key := str(o).lstrip("+~").split("=")[0]) not in chosen
+            and key.split(".")[0].split("/")[0] not in (*IGNORED, "experiment")]  # fmt: skip
+    return " ".join(sorted(left))
+
+
+def cell_table(name: str, cells: list[Cell], tidy: bool = False) -> Table:
+    """The cells as a table; columns that are the same everywhere are in its title only, unless it is tidy."""
+    if not cells:
+        return Table(f"{name}: nothing in it is measured by a run", [])
+    varying = [key for key in KEYS if len({cell.row[key] for cell in cells}) > 1]
+    fixed = [f"{key} {cells[0].row[key]}" for key in KEYS if key not in varying]
+    first = cells[0].row
+    labels = [Column("method", "method"), *(Column(key, key) for key in (KEYS if tidy else varying))]
+    if tidy or any(cell.overrides for cell in cells):
+        labels.append(Column("overrides", "run with", none=""))
+    numbers = [
+        Column("printed", "printed"),
+        Column("ours", "ours", none="not run"),
+        Column("difference", "difference"),
+        Column("in_std", "in our std", 1),
+        Column("n", "n"),
+    ]
+    rows = [
+        {key: cell.row[key] for key in ("method", *KEYS)} | {
+            "overrides": cell.overrides or None, "printed": cell.printed, "ours": _ours(cell),
+            "difference": cell.difference, "in_std": cell.in_std, "n": cell.ours.count}
+        for cell in cells
+    ]  # fmt: skip
+    title = f"{name}: {first['paper']}, table {first['table']}; {'; '.join(fixed)}"
+    return Table(title, [*labels, *numbers], rows)
+
+
+def _ours(cell: Cell) -> Spread | str | None:
+    """Ours, None without a run, or what is missing in the runs there are."""
+    return "not measured" if cell.runs and not cell.ours.count else cell.ours if cell.runs else None
+
+
+def ranking_table(cells: list[Cell]) -> Table | None:
+    """Kendall's tau between the printed order of the methods and ours, for each column of the table."""
+    rows = []
+    varying = [key for key in KEYS if len({cell.row[key] for cell in cells}) > 1]
+    for key, changed in dict.fromkeys((c.key, c.overrides) for c in cells if c.ours.count):
+        column = [c for c in cells if c.key == key and c.overrides == changed and c.ours.count]
+        printed = len({c.row["method"] for c in cells if c.key == key})
+        if len(column) > 1:
+            tau = kendall_tau([c.printed.mean for c in column], [c.ours.mean for c in column])
+            labels = {name: value for name, value in zip(KEYS, key) if name in varying}
+            rows.append(labels | {"overrides": changed or None, "tau": tau, "methods": f"{len(column)} of {printed}"})
+    if not rows:
+        return None
+    columns = [Column(name, name) for name in varying]
+    if any(row["overrides"] for row in rows):
+        columns.append(Column("overrides", "run with", none=""))
+    columns += [Column("tau", "tau"), Column("methods", "methods compared")]
+    return Table("ranking of the methods, Kendall's tau-b between printed and ours (1: the same order)", columns, rows)
+
+
+def kendall_tau(a: Iterable[float], b: Iterable[float]) -> float:
+    """Kendall's tau-b of two rankings of the same things, in [-1, 1]; NaN where one has only ties."""
+    x, y = np.array(list(a), dtype=np.float64), np.array(list(b), dtype=np.float64)
+    i, j = np.triu_indices(len(x), 1)
+    dx, dy = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])  # [pairs]
+    known = np.sqrt(float((dx != 0).sum()) * float((dy != 0).sum()))
+    return float((dx * dy).sum() / known) if known else float("nan")
+
+
+def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]:
+    """Lines: what has not been run, the commands that run it, and the cells without an experiment file."""
+    missing = [cell for cell in cells if not cell.runs]
+    wanted: dict[str, dict[str, None]] = {}
+    homeless: list[Cell] = []
+    for cell in missing:
+        able = [e for e in known if matches(e.paper, name, cell.row)]
+        for experiment in able[:1]:
+            references = experiment.references().items()
+            changed = [shlex.quote(f"{key}={cell.row[column]}") for column, key in references]
+            wanted.setdefault(" ".join(changed), {})[experiment.name] = None
+        if not able:
+            homeless.append(cell)
+    total = len({(cell.row["method"], cell.key) for cell in cells})
+    lines = [f"{len(missing)} of {total} cells are not run."] if missing else ["Every cell has a run."]
+    lines += [
+        " ".join(filter(None, ["python -m fedbench -m", f"+experiment={','.join(names)}", SEEDS, changed]))
+        for changed, names in wanted.items()
+    ]
+    if homeless:
+        methods, sets = (", ".join(dict.fromkeys(c.row[key] for c in homeless)) for key in ("method", "dataset"))
+        lines.append(f"{len(homeless)} of them have no experiment file (methods: {methods}; data sets: {sets}).")
+    return lines
+
+
+def strays(name: str, runs: list[Run]) -> list[str]:
+    """Lines about runs that name this table but answer none of its rows: a misspelt method or data set."""
+    rows = read_table(name)
+    blocks = {run.path: run.config["paper"] for run in runs if is_of(name, run)}
+    lost = {path: paper for path, paper in blocks.items() if not any(matches(paper, name, r) for r in rows)}
+    return [f"{path} answers no cell: its key paper is {paper}." for path, paper in lost.items()]
+
+
+def remarks(name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float) -> list[Table]:
+    """What goes below the cells: the rankings, how to read the table, what to run."""
+    ranking = ranking_table(cells)
+    said = [*paper_notes(cells, target), *strays(name, runs)]
+    notes = [Table("", [], notes=lines) for lines in (said, commands(name, cells, known))]
+    return [ranking, *notes] if ranking is not None else notes
+
+
+def paper_notes(cells: list[Cell], target: float) -> list[str]:
+    """What a reader of the comparison must know."""
+    metrics = {cell.row["metric"] for cell in cells}
+    said = [
+        "printed: mean ± std as in the paper. ours: mean ± population std (ddof=0) over n seeds. in our std: "
+        "(ours - printed) / our std over seeds.",
+    ]
+    if any("std over clients" in metric for metric in metrics):
+        said.append("± of a gain is over clients, in both; each client is taken at its own best round (gain@own_best).")
+    if metrics & {"rounds_to_target", "speedup_x_vs_slowest"}:
+        said.append(f"The paper does not state its target accuracy; ours is --target {target:g}.")
+    return said

@@ -1,0 +1,158 @@
+"""How each metric that the papers print is computed from a run of ours, in the unit they print.
+
+The round: ``last`` where the authors' code takes it (FedBABU, whose models are fine-tuned after the last
+round; the pFedMoAP, pFedNet and FedPIA tables), else ``best``, the maximum over rounds on the test sets, as the
+PFL papers print; a run's ``paper.select`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbench.report import scores
+from fedbench.report.runs import Run, read_json
+
+ACCURACY = "personal/accuracy"
+LAST_ROUND = ("pfedmoap", "pfednet", "fedpia")  # tables, by the beginning of their names
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A printed cell to be measured: its table and CSV row, all runs (for Local), the accuracy to reach."""
+
+    table: str
+    row: dict[str, str]
+    runs: tuple[Run, ...] = ()
+    target: float = 0.7
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A run's value for a cell; ``spread``: a std over clients, where the papers print that beside it."""
+
+    value: float
+    spread: float | None = None
+
+
+Recipe = Callable[[Run, Question], Answer]
+
+
+def select(run: Run, question: Question) -> str:
+    """last, best or best_val: the round whose value the table prints."""
+    asked = (run.config.get("paper") or {}).get("select")
+    last = question.table.startswith(LAST_ROUND) or run.choice("algorithm") == "fedbabu"
+    return asked or ("last" if last else "best")
+
+
+def mean(column: str) -> Recipe:
+    """Percent: a column of metrics.csv at the selected round, or a domain's mean of it at that round."""
+
+    def recipe(run: Run, question: Question) -> Answer:
+        at = scores.selected_round(run, column, select(run, question))
+        domain = domain_of(question.row)
+        if domain is None:
+            return Answer(100 * scores.value_at(run, column, at))
+        members = clients_of(run, domain)
+        rounds, ids, values = run.clients(column)  # [R], [N], [R, N]
+        row = scores.value_row(rounds, at)
+        if row is None or not len(members):
+            return Answer(NAN)
+        chosen = values[row, np.isin(ids, members)]
+        return Answer(100 * float(np.nanmean(chosen)) if not np.isnan(chosen).all() else NAN)
+
+    return recipe
+
+
+def own_best(metric: str, client: int) -> Recipe:
+    """Percent: a metric of one client (from 1) at its own best round."""
+
+    def recipe(run: Run, question: Question) -> Answer:
+        _, ids, values = run.clients(metric)
+        mine = values[:, ids == client - 1]
+        return Answer(100 * float(np.nanmax(mine)) if mine.size and not np.isnan(mine).all() else NAN)
+
+    return recipe
+
+
+def gain(metric: str, client: int | None = None) -> Recipe:
+    """Points over Local, each client at its own best round: the mean over clients, or one (from 1)."""
+
+    def recipe(run: Run, question: Question) -> Answer:
+        local = scores.local_of(run, list(question.runs))
+        found = scores.gains(run, local, metric).get("own_best") if local else None
+        if found is None:
+            return Answer(NAN)
+        if client is None:
+            return Answer(100 * found.mean, 100 * found.std)
+        return Answer(100 * float(found.each[client - 1]) if client <= len(found.each) else NAN)
+
+    return recipe
+
+
+def rounds_to_target(run: Run, question: Question) -> Answer:
+    """The first round whose mean accuracy reaches the target."""
+    return Answer(scores.rounds_to(run, ACCURACY, question.target))
+
+
+def images_per_s(run: Run, question: Question) -> Answer:
+    """Training images per second of local training and server step."""
+    value = (run.summary.get("cost") or {}).get("images_per_s")
+    return Answer(NAN if value is None else float(value))
+
+
+RECIPES: dict[str, Recipe] = {
+    "mean_client_test_accuracy_pct": mean(ACCURACY),
+    "BMCTA_pct": mean(ACCURACY),
+    "BTA_pct": mean(f"{ACCURACY}_weighted"),
+    "mean_accuracy_pct": mean(ACCURACY),
+    "mean_auc_pct": mean("personal/auc"),
+    "mean_auc_gain (std over clients)": gain("personal/auc"),
+    "individual_gain_over_local_pct_points (std over clients)": gain(ACCURACY),
+    "best_mean_client_test_accuracy_pct_on_20_new_clients": mean("new/accuracy"),
+    "rounds_to_target": rounds_to_target,
+    "images_per_s": images_per_s,
+    "test_accuracy_percent": mean(f"{ACCURACY}_weighted"),
+    "iou_percent": mean("personal/dice_iou_weighted"),
+    "label_iou_percent": mean("personal/label_iou_weighted"),
+    "accuracy": mean(ACCURACY),
+    "f1": mean("personal/f1"),
+    **{f"client{k}_auc_pct": own_best("personal/auc", k) for k in range(1, 5)},
+    **{f"client{k}_auc_gain": gain("personal/auc", k) for k in range(1, 5)},
+}
+
+# Computed from the other methods' cells of the same column: (what it needs, own and others' means -> value).
+RELATIVE: dict[str, tuple[str, Callable[[float, dict[str, float]], float]]] = {
+    "relative_speed_pct": ("images_per_s", lambda own, others: 100 * own / others.get("FedAvg", NAN)),
+    "speedup_x_vs_slowest": ("rounds_to_target", lambda own, others: max(others.values(), default=NAN) / own),
+}
+
+
+def is_measured(metric: str) -> bool:
+    """Whether a run can answer a printed metric; the rest are facts about data and settings."""
+    return metric in RECIPES or metric in RELATIVE
+
+
+def domain_of(row: dict[str, str]) -> str | None:
+    """The domain or client a cell is about, None for the mean over all clients."""
+    found = re.search(r"domain=([^;]+)", row.get("setting", ""))
+    name = found.group(1) if found else row["dataset"].partition("/")[2]
+    if not found and not name and row["metric"] in ("accuracy", "f1"):  # FedPIA's columns are clients
+        name = row["dataset"]
+    plain = simplified(name)
+    return None if plain in ("", "all", "allmean", "average", "mean") or plain.endswith("overall") else name
+
+
+def clients_of(run: Run, domain: str) -> list[int]:
+    """Clients whose domain, in partition.json's ``domains`` [N], is this one."""
+    names = read_json(run.path / "partition.json").get("domains") or []
+    return [client for client, name in enumerate(names) if simplified(str(name)) == simplified(domain)]
+
+
+def simplified(name: str) -> str:
+    """Letters and digits in lower case: "Real World" is Real_World."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -224,6 +224,11 @@ class Step:
             own["lr"] = self._all_lr[:k] if isinstance(self._all_lr, Tensor) else self._all_lr
             own["_layouts"] = {}
 
+    @property
+    def summed_loss(self) -> Tensor:
+        """Each client's batch losses (of the first gradient of every step) so far, summed.  # [k]"""
+        return self._chunk.loss[:self.k]
+
     # -- what a method computes --------------------------------------------------------------------------
     def grad(self, batch: Batch, rows: Tensor | None = None, loss: Loss | None = None,
              columns: Columns | None = None) -> Tensor:

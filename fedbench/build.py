@@ -6,6 +6,7 @@ model.columns, ...) are taken out here.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench import executor as executors
 from fedbench import rng
 from fedbench.algorithms.base import Algorithm
-from fedbench.cohort import Cohort, Engine
+from fedbench.cohort import Cohort, Engine, RunError
 from fedbench.data.base import Arrays
 from fedbench.executor import Executor, Plan
 from fedbench.federation import Federation
@@ -144,7 +145,8 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
         engine.executor = Executor(plan, engine.device)
         for _ in range(2):                                    # the first pass warms up
             began = time.perf_counter()
-            Cohort(engine, ids, 0, "trial").train(start, steps=steps)
+            with contextlib.suppress(RunError):               # a loss that diverges is round 1's to report
+                Cohort(engine, ids, 0, "trial").train(start, steps=steps)
             if engine.device.type == "cuda":
                 torch.cuda.synchronize(engine.device)
             seconds[plan] = time.perf_counter() - began

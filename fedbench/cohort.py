@@ -29,6 +29,9 @@ from fedbench.rows import Rows, RowStore
 from fedbench.task import Task
 
 
+DIVERGED = 1e8          # a mean training loss beyond this has left every useful scale, even while it is finite
+
+
 class RunError(ConfigError):
     """A run that cannot go on: the loss is not finite, a chunk of one client does not fit."""
 
@@ -237,14 +240,16 @@ class Cohort:
         self.ledger.samples += int(plan["counts"].sum())
         trained = torch.from_numpy(np.sort(plan["order"][plan["steps"] > 0])).to(loss.device)
         if len(trained):
-            finite = torch.isfinite(loss) & torch.isfinite(theta.sum(1))
-            if not bool(finite.all()):
-                self._stop(torch.nonzero(~finite)[0].item())
+            sound = (loss.abs() < DIVERGED) & torch.isfinite(theta.sum(1))
+            if not bool(sound.all()):
+                self._stop(int(torch.nonzero(~sound)[0].item()), loss)
             self.ledger.loss = float(loss[trained].mean())
 
-    def _stop(self, position: int | float) -> None:
-        raise RunError(f"the training loss of client {self.ids[int(position)]} is not finite in round "
-                       f"{self.round + 1}: optimizer.lr={self.engine.optimizer.lr:g} is probably too large")
+    def _stop(self, position: int, loss: Tensor) -> None:
+        value = float(loss[position])
+        what = f"has diverged ({value:.3g})" if np.isfinite(value) else "is not finite"
+        raise RunError(f"the training loss of client {self.ids[position]} {what} in round {self.round + 1}: "
+                       f"optimizer.lr={self.engine.optimizer.lr:g} is probably too large")
 
     # -- whole splits ------------------------------------------------------------------------------------
     def gradient(self, rows: Tensor, split: str = "train", drop_last: bool = False) -> tuple[Tensor, Tensor]:

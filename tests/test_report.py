@@ -60,9 +60,7 @@ def make_run(
                 "personal/loss": 1 - accuracy.mean(),
                 **({} if algorithm == "local" else {"global/accuracy": accuracy.mean() - 0.3}),
             })  # fmt: skip
-            tracker.clients(
-                t, {"n_test": np.full(4, 9), "personal/accuracy": accuracy, "personal/loss": 1 - accuracy}
-            )
+            tracker.clients(t, {"n_test": np.full(4, 9), "personal/accuracy": accuracy, "personal/loss": 1 - accuracy})
             tracker.costs(t, {"train_s": 2.0 * t, "eval_s": 100.0, "images_per_s": 1000.0})
         facts = {"status": status, "name": algorithm, "seed": seed, "rounds": 3, "rounds_done": 3}
         facts |= {"num_clients": 4, "cohort": 2, "partition_hash": "p0", "best_val": None}
@@ -77,9 +75,7 @@ def sweep(tmp_path) -> Path:
     folder = tmp_path / "sweep"
     for seed in range(3):
         make_run(folder, "local", seed, (0.0, 0.0, 0.0))
-        make_run(
-            folder, "fedavg", seed, (-0.2, -0.1 + 0.01 * seed, -0.1), summary={"personal_is_global": True}
-        )
+        make_run(folder, "fedavg", seed, (-0.2, -0.1 + 0.01 * seed, -0.1), summary={"personal_is_global": True})
         make_run(folder, "pgfed", seed, (0.0, 0.1 + 0.01 * seed, 0.05 + 0.02 * seed))
     make_run(folder, "pgfed", 3, (0.0,), status="running", summary={"rounds_done": 1})
     return folder
@@ -198,20 +194,35 @@ def test_local_is_matched_by_data_partition_and_seed(tmp_path):
     assert scores.local_of(ours, [unlike, alike]) is alike
 
 
-def test_namesakes_are_told_apart_by_what_differs(tmp_path):
+def test_namesakes_are_told_apart_by_what_differs(tmp_path, capsys):
     for seed in (0, 1):
         make_run(tmp_path, "pgfed", seed, config={"algorithm": {"mu": 0.1}})
         make_run(tmp_path, "pgfed", seed, config={"algorithm": {"mu": 0.2}})
         make_run(tmp_path, "fedavg", seed)
     groups, repeated = group_runs(find_runs([tmp_path]))
     assert repeated == 0
-    assert sorted(
-        (g.labels["method"], g.labels.get("mu"), len(g.runs)) for g in groups if g.labels["mu"]
-    ) == [
+    assert sorted((g.labels["method"], g.labels.get("mu"), len(g.runs)) for g in groups if g.labels["mu"]) == [
         ("pgfed", 0.1, 2),
         ("pgfed", 0.2, 2),
     ]
     assert sorted(g.name for g in groups) == ["fedavg mu=None", "pgfed mu=0.1", "pgfed mu=0.2"]
+    assert main([str(tmp_path)]) == 0
+    assert "pgfed   0.1  2" in capsys.readouterr().out
+
+
+def test_methods_are_compared_within_a_setting(tmp_path, capsys):
+    """alpha is of the setting: rows, figures and partitions are told apart by it; mu is of the method."""
+    for method in ("a", "b"):
+        for alpha, height in ((10.0, 0.2), (2.0, 0.1)):
+            about = {"partition": {"alpha": alpha}}
+            make_run(tmp_path, method, 0, (height,), config=about, summary={"partition_hash": str(alpha)})
+    rows = table_of(capsys, str(tmp_path))
+    assert [row["alpha"] for row in rows] == ["2.0", "2.0", "10.0", "10.0"]
+    assert main([str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    assert "compare with care" not in capsys.readouterr().out
+    assert len(list((tmp_path / "figures").glob("curves_*alpha_2.0*.png"))) == 1
+    groups, _ = group_runs(find_runs([tmp_path]))
+    assert {group.name for group in groups} == {"a", "b"}
 
 
 def test_chosen_option_stands_for_its_values(tmp_path):
@@ -260,7 +271,7 @@ def test_different_partitions_are_pointed_out(tmp_path, capsys):
     make_run(tmp_path, "pgfed")
     make_run(tmp_path, "fedavg", summary={"partition_hash": "p1"})
     main([str(tmp_path)])
-    assert "digits with dirichlet was partitioned in 2 ways" in capsys.readouterr().out
+    assert "dataset digits, partition dirichlet, model mlp: partitioned in 2 ways" in capsys.readouterr().out
 
 
 def test_loss_is_ordered_upwards_and_not_in_percent(sweep, capsys):
@@ -341,9 +352,7 @@ def test_command_line_starts_light(sweep):
         "assert not {'torch', 'pandas', 'matplotlib', 'wandb', 'sklearn'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(sweep)], capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(sweep)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "pgfed" in done.stdout
 
@@ -364,9 +373,7 @@ def test_cells():
 
 def test_csv_keeps_full_precision():
     value = 0.1 + 0.2
-    table = Table(
-        "t", [Column("a", "A", scale=100), Column("b", "B")], [{"a": Spread(value, None, 1), "b": "x,y"}]
-    )
+    table = Table("t", [Column("a", "A", scale=100), Column("b", "B")], [{"a": Spread(value, None, 1), "b": "x,y"}])
     (row,) = read_csv(render([table], "csv"))
     assert float(row["a_mean"]) == value
     assert (row["a_std"], row["a_n"], row["b"]) == ("", "1", "x,y")

@@ -33,19 +33,19 @@ def pyplot() -> Any:
 
 
 def draw(groups: list[Group], runs: list[Run], options: Options, folder: Path) -> list[Path]:
-    """Write the figures of every (data set, partition, model) into folder; returns their paths."""
+    """Write the figures of every setting (data set, partition, model ...) into folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings: dict[tuple[Any, ...], list[Group]] = {}
+    settings: dict[str, list[Group]] = {}
     for group in groups:
-        settings.setdefault(tuple(group.runs[0].choice(name) for name in SHOWN), []).append(group)
+        said = [str(value) if name in SHOWN else f"{name} {value}" for name, value in group.setting.items()]
+        settings.setdefault(", ".join(said), []).append(group)
     written = []
     for setting, members in settings.items():
-        end = "_".join([*map(str, setting), options.metric])
-        end = re.sub(r"[^\w.-]+", "_", end)
-        written.append(draw_curves(members, options, folder / f"curves_{end}.png", ", ".join(map(str, setting))))
+        end = re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, [setting, options.metric])))
+        written.append(draw_curves(members, options, folder / f"curves_{end}.png", setting))
         gains = {g.name: each for g in members if (each := client_gains(g, runs, options)) is not None}
         if gains:
-            written.append(draw_gains(gains, options, folder / f"gains_{end}.png", ", ".join(map(str, setting))))
+            written.append(draw_gains(gains, options, folder / f"gains_{end}.png", setting))
     return written
 
 

@@ -18,6 +18,8 @@ SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever
 # What does not make two runs different experiments: where they ran, and how they were watched.
 IGNORED = ("seed", "name", "paper", "resume", "data_dir", "output_dir", "sweep_dir", "checkpoint", "hardware",
            "tracking")  # fmt: skip
+# What belongs to a method, and not to the setting it is compared in.
+OF_METHOD = ("algorithm", "optimizer", "finetune", "choices.optimizer", "choices.algorithm")
 
 
 @dataclass
@@ -32,16 +34,21 @@ class Options:
 
 @dataclass
 class Group:
-    """Finished runs that differ in their seed only; ``labels`` tell it from the others, in column order."""
+    """Finished runs that differ in their seed only.
+
+    ``labels`` tell it from the other groups, in column order; ``setting`` is what methods are compared within:
+    data set, partition, model, and what differs of them between groups.
+    """
 
     runs: list[Run]
     labels: dict[str, Any] = field(default_factory=dict)
+    setting: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """One line for a legend."""
-        return " ".join(str(value) if key in ("method", *SHOWN) else f"{key}={value}"
-                        for key, value in self.labels.items())  # fmt: skip
+        """One line for a legend, within a setting."""
+        own = {key: value for key, value in self.labels.items() if key not in self.setting}
+        return " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in own.items())
 
 
 def identity(run: Run) -> dict[str, Any]:
@@ -102,8 +109,10 @@ def _label(groups: list[Group], keys: list[str] | None) -> None:
     telling = dict.fromkeys(key for same in namesakes.values() for key in differing(same))
     for group in groups:
         run, ours = group.runs[0], identity(group.runs[0])
-        group.labels = {"method": method(run)} | {name: run.choice(name) for name in shown}
-        group.labels |= {_short(key, telling): ours.get(key) for key in telling}
+        values = {_short(key, telling): ours.get(key) for key in telling}
+        group.labels = {"method": method(run)} | {name: run.choice(name) for name in shown} | values
+        group.setting = {name: run.choice(name) for name in SHOWN}
+        group.setting |= {_short(key, telling): ours.get(key) for key in telling if not key.startswith(OF_METHOD)}
 
 
 def differing(runs: list[Run]) -> list[str]:
@@ -130,14 +139,20 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
 
     def order(group: Group) -> tuple[Any, ...]:
         value = rows[id(group)][options.select].mean
-        return *(str(group.labels.get(name)) for name in SHOWN), np.isnan(value), -better * value
+        return *map(_sortable, group.setting.values()), np.isnan(value), -better * value
 
     groups.sort(key=order)
-    labels = [Column(key, key, none="") for key in dict.fromkeys(k for g in groups for k in g.labels)]
+    labels = [Column(key, key, digits=None, none="") for key in dict.fromkeys(k for g in groups for k in g.labels)]
     unit = " (%)" if scores.is_fraction(options.metric) else ""
     title = f"{options.metric}{unit}: {facts(groups)}"
     ordered = [rows[id(group)] for group in groups]
     return Table(title, [*labels, *_columns(options), *_gain_columns(options)], ordered)
+
+
+def _sortable(value: Any) -> tuple[bool, float, str]:
+    """Numbers by size before texts by letter."""
+    number = isinstance(value, (int, float))
+    return (not number, value if number else 0, str(value))
 
 
 def narrow(wide: Table, options: Options) -> list[Table]:
@@ -246,7 +261,7 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
         "last: the last round. best: the round with the best mean on the test sets, as PFL papers print it. "
         "best by val: the round with the best validation accuracy.",
         f"--select {options.select} orders the rows, and worst tenth and global are taken at that round.",
-        "s to target counts training and the server step, not evaluation.",
+        "s to target counts training and the server step, not evaluation; (k of n): only k of n seeds get there.",
     ]
     same = [g.labels["method"] for g in groups if "method" in g.labels and g.runs[0].summary.get("personal_is_global")]
     if same:
@@ -255,11 +270,11 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
         said.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
     hashes: dict[Any, set[Any]] = {}
     for group in groups:
-        key = tuple(group.runs[0].choice(name) for name in ("dataset", "partition"))
+        key = tuple(f"{name} {value}" for name, value in group.setting.items())
         hashes.setdefault(key, set()).update(run.summary.get("partition_hash") for run in group.runs)
-    for (dataset, partition), found in hashes.items():
+    for key, found in hashes.items():
         if len(found) > 1:
-            said.append(f"{dataset} with {partition} was partitioned in {len(found)} ways: compare with care.")
+            said.append(f"{', '.join(key)}: partitioned in {len(found)} ways, compare with care.")
     return said
 
 

@@ -23,11 +23,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Column:
-    """``key`` is its name in a CSV, ``title`` in text, where numbers are times ``scale`` with ``digits``."""
+    """``key`` is its name in a CSV, ``title`` in text, where numbers are times ``scale`` with ``digits``.
+
+    ``digits`` None: as they are.  ``none`` stands for what is missing.
+    """
 
     key: str
     title: str
-    digits: int = 2
+    digits: int | None = 2
     scale: float = 1
     none: str = "-"
 
@@ -95,7 +98,7 @@ def show(value: Any, column: Column) -> str:
     """A cell as a reader sees it."""
     if isinstance(value, Spread):
         return _show_spread(value, column)
-    if isinstance(value, float):
+    if isinstance(value, float) and column.digits is not None:
         return column.none if math.isnan(value) else f"{value * column.scale:,.{column.digits}f}"
     return column.none if value is None else str(value)
 

@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.groups import GROUPS, conf_dirs, find_conf_dir, group_options, nearest
@@ -68,15 +68,15 @@ class Composer:
             require(multirun or not override.is_sweep_override(),
                     f"{override.input_line} is several values: add -m to run them all, or write a list as "
                     f"{override.key_or_group}=[a,b]")
-        try:
-            return self._load(overrides, multirun)
-        except COMPLAINTS:
-            missing = self._missing(parsed, multirun)
-        self.needed |= missing
-        try:
-            return self._load(self.rewrite(overrides), multirun)
-        except COMPLAINTS as error:
-            raise ConfigError(explain(error)) from error
+        while True:
+            try:
+                return self._load(self.rewrite(overrides), multirun)
+            except COMPLAINTS as error:
+                unknown = re.match(r"Could not override '([^']+)'", str(error))
+                keys = {override.key_or_group for override in parsed if not override.is_hydra_override()}
+                if not unknown or unknown[1] not in keys - self.needed:
+                    raise ConfigError(explain(error)) from error
+                self.needed.add(unknown[1])
 
     def rewrite(self, overrides: list[str]) -> list[str]:
         """The overrides with ``++`` before the needed keys."""
@@ -99,20 +99,6 @@ class Composer:
         mode = RunMode.MULTIRUN if multirun else RunMode.RUN
         return self.loader.load_configuration(CONFIG_NAME, list(overrides), run_mode=mode, from_shell=False)
 
-    def _is_group(self, override: Override) -> bool:
-        return override.package is not None or self.loader.repository.group_exists(override.key_or_group)
-
-    def _missing(self, parsed: list[Override], multirun: bool) -> set[str]:
-        """Keys of plain overrides that do not exist without them."""
-        values = [o for o in parsed if o.type is OverrideType.CHANGE and not self._is_group(o)
-                  and not o.is_hydra_override()]
-        others = [o.input_line or "" for o in parsed if o not in values]
-        try:
-            base = self._load(others, multirun)
-        except COMPLAINTS as error:
-            raise ConfigError(explain(error)) from error
-        return {o.key_or_group for o in values if not _exists(base, o.key_or_group)}
-
     def _check_choice(self, override: Override) -> None:
         """Refuse an unknown option of a group, and a plus where there must be none (or the reverse)."""
         group = override.key_or_group
@@ -134,15 +120,6 @@ def _values(override: Override) -> list[Any]:
         return list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
     value = override.value()
     return value if isinstance(value, list) else [value]
-
-
-def _exists(cfg: DictConfig, key: str) -> bool:
-    parent, _, name = key.rpartition(".")
-    try:
-        node = OmegaConf.select(cfg, parent) if parent else cfg
-    except OmegaConfBaseException:
-        return False
-    return isinstance(node, DictConfig) and name in list(node)
 
 
 def explain(error: BaseException) -> str:

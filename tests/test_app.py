@@ -389,14 +389,14 @@ def test_a_schedule_of_the_total_forbids_growing(capsys: pytest.CaptureFixture[s
 
 
 def test_a_sweep_skips_what_is_finished(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["-m", "algorithm=local,fedavg", "seed=0,1"]
+    command = ["-m", "algorithm=local,fedavg", "seed=1"]
     assert main(command) == 0
     cells = runs("sweeps")
-    assert [cell.name for cell in cells] == [f"algorithm={a},seed={s}" for a in ("fedavg", "local") for s in (0, 1)]
-    assert "4 cells: 4 finished" in capsys.readouterr().out
+    assert [cell.name for cell in cells] == ["algorithm=fedavg,seed=1", "algorithm=local,seed=1"]
+    assert "2 cells: 2 finished" in capsys.readouterr().out
     assert main([*command, "tracking=disabled", "hardware=cpu"]) == 0  # the same runs, elsewhere
     out = capsys.readouterr().out
-    assert "4 cells: 4 finished already" in out and "0.6000" in out
+    assert "2 cells: 2 finished already" in out and "0.6000" in out
     assert all(len(calls(cell)) == 1 for cell in cells)
 
 
@@ -420,7 +420,7 @@ def test_a_killed_cell_is_told_and_done_again(
     elsewhere: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two processes of joblib's, one of which dies; afterwards its cell goes on from the checkpoint."""
-    command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=die,fine,bug"]
+    command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=die,fine"]
     done = subprocess.run([sys.executable, "-m", "fedbench", *command], env=elsewhere, cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
@@ -430,11 +430,11 @@ def test_a_killed_cell_is_told_and_done_again(
 
 
 def test_joblib_cells_report_through_files(elsewhere: dict[str, str], tmp_path: Path) -> None:
-    command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=fine,bug,mistake", "seed=0,1"]
+    command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=fine,bug"]
     done = subprocess.run([sys.executable, "-m", "fedbench", *command], env=elsewhere, cwd=tmp_path,
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
-    assert "6 cells: 2 finished, 4 failed" in done.stdout
+    assert "2 cells: 1 finished, 1 failed" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 

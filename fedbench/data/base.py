@@ -130,9 +130,7 @@ class Arrays:
             return
         require(y.dtype == np.int64, f"targets have dtype {y.dtype}, expected int64")
         wanted = 1 if self.task == "classification" else 3
-        require(
-            y.ndim == wanted, f"targets of {self.task} have shape {y.shape}, expected {wanted} dimension(s)"
-        )
+        require(y.ndim == wanted, f"targets of {self.task} have shape {y.shape}, expected {wanted} dimension(s)")
         require(
             int(y.min()) >= 0 and int(y.max()) < classes,
             f"labels span {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}",

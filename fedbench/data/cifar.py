@@ -17,7 +17,7 @@ import numpy as np
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.files import DAMAGE, cached, download, fingerprint, log, read_npz, write_npz
 from fedbench.data.images import fill, half, resize
-from fedbench.data.npz import from_layout, resized
+from fedbench.data.npz import from_layout, load_file, resized
 from fedbench.options import ConfigError, Count, require
 
 PIXELS = 3 * 32 * 32
@@ -64,8 +64,7 @@ class CIFAR10:
             arrays = from_layout(file, str(source), "classification")
             if self.path is None:
                 self._keep(file)
-            if self.resize is not None:
-                arrays.inputs = resized(arrays.inputs, self.resize, str(self.data_dir), source)
+            arrays = resized(arrays, self.resize, str(self.data_dir), source)
         return arrays.with_classes(arrays.class_names or self.default_names(), str(source))
 
     def default_names(self) -> list[str]:
@@ -103,13 +102,10 @@ class CIFAR10:
             raise ConfigError(f"{source} is damaged or not {self.name}'s binary version ({error})") from error
 
     def _from_npz(self, path: Path) -> Arrays:
-        side = self.resize or 32
         if not is_jpeg_layout(path):
-            arrays = from_layout(read_npz(path), str(path), "classification")
-            if self.resize is not None:
-                arrays.inputs = resized(arrays.inputs, side, str(self.data_dir), path)
-            return arrays
+            return load_file(path, str(self.data_dir), self.resize, "classification")
         log.info("%s holds JPEG images: accuracies are close to, not equal to, those on the original", path)
+        side = self.resize or 32
         key = (fingerprint(path), side)
         return jpeg_arrays(cached(str(self.data_dir), self.name, key, lambda: decode_jpeg_npz(path, side)))
 
@@ -165,7 +161,9 @@ def decode_jpeg_npz(path: Path, side: int) -> dict[str, np.ndarray]:
 
     def one(i: int) -> np.ndarray:
         try:
-            with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]]), formats=["JPEG"]) as image:
+            with Image.open(io.BytesIO(data[offset[i] : offset[i + 1]].tobytes()), formats=["JPEG"]) as image:
+                if image.size != (32, 32):
+                    raise ValueError(f"its size is {image.size}")
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except DAMAGE as error:
             raise ConfigError(f"{path}: image {i} cannot be decoded ({error})") from error
@@ -184,6 +182,5 @@ def jpeg_arrays(file: dict[str, np.ndarray]) -> Arrays:
     """Arrays from what decode_jpeg_npz returns, train images first (the papers' pooling order)."""
     order = np.argsort(file["split"], kind="stable")
     images, names = file["images"][order], [str(c) for c in file["classes"]]
-    return Arrays(
-        images, file["labels"][order], file["split"][order], len(names), class_names=names, **half(images)
-    )
+    labels, split, scale = file["labels"][order], file["split"][order], half(images)
+    return Arrays(images, labels, split, len(names), class_names=names, mean=scale, std=scale)

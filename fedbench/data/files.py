@@ -57,7 +57,7 @@ def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
             _fetch(url, path, md5)
             return path
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
+            reason = error.reason if type(error) is urllib.error.URLError else error
     raise ConfigError(
         f"{name} is not in {path.parent} and could not be downloaded ({reason}): put {path.name} from "
         f"{urls[0]} into {path.parent.resolve()}, or set dataset.path or data_dir"
@@ -82,11 +82,9 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     path = Path(path)
     require(path.is_file(), f"{path} is not there (dataset.path and data_dir say where files are looked for)")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            require(
-                isinstance(file, np.lib.npyio.NpzFile),
-                f"{path} holds a single array, not an npz of named ones",
-            )
+        file = np.load(path, allow_pickle=False)
+        require(not isinstance(file, np.ndarray), f"{path} holds a single array, not an npz of named ones")
+        with file:
             arrays = {name: file[name] for name in file.files}
             return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except ConfigError:
@@ -103,12 +101,10 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
 def write_npz(path: Path, **arrays: np.ndarray) -> None:
     """Write an uncompressed npz (read back at the speed of the disk), whole or not at all."""
     with whole(path) as partial, open(partial, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def cached(
-    data_dir: str, name: str, key: object, make: Callable[[], dict[str, np.ndarray]]
-) -> dict[str, np.ndarray]:
+def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """What ``make()`` returns, kept in data_dir/cache under its name and a hash of ``key``.
 
     key: whatever the result depends on (its repr is hashed).  A cache that cannot be read is made again; one

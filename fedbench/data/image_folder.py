@@ -47,17 +47,17 @@ class ImageFolder:
         files = sorted(_pictures(root))
         require(bool(files), f"{root} holds no pictures ({', '.join(sorted(SUFFIXES))}) below its folders")
         tops, kinds = self._read_layout([f.split("/") for f in files], root)
-        images = cached(
-            self.data_dir, root.resolve().name, self._key(root, files), lambda: self._decode(root, files)
-        )
+        key = self._key(root, files)
+        images = cached(self.data_dir, root.resolve().name, key, lambda: self._decode(root, files))["images"]
         class_names, targets = np.unique(kinds, return_inverse=True)
         arrays = Arrays(
-            inputs=images["images"],
+            inputs=images,
             targets=targets.astype(np.int64),
             split=np.zeros(len(files), np.int8),
             num_classes=len(class_names),
             class_names=class_names.tolist(),
-            **half(images["images"]),
+            mean=half(images),
+            std=half(images),
         )
         return _with_tops(arrays, tops).check()
 
@@ -99,7 +99,7 @@ class ImageFolder:
         try:
             with Image.open(path) as image:
                 mode = "RGB" if self.color == "rgb" else "L"
-                square = image.convert(mode).resize((self.resize,) * 2, Image.Resampling.BILINEAR)
+                square = image.convert(mode).resize((self.resize, self.resize), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ConfigError(f"{path} cannot be read as a picture ({error})") from error
         pixels = np.asarray(square)

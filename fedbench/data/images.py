@@ -14,15 +14,13 @@ def channels_first(images: np.ndarray, name: str) -> np.ndarray:
     require(images.ndim == 4, f"{name} has shape {images.shape}, expected images [n, H, W] or [n, H, W, C]")
     if images.shape[-1] in (1, 3, 4):
         return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    require(
-        images.shape[1] in (1, 3, 4), f"{name} has shape {images.shape}: neither end is 1, 3 or 4 channels"
-    )
+    require(images.shape[1] in (1, 3, 4), f"{name} has shape {images.shape}: neither end is 1, 3 or 4 channels")
     return images
 
 
-def half(images: np.ndarray) -> dict[str, tuple[float, ...]]:
-    """mean and std of the federated papers, (x / 255 - 0.5) / 0.5 in every channel of [n, C, H, W]."""
-    return {"mean": (0.5,) * images.shape[1], "std": (0.5,) * images.shape[1]}
+def half(images: np.ndarray) -> tuple[float, ...]:
+    """The papers' mean and their std, one per channel of [n, C, H, W]: (x / 255 - 0.5) / 0.5."""
+    return (0.5,) * images.shape[1]
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:

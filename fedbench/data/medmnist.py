@@ -15,15 +15,13 @@ from fedbench.options import Count, require
 
 URL = "https://zenodo.org/records/10519652/files"
 ORGANS = (
-    "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; lung-right; "
-    "pancreas; spleen"
+    "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; lung-right; pancreas; spleen"
 )
 # flag: (md5, class names)
 FILES = {
     "bloodmnist": (
         "7053d0359d879ad8a5505303e11de1dc",
-        "basophil; eosinophil; erythroblast; immature granulocytes; lymphocyte; monocyte; neutrophil; "
-        "platelet",
+        "basophil; eosinophil; erythroblast; immature granulocytes; lymphocyte; monocyte; neutrophil; platelet",
     ),
     "breastmnist": ("750601b1f35ba3300ea97c75c52ff8f6", "malignant; normal or benign"),
     "chestmnist": (

@@ -64,9 +64,7 @@ class MNIST:
         ready = Path(self.path) if self.path is not None else self.data_dir / f"{self.name}.npz"
         if not ready.is_dir() and (ready.is_file() or self.path is not None):
             return load_file(ready, str(self.data_dir), self.resize, "classification")
-        folders = (
-            [ready] if ready.is_dir() else [self.data_dir / self.name, self.data_dir / self.folder / "raw"]
-        )
+        folders = [ready] if ready.is_dir() else [self.data_dir / self.name, self.data_dir / self.folder / "raw"]
         raw = next((f for f in folders if idx_paths(f)), None)
         if raw is None and self.path is not None:
             raise ConfigError(f"{ready} does not hold {', '.join(IDX_FILES.values())} (plain or .gz)")
@@ -78,9 +76,7 @@ class MNIST:
             except OSError as error:
                 log.warning("could not write %s (%s): every start converts again", ready, error)
         arrays = from_layout(file, str(ready), "classification")
-        if self.resize is not None:
-            arrays.inputs = resized(arrays.inputs, self.resize, str(self.data_dir), paths["train_images"])
-        return arrays
+        return resized(arrays, self.resize, str(self.data_dir), paths["train_images"])
 
     def _download(self) -> dict[str, Path]:
         folder = self.data_dir / self.name

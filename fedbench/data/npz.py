@@ -20,7 +20,6 @@ from fedbench.data.images import channels_first, half, resize
 from fedbench.options import ConfigError, Count, require
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
-TaskName = Literal["auto", "classification", "multilabel", "segmentation"]
 
 
 class Npz:
@@ -44,25 +43,23 @@ class Npz:
         return load_file(Path(str(self.path)), self.data_dir, self.resize, self.task)
 
 
-def load_file(path: Path, data_dir: str, size: int | None, task: TaskName = "auto") -> Arrays:
+def load_file(path: Path, data_dir: str, size: int | None, task: str = "auto") -> Arrays:
     """A file of either layout as checked Arrays, uint8 images resized (and then cached)."""
-    file = read_npz(path)
-    arrays = from_layout(file, str(path), task)
-    if size is not None and isinstance(arrays.inputs, np.ndarray) and arrays.inputs.dtype == np.uint8:
-        require(arrays.task != "segmentation", "dataset.resize does not resize segmentation masks")
-        arrays.inputs = resized(arrays.inputs, size, data_dir, path)
+    return resized(from_layout(read_npz(path), str(path), task), size, data_dir, path)
+
+
+def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path) -> Arrays:
+    """Arrays of the file ``path`` with uint8 images brought to size x size, cached unless they have it already."""
+    images = arrays.inputs
+    if size is None or isinstance(images, dict) or images.dtype != np.uint8 or images.shape[2:] == (size, size):
+        return arrays
+    require(arrays.task != "segmentation", "dataset.resize does not resize segmentation masks")
+    key = (fingerprint(path), size)
+    arrays.inputs = cached(data_dir, path.stem, key, lambda: {"images": resize(images, size)})["images"]
     return arrays
 
 
-def resized(images: np.ndarray, size: int, data_dir: str, path: Path) -> np.ndarray:
-    """images [n, C, H, W] of a file brought to size x size, cached unless they have it already."""
-    if images.shape[2:] == (size, size):
-        return images
-    key = (fingerprint(path), size)
-    return cached(data_dir, path.stem, key, lambda: {"images": resize(images, size)})["images"]
-
-
-def from_layout(file: dict[str, np.ndarray], name: str, task: TaskName = "auto") -> Arrays:
+def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto") -> Arrays:
     """Arrays from the contents of an npz of the MedMNIST or the flat layout; name is for the sentences."""
     flat = _join_parts(file, name) if "train_images" in file else file
     missing = [key for key in ("X", "y") if key not in flat]
@@ -78,10 +75,10 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: TaskName = "auto")
     names = [str(c) for c in flat["classes"]] if "classes" in flat else names
     classes = y.shape[1] if kind == "multilabel" else max(len(names or ()), int(y.max(initial=0)) + 1)
     domain, clients = _as_domain(flat.get("client"))
-    scale = half(inputs) if inputs.dtype == np.uint8 else {}
+    scale = half(inputs) if inputs.dtype == np.uint8 else None
     split = _as_split(flat.get("split"), len(y), name)
     try:
-        return Arrays(inputs, y, split, classes, kind, names, domain, clients, **scale).check()
+        return Arrays(inputs, y, split, classes, kind, names, domain, clients, scale, scale).check()
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
 
@@ -127,7 +124,7 @@ def _as_inputs(x: np.ndarray, name: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def _as_targets(y: np.ndarray, name: str, task: TaskName) -> tuple[np.ndarray, list[str] | None]:
+def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[str] | None]:
     """Labels [n] int64, multi-hot rows [n, C] float32 or masks [n, H, W] int64; class names y holds."""
     if y.ndim == 2 and y.shape[1] == 1 and task != "multilabel":
         y = y[:, 0]

@@ -44,7 +44,7 @@ class Synthetic:
         )
         self.kind, self.n, self.num_classes, self.num_domains = kind, n, num_classes, num_domains
         self.noise, self.test_share, self.seed = noise, test_share, seed
-        self.shape = (
+        self.shape: tuple[int, ...] = (
             tuple(shape) if shape else ((1, 8, 8) if kind in ("images", "segmentation", "dict") else (20,))
         )
         require(
@@ -63,7 +63,8 @@ class Synthetic:
 
     def _arrays(self, inputs: np.ndarray | dict[str, np.ndarray], targets: np.ndarray, task: str) -> Arrays:
         split = np.full(self.n, TRAIN, np.int8)
-        return Arrays(inputs, targets, split, self.num_classes, task)
+        scale = half(inputs) if isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 else None
+        return Arrays(inputs, targets, split, self.num_classes, task, mean=scale, std=scale)
 
     def _scores(self, rng: np.random.Generator, domain: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Gaussian features [n, *shape], shifted by domain, and a linear teacher's noisy scores [n, C]."""
@@ -106,12 +107,11 @@ class Synthetic:
         images = self._patterns(rng, labels)
         if domain is not None:
             images = images * np.linspace(0.5, 1, self.num_domains)[domain, None, None, None]  # darker silos
-        arrays = self._arrays((images * 255).astype(np.uint8), labels, "classification")
-        return self._scaled(arrays)
+        return self._arrays((images * 255).astype(np.uint8), labels, "classification")
 
     def _segmentation(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
         """One rectangle per image, of class 1 to C - 1 and a grey of that class, on background 0."""
-        _, height, width = self.shape
+        height, width = self.shape[-2:]
         label = rng.integers(1, self.num_classes, self.n)
         top, left = rng.integers(0, height // 2, self.n), rng.integers(0, width // 2, self.n)
         rows, cols = np.arange(height)[:, None], np.arange(width)
@@ -120,7 +120,7 @@ class Synthetic:
         mask = inside * label[:, None, None]
         grey = mask / self.num_classes + self.noise / 4 * rng.standard_normal(mask.shape)
         images = (np.clip(grey, 0, 1) * 255).astype(np.uint8)[:, None]
-        return self._scaled(self._arrays(np.repeat(images, self.shape[0], 1), mask, "segmentation"))
+        return self._arrays(np.repeat(images, self.shape[0], 1), mask, "segmentation")
 
     def _dict(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
         """The answer is the picture's class moved on by the number that the question's first token names."""
@@ -129,8 +129,3 @@ class Synthetic:
         image = self._patterns(rng, shown).astype(np.float32)
         answer = (shown + question[:, 0]) % self.num_classes
         return self._arrays({"image": image, "question": question}, answer, "classification")
-
-    def _scaled(self, arrays: Arrays) -> Arrays:
-        scale = half(np.empty((0, self.shape[0])))
-        arrays.mean, arrays.std = scale["mean"], scale["std"]
-        return arrays

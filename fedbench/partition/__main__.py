@@ -146,9 +146,7 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
     axes = figure.add_subplot()
     if max(clients, classes) <= 60:
         client, label = np.nonzero(table)
-        axes.scatter(
-            client, label, s=220 * table[client, label] / table.max(), color="tab:blue", linewidths=0
-        )
+        axes.scatter(client, label, s=220 * table[client, label] / table.max(), color="tab:blue", linewidths=0)
         axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
         axes.set_axisbelow(True)
         axes.grid(color="0.92")

@@ -166,7 +166,7 @@ class Split:
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
         with open(partial, "wb") as file:
-            np.savez(file, **self._arrays())
+            np.savez(file, **self._arrays())  # type: ignore[arg-type]
         os.replace(partial, path)
 
     @classmethod
@@ -244,8 +244,9 @@ def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fractio
 def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None) -> int:
     if num_clients is None:
         count = getattr(partition, "count", None)
-        require(count is not None, "partition.num_clients is null: this partition needs a number >= 1")
-        num_clients = count(arrays.num_domains)
+        if count is None:
+            raise ConfigError("partition.num_clients is null: this partition needs a number >= 1")
+        return count(arrays.num_domains)
     require(num_clients >= 1, f"partition.num_clients={num_clients} must be >= 1")
     return num_clients
 
@@ -270,12 +271,11 @@ def _stratified(labels: np.ndarray, test_fraction: float, seed: int) -> list[np.
     from sklearn.model_selection import train_test_split  # slow to import, rarely needed
 
     try:
-        pools = train_test_split(
-            np.arange(len(labels)), test_size=test_fraction, random_state=seed, stratify=labels
-        )
+        indices = np.arange(len(labels))
+        train, test = train_test_split(indices, test_size=test_fraction, random_state=seed, stratify=labels)
     except ValueError as error:
         raise ConfigError(f"dataset.split=stratified cannot be met: {error}") from error
-    return pools
+    return [np.asarray(train), np.asarray(test)]
 
 
 def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:

@@ -35,8 +35,7 @@ class ClassDisjoint:
         owner = self._owners(len(np.unique(labels)), num_clients)  # [C]
         require(
             self.shots is None or len(pools) > 1,
-            f"partition.shots={self.shots} limits train samples only: it needs dataset.split=published or "
-            "stratified",
+            f"partition.shots={self.shots} limits train samples only: it needs dataset.split=published or stratified",
         )
         dealt = []
         for i, pool in enumerate(pools):

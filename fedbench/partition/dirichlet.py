@@ -12,7 +12,7 @@ import numpy as np
 from fedbench.options import ConfigError, Count, Positive, require
 from fedbench.partition.base import Ragged, by_class, deal
 
-# Samples shuffled and shares drawn before giving up, whatever max_tries says: some five seconds.
+# Samples shuffled, and five times the shares drawn, before giving up, whatever max_tries says: some seconds.
 MAX_WORK = 200_000_000
 
 
@@ -64,7 +64,7 @@ class Dirichlet:
         rng: np.random.RandomState,
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Redraw until all are served: the shuffled classes of the first pool, counts [pools, C, N]."""
-        best, work = 0, sum(map(len, classes[0])) + len(classes[0]) * num_clients
+        best, work = 0, sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients
         tries = min(self.max_tries, max(10, MAX_WORK // work))
         for _ in range(tries):
             shuffled, counts = self._try(classes, num_clients, rng)
@@ -103,6 +103,9 @@ class Dirichlet:
 
 
 def _counts(shares: np.ndarray, n: int) -> np.ndarray:
-    """How many of n samples each client gets [N]: cut at floor(cumsum(shares) n), the last takes the rest."""
+    """How many of n samples each client gets [N]: cut at floor(cumsum(shares) n), the last takes the rest.
+
+    So the last client may get one sample by rounding though its share is 0, as in the papers' script.
+    """
     cuts = (np.cumsum(shares) * n).astype(np.int64)[:-1]
     return np.diff(np.concatenate(([0], cuts, [n])))

@@ -51,7 +51,8 @@ class Domain:
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
         """See Partition.assign; ConfigError where the silos do not make num_clients clients."""
-        num_domains = 0 if domain is None else int(domain.max()) + 1
+        silo = np.empty(0, np.int64) if domain is None else domain  # [n]
+        num_domains = int(silo.max(initial=-1)) + 1
         wanted = self.count(num_domains)
         require(
             num_clients == wanted,
@@ -59,21 +60,13 @@ class Domain:
             f"{self.clients_per_domain} client(s) each make {wanted:,}: set it to that or to null",
         )
         if self.clients_per_domain == 1:
-            return [Ragged.from_owners(pool, domain[pool], num_clients) for pool in pools]
-        inside = [self._divide(labels, pools, d, rng, domain) for d in range(num_domains)]
+            return [Ragged.from_owners(pool, silo[pool], num_clients) for pool in pools]
+        inside = [self._divide(labels, [p[silo[p] == d] for p in pools], d, rng) for d in range(num_domains)]
         return [_chain([lists[i] for lists in inside]) for i in range(len(pools))]
 
-    def _divide(
-        self,
-        labels: np.ndarray,
-        pools: list[np.ndarray],
-        d: int,
-        rng: np.random.RandomState,
-        domain: np.ndarray,
-    ) -> list[Ragged]:
-        silo = [pool[domain[pool] == d] for pool in pools]
+    def _divide(self, labels: np.ndarray, pools: list[np.ndarray], d: int, rng: np.random.RandomState) -> list[Ragged]:
         try:
-            return self.inside.assign(labels, silo, self.clients_per_domain, rng)
+            return self.inside.assign(labels, pools, self.clients_per_domain, rng)
         except ConfigError as error:
             raise ConfigError(f"natural silo {d}: {error}") from error
 

@@ -275,6 +275,8 @@ def test_npz_of_broken_files_is_one_sentence(tmp_path: Path):
     assert "damaged" in sentence(Npz("d", str(path)))
     assert "is not there" in sentence(Npz("d", str(tmp_path / "absent.npz")))
     assert "needs dataset.path" in sentence(Npz("d"))
+    path.write_text("name,value")
+    assert sentence(Npz("d", str(path))) == f"{path} is damaged or no npz file"
     np.save(tmp_path / "single.npy", np.zeros(3))
     assert "single array" in sentence(Npz("d", str(tmp_path / "single.npy")))
 

@@ -398,6 +398,8 @@ def test_published_validation_part(digits: Arrays):
     assert len(split.val.indices) == (arrays.split == VAL).sum()
     cut = build_split(arrays, Dirichlet(1.0), 10, 0, split="published", val_fraction=0.2)
     assert set(cut.train.indices) | set(cut.val.indices) == set(np.flatnonzero(arrays.split != TEST))
+    many = build_split(arrays, IID(), 200, 0, split="published")  # 143 validation samples
+    assert many.val.sizes.min() == 0 and many.val.sizes.sum() == (arrays.split == VAL).sum()
     merged = build_split(arrays, Dirichlet(1.0), 10, 0)
     assert len(merged.val.indices) == 0 and len(all_indices(merged)) == len(arrays)
 

@@ -90,12 +90,16 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     except ConfigError:
         raise
     except DAMAGE as error:
-        if "pickle" in str(error):
+        with open(path, "rb") as opened:
+            first = opened.read(1)
+        # numpy takes whatever is not its own format for a pickle; real ones start with byte 0x80, npz with P.
+        if "pickle" in str(error) and first in (b"\x80", b"P"):
             raise ConfigError(
                 f"{path} holds pickled Python objects, which could run code and are never loaded: save plain "
                 "number arrays with numpy.savez"
             ) from error
-        raise ConfigError(f"{path} is damaged or no npz file ({error})") from error
+        said = "" if "pickle" in str(error) else f" ({error})"
+        raise ConfigError(f"{path} is damaged or no npz file{said}") from error
 
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:

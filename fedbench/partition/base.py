@@ -204,7 +204,7 @@ def build_split(
     rng = np.random.RandomState(seed)
     labels = arrays.labels()
     pools = _pools(arrays, labels, split, test_fraction, val_fraction, seed)
-    for name, pool in zip(("train", "test", "validation"), pools):
+    for name, pool in zip(("train", "test"), pools):
         part = "samples" if split == "merged" else f"{name} samples"
         require(
             num_clients <= len(pool),

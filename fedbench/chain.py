@@ -144,8 +144,8 @@ class Chain:
         return x, tape
 
     def backward(self, p: Params, tape: list[Any], grad: Tensor, many: bool, out: Out) -> None:
-        """grad: of the logits.  Fills the tensors of out."""
-        first = next(i for i, link in enumerate(self.links) if getattr(link, "weight", None) in out
-                     or getattr(link, "bias", None) in out)
+        """grad: of the logits.  Fills the tensors of out that belong to a link."""
+        first = next((i for i, link in enumerate(self.links) if getattr(link, "weight", None) in out
+                      or getattr(link, "bias", None) in out), len(self.links))
         for i in range(len(self.links) - 1, first - 1, -1):
             grad = self.links[i].backward(p, tape[i], grad, many, out, i > first)

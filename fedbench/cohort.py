@@ -32,6 +32,9 @@ from fedbench.task import Task
 DIVERGED = 1e8          # a mean training loss beyond this has left every useful scale, even while it is finite
 
 
+RESERVED = {*dir(Step), *Step.__annotations__, "theta"}       # names that no state may have
+
+
 class RunError(ConfigError):
     """A run that cannot go on: the loss is not finite, a chunk of one client does not fit."""
 
@@ -170,6 +173,8 @@ class Cohort:
         such as {"theta": name, "v": name} where a step descends on states [K, ...] as well.
         Returns theta [K, P], every state, steps [K] float32, loss [K] (mean over steps), lr.
         """
+        if hidden := sorted(RESERVED & state.keys()):
+            raise ValueError(f"train({hidden[0]}=...): a step has something else under this name; choose another")
         e, ids = self.engine, self.ids
         optimizer = optimizer or e.optimizer
         lr = optimizer.rate(self.round, self.rounds) if lr is None else lr
@@ -225,8 +230,8 @@ class Cohort:
 
     def _kept_memory(self, optimizer: Optimizer, names: dict[str, str], moved: dict[str, Tensor]
                      ) -> dict[str, dict[str, Tensor]]:
-        if optimizer.reset != "never" or not optimizer.buffers:
-            return {}
+        if optimizer.reset != "never" or not optimizer.buffers or self.purpose != "round":
+            return {}                             # what is trained for an evaluation or a trial leaves no trace
         return {rows: {b: self.engine.memory(name, b, moved[rows].shape[1])[self.ids] for b in optimizer.buffers}
                 for rows, name in names.items()}
 

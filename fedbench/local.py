@@ -22,6 +22,7 @@ from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
 from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
+from fedbench.options import require
 from fedbench.rng import RowRandom, client_keys, key
 from fedbench.task import Task
 
@@ -168,6 +169,7 @@ class Step:
         own["_views"] = {}                                # states cut to the active clients
         own["_pool"], own["_drawn"] = [], 0               # gradient tensors, and how many this step has used
         own["_plans"], own["_layouts"], own["_buffers"], own["_draws"] = {}, {}, {}, None
+        own["_own"] = None                                # the rows that a custom loss is given
         own["_moved"] = {}                                # columns each name has moved in this step
         chunk.loss = torch.zeros(len(chunk.ids), device=chunk.theta.device)
 
@@ -200,6 +202,7 @@ class Step:
         _plans: dict[tuple[tuple[int, int], ...], tuple[list[bool], bool, list[str], bool]]
         _layouts: dict[tuple[int, int], dict[str, Tensor]]
         _buffers: dict[str, Tensor]
+        _own: Tensor | None
         _draws: RowRandom | None
         _moved: dict[str, Columns]
 
@@ -238,7 +241,7 @@ class Step:
         The result lives until the next step.  Float buffers (BatchNorm) of rows are updated in place.
         """
         rows = self.theta if rows is None else rows
-        chosen, columns = loss or self._loss, self.columns if columns is None else columns
+        chosen, columns = loss or self._loss, self.columns if columns is None else columns & self.model.trained
         if chosen is None and self.model.chain is not None:
             names, whole = self._wanted(columns)[2:]
             if whole:
@@ -276,14 +279,16 @@ class Step:
 
     def _differentiate(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns
                        ) -> tuple[Tensor, Tensor]:
+        self.__dict__["_buffers"] = {}
         parts = rows.detach().split(self.model.sizes, dim=-1)
         wanted, everything = self._wanted(columns)[:2]
         leaves = [p.requires_grad_() if w else p for p, w in zip(parts, wanted)]
         with torch.enable_grad():
             losses = self._losses(batch, rows, leaves, loss)
             losses = (losses * batch.weight).sum(1) if losses.dim() == 2 else losses      # [k]
-            grads = torch.autograd.grad(losses.sum(), [p for p, w in zip(leaves, wanted) if w],
-                                        materialize_grads=True) if any(wanted) else ()
+            learning = [p for p, w in zip(leaves, wanted) if w]
+            grads = torch.autograd.grad(losses.sum(), learning, materialize_grads=True) if losses.requires_grad \
+                else tuple(torch.zeros_like(p) for p in learning)
         for name, value in self._buffers.items():
             a, b = self.model.spans[name]
             rows.detach()[..., a:b] = value.flatten(1)
@@ -303,17 +308,27 @@ class Step:
 
     def _losses(self, batch: Batch, rows: Tensor, leaves: list[Tensor], loss: Loss | None) -> Tensor:
         if loss is not None:
-            return loss(self, torch.cat(leaves, dim=-1), batch)
+            own = self.__dict__["_own"] = torch.cat(leaves, dim=-1)
+            return loss(self, own, batch)
         lead = rows.shape[:-1]
         params = {n: p.view(*lead, *shape) for (n, shape), p in zip(self.model.shapes.items(), leaves)}
-        return self.task.loss(self._run(params, batch, None), batch.y, batch.class_mask)
+        return self.task.loss(self._run(params, batch, None, True), batch.y, batch.class_mask)
 
-    def _run(self, params: dict[str, Tensor], batch: Batch, until: str | None) -> Tensor:
-        if self.model.buffer_names:                    # the forward pass updates a copy, kept with the gradient
-            self._buffers.update({n: params[n].detach().clone() for n in self.model.buffer_names})
-            params = params | self._buffers
+    def _run(self, params: dict[str, Tensor], batch: Batch, until: str | None, own: bool) -> Tensor:
+        """own: these are the rows being differentiated, so their statistics go with the gradient (of other rows,
+        say a teacher's, only as long as there are none)."""
+        if self.model.buffer_names:                    # the forward pass updates a copy
+            copies = {n: params[n].detach().clone() for n in self.model.buffer_names}
+            params = params | copies
+            if own or not self._buffers:
+                self.__dict__["_buffers"] = copies
         keys = self.rng.keys if self.model.has_dropout else None
-        return self.model.apply(params, batch.x, True, Call(True, keys), until)
+        try:
+            return self.model.apply(params, batch.x, True, Call(True, keys), until)
+        except ValueError as error:
+            require("more than 1 value per channel" not in str(error), "a batch of one sample has no statistics for "
+                    "the model's batch norm: set local.drop_last=true, another local.batch_size, or another norm")
+            raise
 
     def _assemble(self, grads: tuple[Tensor, ...], wanted: list[bool], everything: bool, columns: Columns) -> Tensor:
         """One [k, P] tensor, from a pool that is reused every step."""
@@ -321,6 +336,7 @@ class Step:
         if everything:
             learns = self.model.trained.size
             torch.cat([g.flatten(1) for g in grads], dim=1, out=out[:, :learns] if learns < out.shape[1] else out)
+            out[:, learns:] = 0                        # a method may have written there
             return out
         out.zero_()
         kept = iter(grads)
@@ -333,8 +349,7 @@ class Step:
 
     def _from_pool(self) -> Tensor:
         if self._drawn == len(self._pool):
-            new = torch.zeros_like if self.model.buffer_names else torch.empty_like       # buffers: gradient 0
-            self._pool.append(new(self._chunk.theta))
+            self._pool.append(torch.empty_like(self._chunk.theta))
         self.__dict__["_drawn"] += 1
         return self._pool[self._drawn - 1][:self.k]
 
@@ -363,11 +378,11 @@ class Step:
 
     def forward(self, rows: Tensor, batch: Batch) -> Tensor:
         """Logits of rows [k, P] on the batch; differentiable inside a loss.  # [k, B, C]"""
-        return self._run(self.model.named(rows), batch, None)
+        return self._run(self.model.named(rows), batch, None, rows is self._own)
 
     def features(self, rows: Tensor, batch: Batch) -> Tensor:
         """What enters the head.  # [k, B, F]"""
-        return self._run(self.model.named(rows), batch, "head")
+        return self._run(self.model.named(rows), batch, "head", rows is self._own)
 
     def task_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The task's per-sample loss.  # [k, B]"""
@@ -379,14 +394,14 @@ class Step:
 
         The rows' buffers are their own.  Columns that are not named stand still, momentum included.
         """
-        rows, columns = self._views[name], self.columns if columns is None else columns
+        rows, columns = self._views[name], self.columns if columns is None else columns & self.model.trained
         memory = self._chunk.memory.setdefault(name, {})
         for buffer in self._optimizer.buffers:
             if buffer not in memory:
                 whole = self._chunk.theta if name == "theta" else self._chunk.state[name]
                 memory[buffer] = self._optimizer.new(buffer, whole)
         rate = self.lr if lr is None else lr
-        grad = self._optimizer.clipped(grad)
+        grad = self._optimizer.clipped(grad, columns.take(grad))
         if self._again(name, columns):
             self._optimizer.tick({n: m[:self.k] for n, m in memory.items()})
         for a, b in columns.slices:

@@ -61,10 +61,11 @@ class Optimizer:
         """A fresh buffer for rows theta [k, P]."""
         return torch.zeros_like(theta)
 
-    def clipped(self, grad: Tensor) -> Tensor:
+    def clipped(self, grad: Tensor, moving: Tensor) -> Tensor:
+        """grad [k, P] scaled down where the norm of its part that moves the rows, moving [k, p], is above clip."""
         if self.clip is None:
             return grad
-        norm = grad.norm(dim=1, keepdim=True)                                      # [k, 1]
+        norm = moving.norm(dim=1, keepdim=True)                                    # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
 
     def tick(self, memory: Memory) -> None:

@@ -35,7 +35,7 @@ def run(optimizer: Optimizer, start: Tensor, gradients: Tensor, lr: float | Tens
     memory = {b: optimizer.new(b, theta) for b in optimizer.buffers}
     for g in gradients:
         optimizer.tick(memory)
-        optimizer.update(theta, optimizer.clipped(g.clone()), memory, lr)
+        optimizer.update(theta, optimizer.clipped(g.clone(), g), memory, lr)
     return theta
 
 
@@ -73,7 +73,7 @@ def test_clipping_is_per_row() -> None:
             torch.nn.utils.clip_grad_norm_([p], 1.5)
             reference.step()
         close(theta[i], p.detach())
-    equal(SGD(lr=1.0, clip=1.0).clipped(torch.zeros(2, 3)), torch.zeros(2, 3))
+    equal(SGD(lr=1.0, clip=1.0).clipped(torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(2, 3))
 
 
 def test_plain_means_nothing_but_lr_times_gradient() -> None:

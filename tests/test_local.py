@@ -1,0 +1,654 @@
+"""Local training of rows is PyTorch training of each client: same batches, same steps, whatever the cohort."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import HEAD, PLANS, SIZES, close, engine, equal, everyone, mlp, ragged, seeded
+from torch import Tensor, nn
+
+from fedbench import rng
+from fedbench.cohort import Cohort, Engine
+from fedbench.local import Batch
+from fedbench.models.fedavg_cnn import FedAvgCNN
+from fedbench.models.resnet import ResNet
+from fedbench.optim import SGD, Adam, Optimizer
+from fedbench.options import ConfigError
+
+IDS = np.arange(len(SIZES))
+
+
+class Odd(nn.Module):
+    """Outside the table of native operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.ones(16)), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((x.view(x.shape[0], -1) * self.scale).exp().log1p())
+
+
+MODELS = {
+    "chain": (mlp, (1, 4, 4)),
+    "convolutions": (lambda: FedAvgCNN((1, 16, 16), 3, 8), (1, 16, 16)),
+    "no chain": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)),
+                 (1, 4, 4)),
+    "batch norm": (lambda: ResNet((1, 4, 4), 3, [4], "batch"), (1, 4, 4)),
+    "group norm": (lambda: ResNet((1, 4, 4), 3, [4], "group"), (1, 4, 4)),
+    "mapped": (Odd, (1, 4, 4)),
+}
+OPTIMIZERS: dict[str, tuple[Callable[[], Optimizer], Callable]] = {
+    "sgd": (lambda: SGD(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (lambda: SGD(lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+                 lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.01, nesterov=True)),
+    "adam": (lambda: Adam(lr=0.01, eps=1e-3), lambda p: torch.optim.Adam(p, 0.01, eps=1e-3)),
+}
+
+
+def build(model: str = "chain", optimizer: str = "sgd", **options) -> Engine:
+    make, shape = MODELS[model]
+    arrays, split = ragged(shape=shape)
+    return engine(arrays, split, seeded(make), OPTIMIZERS[optimizer][0](), **{"epochs": 2, **options})
+
+
+class Bare:
+    """A client in plain PyTorch: its module, its optimizer, a loop over its batches."""
+
+    def __init__(self, e: Engine, client: int, row: Tensor, optimizer: str):
+        self.e, self.client = e, client
+        self.module = copy.deepcopy(e.model.module).train()
+        self.load(row)
+        self.optimizer = OPTIMIZERS[optimizer][1]([p for p in self.module.parameters() if p.requires_grad])
+
+    def load(self, row: Tensor) -> None:
+        self.module.load_state_dict(self.e.model.state_dict(row), strict=False)
+
+    def batches(self, round: int = 0, key: str = "local", batch_size: int | None = None, drop_last: bool = False,
+                **work) -> list[np.ndarray]:
+        e, own = self.e, self.e.federation.splits["train"][self.client]
+        position, counts = rng.batches(rng.key(e.seed, "batches", key, round), np.array([self.client]),
+                                       np.array([len(own)]), batch_size or e.batch_size,
+                                       drop_last=drop_last, **(work or {"epochs": e.epochs}))
+        return [own[position[t, 0, :counts[t, 0]]] for t in range(len(counts))]
+
+    def train(self, round: int = 0, clip: float | None = None, **how) -> tuple[Tensor, float]:
+        """The row after training, and the mean loss over steps."""
+        losses = []
+        for index in self.batches(round, **how):
+            x, y = self.e.federation.gather(torch.from_numpy(index))
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.module(x), y)
+            loss.backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(self.module.parameters(), clip)
+            self.optimizer.step()
+            losses.append(loss.item())
+        return self.row(), float(np.mean(losses))
+
+    def row(self) -> Tensor:
+        state = self.module.state_dict()
+        return torch.cat([state[n].reshape(-1) for n in self.e.model.spans]).detach().clone()
+
+
+# -- equal to PyTorch ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_training_is_a_plain_loop_for_every_client(model: str, optimizer: str) -> None:
+    """Ragged clients in one cohort: neither padding nor the others have an effect.  Batch norm sees exact batches."""
+    e = build(model, optimizer)
+    start = e.model.init_row()
+    out = everyone(e).train(start)
+    for i in IDS:
+        row, loss = Bare(e, i, start, optimizer).train()
+        close(out.theta[i], row, 1e-4 if optimizer == "adam" else 2e-5)
+        assert out.loss[i].item() == pytest.approx(loss, abs=1e-5)
+        assert out.steps[i] == 2 * -(-SIZES[i] // min(5, SIZES[i]))
+
+
+@pytest.mark.parametrize("how", [{"steps": 3}, {"epochs": 1, "drop_last": True}, {"batch_size": 8}, {"steps": 0},
+                                 {"key": "other"}, {"batch_size": 1, "epochs": 1}], ids=str)
+def test_ways_to_train(how: dict) -> None:
+    e = build(optimizer="momentum")
+    start = e.model.init_row()
+    out = everyone(e, round=2).train(start, **how)
+    for i in IDS:
+        bare = Bare(e, i, start, "momentum")
+        work = {} if {"steps", "epochs"} & set(how) else {"epochs": 2}
+        row = bare.train(2, **how, **work)[0] if how.get("steps") != 0 else start
+        close(out.theta[i], row)
+
+
+def test_rows_of_their_own_to_start_from() -> None:
+    e = build()
+    start = e.model.init_row() + 0.1 * torch.randn(len(IDS), e.model.size)
+    before = start.clone()
+    out = everyone(e).train(start)
+    equal(start, before)
+    for i in IDS:
+        close(out.theta[i], Bare(e, i, start[i], "sgd").train()[0])
+
+
+def test_clients_of_one_sample_and_cohorts_of_one() -> None:
+    arrays, split = ragged(sizes=(1, 6))
+    e = engine(arrays, split, mlp())
+    start = e.model.init_row()
+    for ids in ([0], [1], [0, 1]):
+        out = Cohort(e, np.array(ids), 0).train(start)
+        for j, i in enumerate(ids):
+            close(out.theta[j], Bare(e, i, start, "sgd").train()[0])
+
+
+def test_a_client_without_samples_stays_where_it_is() -> None:
+    arrays, split = ragged(sizes=(0, 6, 3), test=(1, 1, 1))
+    e = engine(arrays, split, mlp())
+    start = e.model.init_row()
+    out = everyone(e).train(start)
+    equal(out.theta[0], start)
+    assert out.steps.tolist() == [0, 2, 1] and out.loss[0] == 0
+    close(out.theta[2], Bare(e, 2, start, "sgd").train()[0])
+    alone = Cohort(e, np.array([0]), 0).train(start)
+    equal(alone.theta[0], start)
+
+
+@pytest.mark.parametrize("model", ["chain", "batch norm"])
+def test_clipping_sees_the_trained_columns(model: str) -> None:
+    e = build(model)
+    e.optimizer = SGD(lr=0.1, clip=0.05)
+    start = e.model.init_row()
+    plain, pulled = everyone(e).train(start), everyone(e).train(
+        start, step=lambda s, b: s.descend(s.grad(b).add_(0 * s.theta)))
+    for i in IDS:
+        close(plain.theta[i], Bare(e, i, start, "sgd").train(clip=0.05)[0])
+    equal(pulled.theta, plain.theta)
+
+
+def test_what_a_step_adds_outside_the_trained_columns_changes_nothing() -> None:
+    """A method may add lam (theta - w) over the whole row, running statistics included: they are neither moved by
+    the optimizer, nor counted in a clipped norm, nor left in the gradient of the next step."""
+    e = build("batch norm")
+    e.optimizer = SGD(lr=0.1, clip=0.05, momentum=0.9, weight_decay=0.1)
+    trained = e.model.trained
+    seen = []
+
+    def step(s, batch: Batch, everywhere: bool) -> None:
+        g = s.grad(batch)
+        seen.append(g[:, trained.size:].abs().max().item())
+        pull = 5 * (s.theta + 1)
+        for a, b in (e.model.all if everywhere else trained).slices:
+            g[:, a:b] += pull[:, a:b]
+        s.descend(g)
+    start = e.model.init_row()
+    one, other = (everyone(e).train(start, step=lambda s, b, w=w: step(s, b, w)) for w in (True, False))
+    equal(one.theta, other.theta)
+    assert max(seen) == 0
+
+
+# -- optimizer memory ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("reset", ["round", "never"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_buffers_are_kept_or_fresh(optimizer: str, reset: str, plan: str) -> None:
+    """Three rounds with changing cohorts; a kept buffer is that of the client's last participation."""
+    e = build(optimizer=optimizer, plan=plan, epochs=1)
+    e.optimizer.reset = reset
+    start = e.model.init_row()
+    bare = {i: Bare(e, i, start, optimizer) for i in IDS}
+    for r, ids in enumerate([[0, 1, 4], [1, 2, 3, 4], [0, 4, 5]]):
+        out = Cohort(e, np.array(ids), r).train(start)
+        for j, i in enumerate(ids):
+            if reset == "round":
+                bare[i] = Bare(e, i, start, optimizer)
+            bare[i].load(start)
+            close(out.theta[j], bare[i].train(r)[0], 1e-4)
+
+
+def test_two_personal_rows_keep_buffers_of_their_own() -> None:
+    e = build(optimizer="momentum", epochs=1)
+    e.optimizer.reset = "never"
+    start = e.model.init_row()
+    for r in range(2):
+        cohort = everyone(e, r)
+        one, two = cohort.train(start), cohort.train(start, buffers="v")
+        equal(one.theta, two.theta)
+
+
+@pytest.mark.parametrize("purpose", ["evaluation", "trial"])
+def test_only_rounds_leave_buffers_behind(purpose: str) -> None:
+    """What is trained for an evaluation, or to time an executor, is thrown away with its momentum."""
+    e = build(optimizer="momentum")
+    e.optimizer.reset = "never"
+    start = e.model.init_row()
+    everyone(e, 0).train(start)
+    kept = e.memories["optimizer/theta/momentum"].state_dict()
+    everyone(e, 0, purpose).train(start)
+    equal(e.memories["optimizer/theta/momentum"].state_dict(), kept)
+    fresh = build(optimizer="momentum")
+    fresh.optimizer.reset = "never"
+    equal(everyone(fresh, 1, purpose).train(start).theta, everyone(e, 1, purpose).train(start).theta)
+
+
+@pytest.mark.parametrize("model", ["chain", "batch norm"])
+def test_a_group_with_buffers_learns_its_parameters(model: str) -> None:
+    """model.without("head") holds the base's running statistics too: no gradient, no decay, no momentum there."""
+    arrays, split = ragged()
+    e = engine(arrays, split, seeded(MODELS[model][0]), SGD(lr=0.1, weight_decay=0.1), columns=HEAD)
+    base, start = e.model.without("head"), e.model.init_row()
+    out = everyone(e).train(start, step=lambda s, b: s.descend(s.grad(b, columns=base), columns=base))
+    close(out.theta, everyone(e).train(start, columns=base).theta)
+    buffers = e.model.trained.rest(e.model.size)
+    close(buffers.take(out.theta), buffers.take(everyone(e).train(start, columns=base).theta))
+
+
+def test_adam_counts_steps_not_slices() -> None:
+    """head | body.1.bias are two slices of one step; body then head within a step, or one phase after the other,
+    each see their own first step."""
+    arrays, split = ragged()
+    e = engine(arrays, split, mlp(), Adam(lr=0.01, eps=1e-3), columns={**HEAD, "two": ["body.1.bias", "head.bias"]})
+    start, two = e.model.init_row(), e.model.columns["two"]
+    assert len(two.slices) == 2
+    out = everyone(e).train(start, columns=two)
+    base, head = e.model.columns["base"], e.model.columns["head"]
+
+    def alternate(s, batch: Batch) -> None:
+        s.descend(s.grad(batch, columns=base), columns=base)
+        s.descend(s.grad(batch, columns=head), columns=head)
+    turns = everyone(e).train(start, step=alternate)
+    for i in IDS:
+        bare = Bare(e, i, start, "adam")
+        parameters = dict(bare.module.named_parameters())
+        for n, p in parameters.items():
+            p.requires_grad_(n.endswith("bias"))
+        bare.optimizer = torch.optim.Adam([p for p in parameters.values() if p.requires_grad], 0.01, eps=1e-3)
+        close(out.theta[i], bare.train()[0], 1e-4)
+        bare = Bare(e, i, start, "adam")
+        halves = [torch.optim.Adam(m.parameters(), 0.01, eps=1e-3) for m in (bare.module.body, bare.module.head)]
+        for index in bare.batches():
+            x, y = e.federation.gather(torch.from_numpy(index))
+            for half in halves:
+                bare.module.zero_grad()
+                F.cross_entropy(bare.module(x), y).backward()
+                half.step()
+        close(turns.theta[i], bare.row(), 1e-4)
+
+
+# -- columns ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", ["chain", "batch norm"])
+@pytest.mark.parametrize("group", ["head", "base"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+def test_only_the_named_columns_learn(model: str, group: str, optimizer: str) -> None:
+    """Parameters outside stand still, weight decay included; buffers follow the forward pass."""
+    e = build(model, optimizer)
+    columns = type(e.model)(e.model.module, HEAD).columns
+    start = e.model.init_row()
+    out = everyone(e).train(start, columns=columns[group])
+    for i in IDS:
+        bare = Bare(e, i, start, optimizer)
+        named = dict(bare.module.named_parameters())
+        for n, p in named.items():
+            p.requires_grad_(n.startswith("head.") == (group == "head"))
+        bare.optimizer = OPTIMIZERS[optimizer][1]([p for p in named.values() if p.requires_grad])
+        close(out.theta[i], bare.train()[0])
+
+
+@pytest.mark.parametrize("model", ["chain", "no chain", "batch norm"])
+def test_no_columns_at_all(model: str) -> None:
+    """A logistic model's empty base: training it moves nothing, in a phase or in a step."""
+    e = build(model)
+    none, trained, start = e.model.columns.get("none", e.model.trained & type(e.model.trained)([])), e.model.trained, \
+        e.model.init_row()
+    out = everyone(e).train(start, columns=none)
+    equal(trained.take(out.theta), trained.take(start).expand(len(IDS), -1))
+    assert torch.isfinite(out.loss).all() and (out.loss > 0).all()
+
+    def step(s, batch: Batch) -> None:
+        g = s.grad(batch, columns=none)
+        assert trained.take(g).abs().max() == 0
+        s.descend(torch.ones_like(s.theta), columns=none)
+    equal(trained.take(everyone(e).train(start, step=step).theta), trained.take(start).expand(len(IDS), -1))
+
+
+def test_columns_made_in_a_step() -> None:
+    """Sets of columns that come and go get their own gradients."""
+    e = build("no chain")
+    spans = list(e.model.spans.values())
+
+    def step(s, batch: Batch) -> None:
+        whole = s.grad(batch).clone()
+        for a, b in spans:
+            part = s.grad(batch, columns=type(s.columns)([(a, b)]))
+            close(part[:, a:b], whole[:, a:b])
+            assert part[:, :a].abs().sum() == 0 and part[:, b:].abs().sum() == 0
+        s.descend(whole)
+    everyone(e).train(e.model.init_row(), step=step, steps=2)
+
+
+@pytest.mark.parametrize("model", ["chain", "batch norm"])
+def test_added_columns_have_no_gradient_of_their_own(model: str) -> None:
+    e = build(model)
+    e.model.extend(gate=torch.tensor([2.0, 3.0]))
+    gate, start, plain = e.model.columns["gate"], e.model.init_row(), build(model)
+    out, expected = everyone(e).train(start), everyone(plain).train(plain.model.init_row())
+    for name, value in plain.model.named(expected.theta).items():
+        close(e.model.named(out.theta)[name], value)
+    equal(gate.take(out.theta), gate.take(start).expand(len(IDS), -1))
+    equal(everyone(e).train(start, columns=gate).theta[:, :gate.slices[0][1]],
+          start.expand(len(IDS), -1)[:, :gate.slices[0][1]])
+
+    def loss(s, rows: Tensor, batch: Batch) -> Tensor:
+        return s.task_loss(s.forward(rows, batch), batch) + (gate.take(rows) ** 2).sum(1, keepdim=True)
+    moved = everyone(e).train(start, loss=loss, steps=1)
+    close(gate.take(moved.theta), 0.8 * gate.take(start).expand(len(IDS), -1))       # lr 0.1 times 2 gate
+
+
+# -- steps, states, losses -------------------------------------------------------------------------------
+@pytest.mark.parametrize("plan", PLANS)
+def test_states_follow_their_client(plan: str) -> None:
+    """Unsorted cohort, cut into chunks: every state is that of the client it stands beside, for its own steps."""
+    e = build(plan=plan, epochs=1)
+    ids = np.array([5, 0, 3, 1])
+    cohort = Cohort(e, ids, 0)
+    who = torch.from_numpy(ids).float()[:, None]
+    start = e.model.init_row() + who                             # every row names its client
+
+    def step(s, batch: Batch) -> None:
+        assert (s.theta.sub(s.who).sub(e.model.init_row()).abs() < 1e-4).all()
+        assert s.theta.shape[0] == s.k == len(batch.y) == len(s.num_steps)
+        assert (s.num_steps > s.t).all()
+        s.seen += 1
+        s.last = torch.full_like(s.last, s.t)
+        s.matrix[:, 1] = s.who[:, 0]
+    out = cohort.train(start, step=step, who=who, seen=torch.zeros(4), last=torch.zeros(4), matrix=torch.zeros(4, 2))
+    steps = torch.tensor([-(-SIZES[i] // min(5, SIZES[i])) for i in ids]).float()
+    equal(out.seen, steps)
+    equal(out.last, steps - 1)
+    equal(out.steps, steps)
+    equal(out.who, who)
+    equal(out.matrix[:, 1], who[:, 0])
+    equal(out.theta, start)
+
+
+def test_states_given_are_left_alone() -> None:
+    e = build()
+    state = torch.zeros(len(IDS), 2)
+    shared = torch.zeros(2).expand(len(IDS), -1)                 # one row seen by all
+
+    def step(s, batch: Batch) -> None:
+        s.a += 1
+        s.b.add_(1)
+    out = everyone(e).train(e.model.init_row(), step=step, steps=2, a=state, b=shared)
+    assert out.a.eq(2).all() and out.b.eq(2).all() and state.eq(0).all() and shared.eq(0).all()
+
+
+def test_a_state_must_be_passed_and_may_not_hide_a_step() -> None:
+    e = build()
+    start = e.model.init_row()
+    with pytest.raises(AttributeError, match=r"pass it to cohort.train\(alpha="):
+        everyone(e).train(start, step=lambda s, b: s.alpha)
+
+    def write(s, batch: Batch) -> None:
+        s.alpha = s.theta
+    with pytest.raises(AttributeError, match=r"pass it to cohort.train\(alpha="):
+        everyone(e).train(start, step=write)
+    for name in ("grad", "rng", "t", "k", "model", "num_steps", "theta"):
+        with pytest.raises(ValueError, match=name):
+            everyone(e).train(start, step=lambda s, b: None, **{name: torch.zeros(len(IDS))})
+
+
+def test_extra_gradient_is_the_gradient_of_a_penalty() -> None:
+    """mu (theta - w) and the loss mu/2 ||theta - w||^2 give the same rows."""
+    e = build("no chain")
+    w = e.model.init_row()
+    anchor = w + 0.1
+
+    def loss(s, rows: Tensor, batch: Batch) -> Tensor:
+        each = (s.task_loss(s.forward(rows, batch), batch) * batch.weight).sum(1)
+        return each + 0.25 * (rows - anchor).square().sum(1)
+    by_loss = everyone(e).train(w, loss=loss)
+    close(by_loss.theta, everyone(e).train(w, extra_grad=lambda s: 0.5 * (s.theta - anchor)).theta)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_tasks_own_loss_as_a_custom_one(model: str) -> None:
+    e = build(model, "momentum")
+    start = e.model.init_row()
+    plain = everyone(e).train(start)
+
+    def per_sample(s, rows: Tensor, batch: Batch) -> Tensor:
+        return s.task_loss(s.forward(rows, batch), batch)
+
+    def per_client(s, rows: Tensor, batch: Batch) -> Tensor:
+        return (per_sample(s, rows, batch) * batch.weight).sum(1)
+    for loss in (per_sample, per_client):
+        out = everyone(e).train(start, loss=loss)
+        close(out.theta, plain.theta)
+        close(out.loss, plain.loss)
+
+
+def test_head_on_features_is_the_forward_pass() -> None:
+    e = build("batch norm")
+    start = e.model.init_row()
+
+    def loss(s, rows: Tensor, batch: Batch) -> Tensor:
+        return s.task_loss(s.model.head(rows, s.features(rows, batch)), batch)
+    close(everyone(e).train(start, loss=loss).theta, everyone(e).train(start).theta)
+
+
+@pytest.mark.parametrize("teacher_first", [True, False])
+def test_running_statistics_follow_the_rows_that_learn(teacher_first: bool) -> None:
+    """A loss that also looks at a teacher: the student's statistics are the student's."""
+    e = build("batch norm")
+    start, teacher = e.model.init_row(), e.model.init_row() + 0.3
+    plain = everyone(e).train(start)
+
+    def loss(s, rows: Tensor, batch: Batch) -> Tensor:
+        if teacher_first:
+            s.forward(s.teacher, batch)
+        each = s.task_loss(s.forward(rows, batch), batch)
+        if not teacher_first:
+            s.forward(s.teacher, batch)
+        return each
+    out = everyone(e).train(start, loss=loss, teacher=teacher.expand(len(IDS), -1))
+    close(out.theta, plain.theta)
+
+
+def test_a_forward_pass_outside_the_gradient_leaves_no_statistics() -> None:
+    e = build("batch norm")
+    start = e.model.init_row()
+
+    def step(s, batch: Batch) -> None:
+        s.forward(s.theta + 1, batch)
+        g = s.grad(batch, loss=lambda s, rows, b: rows.square().sum(1))
+        s.descend(g)
+    out = everyone(e).train(start, step=step, steps=2)
+    buffers = e.model.trained.rest(e.model.size)
+    equal(buffers.take(out.theta), buffers.take(start).expand(len(IDS), -1))
+
+
+def test_several_gradients_in_a_step_are_apart() -> None:
+    e = build()
+
+    def step(s, batch: Batch) -> None:
+        one = s.grad(batch)
+        first = one.clone()
+        two = s.grad(batch, rows=s.theta + 1)
+        equal(one, first)
+        assert not torch.equal(one, two)
+        s.descend(two.sub_(two).add_(one))
+    close(everyone(e).train(e.model.init_row(), step=step).theta, everyone(e).train(e.model.init_row()).theta)
+
+
+def test_a_learning_rate_per_client() -> None:
+    """Ragged: the rates are cut to those still training."""
+    for plan in PLANS:
+        e = build(plan=plan)
+        start = e.model.init_row()
+        rates = torch.linspace(0.01, 0.2, len(IDS))[:, None]
+        out = everyone(e).train(start, lr=rates)
+        for i in IDS:
+            close(out.theta[i], Cohort(e, IDS[i:i + 1], 0).train(start, lr=rates[i].item()).theta[0])
+        equal(out.lr, rates)
+
+
+def test_another_optimizer_for_one_training() -> None:
+    e = build()
+    start = e.model.init_row()
+    out = everyone(e).train(start, optimizer=Adam(lr=0.01, eps=1e-3))
+    for i in IDS[:2]:
+        close(out.theta[i], Bare(e, i, start, "adam").train()[0], 1e-4)
+
+
+def test_a_descent_on_a_state_has_its_own_momentum() -> None:
+    """Two rows per client, moved by the same gradients, stay equal; a third, by none, stays."""
+    e = build(optimizer="momentum")
+    start = e.model.init_row()
+
+    def step(s, batch: Batch) -> None:
+        g = s.grad(batch).clone()
+        s.descend(g.clone())
+        s.descend(g, name="v")
+    rows = start.expand(len(IDS), -1)
+    out = everyone(e).train(start, step=step, v=rows, u=rows)
+    equal(out.v, out.theta)
+    equal(out.u, rows)
+    close(out.theta, everyone(e).train(start).theta)
+
+
+@pytest.mark.parametrize("model", ["chain", "batch norm"])
+def test_kept_buffers_of_a_state(model: str) -> None:
+    """buffers={"theta": ..., "v": ...}: a state that a step descends on keeps its momentum as theta does."""
+    e = build(model, "momentum", epochs=1)
+    e.optimizer.reset = "never"
+    start = e.model.init_row()
+
+    def step(s, batch: Batch) -> None:
+        g = s.grad(batch).clone()
+        s.descend(g.clone())
+        s.descend(g, name="v")
+    trained = e.model.trained
+    for r in range(2):
+        out = everyone(e, r).train(start, step=step, buffers={"theta": "one", "v": "two"},
+                                   v=start.expand(len(IDS), -1))
+        equal(trained.take(out.v), trained.take(out.theta))
+    for i in IDS[:2]:
+        bare = Bare(e, i, start, "momentum")
+        bare.train(0)
+        bare.load(start)
+        close(out.theta[i], bare.train(1)[0])
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_batch_of_one_under_batch_norm_is_named(native: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x) if native else self.body(x).clone())
+    arrays, split = ragged(sizes=(6, 4))                         # batches of 5 and 1
+    e = engine(arrays, split, seeded(Net))
+    with pytest.raises(ConfigError, match=r"one sample.*local.drop_last=true"):
+        everyone(e).train(e.model.init_row())
+    assert everyone(e).train(e.model.init_row(), drop_last=True).steps.tolist() == [1, 1]
+
+
+def test_draws_inside_a_step_are_keyed() -> None:
+    e = build()
+
+    def noise(s, batch: Batch) -> None:
+        s.drawn += s.rng.normal(3) * (s.t + 1)
+    def run(ids: list[int], round: int = 0, plan: str = "vmap", key: str = "local") -> Tensor:
+        e.executor.__init__(PLANS[plan], e.device)
+        return Cohort(e, np.array(ids), round).train(e.model.init_row(), step=noise, key=key,
+                                                     drawn=torch.zeros(len(ids), 3)).drawn
+    whole = run([0, 1, 2, 3])
+    equal(whole[[1, 3]], run([1, 3]))
+    equal(whole, run([0, 1, 2, 3], plan="loop"))
+    assert not torch.equal(whole, run([0, 1, 2, 3], round=1))
+    assert not torch.equal(whole, run([0, 1, 2, 3], key="other"))
+    assert len(whole.unique()) == whole.numel()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("native", [True, False])
+def test_dropout_in_training_is_the_same_under_every_plan(plan: str, native: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x) if native else self.body(x).clone())
+    arrays, split = ragged()
+    def run(plan: str) -> Tensor:
+        e = engine(arrays, split, seeded(Net), plan=plan)
+        return everyone(e).train(e.model.init_row()).theta
+    close(run(plan), run("loop"))
+
+
+# -- batches ---------------------------------------------------------------------------------------------
+def batch(counts: list[int], width: int) -> Batch:
+    counts = np.array(counts)
+    slots = np.arange(width)
+    weight = (slots < counts[:, None]) / np.maximum(counts, 1)[:, None]
+    x = torch.arange(len(counts) * width).float().view(len(counts), width, 1)
+    return Batch(x, x[..., 0].long(), torch.from_numpy(weight).float(), counts)
+
+
+def test_a_batch_knows_its_padding() -> None:
+    b = batch([4, 2, 1], 4)
+    assert not b.full and batch([4, 4], 4).full
+    assert b.real.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
+    close(b.weight.sum(1), torch.ones(3))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_batch_in_parts(parts: int) -> None:
+    """Each client's real samples once, in order, parts of nearly equal size, weights renormalized."""
+    b = batch([5, 4, 3, 2, 1], 6)
+    pieces = b.split(parts)
+    assert len(pieces) == parts
+    for i, n in enumerate(b.counts):
+        seen = [p.y[i, :p.counts[i]].tolist() for p in pieces]
+        assert sum(seen, []) == b.y[i, :n].tolist()
+        assert max(map(len, seen)) - min(map(len, seen)) <= 1
+        for p in pieces:
+            real = p.real[i]
+            assert real.sum() == p.counts[i] and p.weight[i][~real].abs().sum() == 0
+            close(p.weight[i].sum(), torch.tensor(float(p.counts[i] > 0)))
+
+
+def test_parts_of_a_dict_and_masks() -> None:
+    b = batch([3, 2], 4)
+    b.x, b.class_mask = {"a": b.x, "b": b.x[..., 0] * 2}, torch.tensor([[True, False], [True, True]])
+    one, two = b.split(2)
+    assert one.x["b"][0, 0].item() == 2 * one.x["a"][0, 0].item() and two.x["a"].shape[:2] == (2, 1)
+    assert one.class_mask is b.class_mask
+
+
+@pytest.mark.parametrize("model", ["chain", "batch norm"])
+def test_gradients_on_parts_of_a_batch(model: str) -> None:
+    """The halves' gradients, weighted by their sizes, are the batch's (where no statistics couple the samples);
+    clients with one sample leave the second half empty, with gradient 0."""
+    arrays, split = ragged(sizes=(7, 5, 1))
+    e = engine(arrays, split, seeded(MODELS[model][0]), batch_size=8)
+
+    def step(s, batch: Batch) -> None:
+        one, two = batch.split(2)
+        g1, g2 = s.grad(one), s.grad(two)
+        share = torch.from_numpy(one.counts / batch.counts).float()[:, None]
+        whole = s.grad(batch)
+        empty = torch.from_numpy(two.counts == 0)
+        trained = s.model.trained
+        assert trained.take(g2)[empty].abs().sum() == 0
+        assert torch.isfinite(g1).all() and torch.isfinite(g2).all()
+        if model == "chain":
+            close(share * g1 + (1 - share) * g2, whole)
+        s.descend(whole)
+    everyone(e).train(e.model.init_row(), step=step, steps=2)

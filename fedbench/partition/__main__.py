@@ -17,8 +17,7 @@ from fedbench.partition.base import Split
 if TYPE_CHECKING:
     from fedbench.data.base import Arrays
 
-MAX_ROWS = 40  # clients in the table; MAX_CLASSES columns fit a terminal
-MAX_CLASSES = 12
+MAX_ROWS = 40  # clients in the table
 EXAMPLES = """examples:
   python -m fedbench.partition partition.alpha=0.5 partition.num_clients=10
   python -m fedbench.partition dataset=mnist partition=practical --figure practical.png
@@ -92,7 +91,11 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
     table, names = counts(arrays, split)
     parts = {"train": split.train.sizes, "val": split.val.sizes, "test": split.test.sizes}
     parts = {name: sizes for name, sizes in parts.items() if sizes.any()}
-    wide = table.shape[1] > MAX_CLASSES
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a file or a pipe has no edge to keep within
+    digits = len(str(table.max(initial=0)))
+    wide = sum(max(len(name), digits) + 2 for name in names) > console.width - 40
     heads = ["classes", "largest class"] if wide else names
     view = Table("client", *parts, *heads, title=title, box=None, header_style="bold")
     for column in view.columns:
@@ -103,7 +106,6 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
         view.add_row(str(i), *(str(s[i]) for s in parts.values()), *(str(c) if c else "·" for c in cells))
     if split.num_clients > MAX_ROWS:
         view.add_row("...")
-    console = Console()
     console.print(view)
     console.print(_facts(arrays, split, table, parts), highlight=False)
 

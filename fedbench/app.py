@@ -5,6 +5,7 @@ Help is answered from the conf folder alone; everything else is in launch.py, im
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if {"-h", "--help"} & set(words):
-            print(help_text())
+            print(help_text(), flush=True)
             return 0
         from fedbench.launch import launch  # Hydra: half a second that --help need not pay
 
@@ -63,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # `... --help | head`: nobody reads on, and Python must not complain at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def help_text() -> str:

@@ -392,9 +392,12 @@ class Step:
                 ) -> None:
         """One step of the configured optimizer on the named rows, in the trained columns (or these ones).
 
-        The rows' buffers are their own.  Columns that are not named stand still, momentum included.
+        The rows' buffers are their own.  Columns that are not named stand still, momentum included.  A state that is
+        no row of the model (of another width) has no such columns: all of it moves.
         """
         rows, columns = self._views[name], self.columns if columns is None else columns & self.model.trained
+        if rows.shape[1] != self.model.size:
+            columns = Columns([(0, rows.shape[1])])
         memory = self._chunk.memory.setdefault(name, {})
         for buffer in self._optimizer.buffers:
             if buffer not in memory:

@@ -24,19 +24,12 @@ from fedbench.flat import Columns, FlatModel
 from fedbench.local import Batch, Chunk, Feed, Loss, Step, chain_gradient, plain_step, train_chunk
 from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
-from fedbench.options import ConfigError
+from fedbench.options import RunError
 from fedbench.rows import Rows, RowStore
 from fedbench.task import Task
 
-
 DIVERGED = 1e8          # a mean training loss beyond this has left every useful scale, even while it is finite
-
-
 RESERVED = {*dir(Step), *Step.__annotations__, "theta"}       # names that no state may have
-
-
-class RunError(ConfigError):
-    """A run that cannot go on: the loss is not finite, a chunk of one client does not fit."""
 
 
 @dataclass
@@ -295,7 +288,8 @@ class Cohort:
     def loss(self, rows: Tensor, split: str = "train") -> Tensor:
         """Mean loss of rows [P], [K, P] or [K, M, P] over each client's whole split.  # [K] or [K, M]"""
         if rows.dim() == 3:
-            return torch.stack([self.loss(rows[:, m], split) for m in range(rows.shape[1])], dim=1)
+            each = [self.loss(rows[:, m], split) for m in range(rows.shape[1])]
+            return torch.stack(each, dim=1) if each else rows.new_zeros(len(rows), 0)
         rows = rows.expand(len(self), -1) if rows.dim() == 1 else rows
         losses = torch.zeros(len(self), device=self.device)
 

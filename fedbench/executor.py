@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from fedbench.options import RunError
+
 log = logging.getLogger(__name__)
 NAMES = ("loop", "threads", "vmap")
 
@@ -83,7 +85,8 @@ class Executor:
             job(a, b)
         except (torch.OutOfMemoryError, MemoryError):
             if b - a == 1:
-                raise
+                raise RunError("out of memory with a single client at a time: lower local.batch_size or "
+                               "eval.batch_size, or choose a smaller model or hardware.device=cpu") from None
             half = (b - a + 1) // 2
         else:
             return

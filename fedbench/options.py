@@ -34,6 +34,10 @@ class ConfigError(ValueError):
     """A mistake of the user's: its text is the one sentence that is printed, without a traceback."""
 
 
+class RunError(ConfigError):
+    """A run that cannot go on: the loss is not finite, a single client does not fit in memory."""
+
+
 def require(condition: bool, sentence: str) -> None:
     """Raise ConfigError(sentence) unless condition holds."""
     if not condition:

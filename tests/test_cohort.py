@@ -1,0 +1,279 @@
+"""What a cohort computes over whole splits is plain PyTorch, client by client; exchanges are metered."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_local import MODELS
+from tiny import PLANS, SIZES, close, engine, equal, everyone, mlp, ragged, seeded
+from torch import Tensor, nn
+
+from fedbench import rng
+from fedbench.cohort import Cohort, Engine
+from fedbench.models.resnet import ResNet
+from fedbench.optim import SGD
+from fedbench.options import ConfigError, RunError
+
+IDS = np.array([4, 0, 5, 2])                # unsorted, not all
+TEST = (3, 12, 0, 6, 8, 1)                  # client 2 has nothing to be tested on
+
+
+def build(model: str = "chain", plan: str = "vmap", **options) -> Engine:
+    make, shape = MODELS[model]
+    arrays, split = ragged(shape=shape, test=TEST)
+    return engine(arrays, split, seeded(make), plan=plan, **{"eval_batch": 8, **options})
+
+
+def spread(e: Engine, k: int = len(IDS)) -> Tensor:
+    noise = torch.randn(k, e.model.trained.size, generator=torch.Generator().manual_seed(3))
+    return e.model.trained.put(e.model.init_row(), e.model.trained.take(e.model.init_row()) + 0.1 * noise)
+
+
+def samples(e: Engine, client: int, split: str = "train", drop_last: bool = False) -> tuple[Tensor, Tensor]:
+    index = e.federation.splits[split][client]
+    own = min(e.batch_size, len(index))
+    return e.federation.gather(torch.from_numpy(index[:len(index) // own * own] if drop_last else index))
+
+
+def reference(e: Engine, row: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient (0 for buffers), loss and logits of the module with this row, in evaluation mode."""
+    module = copy.deepcopy(e.model.module)
+    module.load_state_dict(e.model.state_dict(row), strict=False)
+    logits = module(x)
+    loss = F.cross_entropy(logits, y)
+    loss.backward()
+    gradient = [p.grad.reshape(-1) for p in module.parameters()] + [torch.zeros(e.model.size - e.model.trained.size)]
+    return torch.cat(gradient), loss.detach(), logits.detach()
+
+
+# -- whole splits ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("model", MODELS)
+def test_gradient_and_loss_over_a_split(model: str, plan: str) -> None:
+    e = build(model, plan)
+    cohort, rows = Cohort(e, IDS, 0), spread(e)
+    g, f = cohort.gradient(rows)
+    f_again, f_shared, g_shared = cohort.loss(rows), cohort.loss(rows[0]), cohort.gradient(rows[0])[0]
+    for j, i in enumerate(IDS):
+        expected = reference(e, rows[j], *samples(e, i))
+        close(g[j], expected[0], 2e-5)
+        close(f[j], expected[1])
+        close(f_again[j], expected[1])
+        shared = reference(e, rows[0], *samples(e, i))
+        close(f_shared[j], shared[1])
+        close(g_shared[j], shared[0], 2e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_gradient_over_full_batches_only(plan: str) -> None:
+    """drop_last: floor(n_i / B) B samples, in the order of the client's list; B = min(5, n_i)."""
+    e = build(plan=plan)
+    g, f = Cohort(e, IDS, 0).gradient(spread(e), drop_last=True)
+    for j, i in enumerate(IDS):
+        expected = reference(e, spread(e)[j], *samples(e, i, drop_last=True))
+        close(g[j], expected[0], 2e-5)
+        close(f[j], expected[1])
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_losses_of_many_candidates(plan: str) -> None:
+    """rows [K, M, P] -> [K, M]: FedFomo weighs M models on the data of every client."""
+    e = build(plan=plan)
+    cohort = Cohort(e, IDS, 0)
+    rows = torch.stack([spread(e), spread(e) + 0.1, spread(e).flip(0)], dim=1)
+    losses = cohort.loss(rows, "test")
+    assert losses.shape == (4, 3)
+    for j, i in enumerate(IDS):
+        for m in range(3):
+            expected = reference(e, rows[j, m], *samples(e, i, "test"))[1] if TEST[i] else torch.tensor(0.0)
+            close(losses[j, m], expected)
+    assert cohort.loss(rows[:, :0]).shape == (4, 0)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("model", ["chain", "batch norm", "mapped"])
+def test_forward_over_a_split(model: str, plan: str) -> None:
+    e = build(model, plan)
+    cohort, rows = Cohort(e, IDS, 0), spread(e)
+    own, shared = cohort.forward(rows), cohort.forward(rows[1])
+    expanded = cohort.forward(rows[1].expand(4, -1))
+    for j, i in enumerate(IDS):
+        assert len(own[j]) == len(shared[j]) == TEST[i]
+        if TEST[i]:
+            close(own[j], reference(e, rows[j], *samples(e, i, "test"))[2])
+            close(shared[j], reference(e, rows[1], *samples(e, i, "test"))[2])
+            equal(expanded[j], shared[j])
+
+
+def test_forward_of_a_methods_own_function_on_a_bag() -> None:
+    """A dict of rows, one of them shared, is cut as one; features are tensors like any other."""
+    for plan in PLANS:
+        e = build(plan=plan)
+        cohort, rows = Cohort(e, IDS, 0), spread(e)
+        scale = torch.arange(1.0, 5)[:, None]
+
+        def mix(model, bag, x: Tensor) -> Tensor:
+            return model.features(bag["theta"], x) * bag["scale"][..., None] + bag["shift"][:, None]
+        z = cohort.forward({"theta": rows, "scale": scale, "shift": torch.ones(8)}, mix, "train")
+        for j, i in enumerate(IDS):
+            close(z[j], e.model.features(rows[j], samples(e, i)[0]) * (j + 1) + 1)
+
+
+def test_a_split_that_nobody_has() -> None:
+    e = build()
+    cohort, rows = Cohort(e, IDS, 0), spread(e)
+    g, f = cohort.gradient(rows, "val")
+    assert g.abs().sum() == 0 and f.abs().sum() == 0 and cohort.loss(rows, "val").sum() == 0
+    assert [len(z) for z in cohort.forward(rows, split="val")] == [0] * 4
+    assert [len(z) for z in cohort.forward(rows[0], split="val")] == [0] * 4
+
+
+def test_nobody_at_all() -> None:
+    e = build()
+    nobody = Cohort(e, np.empty(0, np.int64), 0)
+    assert nobody.gradient(e.model.init_row())[0].shape == (0, e.model.size) and nobody.forward(e.model.init_row()) == []
+
+
+def test_evaluation_blocks_do_not_matter() -> None:
+    small, large = build("batch norm", eval_batch=2), build("batch norm", eval_batch=1000)
+    rows = spread(small)
+    for a, b in zip(Cohort(small, IDS, 0).gradient(rows), Cohort(large, IDS, 0).gradient(rows)):
+        close(a, b)
+    for a, b in zip(Cohort(small, IDS, 0).forward(rows), Cohort(large, IDS, 0).forward(rows)):
+        close(a, b)
+
+
+# -- who and how much ------------------------------------------------------------------------------------
+def test_weights_and_numbers() -> None:
+    cohort = Cohort(build(), IDS, 3)
+    n = torch.tensor([18.0, 7, 9, 12])
+    equal(cohort.num_samples, n)
+    close(cohort.weights, n / 46)
+    assert cohort.index.tolist() == IDS.tolist() and len(cohort) == 4
+    assert (cohort.round, cohort.rounds, cohort.num_clients) == (3, 4, 6)
+
+
+def test_keyed_draws_of_a_method() -> None:
+    e = build()
+    cohort, other = Cohort(e, IDS, 0), Cohort(e, IDS[:2], 0)
+    equal(cohort.random("x").normal(3)[:2], other.random("x").normal(3))
+    assert not torch.equal(cohort.random("x").normal(3), Cohort(e, IDS, 1).random("x").normal(3))
+    assert cohort.generator("y").integers(1 << 30) == Cohort(e, IDS[:1], 0).generator("y").integers(1 << 30)
+    assert cohort.generator("y").integers(1 << 30) != cohort.generator("z").integers(1 << 30)
+
+
+def test_exchanges_are_metered_and_pass_values() -> None:
+    """Bytes of float32: 4 clients; a broadcast counts once per client, rows as they are."""
+    cohort = Cohort(build(), IDS, 0)
+    w, rows = torch.zeros(10), torch.arange(12.0).view(4, 3)
+    assert cohort.broadcast(w=w).w is w
+    assert cohort.ledger.bytes_down == 4 * 10 * 4
+    sent = cohort.download(a=rows, b=torch.zeros(4))
+    equal(sent.a, rows)
+    assert cohort.ledger.bytes_down == 160 + 4 * 12 + 4 * 4
+    which = torch.tensor([[True, False, True], [False] * 3, [True] * 3, [False] * 3])
+    cohort.fetch(which, core=torch.zeros(3, 5))
+    assert cohort.ledger.bytes_down == 224 + 5 * 5 * 4 and cohort.ledger.bytes_up == 0
+    equal(cohort.upload(theta=rows).theta, rows)
+    assert cohort.ledger.bytes_up == 48
+    for send in (cohort.download, cohort.upload):
+        with pytest.raises(ValueError, match="10 rows for 4 clients"):
+            send(w=w)
+
+
+def test_training_is_counted() -> None:
+    e = build(epochs=2)
+    cohort = Cohort(e, IDS, 0)
+    out = cohort.train(e.model.init_row())
+    assert cohort.ledger.samples == 2 * sum(SIZES[i] for i in IDS)
+    assert cohort.ledger.steps == out.steps.sum() == 2 * (4 + 2 + 2 + 3)
+    assert cohort.ledger.loss == pytest.approx(out.loss.mean().item())
+
+
+# -- mistakes that must not stay hidden ------------------------------------------------------------------
+@pytest.mark.parametrize("plan", ["loop", "threads", "vmap", "pairs"])
+def test_a_closure_over_the_cohorts_rows_is_found(plan: str) -> None:
+    """A [K, P] tensor that does not come in as a state is in the wrong order, or of the wrong length, under every
+    plan: its owner fails or learns something else than with the tensor passed as a state."""
+    e = build(plan=plan)
+    cohort, pull = Cohort(e, IDS, 0), spread(e)
+    right = cohort.train(e.model.init_row(), extra_grad=lambda s: s.theta - s.pull, pull=pull).theta
+    try:
+        wrong = cohort.train(e.model.init_row(), extra_grad=lambda s: s.theta - pull).theta
+    except RuntimeError:
+        return
+    assert not torch.allclose(right, wrong, atol=1e-3)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_loss_that_is_not_finite_names_client_and_round(plan: str) -> None:
+    e = build(plan=plan)
+    e.optimizer = SGD(lr=0.1)
+    start = e.model.init_row().expand(4, -1).clone()
+    start[2] = float("inf")
+    with pytest.raises(RunError, match=r"client 5 is not finite in round 3: optimizer.lr=0.1"):
+        Cohort(e, IDS, 2).train(start)
+    assert issubclass(RunError, ConfigError)
+
+
+def test_a_step_that_blows_up_is_found_though_its_loss_was_finite() -> None:
+    e = build()
+    e.optimizer = SGD(lr=3e38)
+    with pytest.raises(RunError, match=r"round 1"):
+        Cohort(e, IDS, 0).train(e.model.init_row(), steps=1)
+
+
+def test_rows_are_not_shared_between_trainings() -> None:
+    """What a training returned stays as it is while the next one runs."""
+    e = build()
+    cohort = Cohort(e, IDS, 0)
+    one = cohort.train(e.model.init_row())
+    kept = {n: v.clone() for n, v in vars(one).items() if isinstance(v, Tensor)}
+    g, f = cohort.gradient(one.theta)
+    kept_g = g.clone()
+    cohort.train(one.theta)
+    cohort.gradient(one.theta + 1)
+    equal({n: v for n, v in vars(one).items() if isinstance(v, Tensor)}, kept)
+    equal(g, kept_g)
+
+
+def test_batches_are_those_of_the_key() -> None:
+    """Two trainings of a round share their batches, or differ on purpose; rounds differ."""
+    e = build()
+    def seen(round: int, key: str) -> list:
+        out: list = []
+        Cohort(e, IDS[:1], round).train(e.model.init_row(), key=key, step=lambda s, b: out.append(b.y.tolist()))
+        return out
+    assert seen(0, "a") == seen(0, "a") != seen(0, "b") and seen(0, "a") != seen(1, "a")
+    index = rng.batches(rng.key(0, "batches", "a", 0), IDS[:1], np.array([18]), 5, epochs=1)[0][0, 0]
+    own = e.federation.splits["train"][4][index]
+    assert seen(0, "a")[0][0] == e.federation.targets[torch.from_numpy(own)].tolist()
+
+
+def test_a_model_with_frozen_parameters() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = ResNet((1, 4, 4), 6, [4], "group").requires_grad_(False)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.frozen(x))
+    arrays, split = ragged()
+    e = engine(arrays, split, seeded(Net))
+    assert e.model.size == 21
+    g, _ = everyone(e).gradient(e.model.init_row())
+    for i in range(6):
+        module = e.model.module
+        module.zero_grad()
+        x, y = samples(e, i)
+        F.cross_entropy(module(x), y).backward()
+        close(g[i], torch.cat([module.head.weight.grad.reshape(-1), module.head.bias.grad]))
+    assert everyone(e).train(e.model.init_row()).theta.shape == (6, 21)
+
+
+def test_sizes_are_those_of_the_helper() -> None:
+    arrays, split = ragged()
+    assert split.train.sizes.tolist() == list(SIZES) and everyone(engine(arrays, split, mlp())).ids.tolist() == [*range(6)]

@@ -1,0 +1,156 @@
+"""How the work is cut changes nothing but time and memory."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from test_local import MODELS
+from tiny import CPU, PLANS, close, engine, equal, everyone, ragged, seeded
+
+from fedbench import build
+from fedbench.cohort import Cohort, Engine
+from fedbench.executor import Executor, Plan, cores, plans
+from fedbench.flat import FlatModel
+from fedbench.optim import SGD
+from fedbench.options import RunError
+
+
+def make(model: str = "no chain", plan: str | Plan = "vmap", **options) -> Engine:
+    arrays, split = ragged(shape=MODELS[model][1])
+    return engine(arrays, split, seeded(MODELS[model][0]), SGD(lr=0.1, momentum=0.9, reset="never"), plan=plan,
+                  **{"eval_batch": 8, **options})
+
+
+def work(e: Engine) -> dict[str, torch.Tensor]:
+    """Two rounds of training, with kept momentum, and everything computed on whole splits."""
+    for r in range(2):
+        out = everyone(e, r).train(e.model.init_row(), who=torch.arange(6.0)[:, None],
+                                   extra_grad=lambda s: 0.01 * s.who * s.theta)
+    cohort = everyone(e, 1)
+    g, f = cohort.gradient(out.theta)
+    return {"theta": out.theta, "loss": out.loss, "who": out.who, "g": g, "f": f, "candidates": cohort.loss(
+        torch.stack([out.theta, out.theta + 0.1], 1)), "logits": torch.cat(cohort.forward(out.theta)),
+        "momentum": e.memories["optimizer/theta/momentum"][np.arange(6)]}
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 6, 100])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_chunks_and_threads_do_not_matter(chunk: int, workers: int) -> None:
+    close(work(make(plan=Plan("any", chunk, workers, 1))), work(make()))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_kind_of_model_under_every_plan(model: str, plan: str) -> None:
+    close(work(make(model, plan)), work(make(model)), 5e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_plan_repeats_itself_bit_for_bit(plan: str) -> None:
+    equal(work(make(plan=plan)), work(make(plan=plan)))
+
+
+# -- out of memory ---------------------------------------------------------------------------------------
+def limited(monkeypatch: pytest.MonkeyPatch, most: int, kind: type[Exception] = torch.OutOfMemoryError) -> list[int]:
+    """Let a forward pass of more than `most` clients run out of memory, on the way through a chunk."""
+    real, failed, calls = FlatModel.apply, [], [0]
+
+    def apply(self, params, inputs, many, call, until=None):
+        k = len(next(iter(params.values()))) if many else 1
+        calls[0] += 1
+        if k > most and calls[0] % 2 == 0:                       # not at the first step: work is half done by then
+            failed.append(k)
+            raise kind("CUDA out of memory")
+        return real(self, params, inputs, many, call, until)
+    monkeypatch.setattr(FlatModel, "apply", apply)
+    return failed
+
+
+@pytest.mark.parametrize("plan", ["vmap", "threaded pairs"])
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
+def test_out_of_memory_halves_the_chunk_and_changes_nothing(plan: str, kind: type[Exception], caplog,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = work(make())
+    failed = limited(monkeypatch, 1, kind)
+    e = make(plan=plan)
+    close(work(e), expected)
+    assert failed and e.executor.chunk == 1
+    assert "going on with 1" in caplog.text
+    assert Plan(**e.executor.state()).chunk == 1                 # a resumed run starts there
+
+
+def test_later_rounds_start_with_the_chunk_that_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = limited(monkeypatch, 3)
+    e = make()
+    everyone(e).train(e.model.init_row())
+    assert failed[0] > 3 and e.executor.chunk == 3
+    once = len(failed)
+    everyone(e, 1).train(e.model.init_row())
+    assert len(failed) == once
+
+
+def test_a_single_client_that_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0)
+    e = make()
+    with pytest.raises(RunError, match=r"single client.*local.batch_size"):
+        work(e)
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    for plan in PLANS:
+        with pytest.raises(ZeroDivisionError):
+            e = make(plan=plan)
+            everyone(e).train(e.model.init_row(), step=lambda s, b: 1 / 0)
+
+
+# -- plans -----------------------------------------------------------------------------------------------
+def test_jobs_cover_everybody_once() -> None:
+    for plan in [*PLANS.values(), Plan("x", 4, 2, 1), Plan("x", 100, 3, 1)]:
+        executor, seen = Executor(plan, CPU), []
+        executor.run(lambda a, b, seen=seen: seen.append((a, b)), 9)
+        assert sorted(i for a, b in seen for i in range(a, b)) == list(range(9))
+        assert max(b - a for a, b in seen) <= (plan.chunk or 9)
+        seen.clear()
+        executor.run(lambda a, b, seen=seen: seen.append((a, b)), 3, pieces=True)
+        assert sorted(seen) == [(0, 1), (1, 2), (2, 3)]
+        executor.run(lambda a, b: 1 / 0, 0)
+        executor.close()
+
+
+def test_threads_run_at_the_same_time() -> None:
+    executor, barrier = Executor(Plan("threads", 1, 2, 1), CPU), threading.Barrier(2, timeout=10)
+    executor.run(lambda a, b: barrier.wait() and None, 2)          # would time out one after the other
+    executor.close()
+
+
+def test_candidates() -> None:
+    cpu, cuda, n = CPU, torch.device("cuda"), cores()
+    assert plans("loop", None, None, cpu, 5) == [Plan("loop", 1, 1, 1)]
+    assert plans("loop", None, 4, cpu, 5) == [Plan("loop", 1, 1, 4)]
+    assert plans("threads", 2, 3, cpu, 5) == [Plan("threads", 2, 3, 1)]
+    assert plans("vmap", 7, None, cpu, 5) == [Plan("vmap", 7, 1, 1)]
+    assert [p.name for p in plans("auto", None, None, cuda, 5)] == ["vmap", "loop"]
+    many = plans("auto", None, 2, cpu, 5)
+    assert [p.name for p in many] == ["vmap", "threads"] and all(p.intra == 1 for p in many)
+    assert Plan("loop", 1, 1, n + 1) in plans("auto", None, n + 1, cpu, n)
+    assert str(Plan("vmap", 0, 1, 1)) == "vmap: all clients a chunk, 1 at a time, 1 intra-op thread(s)"
+
+
+def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow ones sleep; the choice is stored as a plan, and leaves no trace in the results."""
+    real = Cohort.train
+
+    def slow(self, *args, **how):
+        if self.engine.executor.plan.name != "threads":
+            time.sleep(0.2)
+        return real(self, *args, **how)
+    monkeypatch.setattr(Cohort, "train", slow)
+    caplog.set_level("INFO", "fedbench")
+    e = make()
+    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    assert e.executor.plan.name == "threads" and "executor threads" in caplog.text and "ms a step" in caplog.text
+    assert Plan(**e.executor.state()) == e.executor.plan
+    monkeypatch.undo()
+    equal(work(e), work(make(plan=Plan("threads", 1, 2, 1))))

@@ -18,6 +18,7 @@ from fedbench.options import ConfigError, require
 
 log = logging.getLogger(__name__)
 NAME, PREVIOUS = "checkpoint.pt", "checkpoint.prev.pt"
+PARTS = {"round", "config_hash", "partition_hash", "algorithm", "rows", "record", "executor"}
 
 
 def save(run_dir: Path, state: dict[str, Any]) -> None:
@@ -39,9 +40,11 @@ def load(run_dir: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     problems = []
     for path in paths:
         try:
-            return torch.load(path, map_location=device, weights_only=True)
+            state = torch.load(path, map_location=device, weights_only=True)
+            require(isinstance(state, dict) and state.keys() >= PARTS, "not a checkpoint of fedbench")
+            return state
         except Exception as error:        # a truncated archive raises many kinds of error
-            problems.append(f"{path.name}: {str(error).splitlines()[0][:160]}")
+            problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:160]}")
             log.warning("%s cannot be read (truncated, or not plain tensors); trying the one before", path)
     raise ConfigError(f"resume={run_dir}: no checkpoint can be read ({'; '.join(problems)})")
 

@@ -84,6 +84,13 @@ def cohort_size(cfg: DictConfig, num_clients: int) -> int:
     return int(cfg.clients_per_round)
 
 
+def training_part(everyone: Federation, new: int) -> Federation:
+    """The federation without its last `new` clients."""
+    n = everyone.num_clients
+    require(new < n, f"new_clients.count={new} leaves nobody to train: the partition has {n} clients")
+    return everyone.among(np.arange(n - new)) if new else everyone
+
+
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     """The model on this federation's shapes, its initialization keyed by the seed."""
     def draw(*number: int) -> torch.nn.Module:
@@ -113,13 +120,15 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     """Everything a cohort needs.  stored: the executor's plan of a run that is resumed."""
     device = device_of(cfg)
     set_precision(cfg.hardware.precision)
-    federation = Federation.build(arrays, split, device, cfg.dataset.normalize, _plain(cfg.dataset.augment))
+    everyone = Federation.build(arrays, split, device, cfg.dataset.normalize, _plain(cfg.dataset.augment))
+    federation = training_part(everyone, cfg.new_clients.count)
     federation.cohort_size = cohort_size(cfg, federation.num_clients)
     plans = [Plan(**stored)] if stored else executors.plans(cfg.hardware.executor, cfg.hardware.chunk,
                                                             cfg.hardware.threads, device, federation.cohort_size)
     built = Engine(federation, model(cfg, federation), make(cfg.optimizer), Executor(plans[0], device),
                    RowStore(federation.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
-                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last, cfg.eval.batch_size)
+                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last, cfg.eval.batch_size,
+                   everyone=everyone)
     if len(plans) > 1:
         choose_executor(built, plans)
     return built

@@ -45,7 +45,8 @@ class Ledger:
 
 @dataclass
 class Engine:
-    """What all cohorts of a run share.  epochs, batch_size, drop_last: the local.* keys; rounds: of the run."""
+    """What all cohorts of a run share.  epochs, batch_size, drop_last: the local.* keys; rounds: of the run;
+    everyone: the federation with its new clients, who come last and take no part in the rounds."""
 
     federation: Federation
     model: FlatModel
@@ -59,6 +60,7 @@ class Engine:
     drop_last: bool = False
     eval_batch: int = 256
     memories: dict[str, Rows] = field(default_factory=dict)
+    everyone: Federation | None = None
 
     @property
     def task(self) -> Task:

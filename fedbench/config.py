@@ -75,6 +75,16 @@ class FinetuneConfig:
 
 
 @dataclass
+class NewClientsConfig:
+    """The last ``count`` clients stay out of the rounds, and then train a copy of the global model."""
+
+    count: Natural
+    epochs: Natural
+    lr: Positive
+    momentum: Share
+
+
+@dataclass
 class CheckpointConfig:
     """every n rounds; null: as often as costs under 10% of the time; 0: at the end."""
 
@@ -167,6 +177,7 @@ class RunConfig:
     eval: EvalConfig
     finetune: FinetuneConfig
     checkpoint: CheckpointConfig
+    new_clients: NewClientsConfig
     resume: str | None
     data_dir: str
     output_dir: str

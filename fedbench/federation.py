@@ -8,7 +8,7 @@ Letters: n samples, N clients, C classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -127,6 +127,13 @@ class Federation:
             rest.append(np.sort(order[:cut]))
             out.append(np.sort(order[cut:]))
         self.splits |= {kept: Ragged.from_lists(rest), held: Ragged.from_lists(out)}
+
+    def among(self, ids: np.ndarray) -> Federation:
+        """The same samples for some of the clients [k], who are numbered anew from 0."""
+        rows = torch.from_numpy(ids).to(self.device)
+        return replace(self, splits={name: ragged.select(ids) for name, ragged in self.splits.items()},
+                       class_mask=None if self.class_mask is None else self.class_mask[rows],
+                       domains=None if self.domains is None else self.domains[ids])
 
     def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device."""

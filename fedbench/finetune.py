@@ -5,6 +5,7 @@ FedAvg-FT is `algorithm=fedavg finetune.epochs=5`.  Nothing is sent and no state
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -50,6 +51,9 @@ class FineTuned(Algorithm):
 
     def global_row(self) -> Tensor | None:
         return self.inner.global_row()
+
+    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+        return self.inner.newcomer_row(cohorts)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.inner.state_dict()

@@ -104,6 +104,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{s['name']} on {s['dataset']}, {s['partition']} partition: {s['num_clients']} clients, "
         f"{s['cohort']} a round, {s['rounds']} rounds, model {s['model']}, seed {s['seed']}",
         *shown,
+        *new_client_lines(s.get("new_clients")),
         f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in all; "
         f"{cost['bytes_down'] / 1e6:,.1f} MB down, {cost['bytes_up'] / 1e6:,.1f} MB up",
         f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
@@ -124,6 +125,14 @@ def global_note(summary: dict[str, Any]) -> str:
         return "  none: this method has no global model"
     same = summary.get("personal_is_global")
     return "  personal equals global: all clients use one model" if same else ""
+
+
+def new_client_lines(found: dict[str, Any] | None) -> list[str]:
+    """What clients that took no part reached with the global model, if there are any."""
+    if not found:
+        return []
+    return [f"  {found['count']} new clients: mean accuracy {found['epoch0']:.4f} as they start, {found['best']:.4f} "
+            f"at best, after {found['best_epoch']} of {found['epochs']} epochs of their own"]
 
 
 def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 from omegaconf import DictConfig
 
 import fedbench
-from fedbench import build, checkpoint, evaluate, metrics, rng
+from fedbench import build, checkpoint, evaluate, metrics, new_clients, rng
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
 from fedbench.config import config_hash
@@ -51,6 +52,7 @@ class Simulation:
     best: dict[str, Any] | None = None
     best_val: dict[str, Any] | None = None
     last: dict[str, float] = field(default_factory=dict)
+    newcomers: dict[str, Any] | None = None
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(
         ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "bytes_up"), 0))
 
@@ -115,8 +117,11 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
                 sim.cost["total_s"] = earlier + time.monotonic() - began
                 if clock.due(sim.done, sim.done == cfg.rounds or signals.stop):
                     clock.time(lambda: checkpoint.save(run_dir, sim.state()))
-                if signals.stop and sim.done < cfg.rounds:
-                    raise KeyboardInterrupt
+                if sim.done < cfg.rounds:
+                    signals.heed()
+            if cfg.new_clients.count:
+                welcome(sim, signals.heed)
+                sim.cost["total_s"] = earlier + time.monotonic() - began
         except Exception:
             tracker.summary(summary(sim, "failed"))
             raise
@@ -168,6 +173,17 @@ def measure(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], dict[str
     return values, columns
 
 
+def welcome(sim: Simulation, pause: Callable[[], None]) -> None:
+    """After the rounds: the new clients adapt the global model."""
+    engine, wanted = sim.engine, sim.cfg.new_clients
+    row = new_clients.starting_row(sim.algorithm, engine)
+    ids, found = new_clients.adapt(engine, row, wanted.epochs, wanted.lr, wanted.momentum, pause)
+    splits = engine.everyone.splits
+    sizes = {f"n_{part}": np.asarray(splits[part].sizes)[ids] for part in ("train", "test")}
+    new_clients.write(sim.run_dir / new_clients.FILE, ids, found, sizes)
+    sim.newcomers = new_clients.summary(found, sizes["n_test"])
+
+
 def evaluated_clients(sim: Simulation) -> np.ndarray:
     """All clients, or eval.clients of them, the same ones throughout the run."""
     n, wanted = sim.engine.federation.num_clients, sim.cfg.eval.clients
@@ -197,6 +213,9 @@ def announce(sim: Simulation) -> None:
     e, f = sim.engine, sim.engine.federation
     log.info("%d clients, %d a round, %s training samples (%d to %d a client), partition %s", f.num_clients,
              f.cohort_size, f"{f.num_samples.sum():,}", f.num_samples.min(), f.num_samples.max(), sim.split.hash[:12])
+    if e.everyone.num_clients > f.num_clients:
+        log.info("%d more clients take no part and adapt the global model at the end",
+                 e.everyone.num_clients - f.num_clients)
     log.info("model: %s numbers a row (%s trained); executor %s", f"{e.model.size:,}", f"{e.model.trained.size:,}",
              e.executor.plan)
     for line in e.rows.plan():
@@ -228,7 +247,8 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             "seed": cfg.seed, "rounds": cfg.rounds, "num_clients": sim.engine.federation.num_clients,
             "cohort": sim.engine.federation.cohort_size, "personal_is_global": sim.algorithm.personal_is_global,
             "config_hash": config_hash(cfg), "partition_hash": sim.split.hash, "last": sim.last, "best": sim.best,
-            "best_val": sim.best_val, "cost": cost, "executor": sim.engine.executor.state(), **surroundings(),
+            "best_val": sim.best_val, **({"new_clients": sim.newcomers} if sim.newcomers else {}), "cost": cost,
+            "executor": sim.engine.executor.state(), **surroundings(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds") if status == "finished" else None}
 
 
@@ -266,6 +286,11 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             self.old = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
+
+    def heed(self) -> None:
+        """Raise KeyboardInterrupt if a stop was asked for."""
+        if self.stop:
+            raise KeyboardInterrupt
 
     def _ask(self, number: int, frame: Any) -> None:
         if self.stop:

@@ -35,7 +35,7 @@ TABLES = ("metrics", "clients", "costs")
 SECONDS_TO_CONNECT = 20.0
 SECONDS_TO_UPLOAD = 60.0
 MOST_CLIENTS_IN_A_TABLE = 10_000  # of W&B; clients.csv has them all
-RESULTS = ("last", "best", "best_val", "cost")  # of the summary, to W&B's summary
+RESULTS = ("last", "best", "best_val", "new_clients", "cost")  # of the summary, to W&B's summary
 FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor", "command")  # to W&B's config
 
 logger = logging.getLogger(__name__)

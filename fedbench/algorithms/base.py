@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,21 @@ class Algorithm:
     def global_row(self) -> Tensor | None:
         """The server's model [P], or None where the method has none."""
         return None
+
+    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+        """The row [P] from which a client starts that took no part: the server's, or, where the method has none,
+        the mean of what the clients deploy, weighted by samples.  cohorts: all clients, a few at a time."""
+        row = self.global_row()
+        if row is not None:
+            return row
+        total = sum(float(c.num_samples.sum()) for c in cohorts)
+        return torch.stack([c.num_samples / total @ self._rows(c) for c in cohorts]).sum(0)
+
+    def _rows(self, cohort: Cohort) -> Tensor:
+        """The rows of what the cohort deploys.  # [K, P]"""
+        deployed = self.personalized(cohort, True)
+        rows = deployed["theta"] if isinstance(deployed, dict) else deployed
+        return rows.expand(len(cohort), -1)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor on self by name; Rows are saved by the simulator."""

@@ -18,3 +18,6 @@ class Local(Algorithm):
 
     def personalized(self, cohort, final):
         return self.theta[cohort.ids]
+
+    def newcomer_row(self, cohorts):
+        return self.theta.default                                                     # nobody to copy: [P]

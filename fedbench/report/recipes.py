@@ -99,6 +99,12 @@ def rounds_to_target(run: Run, question: Question) -> Answer:
     return Answer(scores.rounds_to(run, ACCURACY, question.target))
 
 
+def new_clients(run: Run, question: Question) -> Answer:
+    """Percent: the mean accuracy of the clients that took no part, at the best of the epochs they adapted."""
+    value = (run.summary.get("new_clients") or {}).get("best")
+    return Answer(NAN if value is None else 100 * float(value))
+
+
 def images_per_s(run: Run, question: Question) -> Answer:
     """Training images per second of local training and server step."""
     value = (run.summary.get("cost") or {}).get("images_per_s")
@@ -113,7 +119,7 @@ RECIPES: dict[str, Recipe] = {
     "mean_auc_pct": mean("personal/auc"),
     "mean_auc_gain (std over clients)": gain("personal/auc"),
     "individual_gain_over_local_pct_points (std over clients)": gain(ACCURACY),
-    "best_mean_client_test_accuracy_pct_on_20_new_clients": mean("new/accuracy"),
+    "best_mean_client_test_accuracy_pct_on_20_new_clients": new_clients,
     "rounds_to_target": rounds_to_target,
     "images_per_s": images_per_s,
     "test_accuracy_percent": mean(f"{ACCURACY}_weighted"),

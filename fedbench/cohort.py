@@ -315,7 +315,7 @@ class Cohort:
         parts: list[list[Tensor]] = [[] for _ in self.ids]
 
         def block(where: Tensor, batch: Batch, share: Tensor) -> None:
-            y = fn(self.model, _cut(rows, where), batch.x)
+            y = fn(self.model, cut(rows, where), batch.x)
             for i, position in enumerate(where.tolist()):
                 if batch.counts[i]:
                     parts[position].append(y[i, :batch.counts[i]])
@@ -385,8 +385,9 @@ def _bytes(t: Tensor) -> int:
     return t.numel() * t.element_size()
 
 
-def _cut(rows: Any, where: Tensor) -> Any:
+def cut(rows: Any, where: Tensor) -> Any:
+    """Rows [K, ...] at positions where [k]; a shared row [P] once for each; a dict of such."""
     if isinstance(rows, dict):
-        return {n: _cut(v, where) for n, v in rows.items()}
+        return {n: cut(v, where) for n, v in rows.items()}
     return rows[where] if rows.dim() > 1 else rows.expand(len(where), *rows.shape)
 

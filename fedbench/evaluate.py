@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbench import metrics
 from fedbench.algorithms.base import Algorithm
-from fedbench.cohort import Cohort, Engine
+from fedbench.cohort import Cohort, Engine, cut
 from fedbench.flat import FlatModel
 
 SLICE_BYTES = 256 << 20          # of personalized rows held at a time
@@ -48,7 +48,8 @@ def score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.nd
     mask = None if mask is None else mask[cohort.index]                                          # [K, C]
     if cohort.engine.task.name == "segmentation":
         return _score_masks(cohort, rows, predict, part, ragged.offsets)
-    logits = torch.cat(cohort.forward(rows, predict, part))                                      # [n, C]
+    logits = torch.cat(cohort.forward(rows, predict, part)) if len(targets) \
+        else torch.zeros(0, cohort.federation.num_classes)                                       # [n, C]
     per_sample = None if mask is None else mask[torch.from_numpy(np.repeat(np.arange(len(cohort)), ragged.sizes))
                                                 .to(cohort.device)]                              # [n, C]
     loss = _loss(cohort, logits, targets, per_sample)
@@ -66,21 +67,16 @@ def _loss(cohort: Cohort, logits: Tensor, targets: Tensor, mask: Tensor | None) 
 
 
 def _score_masks(cohort: Cohort, rows: Any, predict: Any, part: str, offsets: np.ndarray) -> dict[str, np.ndarray]:
-    """Segmentation: only pixel counts leave a block, never the masks' logits."""
-    predict = predict or FlatModel.predict
-    counts, losses = [], []
-    for i in range(len(cohort)):
+    """Segmentation: a client at a time, and only pixel counts leave it, never the masks' logits."""
+    federation, predict = cohort.federation, predict or FlatModel.predict
+    counts, losses = [(np.zeros((0, federation.num_classes), np.int64),) * 3], [np.zeros(0, np.float32)]
+    for i in np.flatnonzero(np.diff(offsets)):
         one = Cohort(cohort.engine, cohort.ids[i:i + 1], cohort.round, cohort.purpose)
-        where = torch.tensor([i], device=cohort.device)
-        row = rows if isinstance(rows, Tensor) and rows.dim() == 1 else _row(rows, where)
-        logits = one.forward(row, predict, part)[0]                                              # [n_i, C, H, W]
-        index = torch.from_numpy(cohort.federation.splits[part][cohort.ids[i]]).to(cohort.device)
-        targets = cohort.federation.targets[index]
+        logits = one.forward(cut(rows, torch.tensor([i], device=cohort.device)), predict, part)[0]   # [n_i, C, H, W]
+        targets = federation.targets[torch.from_numpy(federation.splits[part][one.ids[0]]).to(cohort.device)]
+        if federation.class_mask is not None:
+            logits = logits.masked_fill(~federation.class_mask[one.ids[0]][:, None, None], float("-inf"))
         losses.append(cohort.engine.task.loss(logits, targets).cpu().numpy())
         counts.append(metrics.segmentation_counts(logits.cpu().numpy(), targets.cpu().numpy()))
     joined = metrics.SegmentationCounts(*(np.concatenate(column) for column in zip(*counts)))
     return metrics.per_client("segmentation", joined, None, offsets, np.concatenate(losses))
-
-
-def _row(rows: Any, where: Tensor) -> Any:
-    return {n: _row(v, where) for n, v in rows.items()} if isinstance(rows, dict) else rows[where]

@@ -58,7 +58,7 @@ class Engine:
     epochs: int = 1
     batch_size: int = 10
     drop_last: bool = False
-    eval_batch: int = 256
+    eval_batch: int = 64
     memories: dict[str, Rows] = field(default_factory=dict)
     everyone: Federation | None = None
 
@@ -159,13 +159,15 @@ class Cohort:
               columns: Columns | None = None, epochs: int | None = None, steps: int | None = None,
               lr: Rate | None = None, batch_size: int | None = None, drop_last: bool | None = None,
               split: str = "train", key: str = "local", buffers: str | dict[str, str] = "theta",
-              optimizer: Optimizer | None = None, **state: Tensor) -> SimpleNamespace:
+              optimizer: Optimizer | None = None, counted: float = 1.0, **state: Tensor) -> SimpleNamespace:
         """Local training from start [P] or [K, P]; state: tensors [K, ...] that a step reads and changes.
 
         step(s, batch) replaces "gradient, plus extra_grad(s), descend".  loss(s, rows, batch) -> [k, B] replaces
         the task's.  columns: only these learn.  key: trainings of a round with the same key draw the same batches.
         buffers: under whose name kept optimizer buffers are stored (a second personal row has its own); a dict
         such as {"theta": name, "v": name} where a step descends on states [K, ...] as well.
+        counted: the share of the drawn samples that counts as trained on (images/s): what a batch serves beside
+        the update that it defines, or a second pass for a second model, is work but no further sample.
         Returns theta [K, P], every state, steps [K] float32, loss [K] (mean over steps), lr.
         """
         if hidden := sorted(RESERVED & state.keys()):
@@ -203,7 +205,7 @@ class Cohort:
 
         e.executor.run(job, len(ids))
         self._keep_memory(kept, names)
-        self._account(plan, out["loss"], out["theta"])
+        self._account(plan, counted, out["loss"], out["theta"])
         taken = np.empty(len(ids), np.int64)
         taken[order] = plan["steps"]
         return SimpleNamespace(**out, steps=torch.from_numpy(taken).float().to(self.device), lr=lr)
@@ -235,9 +237,9 @@ class Cohort:
             for buffer, values in memory.items():
                 self.engine.memory(names[rows], buffer, values.shape[1])[self.ids] = values
 
-    def _account(self, plan: dict[str, Any], loss: Tensor, theta: Tensor) -> None:
+    def _account(self, plan: dict[str, Any], counted: float, loss: Tensor, theta: Tensor) -> None:
         self.ledger.steps += int(plan["steps"].sum())
-        self.ledger.samples += int(plan["counts"].sum())
+        self.ledger.samples += round(counted * int(plan["counts"].sum()))
         trained = torch.from_numpy(np.sort(plan["order"][plan["steps"] > 0])).to(loss.device)
         if len(trained):
             sound = (loss.abs() < DIVERGED) & torch.isfinite(theta.sum(1))

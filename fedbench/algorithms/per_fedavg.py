@@ -37,7 +37,8 @@ class PerFedAvg(Algorithm):
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w
-        out = cohort.train(w, step=self.step, batch_size=self.parts * cohort.engine.batch_size, drop_last=True)
+        out = cohort.train(w, step=self.step, batch_size=self.parts * cohort.engine.batch_size, drop_last=True,
+                           counted=1 / self.parts)                                    # the part that defines the step
         up = cohort.upload(theta=out.theta)                                           # [K, P]
         p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
         self.w = p @ up.theta

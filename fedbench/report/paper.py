@@ -320,6 +320,9 @@ def paper_notes(cells: list[Cell], target: float) -> list[str]:
     ]
     if any("std over clients" in metric for metric in metrics):
         said.append("± of a gain is over clients, in both; each client is taken at its own best round (gain@own_best).")
+    if metrics & {"BMCTA_pct", "BTA_pct"}:
+        said.append("BMCTA: mean over clients of the accuracy; BTA: accuracy over all clients' test samples together; "
+                    "each at its own best round.")  # fmt: skip
     if metrics & {"rounds_to_target", "speedup_x_vs_slowest"}:
         said.append(f"The paper does not state its target accuracy; ours is --target {target:g}.")
     return said

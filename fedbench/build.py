@@ -21,18 +21,18 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench import executor as executors
 from fedbench import rng
 from fedbench.algorithms.base import Algorithm
-from fedbench.cohort import Cohort, Engine, RunError
+from fedbench.cohort import Cohort, Engine
 from fedbench.data.base import Arrays
 from fedbench.executor import Executor, Plan
 from fedbench.federation import Federation
 from fedbench.finetune import FineTuned
 from fedbench.flat import FlatModel
-from fedbench.options import require
+from fedbench.options import RunError, require
 from fedbench.partition.base import Split, build_split
 from fedbench.rows import RowStore, memory
 
 log = logging.getLogger(__name__)
-DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment")
+DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment", "subset")
 
 
 def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), **extra: Any) -> Any:
@@ -72,7 +72,7 @@ def partition(cfg: DictConfig, arrays: Arrays) -> Split:
     method = make(cfg.partition, ("num_clients", "seed"))
     d = cfg.dataset
     return build_split(arrays, method, cfg.partition.num_clients, cfg.partition.seed, d.split, d.test_fraction,
-                       d.val_fraction)
+                       d.val_fraction, d.get("subset", 1.0))
 
 
 def cohort_size(cfg: DictConfig, num_clients: int) -> int:
@@ -127,11 +127,16 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
                                                             cfg.hardware.threads, device, federation.cohort_size)
     built = Engine(federation, model(cfg, federation), make(cfg.optimizer), Executor(plans[0], device),
                    RowStore(federation.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
-                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last, cfg.eval.batch_size,
+                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last, cfg.eval.batch_size or eval_batch(device),
                    everyone=everyone)
     if len(plans) > 1:
         choose_executor(built, plans)
     return built
+
+
+def eval_batch(device: torch.device) -> int:
+    """Samples per evaluation batch: on a CPU 64 convolve 1.2 times as fast as 256 (cache), a GPU wants more."""
+    return 64 if device.type == "cpu" else 512
 
 
 def _plain(value: Any) -> Any:

@@ -61,7 +61,7 @@ class EvalConfig:
 
     every: Count
     clients: Count | None
-    batch_size: Count
+    batch_size: Count | None
 
 
 @dataclass
@@ -140,6 +140,7 @@ class DatasetKeys:
     val_fraction: Share
     normalize: bool
     augment: AugmentConfig | None
+    subset: Fraction = 1.0
 
 
 @dataclass
@@ -166,7 +167,7 @@ class OptimizerKeys:
 
 @dataclass
 class RunConfig:
-    """Every top-level key of a run."""
+    """Every top-level key of a run.  paper: which printed cells it answers, for reports (report/paper.py)."""
 
     name: str | None
     seed: Natural
@@ -176,8 +177,8 @@ class RunConfig:
     local: LocalConfig
     eval: EvalConfig
     finetune: FinetuneConfig
-    checkpoint: CheckpointConfig
     new_clients: NewClientsConfig
+    checkpoint: CheckpointConfig
     resume: str | None
     data_dir: str
     output_dir: str
@@ -189,6 +190,7 @@ class RunConfig:
     optimizer: dict
     hardware: HardwareConfig
     tracking: TrackingConfig
+    paper: dict | None = None
     choices: dict | None = None
 
 
@@ -297,8 +299,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """sha256 (hex) of everything that can change a run's numbers.
 
-    Left out: WHEREABOUTS, the display name, the names of the chosen options (their content is in).  A file
-    below data_dir counts by its path relative to it, so that data may move.
+    Left out: WHEREABOUTS, the display name, the printed cells, the names of the chosen options (their content is
+    in).  A file below data_dir counts by its path relative to it, so that data may move.
     """
     values = plain(cfg) if isinstance(cfg, DictConfig) else cfg
     root = str(values["data_dir"]).rstrip("/\\")
@@ -307,7 +309,7 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
 
 
 def _aside(key: str) -> bool:
-    return key == "name" or key.startswith("choices.") or is_matched(key, WHEREABOUTS)
+    return key in ("name", "paper") or key.startswith(("choices.", "paper.")) or is_matched(key, WHEREABOUTS)
 
 
 def _canonical(value: Any, root: str) -> Any:

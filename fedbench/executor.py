@@ -62,7 +62,9 @@ class Executor:
     def __init__(self, plan: Plan, device: torch.device):
         self.plan, self.device = plan, device
         self.chunk = plan.chunk
-        self.pool = ThreadPoolExecutor(plan.workers, "clients") if plan.workers > 1 else None
+        # oneDNN's OpenMP takes its thread count from the calling thread, so every worker has to set its own
+        self.pool = ThreadPoolExecutor(plan.workers, "clients", torch.set_num_threads, (plan.intra,)) \
+            if plan.workers > 1 else None
 
     def run(self, job: Callable[[int, int], None], count: int, pieces: bool = False) -> None:
         """Call job on [0, count) cut into chunks.  A chunk that does not fit in memory is halved and run again,

@@ -1,0 +1,88 @@
+"""Take results out of a finished run: a client's model for plain PyTorch, and every client's predictions.
+
+    python -m fedbench.export <run directory> --client 7 --out client7.pt
+    python -m fedbench.export <run directory> --predictions predictions.npz
+
+The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from fedbench import checkpoint, resume
+from fedbench.cohort import Cohort
+from fedbench.options import ConfigError, require
+from fedbench.simulator import Simulation, prepare
+
+
+def open_run(run_dir: str | Path) -> Simulation:
+    """The run as it stood at its last checkpoint: data, model, algorithm and every client's state."""
+    values, _ = resume.prepare(Path(run_dir), [], None)
+    return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir)))
+
+
+def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
+    """The cohort of these clients, and what they would deploy (rows, or a dict with "theta")."""
+    require(bool(len(ids)) and int(ids.max()) < sim.engine.federation.num_clients,
+            f"there are {sim.engine.federation.num_clients} clients, from 0")
+    cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
+    with torch.no_grad():
+        return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
+
+
+def client_state(run_dir: str | Path, client: int) -> dict[str, Tensor]:
+    """What a client would deploy, as the state_dict of the run's nn.Module.
+
+    Load it with strict=False where the module has integer counters (BatchNorm), which are no part of a row.
+    """
+    sim = open_run(run_dir)
+    _, rows = deployed(sim, np.array([client]))
+    row = rows["theta"] if isinstance(rows, dict) else rows
+    assert isinstance(row, Tensor)
+    return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])
+
+
+def predictions(run_dir: str | Path, split: str = "test") -> dict[str, np.ndarray]:
+    """Every client's logits on its own split: client [n], index [n] (into the data set), target [n, ...], logits
+    [n, C]."""
+    sim = open_run(run_dir)
+    ids = np.arange(sim.engine.federation.num_clients)
+    cohort, rows = deployed(sim, ids)
+    part = sim.engine.federation.splits[split]
+    logits = torch.cat(cohort.forward(rows, sim.algorithm.predict, split)).cpu().numpy()
+    targets = sim.engine.federation.targets.cpu().numpy()[part.indices]
+    return {"client": part.owners(), "index": part.indices, "target": targets, "logits": logits}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fedbench.export", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--client", type=int, help="save this client's state_dict under --out")
+    parser.add_argument("--out", type=Path, default=Path("client.pt"))
+    parser.add_argument("--predictions", type=Path, metavar="FILE.npz", help="save all clients' test predictions")
+    args = parser.parse_args()
+    if args.client is None and args.predictions is None:
+        parser.error("say what to export: --client N, or --predictions FILE.npz")
+    try:
+        if args.client is not None:
+            torch.save(client_state(args.run_dir, args.client), args.out)
+        if args.predictions is not None:
+            with open(args.predictions, "wb") as file:
+                np.savez(file, **predictions(args.run_dir))                       # type: ignore[arg-type]
+    except ConfigError as error:
+        print(f"fedbench: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

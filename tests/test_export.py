@@ -1,0 +1,47 @@
+"""What is taken out of a run equals what the run measured."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedbench.app import main
+from fedbench.export import client_state, open_run, predictions
+from fedbench.models.mlp import MLP
+from fedbench.options import ConfigError
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export")
+    assert main(["algorithm=fedper", "rounds=2", "tracking=disabled", "hardware.executor=vmap", "model.hidden=[8]",
+                 f"output_dir={root}"]) == 0
+    return next(root.glob("*/*/*/summary.json")).parent
+
+
+def accuracies(run_dir: Path) -> dict[int, float]:
+    with open(run_dir / "clients.csv") as file:
+        return {int(r["client"]): float(r["personal/accuracy"]) for r in csv.DictReader(file) if r["round"] == "2"}
+
+
+def test_a_clients_model_in_plain_pytorch_scores_what_the_run_says(run_dir):
+    module = MLP((1, 8, 8), 10, [8])
+    module.load_state_dict(client_state(run_dir, 7))
+    federation = open_run(run_dir).engine.federation
+    x, y = federation.gather(torch.from_numpy(federation.splits["test"][7]))
+    accuracy = (module(x).argmax(1) == y).float().mean().item()
+    assert accuracy == pytest.approx(accuracies(run_dir)[7])
+
+
+def test_predictions_score_what_the_run_says(run_dir):
+    found = predictions(run_dir)
+    right = found["logits"].argmax(1) == found["target"]
+    measured = np.bincount(found["client"], right) / np.bincount(found["client"])
+    assert measured == pytest.approx([accuracies(run_dir)[i] for i in range(20)])
+
+
+def test_a_client_that_is_not_there_is_one_sentence(run_dir):
+    with pytest.raises(ConfigError, match="20 clients"):
+        client_state(run_dir, 20)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import re
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,22 @@ class Composer:
             return OverridesParser.create(self.loader).parse_overrides(overrides)
         except OverrideParseException as error:
             raise ConfigError(_unreadable(error.override, self.folders)) from error
+
+    def expand(self, overrides: list[str]) -> list[str]:
+        """The overrides with a group's ``glob(pattern)`` written out, nested options (table/row) included.
+
+        It may stand in a list, beside what goes with every match: ``[glob(table/*),reduced/mnist10]``.
+        """
+        return [self._expanded(text) for text in overrides]
+
+    def _expanded(self, text: str) -> str:
+        found = re.fullmatch(r"(\+*(\w+)=)(.*)\bglob\(([^()]*)\)(.*)", text)
+        if found is None or found[2] not in GROUPS:
+            return text
+        names = group_options(found[2], self.folders)
+        matched = fnmatch.filter(names, found[4].strip())
+        require(bool(matched), f"{text} matches none: {found[2]} has {', '.join(names) or 'no option'}")
+        return found[1] + ",".join(f"{found[3]}{name}{found[5]}" for name in matched)
 
     def compose(self, overrides: list[str], multirun: bool = False) -> DictConfig:
         """Hydra's full config, with its ``hydra`` node; ConfigError with one sentence where it refuses."""
@@ -117,9 +133,10 @@ class Composer:
 
 def _values(override: Override) -> list[Any]:
     if override.is_sweep_override():
-        return list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
-    value = override.value()
-    return value if isinstance(value, list) else [value]
+        values = list(override.sweep_iterator()) if override.is_discrete_sweep() else []
+    else:
+        values = [override.value()]
+    return [one for value in values for one in (value if isinstance(value, list) else [value])]
 
 
 def explain(error: BaseException) -> str:
@@ -181,7 +198,7 @@ def cell_name(overrides: Iterable[str], excluded: Iterable[str]) -> str:
 
 def is_matched(key: str, patterns: Iterable[str]) -> bool:
     """Whether a dotted key matches one of the patterns (``tracking.*``)."""
-    return any(fnmatchcase(key, pattern) for pattern in patterns)
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def _key(override: str) -> str:

@@ -52,6 +52,7 @@ def launch(argv: list[str]) -> int:
         require(not args.multirun, "resume= is for one run: a sweep finds its unfinished cells by itself")
         return go_on(Path(command.resume), command.overrides, args.config_dir)
     composer = Composer(args.config_dir)
+    command.overrides = composer.expand(command.overrides)
     if args.multirun and not args.cfg and not args.info:
         return sweep(composer, command)
     full = checked(composer, command.overrides)

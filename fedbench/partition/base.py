@@ -188,6 +188,7 @@ def build_split(
     split: str = "merged",
     test_fraction: float = 0.25,
     val_fraction: float = 0.0,
+    subset: float = 1.0,
 ) -> Split:
     """Divide a data set over num_clients clients and cut each one's part; ConfigError where it cannot be.
 
@@ -198,12 +199,16 @@ def build_split(
     num_clients: None lets a partition with natural silos say how many there are.
     val_fraction: this share of each client's train samples becomes its validation part; the published
         validation samples, if any, then count as train samples.
+    subset: this share of every part that is divided is used at all, drawn from ``seed`` and keeping the
+        proportions of classes and natural silos; the rest belongs to nobody.
     """
     _check_options(arrays, split, test_fraction, val_fraction)
     num_clients = _client_count(arrays, partition, num_clients)
     rng = np.random.RandomState(seed)
     labels = arrays.labels()
     pools = _pools(arrays, labels, split, test_fraction, val_fraction, seed)
+    if subset < 1:
+        pools = _subsets(pools, labels, arrays.domain, subset, seed)
     for name, pool in zip(("train", "test"), pools):
         part = "samples" if split == "merged" else f"{name} samples"
         require(
@@ -264,6 +269,24 @@ def _pools(
         return [np.flatnonzero(part != TEST), np.flatnonzero(part == TEST)]
     pools = [np.flatnonzero(part == which) for which in (TRAIN, TEST, VAL)]
     return pools if len(pools[2]) else pools[:2]
+
+
+def _subsets(
+    pools: list[np.ndarray], labels: np.ndarray, domain: np.ndarray | None, subset: float, seed: int
+) -> list[np.ndarray]:
+    """round(subset n_k) samples, one at least, of each class (of each natural silo) of each pool, in its order.
+
+    With a generator of its own: what comes after draws as it would from the whole set.
+    """
+    require(0 < subset <= 1, f"dataset.subset={subset} must be in (0, 1]")
+    rng = np.random.RandomState(seed)
+    _, groups = np.unique(np.stack([labels, np.zeros_like(labels) if domain is None else domain]), axis=1,
+                          return_inverse=True)  # [n]
+    kept = np.zeros(len(labels), bool)  # [n]
+    for pool in pools:
+        for members in by_class(groups.reshape(-1), pool):
+            kept[rng.permutation(members)[: max(1, round(subset * len(members)))]] = True
+    return [pool[kept[pool]] for pool in pools]
 
 
 def _stratified(labels: np.ndarray, test_fraction: float, seed: int) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ Nothing else in the round loop prints.
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 import time
@@ -79,8 +80,15 @@ def _bar(total: int, start: int) -> Any:
 
 
 def ending(summary: dict[str, Any], run_dir: Path) -> None:
-    """Print the closing screen of a run from its summary: what ran, what came out, what to do next."""
+    """Print the closing screen of a run from its summary: what ran, what came out, what to do next.
+
+    A cell of a sweep gets a line: the sweep ends in a table of its own.
+    """
     path = Path(run_dir)
+    if "FEDBENCH_CELLS" in os.environ:
+        shown = both(summary["last"], summary["best"] or {"values": summary["last"]}, "personal/accuracy")
+        print(f"{path.name}: mean personalized accuracy {shown[0]} last, {shown[1]} best", flush=True)
+        return
     near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # short enough to be typed
     print("\n" + "\n".join(ending_lines(summary, near)), flush=True)
 

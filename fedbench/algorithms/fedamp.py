@@ -1,0 +1,89 @@
+"""FedAMP: the server sends each client a mixture of all models in which those near its own weigh more.
+
+Huang et al., AAAI 2021, Algorithm 1, for  sum_i f_i(w_i) + lam sum_{i<j} A(||w_i - w_j||^2),  A(x) = 1 - exp(-x/sigma).
+X_ij = alpha_k exp(-||w_i - w_j||^2 / sigma) / sigma for j != i, X_ii = 1 - sum_j X_ij, u_i = sum_j X_ij w_j; the client
+minimizes f_i(w) + lam / (2 alpha_k) ||w - u_i||^2 by SGD.
+Departs from the paper: local SGD starts from the client's own model, as in PFLlib (start="cloud": from u_i, as
+easyFL does), and is not run to the minimum.  Partial participation: w_j is the latest upload of everyone who has
+made one (peers="last_cohort": of the last cohort only, as PFLlib).  Distances are over the trained columns: with a
+million of them they are in the hundreds, so that X is I unless sigma grows with the model.
+Reduces to: Local at lam = 0.
+"""
+
+import logging
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.linalg import squared_distances
+from fedbench.options import Count, Fraction, NonNegative, Positive, require
+
+log = logging.getLogger(__name__)
+BLOCK = 256                        # models of other clients gathered at a time
+
+
+class FedAMP(Algorithm):
+    """lam, sigma: above; alpha_k: step of the server, times decay every decay_every rounds.
+
+    State: w [N, P], what client i last trained and uploaded; prev [K'], the last cohort.
+    """
+
+    def __init__(self, lam: NonNegative = 1.0, alpha_k: Positive = 1.0, sigma: Positive = 1.0,
+                 start: Literal["own", "cloud"] = "own", peers: Literal["everyone", "last_cohort"] = "everyone",
+                 decay: Fraction = 1.0, decay_every: Count = 30):
+        self.lam, self.alpha_k, self.sigma, self.start, self.peers = lam, alpha_k, sigma, start, peers
+        self.decay, self.decay_every = decay, decay_every
+        self.prev = None
+
+    def check(self, federation, model, optimizer):
+        super().check(federation, model, optimizer)
+        others = (federation.num_clients if self.peers == "everyone" else federation.cohort_size) - 1
+        if self.alpha_k * others <= self.sigma:
+            return
+        require(self.start == "own" or not model.buffer_names,
+                f"algorithm.alpha_k={self.alpha_k:g} could extrapolate this model's BatchNorm statistics: with "
+                f"algorithm.start=cloud it must be <= sigma / {others} = {self.sigma / others:.3g}")
+        log.warning("algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight of "
+                    "a client's own one is negative; alpha_k <= %.3g excludes it",
+                    self.alpha_k, self.sigma, others, self.sigma / others)
+
+    def setup(self, federation, model, rows):
+        self.columns = model.trained
+        self.w = rows("w", default=model.init_row())                                  # lazy [N, P]
+
+    def round(self, cohort):
+        own, alpha = self.w[cohort.ids], self.alpha(cohort.round)                     # [K, P]
+        u = cohort.download(u=self.cloud(cohort, own, alpha)).u
+        pull = (lambda s: (s.theta - s.u).mul_(self.lam / alpha)) if self.lam else None
+        out = cohort.train(own if self.start == "own" else u, extra_grad=pull, u=u)
+        self.w[cohort.ids] = cohort.upload(w=out.theta).w
+        self.prev = cohort.index
+
+    def alpha(self, round):
+        return self.alpha_k * self.decay ** (round // self.decay_every)
+
+    def cloud(self, cohort, own, alpha):
+        """u_i = sum_j X_ij w_j, a block of models w_j at a time; X_ii is what is left of 1.  # [K, P]"""
+        peers = self.w.touched() if self.peers == "everyone" or self.prev is None else self.prev.cpu().numpy()
+        blocks = np.split(peers, range(BLOCK, len(peers), BLOCK)) if len(peers) else []
+        if not blocks:
+            return own
+        near = [self.nearness(self.columns.take(own), self.columns.take(self.w[ids])) for ids in blocks]
+        others = torch.from_numpy(cohort.ids[:, None] != peers).to(own.device)        # [K, M] bool
+        X = self.attention(torch.cat(near, 1), others, alpha)                         # [K, M]
+        u = (1 - X.sum(1, keepdim=True)) * own
+        for ids, x in zip(blocks, X.split(BLOCK, 1)):
+            u += x @ self.w[ids]
+        return u
+
+    def nearness(self, own, others):
+        return squared_distances(own, others)
+
+    def attention(self, distances, others, alpha):
+        """X_ij where others is True, 0 elsewhere.  # [K, M]"""
+        return torch.where(others, alpha / self.sigma * torch.exp(-distances / self.sigma), 0)
+
+    def personalized(self, cohort, final):
+        return self.w[cohort.ids]

@@ -1,0 +1,41 @@
+"""HeurFedAMP: FedAMP whose weights come from the cosines of models, which survive a million parameters.
+
+Huang et al., AAAI 2021, section "HeurFedAMP":  X_ij = (1 - xi) softmax_{j != i}(sigma cos(w_i, w_j)),  X_ii = xi.
+Departs from the paper: as FedAMP, but local SGD starts from u_i.
+Reduces to: Local at xi = 1 and lam = 0; uniformly weighted FedAvg, with everyone in every round, at sigma = 0,
+xi = 1/N and lam = 0.
+"""
+
+from typing import Literal
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.fedamp import FedAMP
+from fedbench.linalg import products
+from fedbench.options import Count, Fraction, NonNegative, Positive, Probability
+
+
+class HeurFedAMP(FedAMP):
+    """xi: weight of a client's own model (null: 1/N); sigma: sharpness of the softmax; the rest as FedAMP, whose
+    state it has."""
+
+    def __init__(self, xi: Probability | None = None, sigma: NonNegative = 25.0, lam: NonNegative = 1.0,
+                 alpha_k: Positive = 1e4, start: Literal["own", "cloud"] = "cloud",
+                 peers: Literal["everyone", "last_cohort"] = "everyone", decay: Fraction = 0.1,
+                 decay_every: Count = 30):
+        super().__init__(lam, alpha_k, sigma, start, peers, decay, decay_every)
+        self.xi = xi
+
+    def check(self, federation, model, optimizer):
+        Algorithm.check(self, federation, model, optimizer)            # no weight can be negative: no warning
+
+    def setup(self, federation, model, rows):
+        super().setup(federation, model, rows)
+        self.own_weight = 1 / federation.num_clients if self.xi is None else self.xi
+
+    def nearness(self, own, others):
+        lengths = own.norm(dim=1)[:, None] * others.norm(dim=1)                       # [K, M]
+        return products(own, others) / lengths.clamp_min(1e-12)
+
+    def attention(self, cosines, others, alpha):
+        scores = (self.sigma * cosines).masked_fill(~others, float("-inf"))
+        return (1 - self.own_weight) * scores.softmax(1).nan_to_num(0)                # nobody else: 0

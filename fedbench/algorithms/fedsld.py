@@ -1,0 +1,63 @@
+"""FedSLD: one global model, each sample weighted by how rare its class is in the batch and common in the federation.
+
+Luo and Wu, ISBI 2022, Algorithm 1.  Clients share their label counts once: Pt(c) is the share of class c among all
+training samples, pb(c) its share of a batch; the batch loss is the mean (reduction="sum": the sum, as in the paper's
+formula) over samples k of  Pt(y_k) / pb(y_k) CE_k,  that is, sum over the classes present of Pt(c) times their mean
+cross-entropy.
+Departs from the paper: the mean, which needs no other learning rate than FedAvg's (no code is public).
+Reduces to: FedAvg where every batch has the federation's class shares.
+"""
+
+from typing import Literal
+
+import torch
+
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.options import require
+
+
+class FedSLD(FedAvg):
+    """counts: Pt over all clients | the cohort.  renormalize: divide by the sum of Pt over the classes of the batch,
+    which a client with few classes otherwise scales its loss by.  State: w [P]."""
+
+    def __init__(self, reduction: Literal["mean", "sum"] = "mean", counts: Literal["all", "cohort"] = "all",
+                 renormalize: bool = False):
+        super().__init__()
+        self.reduction, self.counts, self.renormalize = reduction, counts, renormalize
+
+    def check(self, federation, model, optimizer):
+        super().check(federation, model, optimizer)
+        require(federation.task.name == "classification",
+                f"algorithm=fedsld weights classes: it needs a classification data set, not {federation.task.name}")
+
+    def setup(self, federation, model, rows):
+        super().setup(federation, model, rows)
+        self.label_counts = federation.label_counts                                   # [N, C] on the host
+
+    def round(self, cohort):
+        w, prior = cohort.broadcast(w=self.w).w, self.prior(cohort)                   # [P], [C]
+
+        def step(s, batch):
+            batch.weight = batch.weight * self.ratio(batch, prior)                    # [k, B]
+            s.descend(s.grad(batch))
+
+        up = cohort.upload(theta=cohort.train(w, step=step).theta)
+        self.w = cohort.weights @ up.theta
+
+    def prior(self, cohort):
+        """Pt.  Counts and Pt travel once: C numbers per client each way, in the first round.  # [C]"""
+        own = self.label_counts[cohort.ids]                                           # [K, C]
+        if cohort.round == 0:
+            cohort.upload(counts=torch.from_numpy(own).float())
+        total = torch.from_numpy((self.label_counts if self.counts == "all" else own).sum(0)).to(self.w)
+        prior = total / total.sum()
+        return cohort.broadcast(prior=prior).prior if cohort.round == 0 or self.counts == "cohort" else prior
+
+    def ratio(self, batch, prior):
+        """Pt(y) / pb(y) of every sample, 0 for padding.  # [k, B]"""
+        real = batch.weight > 0
+        share = batch.weight.new_zeros(len(batch.y), len(prior)).scatter_add(1, batch.y, batch.weight)  # pb [k, C]
+        ratio = torch.where(real, prior[batch.y] / share.gather(1, batch.y), 0)
+        if self.renormalize:
+            ratio = ratio / (batch.weight * ratio).sum(1, keepdim=True)
+        return ratio * real.sum(1, keepdim=True) if self.reduction == "sum" else ratio

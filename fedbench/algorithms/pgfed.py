@@ -8,8 +8,9 @@ before the step of theta; the coefficient of the mean gradient is 1/K'.  Round 1
 Reduces to: FedAvg-local at mu = 0, bit for bit; PGFed at beta = 0.
 """
 
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.linalg import dot
@@ -27,7 +28,7 @@ class PGFed(Algorithm):
     def __init__(self, mu: NonNegative = 0.1, eta2: NonNegative = 0.01, beta: Probability = 0.0,
                  alpha_max: Positive | None = None, drop_last: bool = False):
         self.mu, self.eta2, self.beta, self.alpha_max, self.drop_last = mu, eta2, beta, alpha_max, drop_last
-        self.G: Tensor | None = None
+        self.G: Any = None                                                            # no cohort yet
 
     def setup(self, federation, model, rows):
         self.w = model.init_row()                                                     # [P]
@@ -39,17 +40,24 @@ class PGFed(Algorithm):
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w
         if self.G is None or self.mu == 0:                                            # round 1 is FedAvg
-            out = cohort.train(w)
+            out = self.first(cohort, w)
         else:
             out = self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if self.mu == 0:
             self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
             return
-        g, f = cohort.gradient(out.theta, drop_last=self.drop_last)                   # [K, P], [K]
-        up = cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta))
+        up = self.upload(cohort, out)
         self.w = cohort.weights @ up.theta
         self.G, self.c, self.gbar, self.prev = up.g, self.mu * up.c, self.mu * up.g.mean(0), cohort.index
+
+    def first(self, cohort, w):
+        return cohort.train(w)
+
+    def upload(self, cohort, out):
+        """theta_i, and the risk f_i to first order around it, c_i + g_i . theta: theta [K, P], g [K, P], c [K]."""
+        g, f = cohort.gradient(out.theta, drop_last=self.drop_last)                   # [K, P], [K]
+        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta))
 
     def train(self, cohort, w):
         A = self.A[cohort.ids]                                                        # [K, N]

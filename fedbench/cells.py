@@ -61,7 +61,7 @@ def run_cell(cfg: DictConfig) -> float:
 
 
 def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, float]:
-    values = check(with_choices(cfg, hydra.runtime.choices))
+    values = check(with_choices(cfg, hydra))
     stored = _stored(folder)
     if stored is not None and config_hash(stored) != config_hash(values):
         _set_aside(folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -215,16 +216,23 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     Raises ConfigError for whatever Hydra refuses.  Values are not checked here: see ``check``.
     """
     full = Composer(config_dir).compose(overrides)
-    return with_choices(full, full.hydra.runtime.choices)
+    return with_choices(full, full.hydra)
 
 
-def with_choices(cfg: DictConfig, chosen: Mapping[str, Any]) -> DictConfig:
-    """A copy of a composed config with ``choices`` and without ``hydra``."""
+def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
+    """A copy of a composed config with ``choices`` and without ``hydra``, whose node tells the choices."""
+    chosen = {**hydra.runtime.choices, **_lists(OmegaConf.to_container(hydra.overrides.task, resolve=False))}
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.pop("hydra", None)
         cfg.choices = {group: chosen.get(group) for group in GROUPS}
     return cfg
+
+
+def _lists(overrides: Any) -> dict[str, str]:
+    """Groups of which several options were chosen, ``+experiment=[a,b]`` as a,b: Hydra does not tell these."""
+    found = (re.fullmatch(r"\+*(\w+)=\[(.*)\]", text) for text in overrides)
+    return {match[1]: match[2].replace(" ", "") for match in found if match}
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _refuse(message: str) -> NoReturn:
 def checked(composer: Composer, overrides: list[str]) -> DictConfig:
     """Hydra's full config of a run whose every value has been checked."""
     full = composer.compose(overrides)
-    check(with_choices(full, full.hydra.runtime.choices))
+    check(with_choices(full, full.hydra))
     return full
 
 

@@ -22,7 +22,7 @@ from fedbench.hydra_bridge import Composer, is_matched
 from fedbench.options import require
 from fedbench.schema import show
 
-FREE = ("name", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
+FREE = ("name", "paper", "paper.*", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
 # choices.* follow from the keys; hardware is kept as it was, whatever is asked
 KEPT_OR_FREE = (*FREE, "hardware.*", "choices.hardware", "choices.tracking", "choices.experiment")
 ABSENT: Any = object()
@@ -91,7 +91,7 @@ def _asked(
 
 def _values(composer: Composer, overrides: list[str]) -> dict[str, Any]:
     full = composer.compose(overrides)
-    return flatten(check(with_choices(full, full.hydra.runtime.choices)))
+    return flatten(check(with_choices(full, full.hydra)))
 
 
 def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The configuration: every file composes, mistakes are one sentence, equal settings have one hash."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,10 +154,10 @@ def composed() -> dict[str, DictConfig]:
     for k in range(max(map(len, options.values()))):
         chosen = [f"{group}={names[k % len(names)]}" for group, names in options.items()]
         cfg = composer.compose(chosen)
-        runs.update(dict.fromkeys(chosen, with_choices(cfg, cfg.hydra.runtime.choices)))
+        runs.update(dict.fromkeys(chosen, with_choices(cfg, cfg.hydra)))
     for name in group_options("experiment"):
         cfg = composer.compose([f"+experiment={name}"])
-        runs[f"experiment={name}"] = with_choices(cfg, cfg.hydra.runtime.choices)
+        runs[f"experiment={name}"] = with_choices(cfg, cfg.hydra)
     return runs
 
 
@@ -189,7 +190,7 @@ def test_experiment_files_begin_with_their_command() -> None:
     for name in group_options("experiment"):
         lines = (find_conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
         header = [line for line in lines if line.startswith("#")]
-        assert any("python -m fedbench" in line and f"+experiment={name}" in line for line in header), name
+        assert any(re.search(rf"python -m fedbench .*\+experiment=(\[.*,)?{name}\b", line) for line in header), name
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,14 @@
 
 Which cells a run answers is said by the key ``paper`` of its experiment file: ``table`` (the name of a file
 in fedbench/papers, or a list of them), then columns of that file and the value each must have (or a list of
-values, or a pattern with *).  ``select`` (last, best or best_val) overrules the round that recipes.py takes.
+values, or a pattern with *, or what it is under each of several overrides).  ``select`` (last, best or best_val)
+overrules the round that recipes.py takes.
 
-    paper: {table: pgfed_table1_cifar, method: PGFed, dataset: CIFAR10, clients: "${partition.num_clients}"}
+    paper:
+      table: pgfed_table1_cifar
+      method: PGFed
+      dataset: {dataset=cifar10: CIFAR10, dataset=cifar100: CIFAR100}
+      clients: ${partition.num_clients}
 """
 
 from __future__ import annotations
@@ -42,11 +47,15 @@ SEEDS = "seed=0,1,2"
 
 @dataclass
 class Cell:
-    """A printed number and ours: ``ours.std`` is what the paper's ± means, ``sigma`` our std over seeds."""
+    """A printed number and ours: ``ours.std`` is what the paper's ± means, ``sigma`` our std over seeds.
+
+    overrides: what the runs depart in from their experiment file; reduced: by another file that goes beside it.
+    """
 
     row: dict[str, str]
     runs: list[Run] = field(default_factory=list)
     overrides: str = ""
+    reduced: bool = False
     ours: Spread = field(default_factory=lambda: Spread(float("nan"), None, 0, 0))
     sigma: float | None = None
 
@@ -75,10 +84,23 @@ class Experiment:
     name: str
     paper: dict[str, Any]
 
-    def references(self) -> dict[str, str]:
-        """Columns whose value comes from a config key: clients -> partition.num_clients."""
-        found = {column: REFERENCE.match(str(value)) for column, value in self.paper.items()}
-        return {column: match.group(1) for column, match in found.items() if match}
+    def given(self, row: dict[str, str]) -> list[str]:
+        """The overrides under which the experiment answers a row: dataset=cifar10, partition.num_clients=25."""
+        found = []
+        for column, value in self.paper.items():
+            reference = REFERENCE.match(str(value))
+            if reference:
+                found.append(f"{reference.group(1)}={row[column]}")
+            elif isinstance(value, dict):
+                found += [override for override, printed in value.items() if str(printed) == row[column]]
+        return found
+
+    def chosen_by(self) -> set[str]:
+        """The config keys that say which of its rows a run answers."""
+        references = (REFERENCE.match(str(value)) for value in self.paper.values())
+        mappings = (value for value in self.paper.values() if isinstance(value, dict))
+        named = (str(override).partition("=")[0] for value in mappings for override in value)
+        return {*named, *(match.group(1) for match in references if match)}
 
 
 def tables() -> list[str]:
@@ -124,8 +146,22 @@ def matches(paper: dict[str, Any], table: str, row: dict[str, str]) -> bool:
 def _equal(wanted: Any, value: str | None) -> bool:
     if value is None or REFERENCE.match(str(wanted)):
         return value is not None
-    options = wanted if isinstance(wanted, list) else [wanted]
+    options = list(wanted.values()) if isinstance(wanted, dict) else wanted if isinstance(wanted, list) else [wanted]
     return any(str(option) == value or fnmatchcase(value, str(option)) for option in options)
+
+
+def block_of(run: Run) -> dict[str, Any]:
+    """A run's ``paper`` block, in which a column of several overrides has the values of those that hold."""
+    found = run.config.get("paper") or {}
+    return {
+        column: [printed for override, printed in value.items() if _holds(run, override)]
+        if isinstance(value, dict) else value for column, value in found.items()
+    }  # fmt: skip
+
+
+def _holds(run: Run, override: str) -> bool:
+    key, _, value = override.partition("=")
+    return str(run.flat_config.get(f"choices.{key}", run.flat_config.get(key))) == value
 
 
 def experiments(conf_dir: Path) -> list[Experiment]:
@@ -156,15 +192,16 @@ def compare(name: str, runs: list[Run], known: list[Experiment], target: float =
     """
     rows = [row for row in read_table(name) if is_measured(row["metric"])]
     finished = sorted((r for r in runs if r.finished), key=lambda r: str(r.summary.get("finished")))
-    mine = [(r, r.config["paper"], overrides(r, known)) for r in finished if r.config.get("paper")]
+    mine = [(r, block_of(r), departures(r, known)) for r in finished if is_of(name, r)]
     cells = []
     for row in rows:
-        variants: dict[str, dict[Any, Run]] = {}
+        variants: dict[tuple[str, str], dict[Any, Run]] = {}
         for run, paper, changed in mine:
             if matches(paper, name, row):
                 variants.setdefault(changed, {})[run.seed] = run
-        for changed in sorted(variants, key=lambda c: (bool(c), -len(variants[c]), c)):
-            cells.append(Cell(row, list(variants[changed].values()), changed))
+        for beside, changed in sorted(variants, key=lambda c: (any(c), -len(variants[c]), c)):
+            given = " ".join(filter(None, (beside, changed)))
+            cells.append(Cell(row, list(variants[beside, changed].values()), given, bool(beside)))
         if not variants:
             cells.append(Cell(row))
     for cell in cells:
@@ -198,15 +235,17 @@ def _measure_relative(cells: list[Cell]) -> None:
                 cell.ours = Spread(compute(own, others), None, len(cell.runs), len(cell.runs))
 
 
-def overrides(run: Run, known: Iterable[Experiment]) -> str:
-    """The command line's overrides that make a run depart from its experiment file; "" for none."""
+def departures(run: Run, known: Iterable[Experiment]) -> tuple[str, str]:
+    """What makes a run depart from its experiment file: files beside it (reduced/tenth), and overrides."""
     path = run.path / ".hydra" / "overrides.yaml"
     given = yaml.load(path.read_text(encoding="utf-8"), LOADER) or [] if path.is_file() else []
-    name = run.choice("experiment")
-    chosen = {key for e in known if e.name == name for key in e.references().values()}
+    names = str(run.choice("experiment")).split(",")
+    mine = [e for e in known if e.name in names]
+    chosen = {key for e in mine for key in e.chosen_by()}
     left = [str(o) for o in given if (key := str(o).lstrip("+~").split("=")[0]) not in chosen
             and key.split(".")[0].split("/")[0] not in (*IGNORED, "experiment")]  # fmt: skip
-    return " ".join(sorted(left))
+    beside = [name for name in names[1:] if name not in {e.name for e in mine}]
+    return " ".join(sorted(beside)), " ".join(sorted(left))
 
 
 def cell_table(name: str, cells: list[Cell], tidy: bool = False) -> Table:
@@ -272,19 +311,23 @@ def kendall_tau(a: Iterable[float], b: Iterable[float]) -> float:
 
 def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]:
     """Lines: what has not been run, the commands that run it, and the cells without an experiment file."""
-    missing = [cell for cell in cells if not cell.runs]
+    done = {(cell.row["method"], cell.key) for cell in cells if cell.runs and not cell.reduced}
+    missing = {(cell.row["method"], cell.key): cell for cell in cells}
+    total = len(missing)
+    missing = {key: cell for key, cell in missing.items() if key not in done}
     wanted: dict[str, dict[str, None]] = {}
     homeless: list[Cell] = []
-    for cell in missing:
+    for cell in missing.values():
         able = [e for e in known if matches(e.paper, name, cell.row)]
+        able.sort(key=lambda e: not e.name.startswith(f"{name}/"))  # a run may answer several tables
         for experiment in able[:1]:
-            references = experiment.references().items()
-            changed = [shlex.quote(f"{key}={cell.row[column]}") for column, key in references]
+            changed = map(shlex.quote, experiment.given(cell.row))
             wanted.setdefault(" ".join(changed), {})[experiment.name] = None
         if not able:
             homeless.append(cell)
-    total = len({(cell.row["method"], cell.key) for cell in cells})
-    lines = [f"{len(missing)} of {total} cells are not run."] if missing else ["Every cell has a run."]
+    reduced = sum(cell.reduced for cell in missing.values())
+    also = f" ({reduced} of them only in a reduced setting)" if reduced else ""
+    lines = [f"{len(missing)} of {total} cells are not run{also}."] if missing else ["Every cell has a run."]
     lines += [
         " ".join(filter(None, ["python -m fedbench -m", f"+experiment={','.join(names)}", SEEDS, changed]))
         for changed, names in wanted.items()
@@ -298,7 +341,7 @@ def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]
 def strays(name: str, runs: list[Run]) -> list[str]:
     """Lines about runs that name this table but answer none of its rows: a misspelt method or data set."""
     rows = read_table(name)
-    blocks = {run.path: run.config["paper"] for run in runs if is_of(name, run)}
+    blocks = {run.path: block_of(run) for run in runs if is_of(name, run)}
     lost = {path: paper for path, paper in blocks.items() if not any(matches(paper, name, r) for r in rows)}
     return [f"{path} answers no cell: its key paper is {paper}." for path, paper in lost.items()]
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.utils import instantiate
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench import executor as executors
@@ -27,7 +28,7 @@ from fedbench.executor import Executor, Plan
 from fedbench.federation import Federation
 from fedbench.finetune import FineTuned
 from fedbench.flat import FlatModel
-from fedbench.options import RunError, require
+from fedbench.options import ConfigError, RunError, require
 from fedbench.partition.base import Split, build_split
 from fedbench.rows import RowStore, memory
 
@@ -36,10 +37,16 @@ DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment"
 
 
 def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), **extra: Any) -> Any:
-    """Instantiate a group's target with its keys, less the reserved ones, and extra arguments."""
+    """Instantiate a group's target with its keys, less the reserved ones, and extra arguments.  A ConfigError of the
+    target's comes through as it is, not in Hydra's wrapping."""
     values = OmegaConf.to_container(OmegaConf.create(dict(group)), resolve=True)
     kept = {k: v for k, v in values.items() if k not in reserved}                     # type: ignore[union-attr]
-    return instantiate({"_convert_": "all", "_recursive_": False, **kept}, **extra)
+    try:
+        return instantiate({"_convert_": "all", "_recursive_": False, **kept}, **extra)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise
 
 
 def device_of(cfg: DictConfig) -> torch.device:

@@ -62,17 +62,22 @@ class Executor:
     def __init__(self, plan: Plan, device: torch.device):
         self.plan, self.device = plan, device
         self.chunk = plan.chunk
+        self.claim()                    # for the server's algebra too, from the first round of a resumed run on
         # oneDNN's OpenMP takes its thread count from the calling thread, so every worker has to set its own
         self.pool = ThreadPoolExecutor(plan.workers, "clients", torch.set_num_threads, (plan.intra,)) \
             if plan.workers > 1 else None
+
+    def claim(self) -> None:
+        """Set torch's intra-op threads to the plan's: sums split over another number of them differ in the last digit."""
+        if self.device.type == "cpu":
+            torch.set_num_threads(self.plan.intra)
 
     def run(self, job: Callable[[int, int], None], count: int, pieces: bool = False) -> None:
         """Call job on [0, count) cut into chunks.  A chunk that does not fit in memory is halved and run again,
         so a job must leave its inputs alone and write its results last.  pieces: single items, always."""
         if count == 0:
             return
-        if self.device.type == "cpu":
-            torch.set_num_threads(self.plan.intra)
+        self.claim()                    # another executor may have run since
         size = 1 if pieces else self.chunk or count
         edges = [(a, min(a + size, count)) for a in range(0, count, size)]
         if self.pool is not None and len(edges) > 1:

@@ -7,6 +7,7 @@ model.columns, ...) are taken out here.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Mapping
@@ -23,16 +24,18 @@ from fedbench import executor as executors
 from fedbench import rng
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine
-from fedbench.data.base import Arrays
+from fedbench.data.base import EXTRA, Arrays
 from fedbench.executor import Executor, Plan
 from fedbench.federation import Federation
 from fedbench.finetune import FineTuned
 from fedbench.flat import FlatModel
 from fedbench.options import ConfigError, RunError, require
 from fedbench.partition.base import Split, build_split
+from fedbench.partition.extra import count_extra
 from fedbench.rows import RowStore, memory
 
 log = logging.getLogger(__name__)
+MOST_CELLS = 200_000           # of clients x classes in partition.json
 DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment", "subset")
 
 
@@ -182,8 +185,24 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
 
 def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:
     """The partition as an artifact: partition.npz, and partition.json with its hash and sizes."""
-    import json
     split.save(run_dir / "partition.npz")
     facts = {"hash": split.hash, "num_clients": split.num_clients, "num_classes": arrays.num_classes,
-             "train": split.train.sizes.tolist(), "val": split.val.sizes.tolist(), "test": split.test.sizes.tolist()}
+             "train": split.train.sizes.tolist(), "val": split.val.sizes.tolist(), "test": split.test.sizes.tolist(),
+             **described(split, arrays)}
     (run_dir / "partition.json").write_text(json.dumps(facts) + "\n")
+
+
+def described(split: Split, arrays: Arrays) -> dict[str, Any]:
+    """What figures and reports ask of a partition: extra samples among the training ones [N], each client's natural
+    silo [N], classes, and training samples by client and class [N, C] unless they are very many."""
+    train, facts = split.train, {}
+    if (arrays.split == EXTRA).any():
+        facts["extra"] = count_extra(split, arrays).tolist()
+    if arrays.domain is not None and arrays.domain_names is not None:
+        facts["domains"] = [arrays.domain_names[d] for d in arrays.domain[train.indices[train.offsets[:-1]]]]
+    if split.num_clients * arrays.num_classes <= MOST_CELLS:
+        cells = train.owners() * (arrays.num_classes + 1) + arrays.labels()[train.indices]     # multi-label: C is none
+        table = np.bincount(cells, minlength=split.num_clients * (arrays.num_classes + 1))
+        facts["label_counts"] = table.reshape(split.num_clients, -1)[:, :arrays.num_classes].tolist()
+        facts["class_names"] = arrays.class_names
+    return facts

@@ -34,7 +34,7 @@ from fedbench.data.synthetic import Synthetic
 from fedbench.options import ConfigError
 
 RNG = np.random.default_rng(0)
-RESERVED = ("split", "test_fraction", "val_fraction", "normalize", "augment")
+RESERVED = ("split", "test_fraction", "val_fraction", "subset", "normalize", "augment")
 
 
 def images(n: int, *shape: int) -> np.ndarray:
@@ -94,7 +94,7 @@ def test_arrays_that_fit_pass():
         ({"inputs": np.zeros((5, 1, 4, 4), np.uint8)}, "6 targets but 5 rows of inputs"),
         ({"inputs": {"image": np.zeros((6, 2), np.float32), "words": np.zeros((7, 2), np.int64)}}, "7 rows of words"),
         ({"split": np.zeros(7, np.int8)}, "7 rows of split"),
-        ({"split": np.full(6, 3, np.int8)}, "split must be"),
+        ({"split": np.full(6, 4, np.int8)}, "split must be"),
         ({"domain": np.zeros(3, np.int64)}, "3 rows of domain"),
         ({"inputs": np.zeros((6, 4, 4), np.uint8)}, "expected images"),
         ({"inputs": np.zeros((6, 4))}, "float64"),

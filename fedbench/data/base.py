@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbench.options import require
 
-TRAIN, VAL, TEST = 0, 1, 2
+TRAIN, VAL, TEST, EXTRA = 0, 1, 2, 3
 TASKS = ("classification", "multilabel", "segmentation")
 
 
@@ -22,10 +22,12 @@ class Arrays:
     inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such
         arrays (image and question tokens), all with the same first dimension.
     targets: int64 labels [n] in [0, C) | float32 multi-hot rows [n, C] | int64 masks [n, height, width].
-    split: [n] int8 as published: 0 train, 1 validation, 2 test (all 0 where the set has no split).
+    split: [n] int8 as published: 0 train, 1 validation, 2 test (all 0 where the set has no split); 3 extra, for
+        training only and beside the set proper (synthesized images), which needs domain.
     domain: [n] int64, the natural silo (hospital, user, style) of each sample, or None.
     mean, std: per channel, of x/255, for uint8 images; None leaves inputs as they are.
     class_mask: [domains, C] bool, the classes that exist in each natural silo, or None (all of them).
+    subject: [n] int64 >= 0, whom (which patient) a sample is of, or None; nobody is both trained and tested on.
     """
 
     inputs: np.ndarray | dict[str, np.ndarray]
@@ -39,6 +41,7 @@ class Arrays:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     class_mask: np.ndarray | None = None
+    subject: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -89,12 +92,11 @@ class Arrays:
         n = len(self.targets)
         require(n > 0, "the data set holds no samples")
         rows = {**self._parts(), "split": self.split}
-        if self.domain is not None:
-            rows["domain"] = self.domain
+        rows |= {k: v for k, v in (("domain", self.domain), ("subject", self.subject)) if v is not None}
         for name, values in rows.items():
             require(len(values) == n, f"the data set has {n:,} targets but {len(values):,} rows of {name}")
-        known = np.isin(self.split, (TRAIN, VAL, TEST)).all()
-        require(bool(known), "split must be 0 (train), 1 (val) or 2 (test)")
+        known = np.isin(self.split, (TRAIN, VAL, TEST, EXTRA)).all()
+        require(bool(known), "split must be 0 (train), 1 (val), 2 (test) or 3 (extra)")
 
     def _check_inputs(self) -> None:
         for name, values in self._parts().items():

@@ -6,15 +6,15 @@ domains are numbered in the order of their names.
 """
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
+from fedbench.data.extra import join_extra
 from fedbench.data.files import cached, log
-from fedbench.data.images import fill, half
+from fedbench.data.images import half, open_pictures
 from fedbench.options import ConfigError, Count, require
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
@@ -25,7 +25,7 @@ class ImageFolder:
     """path: the folder.  resize: side in pixels (all pictures become square).  color: rgb or grey.
 
     layout: class (class/picture), domain (domain/class/picture) or split (train, val, test/class/picture);
-    auto reads it off the depth and the names.
+    auto reads it off the depth and the names.  extra: a folder domain/class/picture for training only.
     """
 
     def __init__(
@@ -35,12 +35,22 @@ class ImageFolder:
         resize: Count = 32,
         layout: Literal["auto", "class", "domain", "split"] = "auto",
         color: Literal["rgb", "grey"] = "rgb",
+        extra: str | None = None,
     ):
         self.data_dir, self.path, self.resize = data_dir, path, resize
-        self.layout, self.color = layout, color
+        self.layout, self.extra = layout, extra
+        self.color: Literal["rgb", "grey"] = color
 
     def load(self) -> Arrays:
         """List the pictures, read or make the cache; ConfigError where a picture or the layout is broken."""
+        arrays = self.read().check()
+        if self.extra is None:
+            return arrays
+        extra = ImageFolder(self.data_dir, self.extra, self.resize, "domain", self.color).read()
+        return join_extra(arrays, extra, self.extra).check()
+
+    def read(self) -> Arrays:
+        """As load, but unchecked (a folder of one class is none to learn from) and without what is extra."""
         require(self.path is not None, "dataset=image_folder needs dataset.path=<folder of pictures>")
         root = Path(str(self.path))
         require(root.is_dir(), f"dataset.path={root} is not a folder")
@@ -59,7 +69,7 @@ class ImageFolder:
             mean=half(images),
             std=half(images),
         )
-        return _with_tops(arrays, tops).check()
+        return _with_tops(arrays, tops)
 
     def _read_layout(self, parts: list[list[str]], root: Path) -> tuple[list[str] | None, list[str]]:
         """The top folder of each picture (None where there is none) and its class folder."""
@@ -87,23 +97,7 @@ class ImageFolder:
 
     def _decode(self, root: Path, files: list[str]) -> dict[str, np.ndarray]:
         log.info("resizing the %s pictures of %s once", f"{len(files):,}", root)
-        channels = 3 if self.color == "rgb" else 1
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter lock
-            decoded = pool.map(lambda f: self._open(root / f), files)
-            return {"images": fill(decoded, len(files), (channels, self.resize, self.resize))}
-
-    def _open(self, path: Path) -> np.ndarray:
-        """One picture as [channels, resize, resize] uint8."""
-        from PIL import Image
-
-        try:
-            with Image.open(path) as image:
-                mode = "RGB" if self.color == "rgb" else "L"
-                square = image.convert(mode).resize((self.resize, self.resize), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{path} cannot be read as a picture ({error})") from error
-        pixels = np.asarray(square)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        return {"images": open_pictures([root / f for f in files], self.resize, self.color)}
 
 
 def _pictures(root: Path) -> list[str]:

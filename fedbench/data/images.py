@@ -1,10 +1,14 @@
-"""Image arrays: one layout ([n, channels, height, width] uint8), and resizing."""
+"""Image arrays: one layout ([n, channels, height, width] uint8), resizing, and reading picture files."""
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedbench.options import require
+from fedbench.options import ConfigError, require
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
@@ -45,3 +49,33 @@ def fill(images: Iterable[np.ndarray], n: int, shape: tuple[int, ...]) -> np.nda
     for i, image in enumerate(images):
         out[i] = image
     return out
+
+
+def open_pictures(paths: list[Path], side: int, color: str) -> np.ndarray:
+    """Picture files as [n, channels, side, side] uint8: the whole picture made square; color: rgb or grey."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter lock
+        decoded = pool.map(lambda path: open_picture(path, side, color), paths)
+        return fill(decoded, len(paths), (3 if color == "rgb" else 1, side, side))
+
+
+def open_picture(path: Path, side: int, color: str) -> np.ndarray:
+    """One picture file as [channels, side, side] uint8; ConfigError where it cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            eight = _eight_bits(image).convert("RGB" if color == "rgb" else "L")
+            square = eight.resize((side, side), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{path} cannot be read as a picture ({error})") from error
+    pixels = np.asarray(square)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _eight_bits(image: Any) -> Any:
+    """A 16-bit grey picture (a mammogram's PNG) by its high byte; Pillow would cut everything off above 255."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.clip(np.asarray(image), 0, 65535).astype(np.uint16) >> 8).astype(np.uint8))

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedbench.options import ConfigError
 from fedbench.partition.base import Split
+from fedbench.partition.extra import count_extra
 
 if TYPE_CHECKING:
     from fedbench.data.base import Arrays
@@ -89,7 +90,8 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
     from rich.table import Table
 
     table, names = counts(arrays, split)
-    parts = {"train": split.train.sizes, "val": split.val.sizes, "test": split.test.sizes}
+    extra = count_extra(split, arrays)
+    parts = {"train": split.train.sizes - extra, "extra": extra, "val": split.val.sizes, "test": split.test.sizes}
     parts = {name: sizes for name, sizes in parts.items() if sizes.any()}
     console = Console()
     if not console.is_terminal:

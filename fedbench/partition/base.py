@@ -20,8 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbench.data.base import TEST, TRAIN, VAL, Arrays
+from fedbench.data.base import EXTRA, TEST, TRAIN, VAL, Arrays
 from fedbench.options import ConfigError, require
+from fedbench.partition.extra import deal_extra
+from fedbench.partition.subjects import cut_subjects, refuse_divided
 
 SPLITS = ("merged", "published", "stratified")
 
@@ -201,6 +203,9 @@ def build_split(
         validation samples, if any, then count as train samples.
     subset: this share of every part that is divided is used at all, drawn from ``seed`` and keeping the
         proportions of classes and natural silos; the rest belongs to nobody.
+
+    A subject of ``arrays`` (a patient) stays whole where clients' samples are cut.  Extra samples go to training
+    parts only, last of all, so that the rest is drawn as it would be without them.
     """
     _check_options(arrays, split, test_fraction, val_fraction)
     num_clients = _client_count(arrays, partition, num_clients)
@@ -218,14 +223,20 @@ def build_split(
     assigned = [_as_ragged(r) for r in partition.assign(labels, pools, num_clients, rng, arrays.domain)]
     if split == "merged":
         _require_two(assigned[0])
-        test, train = _cut(assigned[0], test_fraction, rng)
+        test, train = _cut(assigned[0], test_fraction, rng, labels, arrays.subject)
     else:
         train, test = assigned[:2]
     val = assigned[2] if len(assigned) > 2 else Ragged.from_lists([np.empty(0, np.int64)] * num_clients)
     if val_fraction > 0:
-        val, train = _cut(train, val_fraction, rng)
+        val, train = _cut(train, val_fraction, rng, labels, arrays.subject)
+    extra = np.flatnonzero(arrays.split == EXTRA)
+    if len(extra):
+        extra = extra if subset == 1 else _subsets([extra], labels, arrays.domain, subset, seed)[0]
+        train = _as_ragged(deal_extra([train[i] for i in range(num_clients)], extra, arrays.domain, rng))
     result = Split(train, val, test)
     _check_split(result, num_clients, len(arrays), partition)
+    if arrays.subject is not None:
+        refuse_divided({k: getattr(result, k).indices for k in ("train", "val", "test")}, arrays.subject)
     return result
 
 
@@ -260,13 +271,14 @@ def _pools(
     arrays: Arrays, labels: np.ndarray, split: str, test_fraction: float, val_fraction: float, seed: int
 ) -> list[np.ndarray]:
     """The index arrays to divide: [all], [train, test] or [train, test, validation]."""
-    if split == "merged":
-        return [np.arange(len(arrays))]
-    if split == "stratified":
-        return _stratified(labels, test_fraction, seed)
     part = arrays.split
+    own = np.flatnonzero(part != EXTRA)
+    if split == "merged":
+        return [own]
+    if split == "stratified":
+        return [own[cut] for cut in _stratified(labels[own], test_fraction, seed)]
     if val_fraction > 0:
-        return [np.flatnonzero(part != TEST), np.flatnonzero(part == TEST)]
+        return [own[part[own] != TEST], np.flatnonzero(part == TEST)]
     pools = [np.flatnonzero(part == which) for which in (TRAIN, TEST, VAL)]
     return pools if len(pools[2]) else pools[:2]
 
@@ -305,11 +317,17 @@ def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:
     return lists if isinstance(lists, Ragged) else Ragged.from_lists(lists)
 
 
-def _cut(lists: Ragged, fraction: float, rng: np.random.RandomState) -> tuple[Ragged, Ragged]:
+def _cut(
+    lists: Ragged, fraction: float, rng: np.random.RandomState, labels: np.ndarray, subject: np.ndarray | None
+) -> tuple[Ragged, Ragged]:
     """Split every client's list at random: (n - floor((1 - fraction) n) samples, the rest, never empty).
 
-    The first samples of each permutation are the part cut off, as scikit-learn's ShuffleSplit does.
+    The first samples of each permutation are the part cut off, as scikit-learn's ShuffleSplit does.  Where samples
+    are of subjects, whole subjects are cut off, stratified by label, and the sizes are as near as they allow.
     """
+    if subject is not None:
+        off, kept = cut_subjects([lists[i] for i in range(len(lists))], fraction, labels, subject, rng)
+        return _as_ragged(off), _as_ragged(kept)
     sizes = lists.sizes  # [N]
     # 1e-9: (1 - 0.9) * 10 is 0.99999999, which is one sample all the same.
     kept = np.maximum(np.floor((1 - fraction) * sizes + 1e-9).astype(np.int64), np.minimum(sizes, 1))

@@ -1,0 +1,215 @@
+"""Pictures listed in a CSV file: which picture, which label, whose it is, and from which silo it came.
+
+The layout of the breast-cancer case study (RSNA, CBIS-DDSM, CMMD): a table and a folder of pictures.  With
+partition=domain every silo is a client; a patient's pictures are never both trained and tested on (Arrays.subject,
+which partitions respect).  Only listed pictures of the wanted silos are decoded, and only once (data_dir/cache).
+"""
+
+import csv
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedbench.data.base import TRAIN, Arrays
+from fedbench.data.extra import join_extra
+from fedbench.data.files import cached, log
+from fedbench.data.image_folder import PARTS, ImageFolder
+from fedbench.data.images import half, open_pictures
+from fedbench.options import ConfigError, Count, Natural, require
+
+COLUMNS = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}
+FIELD = re.compile(r"\{([^{}]*)\}")
+Row = dict[str, str]
+
+
+class ImageTable:
+    """path: the CSV file.  folder: what its picture paths are relative to (null: the CSV file's folder).
+
+    columns: names of the CSV's columns for image, label, patient (null: every picture is somebody else's), silo
+    (null: one silo) and split (null; train, val or test, for dataset.split=published).  The image may be put
+    together from several: "{patient_id}_{image_id}.png".
+    classes, silos: names in the order of their numbers; rows of other silos are left out, other labels are refused
+    (null: all there are, sorted).
+    negatives: per silo (in their order), how many pictures of the first class are kept per picture of the others,
+    drawn from `seed`; null keeps all.
+    resize: side in pixels.  color: grey or rgb.  extra: pictures for training only: a CSV file with the columns
+    image (relative to that file's folder), label and silo, or a folder silo/class/picture.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        path: str | None = None,
+        folder: str | None = None,
+        columns: dict[str, str | None] | None = None,
+        classes: list | None = None,
+        silos: list | None = None,
+        negatives: list | None = None,
+        seed: Natural = 0,
+        resize: Count = 224,
+        color: Literal["rgb", "grey"] = "grey",
+        extra: str | None = None,
+    ):
+        self.data_dir, self.path, self.folder, self.extra = data_dir, path, folder, extra
+        self.columns = {**COLUMNS, **(columns or {})}
+        odd = sorted(set(self.columns) - set(COLUMNS))
+        require(not odd, f"dataset.columns knows {', '.join(COLUMNS)}, not {', '.join(odd)}")
+        self.classes = None if classes is None else [str(c) for c in classes]
+        self.silos = None if silos is None else [str(s) for s in silos]
+        self.negatives, self.seed, self.resize = negatives, seed, resize
+        self.color: Literal["rgb", "grey"] = color
+
+    def load(self) -> Arrays:
+        """Read the table and its pictures; ConfigError with one sentence about the first thing that is wrong."""
+        require(self.path is not None, "dataset=image_table needs dataset.path=<a CSV file>")
+        path = Path(str(self.path))
+        arrays = self._read(Table(path, self.columns), Path(self.folder or path.parent)).check()
+        return arrays if self.extra is None else join_extra(arrays, self._extra(Path(self.extra)), self.extra).check()
+
+    def _extra(self, path: Path) -> Arrays:
+        """The pictures for training only."""
+        if path.is_dir():
+            return ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color).read()
+        plain = ImageTable(self.data_dir, resize=self.resize, color=self.color)
+        return plain._read(Table(path, {**COLUMNS, "patient": None}), path.parent)
+
+    def _read(self, table: "Table", folder: Path) -> Arrays:
+        table.keep_silos(self.silos)
+        class_names, targets = numbered(table, "label", self.classes)
+        silo_names, domain = numbered(table, "silo", self.silos)
+        chosen = np.arange(len(targets))
+        if self.negatives is not None:
+            chosen = subsample(targets, domain, self.negatives, silo_names, self.seed)
+        names = table.values("image")
+        images = self._pictures(table.path, folder, [names[i] for i in chosen])
+        return Arrays(
+            inputs=images,
+            targets=targets[chosen],
+            split=table.parts()[chosen],
+            num_classes=len(class_names),
+            class_names=class_names,
+            domain=domain[chosen],
+            domain_names=silo_names,
+            mean=half(images),
+            std=half(images),
+            subject=np.unique(table.values("patient"), return_inverse=True)[1][chosen].astype(np.int64),
+        )
+
+    def _pictures(self, path: Path, folder: Path, names: list[str]) -> np.ndarray:
+        """All pictures [n, channels, resize, resize] uint8, from the cache where nothing has changed."""
+        missing = [name for name in names if not (folder / name).is_file()]
+        require(
+            not missing,
+            f"{len(missing):,} of the {len(names):,} pictures that {path} lists are not in {folder} (the first is "
+            f"{(missing or [''])[0]}): dataset.folder says where they are",
+        )
+        stats = [os.stat(folder / name) for name in names]
+        key = ([(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, stats)], self.resize, self.color)
+
+        def decode() -> dict[str, np.ndarray]:
+            log.info("resizing %s pictures of %s once", f"{len(names):,}", path)
+            return {"images": open_pictures([folder / name for name in names], self.resize, self.color)}
+
+        return cached(self.data_dir, path.stem, key, decode)["images"]
+
+
+class Table:
+    """The rows of a CSV file, and what its columns are called."""
+
+    def __init__(self, path: Path, columns: dict[str, str | None]):
+        self.path, self.columns = path, columns
+        require(path.is_file(), f"{path} is not there: dataset.path names a CSV file with a row per picture")
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                reader = csv.DictReader(file)
+                self.rows = [(reader.line_num, {k: (v or "").strip() for k, v in row.items() if k}) for row in reader]
+                self.header = list(reader.fieldnames or [])
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ConfigError(f"{path} cannot be read as a CSV file ({error})") from error
+        self._check()
+
+    def _check(self) -> None:
+        wanted = [name for said in self.columns.values() if said is not None for name in FIELD.findall(said) or [said]]
+        missing = [name for name in wanted if name not in self.header]
+        require(
+            not missing,
+            f"{self.path} has no column {' or '.join(missing)}; its columns are {', '.join(self.header) or 'none'} "
+            "(dataset.columns says which is which)",
+        )
+        require(bool(self.rows), f"{self.path} lists no picture")
+        seen: dict[str, int] = {}
+        for (line, _), name in zip(self.rows, self.values("image")):
+            require(name not in seen, f"{self.path} lists {name} twice, in lines {seen.get(name)} and {line}")
+            seen[name] = line
+
+    def values(self, what: str) -> list[str]:
+        """A column as text; ConfigError for an empty cell.  Without one: the picture itself as patient, one silo."""
+        said = self.columns[what]
+        if said is None:
+            return self.values("image") if what == "patient" else ["all"] * len(self.rows)
+        return [self._cell(line, row, said) for line, row in self.rows]
+
+    def _cell(self, line: int, row: Row, said: str) -> str:
+        names = FIELD.findall(said)
+        for name in names or [said]:
+            require(bool(row.get(name)), f"{self.path}, line {line}: {name} is empty")
+        return FIELD.sub(lambda m: row[m.group(1)], said) if names else row[said]
+
+    def keep_silos(self, silos: list[str] | None) -> None:
+        """Leave out the rows of other silos."""
+        if silos is None:
+            return
+        found = self.values("silo")
+        absent = [silo for silo in silos if silo not in found]
+        require(not absent, f"{self.path} has no silo {', '.join(absent)}; it has {', '.join(sorted(set(found)))}")
+        kept = [row for row, silo in zip(self.rows, found) if silo in silos]
+        if len(kept) < len(self.rows):
+            log.info("%s: %s of %s rows are of other silos", self.path, f"{len(self.rows) - len(kept):,}",
+                     f"{len(self.rows):,}")  # fmt: skip
+        self.rows = kept
+
+    def parts(self) -> np.ndarray:
+        """The published part of each row, [n] int8; all train where no column says."""
+        if self.columns["split"] is None:
+            return np.full(len(self.rows), TRAIN, np.int8)
+        found = self.values("split")
+        odd = next((name for name in found if name.lower() not in PARTS), None)
+        require(odd is None, f"{self.path}: {self.columns['split']} is {odd}, not train, val or test")
+        return np.array([PARTS[name.lower()] for name in found], np.int8)
+
+
+def numbered(table: Table, what: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:
+    """(names in order, each row's number [n] int64) of the label or silo; names None: those found, sorted."""
+    found = table.values(what)
+    names = sorted(set(found)) if names is None else names
+    odd = sorted(set(found) - set(names))
+    require(
+        not odd,
+        f"{table.path} has the {what} {(odd or [''])[0]}, which is not among {', '.join(names)} (dataset.classes)",
+    )
+    number = {name: i for i, name in enumerate(names)}
+    return names, np.array([number[name] for name in found], np.int64)
+
+
+def subsample(targets: np.ndarray, domain: np.ndarray, negatives: list, silos: list[str], seed: int) -> np.ndarray:
+    """Rows kept, ascending: of each silo, `negatives` pictures of class 0 for each other one, or all (null)."""
+    require(
+        len(negatives) == len(silos),
+        f"dataset.negatives has {len(negatives)} entries for the {len(silos)} silos {', '.join(silos)}",
+    )
+    rng, kept = np.random.RandomState(seed), [np.flatnonzero(targets != 0)]
+    for number, (ratio, silo) in enumerate(zip(negatives, silos)):
+        zeros = np.flatnonzero((domain == number) & (targets == 0))
+        if ratio is not None:
+            wanted = round(ratio * int(((domain == number) & (targets != 0)).sum()))
+            require(
+                wanted <= len(zeros),
+                f"dataset.negatives asks for {wanted:,} pictures of the first class in the silo {silo}, which has "
+                f"{len(zeros):,}: lower its entry, or make it null to keep them all",
+            )
+            zeros = rng.permutation(zeros)[:wanted]
+        kept.append(zeros)
+    return np.sort(np.concatenate(kept))

@@ -238,6 +238,13 @@ def test_fedfomo_weights_sum_to_one_or_nothing() -> None:
     assert a.pref[np.arange(6)].sum() > 1
 
 
+def test_fedfomo_remembers_whom_it_preferred() -> None:
+    """By number, not by place in the last cohort."""
+    e = nets(epochs=3)
+    pref = play(e, FedFomo(), 2, [[1, 4], [1, 4]]).pref[np.arange(6)]
+    assert pref[[1, 4]].sum() > 0.9 and not pref[:, [0, 2, 3, 5]].any()
+
+
 def test_fedfomo_is_not_moved_by_copies_of_its_reference() -> None:
     e = nets()
     a = play(e, FedFomo())
@@ -378,7 +385,7 @@ def test_fedamp_warns_of_negative_weights(caplog: pytest.LogCaptureFixture) -> N
         play(e, FedAMP(alpha_k=0.3, start="cloud"))
 
 
-def test_alpha_k_decays() -> None:
+def test_fedamp_alpha_k_decays() -> None:
     a = HeurFedAMP()
     assert [round(a.alpha(r), 6) for r in (0, 29, 30, 60)] == [1e4, 1e4, 1e3, 1e2]
     assert FedAMP().alpha(90) == 1.0
@@ -773,6 +780,15 @@ def test_pgfed_ce_by_hand(mode: Any, rows: Sequence[float], A: Sequence[Sequence
     close(deployed(e, a), column(*rows))
     close(a.A[np.arange(2)], torch.tensor(A))
     close(a.G, column(*G))
+
+
+def test_pgfed_ce_server_alpha_counts_local_steps() -> None:
+    """One and three steps:  a_ij = 1/2 - eta2 steps_i mu (c_j + g_j theta_i), c and g of the round before."""
+    e = points([[1], [3, 3, 3]], lr=0.2, batch_size=1)
+    a = play(e, PGFedCE(0.2, 0.1))
+    c, g = a.c, a.G                                                         # mu is in c
+    again(e, a)
+    close(a.A[np.arange(2)], 0.5 - 0.1 * column(1.0, 3.0) * (c + 0.2 * deployed(e, a) @ g.T))
 
 
 def test_pgfed_ce_pseudo_gradient_over_epochs() -> None:

@@ -15,6 +15,7 @@ import fnmatch
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ class Columns:
 
     def put(self, rows: Tensor, values: Tensor) -> Tensor:
         """A copy of rows [..., P] with the chosen columns replaced by values [..., size]."""
-        lead = torch.broadcast_shapes(rows.shape[:-1], values.shape[:-1])
+        lead = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])      # torch's own imports sympy: seconds
         out, at = rows.expand(*lead, rows.shape[-1]).clone(), 0
         for a, b in self.slices:
             out[..., a:b] = values[..., at:at + b - a]

@@ -8,6 +8,8 @@ the interpreter lock, and spinning OpenMP threads are avoided.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -56,19 +58,37 @@ def plans(name: str, chunk: int | None, threads: int | None, device: torch.devic
     return [*known["vmap"], *known["threads"], *([Plan("loop", 1, 1, n)] if cohort < n else [])]
 
 
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Let the C library reuse freed activations instead of returning them to the system after every step.
+
+    glibc unmaps large blocks, and gives threads arenas that cannot hold them, so each step paid for fresh pages: 1.2
+    times the images per CPU second for FedAvgCNN in batches of 256, 1.04 in batches of 10 (135,000 page faults: 1).
+    Elsewhere than on glibc nothing changes.  Returns whether it could be set.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    trim_threshold, mmap_threshold, arena_max = -1, -3, -8
+    return bool(mallopt(mmap_threshold, 1 << 30) & mallopt(trim_threshold, (1 << 31) - 1) & mallopt(arena_max, 1))
+
+
 class Executor:
     """Runs job(start, stop) for every chunk of K clients."""
 
     def __init__(self, plan: Plan, device: torch.device):
         self.plan, self.device = plan, device
         self.chunk = plan.chunk
+        if device.type == "cpu":
+            keep_freed_memory()
         self.claim()                    # for the server's algebra too, from the first round of a resumed run on
         # oneDNN's OpenMP takes its thread count from the calling thread, so every worker has to set its own
         self.pool = ThreadPoolExecutor(plan.workers, "clients", torch.set_num_threads, (plan.intra,)) \
             if plan.workers > 1 else None
 
     def claim(self) -> None:
-        """Set torch's intra-op threads to the plan's: sums split over another number of them differ in the last digit."""
+        """Set torch's intra-op threads to the plan's: split over another number, a sum has another last digit."""
         if self.device.type == "cpu":
             torch.set_num_threads(self.plan.intra)
 

@@ -154,3 +154,14 @@ def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPa
     assert Plan(**e.executor.state()) == e.executor.plan
     monkeypatch.undo()
     equal(work(e), work(make(plan=Plan("threads", 1, 2, 1))))
+
+
+def test_an_executor_sets_the_threads_before_it_runs_anything():
+    """The first product of a resumed run is the server's, not the executor's: it must be summed the same way."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        Executor(Plan("vmap", 0, 1, 1), torch.device("cpu"))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

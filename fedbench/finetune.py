@@ -55,6 +55,9 @@ class FineTuned(Algorithm):
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
         return self.inner.newcomer_row(cohorts)
 
+    def matrices(self) -> dict[str, Tensor]:
+        return self.inner.matrices()
+
     def state_dict(self) -> dict[str, Tensor]:
         return self.inner.state_dict()
 

@@ -73,6 +73,10 @@ class Rows:
         """Which of these clients' rows were ever written.  # [K] bool"""
         return torch.from_numpy(self.slot[ids] >= 0).to(self.device)
 
+    def whole(self) -> Tensor:
+        """All rows, touched or not.  # [N, ...]"""
+        return self[np.arange(self.num_clients)]
+
     def touched(self) -> Ids:
         """The clients whose row was ever written, ascending."""
         return np.flatnonzero(self.slot >= 0)

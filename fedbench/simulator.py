@@ -30,6 +30,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
 from fedbench.config import config_hash
 from fedbench.executor import cores
+from fedbench.matrices import MatrixLog
 from fedbench.options import require
 from fedbench.partition.base import Split
 from fedbench.progress import Progress, ending
@@ -48,6 +49,7 @@ class Simulation:
     engine: Engine
     algorithm: Algorithm
     split: Split
+    matrices: MatrixLog
     done: int = 0
     best: dict[str, Any] | None = None
     best_val: dict[str, Any] | None = None
@@ -116,7 +118,7 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
                 play(sim, tracker, progress)
                 sim.cost["total_s"] = earlier + time.monotonic() - began
                 if clock.due(sim.done, sim.done == cfg.rounds or signals.stop):
-                    clock.time(lambda: checkpoint.save(run_dir, sim.state()))
+                    clock.time(lambda: keep(sim))
                 if sim.done < cfg.rounds:
                     signals.heed()
             if cfg.new_clients.count:
@@ -129,6 +131,12 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
     sim.engine.executor.close()
     ending(result, run_dir)
     return result
+
+
+def keep(sim: Simulation) -> None:
+    """Save all that a resumed run goes on from."""
+    sim.matrices.save()
+    checkpoint.save(sim.run_dir, sim.state())
 
 
 def play(sim: Simulation, tracker: Tracker, progress: Progress) -> None:
@@ -149,6 +157,7 @@ def play(sim: Simulation, tracker: Tracker, progress: Progress) -> None:
         tracker.metrics(sim.done, values)
         tracker.clients(sim.done, clients)
         sim.note(values)
+        sim.matrices.note(sim.done)
     tracker.costs(sim.done, row := sim.spend(cohort.ledger, seconds))
     progress.update(sim.done, sim.last.get(SCORE, float("nan")), row["images_per_s"])
 
@@ -200,11 +209,14 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None) -> Sim
     algorithm = build.algorithm(cfg)
     algorithm.check(engine.federation, engine.model, engine.optimizer)
     algorithm.setup(engine.federation, engine.model, engine.rows)
-    sim = Simulation(cfg, run_dir, engine, algorithm, split)
+    matrices = MatrixLog(run_dir, algorithm, engine.federation.num_clients, cfg.rounds, cfg.eval.every)
+    sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices)
     if saved is None:
         build.save_partition(split, arrays, run_dir)
+        matrices.note(0)
     else:
         sim.load(saved)
+        matrices.load(sim.done)
     return sim
 
 

@@ -144,3 +144,6 @@ class APPLE(Algorithm):
 
     def personalized(self, cohort, final):
         return self.theta[cohort.ids]
+
+    def matrices(self):
+        return {"d": self.d.whole()}

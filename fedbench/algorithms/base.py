@@ -66,6 +66,10 @@ class Algorithm:
         rows = deployed["theta"] if isinstance(deployed, dict) else deployed
         return rows.expand(len(cohort), -1)
 
+    def matrices(self) -> dict[str, Tensor]:
+        """Small matrices [N, N] that figures show (who learned to use whom), by name; recorded over the rounds."""
+        return {}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor on self by name; Rows are saved by the simulator."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}

@@ -91,3 +91,6 @@ class PGFed(Algorithm):
 
     def global_row(self):
         return self.w
+
+    def matrices(self):
+        return {"A": self.A.whole()}

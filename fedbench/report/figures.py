@@ -35,18 +35,28 @@ def pyplot() -> Any:
 def draw(groups: list[Group], runs: list[Run], options: Options, folder: Path) -> list[Path]:
     """Write the figures of every setting (data set, partition, model ...) into folder; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings: dict[str, list[Group]] = {}
-    for group in groups:
-        said = [str(value) if name in SHOWN else f"{name} {value}" for name, value in group.setting.items()]
-        settings.setdefault(", ".join(said), []).append(group)
     written = []
-    for setting, members in settings.items():
-        end = re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, [setting, options.metric])))
+    for setting, members in by_setting(groups).items():
+        end = file_name(setting, options.metric)
         written.append(draw_curves(members, options, folder / f"curves_{end}.png", setting))
         gains = {g.name: each for g in members if (each := client_gains(g, runs, options)) is not None}
         if gains:
             written.append(draw_gains(gains, options, folder / f"gains_{end}.png", setting))
     return written
+
+
+def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
+    """The groups that may be compared, by data set, partition, model ... in words."""
+    settings: dict[str, list[Group]] = {}
+    for group in groups:
+        said = [str(value) if name in SHOWN else f"{name} {value}" for name, value in group.setting.items()]
+        settings.setdefault(", ".join(said), []).append(group)
+    return settings
+
+
+def file_name(*words: str) -> str:
+    """Words as a part of a file's name."""
+    return re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, words)))
 
 
 def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -> Path:

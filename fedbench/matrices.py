@@ -1,0 +1,53 @@
+"""Small matrices between clients, kept over the rounds for figures: matrices.npz in the run directory.
+
+APPLE's directed relationships, PGFed's A.  Of as many evaluated rounds as fit into BUDGET, at even distances, the
+initial values and the last round always among them; nothing for federations in which two would not fit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.data.files import read_npz, write_npz
+
+FILE = "matrices.npz"
+BUDGET = 16 << 20       # bytes of one name
+
+
+class MatrixLog:
+    """Records a method's matrices; rounds: of the run; every: rounds between evaluations.
+
+    The file holds `rounds` [R] int64 and each matrix under its name, [R, ...] float32.
+    """
+
+    def __init__(self, run_dir: Path, algorithm: Algorithm, num_clients: int, rounds: int, every: int):
+        self.path, self.algorithm, self.last = run_dir / FILE, algorithm, rounds
+        room = BUDGET // (4 * num_clients**2)           # matrices of [N, N]
+        self.step = every * -(-rounds // (every * max(room - 2, 1)))
+        self.active = room >= 2 and bool(algorithm.matrices())
+        self.rounds: list[int] = []
+        self.kept: list[dict[str, np.ndarray]] = []
+
+    def note(self, round: int) -> None:
+        """Take the matrices as they are after a round (0: before the first), if it is one to be kept."""
+        if self.active and (round % self.step == 0 or round == self.last):
+            self.rounds.append(round)
+            self.kept.append({name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
+
+    def save(self) -> None:
+        """Replace the file, beside a checkpoint, so that a resumed run has all up to where it goes on."""
+        if self.active:
+            stacked = {name: np.stack([k[name] for k in self.kept]) for name in self.kept[0]}
+            write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)
+
+    def load(self, done: int) -> None:
+        """What an earlier part of the run recorded, up to the round it goes on from."""
+        if self.active and self.path.is_file():
+            stored = read_npz(self.path)
+            for r, round in enumerate(stored.pop("rounds").tolist()):
+                if round <= done and (round % self.step == 0 or round == self.last):
+                    self.rounds.append(round)
+                    self.kept.append({name: values[r] for name, values in stored.items()})

@@ -1,0 +1,293 @@
+"""What the papers draw of a method: who learned to use whom, how new clients adapt, how each client fares.
+
+APPLE's directed relationships (heat maps beside the label distribution), the change in PGFed's A with its two
+regressions, new clients' bars and curves, each client's accuracy at the best round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.data.files import read_npz
+from fedbench.options import require
+from fedbench.report import scores
+from fedbench.report.figures import COLOURS, LINES, pyplot
+from fedbench.report.runs import Run, read_columns, read_json
+from fedbench.report.summary import Group
+
+MATRICES, NEW_CLIENTS = "matrices.npz", "new_clients.csv"
+MOST_LABELS = 20  # classes told apart by colour; more are drawn as a heat map
+WIDEST = 40  # clients whose bars are numbered one by one
+
+
+@dataclass(frozen=True)
+class Line:
+    """A least-squares line y = slope x + intercept, and Pearson's r; NaN where all x are equal."""
+
+    slope: float
+    intercept: float
+    r: float
+
+    def __str__(self) -> str:
+        return f"slope {self.slope:.3g}, r {self.r:.3f}"
+
+
+def regression(x: np.ndarray, y: np.ndarray) -> Line:
+    """The line through the points x [n], y [n]."""
+    dx, dy = x - x.mean(), y - y.mean()
+    xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)
+    slope = xy / xx if xx else float("nan")
+    return Line(slope, float(y.mean()) - slope * float(x.mean()), xy / (xx * yy) ** 0.5 if xx * yy else float("nan"))
+
+
+def matrices(run: Run) -> dict[str, np.ndarray]:
+    """What matrices.npz holds: rounds [R] and each matrix [R, N, N]; {} without the file."""
+    path = run.path / MATRICES
+    return read_npz(path) if path.is_file() else {}
+
+
+def partition(run: Run) -> dict[str, Any]:
+    """partition.json: train [N], label_counts [N, C], class_names ..."""
+    return read_json(run.path / "partition.json")
+
+
+# -- relationships ---------------------------------------------------------------------------------------
+def chosen_rounds(rounds: np.ndarray, wanted: list[int] | None) -> list[int]:
+    """Positions of the wanted rounds (default: the first, one in the middle, the last); the nearest recorded."""
+    if wanted is None:
+        wanted = [int(rounds[0]), int(rounds[len(rounds) // 2]), int(rounds[-1])]
+    return list(dict.fromkeys(int(np.abs(rounds - r).argmin()) for r in wanted))
+
+
+def draw_relationships(run: Run, path: Path, wanted: list[int] | None = None, name: str = "d") -> Path:
+    """Heat maps of d_ij (row: the client that uses, column: whose core) beside each client's training labels."""
+    plt = pyplot()
+    stored = matrices(run)
+    rounds, values = stored["rounds"], stored[name]  # [R], [R, N, N]
+    places = chosen_rounds(rounds, wanted)
+    counts, classes = labels_of(run)
+    wide = len(places) + (counts is not None)
+    figure, row = plt.subplots(1, wide, figsize=(3.4 * wide + 0.8, 3.8), squeeze=False, layout="constrained")
+    extent = float(np.abs(values[places]).max()) or 1.0
+    shown = None
+    for axes, at in zip(row[0], places):
+        shown = axes.imshow(values[at], cmap="RdBu_r", vmin=-extent, vmax=extent, interpolation="nearest")
+        axes.set(title="initial" if rounds[at] == 0 else f"round {rounds[at]}", xlabel="client $j$")
+        whole_numbers(axes)
+    row[0, 0].set_ylabel("client $i$")
+    figure.colorbar(shown, ax=row[0, : len(places)].tolist(), shrink=0.8, label=f"${name}_{{ij}}$")
+    if counts is not None:
+        stacked(row[0, -1], counts, classes, across=False)
+        clients = values.shape[1]
+        row[0, -1].set(title="training labels", xlabel="images", ylabel="client", ylim=(clients - 0.5, -0.5))
+        row[0, -1].set_box_aspect(1)  # row i beside row i of the heat maps
+    figure.suptitle(title_of(run), fontsize=10)
+    return save(figure, path)
+
+
+def draw_paths(run: Run, path: Path, client: int = 0, name: str = "d") -> Path:
+    """|d_1j| of one client and |d_jj| of every client over the recorded rounds."""
+    plt = pyplot()
+    stored = matrices(run)
+    rounds, values = stored["rounds"], np.abs(stored[name])
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True, layout="constrained")
+    for j in range(values.shape[1]):
+        look = {"color": COLOURS[j % len(COLOURS)], "ls": LINES[j // len(COLOURS) % len(LINES)], "lw": 1.2}
+        left.plot(rounds, values[:, client, j], label=f"{j}", **look)
+        right.plot(rounds, values[:, j, j], **look)
+    left.set(title=f"$|{name}_{{ij}}|$ of client {client} to every client $j$", xlabel="round")
+    right.set(title=f"$|{name}_{{jj}}|$: how much each client uses its own", xlabel="round")
+    if values.shape[1] <= WIDEST:
+        figure.legend(title="client $j$", loc="outside right upper", fontsize=8, frameon=False)
+    for axes in (left, right):
+        tidy(axes)
+    return save(figure, path)
+
+
+def draw_labels(run: Run, path: Path) -> Path:
+    """Training images per client by class, and per class by client."""
+    plt = pyplot()
+    counts, classes = labels_of(run)
+    require(counts is not None, f"{run.path} has no label counts in its partition.json")
+    assert counts is not None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    stacked(left, counts, classes)
+    stacked(right, counts.T, [str(i) for i in range(len(counts))])
+    left.set(title="by class", xlabel="client", ylabel="training images")
+    right.set(title="by client", xlabel="class")
+    return save(figure, path)
+
+
+def labels_of(run: Run) -> tuple[np.ndarray | None, list[str]]:
+    """Training images of each class at every client [N, C] (None if not recorded), and the classes' names."""
+    facts = partition(run)
+    counts = facts.get("label_counts")
+    if counts is None:
+        return None, []
+    table = np.array(counts)
+    return table, [str(name) for name in facts.get("class_names") or range(table.shape[1])]
+
+
+def stacked(axes: Any, counts: np.ndarray, names: list[str], across: bool = True) -> None:
+    """Bars (across: upright) of counts [bars, parts], one colour per part."""
+    if counts.shape[1] > MOST_LABELS:
+        axes.imshow(counts.T if across else counts, aspect="auto", cmap="Blues", interpolation="nearest")
+        whole_numbers(axes)
+        return
+    place, base = np.arange(len(counts)), np.zeros(len(counts))
+    colours = pyplot().get_cmap("tab20" if counts.shape[1] > 10 else "tab10").colors
+    for k, name in enumerate(names):
+        size = counts[:, k]
+        bar = axes.bar(place, size, 0.85, base) if across else axes.barh(place, size, 0.85, base)
+        for patch in bar:
+            patch.set(facecolor=colours[k % len(colours)])
+        bar.set_label(name)
+        base = base + size
+    whole_numbers(axes)
+    axes.set(**{"xlim" if across else "ylim": (-0.6, len(counts) - 0.4)})
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(names) <= MOST_LABELS:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7, frameon=False, handlelength=0.8)
+
+
+# -- the change in A -------------------------------------------------------------------------------------
+def change(run: Run, name: str = "A") -> tuple[np.ndarray, np.ndarray]:
+    """(the last minus the first recorded matrix [N, N], training images n [N])."""
+    stored, sizes = matrices(run), np.array(partition(run).get("train", []), np.float64)
+    change = stored[name][-1].astype(np.float64) - stored[name][0]
+    require(len(sizes) >= len(change), f"{run.path} has no sizes of clients in its partition.json")
+    return change, sizes[: len(change)]  # new clients come last
+
+
+def regressions(run: Run, name: str = "A") -> tuple[Line, Line]:
+    """Of the column means (how others' weight of client j changed) and of the row means (how client i's weights
+    of others changed), both against the clients' numbers of training images."""
+    delta, sizes = change(run, name)
+    return regression(sizes, delta.mean(0)), regression(sizes, delta.mean(1))
+
+
+def draw_change(run: Run, path: Path, name: str = "A") -> Path:
+    """The change as a heat map, and its column and row means against n with their lines."""
+    plt = pyplot()
+    delta, sizes = change(run, name)
+    extent = float(np.abs(delta).max()) or 1.0
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12.5, 3.8), layout="constrained")
+    shown = left.imshow(delta, cmap="RdBu_r", vmin=-extent, vmax=extent, interpolation="nearest")
+    figure.colorbar(shown, ax=left, shrink=0.85)
+    left.set(title=f"$\\Delta {name}$", xlabel="client $j$", ylabel="client $i$")
+    whole_numbers(left)
+    panels = (
+        (middle, delta.mean(0), "j", f"column means of $\\Delta {name}$"),
+        (right, delta.mean(1), "i", f"row means of $\\Delta {name}$"),
+    )
+    for axes, means, letter, what in panels:
+        line = regression(sizes, means)
+        axes.scatter(sizes, means, s=18, color=COLOURS[0])
+        if np.isfinite(line.slope):
+            ends = np.array([sizes.min(), sizes.max()])
+            axes.plot(ends, line.slope * ends + line.intercept, color=COLOURS[1])
+        axes.set(title=f"{what}\n{line}", xlabel=f"training images $n_{letter}$")
+        tidy(axes)
+    figure.suptitle(title_of(run), fontsize=10)
+    return save(figure, path)
+
+
+# -- new clients -----------------------------------------------------------------------------------------
+def adaptation(run: Run) -> np.ndarray:
+    """Mean accuracy of the new clients after 0, 1, 2 ... epochs, [epochs + 1]; empty without new clients."""
+    columns = read_columns(run.path / NEW_CLIENTS)
+    if not columns:
+        return np.empty(0)
+    epochs = columns["epoch"].astype(int)
+    return np.array([np.nanmean(columns["accuracy"][epochs == e]) for e in range(epochs.max() + 1)])
+
+
+def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
+    """A bar per method (its best epoch, mean and std over seeds; a line at epoch 0), and the curves over epochs."""
+    plt = pyplot()
+    found = [(g.name, np.stack([adaptation(run) for run in g.runs])) for g in groups]  # each [seeds, epochs + 1]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for i, (name, curves) in enumerate(found):
+        colour, best = COLOURS[i % len(COLOURS)], 100 * curves.max(1)
+        bar = left.bar(i, best.mean(), 0.7, yerr=best.std(), color=colour, capsize=3)
+        left.bar_label(bar, fmt="%.1f", fontsize=8)
+        left.hlines(100 * curves[:, 0].mean(), i - 0.35, i + 0.35, color="black", lw=1.2)
+        mean, std, epochs = 100 * curves.mean(0), 100 * curves.std(0), np.arange(curves.shape[1])
+        look = {"color": colour, "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+        right.plot(epochs, mean, label=f"{name} (n={len(curves)})", **look)
+        right.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+    left.set_xticks(range(len(found)), [name for name, _ in found], rotation=30, ha="right", fontsize=8)
+    left.set(title="best epoch (line: before the first)", ylabel="mean accuracy of new clients (%)")
+    right.set(title="over epochs of their own", xlabel="epoch")
+    right.legend(fontsize=8, frameon=False)
+    for axes in (left, right):
+        tidy(axes)
+    figure.suptitle(title, fontsize=10)
+    return save(figure, path)
+
+
+# -- one run ---------------------------------------------------------------------------------------------
+def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
+    """The metric and the training loss over rounds, and each client's value at the best round."""
+    plt = pyplot()
+    rounds, values = scores.curve(run, metric)
+    scale = 100 if scores.is_fraction(metric) else 1
+    best = scores.selected_round(run, metric, "best")
+    figure = plt.figure(figsize=(10, 5.6), layout="constrained")
+    top, bottom = figure.subfigures(2, 1)
+    left, right = top.subplots(1, 2)
+    left.plot(rounds, scale * values, color=COLOURS[0])
+    left.set(title=metric + (" (%)" if scale == 100 else ""), xlabel="round")
+    right.plot(*scores.curve(run, "train/loss"), color=COLOURS[1])
+    right.set(title="train/loss", xlabel="round")
+    client_bars(bottom.subplots(), run, metric, best)
+    for axes in (left, right):
+        tidy(axes)
+    figure.suptitle(title_of(run), fontsize=10)
+    return save(figure, path)
+
+
+def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
+    """A bar per client at a round, and their mean."""
+    rounds, ids, values = run.clients(metric)
+    row = scores.value_row(rounds, round)
+    require(row is not None, f"{run.path} has no {metric} per client")
+    scale = 100 if scores.is_fraction(metric) else 1
+    own = scale * values[row]
+    axes.bar(ids, own, 0.85, color=COLOURS[0])
+    axes.axhline(np.nanmean(own), color=COLOURS[1], lw=1.2)
+    axes.set_xlim(ids.min() - 0.6, ids.max() + 0.6)
+    axes.set(title=f"each client at the best round, {round:.0f} (line: mean {np.nanmean(own):.2f})", xlabel="client")
+    whole_numbers(axes, both=False)
+    tidy(axes)
+
+
+# -- looks -----------------------------------------------------------------------------------------------
+def title_of(run: Run) -> str:
+    s = run.summary
+    return f"{s.get('name')}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}"
+
+
+def whole_numbers(axes: Any, both: bool = True) -> None:
+    """Ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+
+def tidy(axes: Any) -> None:
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Any, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot().close(figure)
+    return path

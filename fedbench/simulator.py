@@ -49,12 +49,12 @@ class Simulation:
     engine: Engine
     algorithm: Algorithm
     split: Split
-    matrices: MatrixLog
     done: int = 0
     best: dict[str, Any] | None = None
     best_val: dict[str, Any] | None = None
     last: dict[str, float] = field(default_factory=dict)
     newcomers: dict[str, Any] | None = None
+    matrices: MatrixLog | None = None
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(
         ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "bytes_up"), 0))
 
@@ -135,7 +135,8 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
 
 def keep(sim: Simulation) -> None:
     """Save all that a resumed run goes on from."""
-    sim.matrices.save()
+    if sim.matrices is not None:
+        sim.matrices.save()
     checkpoint.save(sim.run_dir, sim.state())
 
 
@@ -157,7 +158,8 @@ def play(sim: Simulation, tracker: Tracker, progress: Progress) -> None:
         tracker.metrics(sim.done, values)
         tracker.clients(sim.done, clients)
         sim.note(values)
-        sim.matrices.note(sim.done)
+        if sim.matrices is not None:
+            sim.matrices.note(sim.done)
     tracker.costs(sim.done, row := sim.spend(cohort.ledger, seconds))
     progress.update(sim.done, sim.last.get(SCORE, float("nan")), row["images_per_s"])
 
@@ -210,7 +212,7 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None) -> Sim
     algorithm.check(engine.federation, engine.model, engine.optimizer)
     algorithm.setup(engine.federation, engine.model, engine.rows)
     matrices = MatrixLog(run_dir, algorithm, engine.federation.num_clients, cfg.rounds, cfg.eval.every)
-    sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices)
+    sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices=matrices)
     if saved is None:
         build.save_partition(split, arrays, run_dir)
         matrices.note(0)

@@ -74,7 +74,8 @@ class Simulation:
                 _, owner, buffer = name.split("/")
                 self.engine.memory(owner, buffer, state["rows"][name]["rows"].shape[1])
         self.engine.rows.load_state_dict(state["rows"])
-        self.algorithm.load_state_dict(state["algorithm"])
+        device = self.engine.device                   # checkpoints are read to host memory
+        self.algorithm.load_state_dict({n: t.to(device) for n, t in state["algorithm"].items()})
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
@@ -83,7 +84,8 @@ class Simulation:
         """Remember the last evaluation, the best one, and the best one by validation."""
         self.last = values
         score, val = values.get(SCORE, float("nan")), values.get("val/accuracy", float("nan"))
-        if self.best is None or score > self.best["values"].get(SCORE, float("nan")):
+        best = self.best["values"].get(SCORE, float("nan")) if self.best else float("nan")
+        if score > best or best != best:
             self.best = {"metric": SCORE, "round": self.done, "values": values}
         if val == val and (self.best_val is None or val > self.best_val["values"]["val/accuracy"]):
             self.best_val = {"metric": "val/accuracy", "round": self.done, "values": values}

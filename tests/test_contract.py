@@ -27,6 +27,7 @@ from fedbench.config import compose
 from fedbench.executor import Plan
 from fedbench.federation import Federation
 from fedbench.groups import group_options
+from fedbench.matrices import MatrixLog
 from fedbench.options import ConfigError
 from fedbench.partition.base import Ragged, Split
 from fedbench.simulator import Simulation
@@ -70,7 +71,8 @@ class Case:
         e = engine_on(f, build.model(cfg, f), build.make(cfg.optimizer), plan=plan, seed=int(cfg.seed), rounds=cfg.rounds,
                       epochs=cfg.local.epochs, batch_size=cfg.local.batch_size, limits=limits, eval_batch=8,
                       cohort_size=min(build.cohort_size(cfg, 6), f.num_clients))
-        return Simulation(cfg, Path(), e, build.algorithm(cfg), split)
+        algorithm = build.algorithm(cfg)
+        return Simulation(cfg, Path(), e, algorithm, split, MatrixLog(Path(), algorithm, f.num_clients, cfg.rounds, 1))
 
 
 @functools.cache

@@ -78,7 +78,3 @@ class Algorithm:
         for name, value in state.items():
             now = getattr(self, name, None)
             setattr(self, name, value.to(now.device) if isinstance(now, Tensor) else value)
-
-    def to_device(self, device: torch.device) -> None:
-        for name, value in self.state_dict().items():
-            setattr(self, name, value.to(device))

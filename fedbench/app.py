@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fedbench.groups import GROUPS, find_conf_dir, group_options
+from fedbench.groups import GROUPS, find_conf_dir, group_options, menu
 from fedbench.options import ConfigError
 
 WIDTH = 100
@@ -82,7 +82,7 @@ def help_text() -> str:
 
 
 def _group(group: str, chosen: str | None) -> str:
-    names = [f"{name}*" if name == chosen else name for name in group_options(group)]
+    names = [f"{name}*" if name == chosen else name for name in menu(group_options(group))]
     label = f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16)
     return textwrap.fill("  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * 16,
                          break_on_hyphens=False)

@@ -32,6 +32,11 @@ def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str
     return sorted({path.relative_to(root).with_suffix("").as_posix() for path, root in files})
 
 
+def menu(names: Iterable[str]) -> list[str]:
+    """The options to show: the nested ones as their topmost folder, ``table/*``, once."""
+    return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
+
+
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
     """' did you mean a or b?', or '' when nothing is near; ``prefix`` is put before each name."""
     by_fold = {other.casefold(): other for other in known}

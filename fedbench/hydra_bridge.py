@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.groups import GROUPS, conf_dirs, find_conf_dir, group_options, nearest
+from fedbench.groups import GROUPS, conf_dirs, find_conf_dir, group_options, menu, nearest
 from fedbench.options import ConfigError, require
 from fedbench.schema import show
 
@@ -73,7 +73,7 @@ class Composer:
             return text
         names = group_options(found[2], self.folders)
         matched = fnmatch.filter(names, found[4].strip())
-        require(bool(matched), f"{text} matches none: {found[2]} has {', '.join(names) or 'no option'}")
+        require(bool(matched), f"{text} matches none: {found[2]} has {', '.join(menu(names)) or 'no option'}")
         return found[1] + ",".join(f"{found[3]}{name}{found[5]}" for name in matched)
 
     def compose(self, overrides: list[str], multirun: bool = False) -> DictConfig:
@@ -121,10 +121,11 @@ class Composer:
         if group not in GROUPS or override.is_delete():
             return
         options, plus = group_options(group, self.folders), "+" if group == "experiment" else ""
-        listed = ", ".join(options) or "none"
         for value in _values(override):
             hint = nearest(str(value), options, f"{plus}{group}=")
             said = value if isinstance(value, str) else show(value)
+            same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
+            listed = ", ".join(same or menu(options)) or "none"
             require(value in options, f"{group}={said} is not an option:{hint} {group} has {listed}")
         why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
         written = bool(plus) == (override.type is not OverrideType.CHANGE)

@@ -148,16 +148,15 @@ def test_an_experiment_with_an_unknown_option_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def composed() -> dict[str, DictConfig]:
-    """Every option of every group -> a run with it; one run shows an option of each group at once."""
+    """Every option of every group -> a run with it; one run shows an option of each group at once.
+
+    Experiments have tests of their own."""
     composer, runs = Composer(), {}
     options = {group: group_options(group) for group in GROUPS[:-1]}
     for k in range(max(map(len, options.values()))):
         chosen = [f"{group}={names[k % len(names)]}" for group, names in options.items()]
         cfg = composer.compose(chosen)
         runs.update(dict.fromkeys(chosen, with_choices(cfg, cfg.hydra)))
-    for name in group_options("experiment"):
-        cfg = composer.compose([f"+experiment={name}"])
-        runs[f"experiment={name}"] = with_choices(cfg, cfg.hydra)
     return runs
 
 
@@ -179,8 +178,7 @@ def test_the_keys_are_those_of_the_snapshot(composed: dict[str, DictConfig], def
     lines = [*own, ""]
     for option, cfg in sorted(composed.items(), key=lambda item: GROUPS.index(item[0].split("=")[0])):
         group = option.split("=")[0]
-        if group != "experiment":
-            lines.append(f"{option}: {' '.join(sorted(flatten(OmegaConf.to_container(cfg[group]))))}")
+        lines.append(f"{option}: {' '.join(sorted(flatten(OmegaConf.to_container(cfg[group]))))}")
     if os.environ.get("FEDBENCH_UPDATE_SNAPSHOTS") == "1":
         SNAPSHOT.write_text("\n".join([*lines, ""]))
     assert lines == SNAPSHOT.read_text().splitlines(), "meant? FEDBENCH_UPDATE_SNAPSHOTS=1 rewrites it"

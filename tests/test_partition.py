@@ -411,6 +411,26 @@ def test_stratified_keeps_proportions_in_both_pools(digits: Arrays):
     assert np.abs(train.sum(0) / 4 - test.sum(0)).max() < 8
 
 
+@pytest.mark.parametrize("split", ["merged", "published"])
+def test_a_subset_keeps_classes_silos_and_parts(split: str, digits: Arrays):
+    result = build_split(digits, IID(), 5, 3, split, subset=0.1)
+    used = np.concatenate([result.train.indices, result.test.indices])
+    kinds = [digits.labels(), digits.domain, *([digits.split] if split == "published" else [])]
+    _, kind, there = np.unique(np.stack(kinds), axis=1, return_inverse=True, return_counts=True)
+    kept = np.bincount(kind.reshape(-1)[used], minlength=len(there))
+    assert np.array_equal(kept, np.maximum(1, np.round(0.1 * there)))
+    again, other = (build_split(digits, IID(), 5, seed, split, subset=0.1) for seed in (3, 4))
+    assert again.hash == result.hash
+    assert set(other.train.indices) != set(result.train.indices)
+    whole = build_split(digits, IID(), 5, 3, split)
+    assert build_split(digits, IID(), 5, 3, split, subset=1.0).hash == whole.hash
+
+
+def test_a_tiny_subset_keeps_every_class(digits: Arrays):
+    result = build_split(digits, IID(), 2, 0, subset=0.001)
+    assert len(np.unique(digits.labels()[np.concatenate([result.train.indices, result.test.indices])])) == 10
+
+
 def test_multilabel_and_segmentation_are_partitioned_by_their_label():
     for kind in ("multilabel", "segmentation", "dict"):
         arrays = Synthetic(kind).load()

@@ -40,6 +40,15 @@ def run_for(folder: Path, algorithm: str, seed: int, accuracy: float, overrides:
     return path
 
 
+def choose(path: Path, **options: str) -> None:
+    """Change the options that a run says it was run with."""
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["choices"].update(options)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | options))
+
+
 @pytest.fixture
 def conf_dir(tmp_path, monkeypatch) -> Path:
     """A conf folder whose experiments run Local, FedAvg and PGFed for any number of clients on CIFAR10."""
@@ -103,6 +112,35 @@ def test_text_says_what_is_missing_and_how_to_run_it(half, conf_dir, capsys):
     assert "answers no cell: its key paper is" in text
     ranking = text[text.index("Kendall's tau-b") :].splitlines()
     assert ranking[2].split() == ["CIFAR10", "25", "0.33", "3", "of", "14"]  # FedAvg is above Local here
+
+
+def test_a_column_may_depend_on_the_overrides(conf_dir, tmp_path, capsys):
+    """dataset=mine is no column of the paper: that run answers nothing."""
+    columns = {"dataset=cifar10": "CIFAR10", "dataset=cifar100": "CIFAR100"}
+    base = {"table": "pgfed_table1_cifar", "dataset": columns, "clients": "${partition.num_clients}"}
+    (conf_dir / "experiment" / "t" / "base.yaml").write_text(yaml.safe_dump({"paper": base}))
+    folder = tmp_path / "runs"
+    for seed, dataset in enumerate(("cifar10", "cifar100", "mine")):
+        path = run_for(folder, "pgfed", seed, 0.7, f"dataset={dataset}", method="PGFed", dataset=columns)
+        choose(path, dataset=dataset)
+    done = {key: row["n"] for key, row in cells_of(capsys, str(folder), "--paper", "pgfed_table1_cifar").items()
+            if row["n"] != "0"}  # fmt: skip
+    assert done == {("PGFed", "CIFAR10", "25", ""): "1", ("PGFed", "CIFAR100", "25", ""): "1"}
+    assert main([str(folder), "--paper", "pgfed_table1_cifar"]) == 0
+    text = capsys.readouterr().out
+    assert "+experiment=t/local,t/fedavg seed=0,1,2 partition.num_clients=25 dataset=cifar100\n" in text
+    assert "answers no cell" in text
+
+
+def test_a_reduced_setting_is_told_apart_and_leaves_its_cell_to_be_run(conf_dir, tmp_path, capsys):
+    folder = tmp_path / "runs"
+    path = run_for(folder, "pgfed", 0, 0.7, "rounds=9", method="PGFed")
+    choose(path, experiment="t/pgfed,reduced/tenth")
+    cells = cells_of(capsys, str(folder), "--paper", "pgfed_table1_cifar")
+    assert float(cells["PGFed", "CIFAR10", "25", "reduced/tenth rounds=9"]["ours_mean"]) == pytest.approx(70)
+    assert main([str(folder), "--paper", "pgfed_table1_cifar"]) == 0
+    text = capsys.readouterr().out
+    assert "84 of 84 cells are not run (1 of them only in a reduced setting)." in text
 
 
 def test_unfinished_runs_of_the_table_are_listed(half, conf_dir, capsys):

@@ -93,10 +93,10 @@ def is_local(run: Run) -> bool:
 
 
 def local_of(run: Run, runs: list[Run]) -> Run | None:
-    """The run of Local on the same data set, partition and seed; of several, the most alike."""
+    """The run of Local on the same data set, partition and seed, as long; of several, the most alike."""
     if is_local(run):
         return run
-    keys = ("dataset", "partition_hash", "seed")
+    keys = ("dataset", "partition_hash", "seed", "rounds")
     same = [r for r in runs if is_local(r) and all(r.summary.get(k) == run.summary.get(k) for k in keys)]
 
     def alike(other: Run) -> int:

@@ -1,0 +1,53 @@
+"""torchvision's ResNet-18 for any number of classes, its weights random, of ImageNet, or from a file.
+
+He et al., CVPR 2016.  The breast-cancer case study does not state its network; this is our choice for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.options import ConfigError, require
+
+
+class ResNet18(nn.Module):
+    """[B, 1 or 3, H, W] -> [B, C].
+
+    weights: null, imagenet (downloaded by torchvision), or the path of a state dict; a head of another size in it
+    is left out.
+    """
+
+    def __init__(self, input_shape: tuple, num_classes: int, weights: str | None = None):
+        super().__init__()
+        require(len(input_shape) == 3 and input_shape[0] in (1, 3),
+                f"model=resnet18 needs images of 1 or 3 channels, but the data set gives {tuple(input_shape)}")
+        net = _network(weights)
+        net.fc = nn.Linear(net.fc.in_features, num_classes)
+        for name, module in net.named_children():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.expand(-1, 3, -1, -1)                                                   # [B, 3, H, W]
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+def _network(weights: str | None) -> nn.Module:
+    try:
+        from torchvision.models import ResNet18_Weights, resnet18
+    except ImportError as error:
+        raise ConfigError("model=resnet18 needs torchvision: pip install fedbench[vision]") from error
+    if weights in (None, "imagenet"):
+        return resnet18(weights=ResNet18_Weights.IMAGENET1K_V1 if weights else None)
+    net, path = resnet18(weights=None), Path(weights)
+    require(path.is_file(), f"model.weights={weights}: there is no such file")
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    body = {name: value for name, value in stored.items() if not name.startswith("fc.")}
+    missing, odd = net.load_state_dict(body, strict=False)
+    lacking = [*odd, *(name for name in missing if not name.startswith("fc."))]
+    require(not lacking, f"model.weights={weights} is no ResNet-18 of torchvision's: see {', '.join(lacking[:3])}")
+    return net

@@ -1,0 +1,194 @@
+"""The experiment files: each composes, each printed cell has one, rows are trained as the papers' code does.
+
+Marked slow: each of them run for real on generated pictures, shrunk by +experiment=debug.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedbench.app import main
+from fedbench.config import check, compose, find_conf_dir, with_choices
+from fedbench.groups import group_options
+from fedbench.hydra_bridge import Composer
+from fedbench.options import ConfigError
+from fedbench.report import paper
+from fedbench.report.recipes import is_measured
+
+NAMES = group_options("experiment")
+BESIDE = ("debug", "reduced/", "setting/")
+ROWS = [name for name in NAMES if not name.startswith(BESIDE)]
+TABLES = (
+    *("fedsld_practical", "apple_pathological", "apple_practical", "apple_bandwidth"),
+    *("pgfed_table1_cifar", "pgfed_organamnist", "pgfed_officehome", "pgfed_convergence", "pgfed_gain", "pgfed_speed"),
+    *("pgfed_new_clients", "breast_cancer_real", "breast_cancer_synth"),
+)
+KEPT, FRESH, PLAIN = (0.9, "never"), (0.9, "round"), (0.0, "round")  # momentum and its buffers, in the PGFed code
+OPTIMIZERS = {
+    **dict.fromkeys(("local", "fedavg", "feddyn", "fedper", "pgfed", "pgfed_mo"), KEPT),
+    **dict.fromkeys(("fedbabu", "lg_fedavg"), FRESH),
+    **dict.fromkeys(("fedrep", "apfl", "fedrod", "fedfomo", "per_fedavg", "pfedme"), PLAIN),
+}
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict[str, dict[str, Any]]:
+    """Every experiment file -> its checked config."""
+    composer, found = Composer(), {}
+    for name in NAMES:
+        full = composer.compose([f"+experiment={name}"])
+        found[name] = check(with_choices(full, full.hydra))
+    return found
+
+
+@pytest.fixture(scope="module")
+def known() -> list[paper.Experiment]:
+    return paper.experiments(find_conf_dir())
+
+
+def header(name: str) -> str:
+    """The comment at the head of a file, its lines joined."""
+    lines = (find_conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+def answered(block: dict[str, Any], table: str) -> list[dict[str, str]]:
+    return [row for row in paper.read_table(table) if is_measured(row["metric"]) and paper.matches(block, table, row)]
+
+
+def test_every_experiment_composes(composed: dict[str, dict[str, Any]]) -> None:
+    assert set(composed) == set(NAMES)
+    assert composed["debug"]["paper"] is None
+
+
+def test_what_the_report_reads_in_a_file_is_what_hydra_composes(
+    composed: dict[str, dict[str, Any]], known: list[paper.Experiment]
+) -> None:
+    """The report must not need Hydra to say what to run: it follows the defaults lists by itself."""
+    for experiment in known:
+        for column, value in composed[experiment.name]["paper"].items():
+            said = experiment.paper[column]
+            assert value == said or paper.REFERENCE.match(str(said)), (experiment.name, column)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_printed_cell_has_an_experiment(table: str, known: list[paper.Experiment]) -> None:
+    own = [e for e in known if e.name.startswith(f"{table}/")]
+    assert own
+    for row in paper.read_table(table):
+        if is_measured(row["metric"]):
+            assert any(paper.matches(e.paper, table, row) for e in own), row
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_answers_cells_of_its_table_and_quotes_them(name: str, known: list[paper.Experiment]) -> None:
+    table = name.split("/")[0]
+    mine = next(e for e in known if e.name == name)
+    cells = answered(mine.paper, table)
+    assert cells or name == "pgfed_gain/local", name
+    per_client = [cell for cell in cells if "gain" in cell["metric"] and table.startswith("breast_cancer")]
+    for cell in (cell for cell in cells if cell not in per_client):
+        printed = cell["mean"] + (f" ± {cell['std']}" if cell["std"] else "")
+        assert printed in header(name), (name, cell)
+
+
+def test_the_overrides_of_a_cell_make_a_run_that_answers_it(known: list[paper.Experiment]) -> None:
+    row = next(r for r in paper.read_table("pgfed_table1_cifar") if (r["dataset"], r["clients"]) == ("CIFAR100", "50"))
+    experiment = next(e for e in known if e.name == "pgfed_table1_cifar/local")
+    given = experiment.given(row)
+    assert given == ["dataset=cifar100", "partition.num_clients=50"]
+    values = check(compose([f"+experiment={experiment.name}", *given]))
+    assert (values["choices"]["dataset"], values["paper"]["clients"]) == ("cifar100", 50)
+
+
+@pytest.mark.parametrize("row", OPTIMIZERS)
+def test_optimizers_of_table_1_are_those_of_the_released_code(row: str, composed: dict[str, dict[str, Any]]) -> None:
+    tables = ("pgfed_table1_cifar", "pgfed_organamnist/25", "pgfed_officehome", "pgfed_gain", "pgfed_new_clients")
+    for name in (f"{table}/{row}" for table in tables):
+        if name in composed:
+            found = composed[name]["optimizer"]
+            assert (found["momentum"], found["reset"]) == OPTIMIZERS[row], name
+            assert found["lr"] == 0.005
+            assert found["weight_decay"] == (0.001 if row == "pfedme" else 0)
+
+
+def test_quirks_of_the_released_codes(composed: dict[str, dict[str, Any]]) -> None:
+    table = "pgfed_table1_cifar"
+    expected = {
+        f"{table}/fedbabu": {"finetune_head": "zero", "finetune_epochs": 1, "finetune_lr": 0.001},
+        f"{table}/pfedme": {"lam": 1.0, "deploy": "w"},
+        f"{table}/lg_fedavg": {"update": "alternate", "frozen_momentum_drift": True},
+        f"{table}/fedfomo": {"models": 8, "reference": "aggregated"},
+        f"{table}/pgfed_mo": {"beta": 0.5, "drop_last": True},
+        "apple_practical/apple": {"mu": 0.1, "init": "independent", "prox_half": False},
+        "apple_practical/apple_mu0": {"mu": 0.0},
+        "apple_bandwidth/practical/apple_m2": {"mu": 0.0, "bandwidth": 2, "selection": "uniform"},
+        "apple_bandwidth/pathological/fedfomo_m5": {"models": 5},
+    }
+    for name, options in expected.items():
+        found = composed[name]["algorithm"]
+        assert {key: found[key] for key in options} == options, name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("pgfed_table1_cifar/pgfed", (150, 0.25, 5, 10, True, "merged", 0.25, 0.0, 25, 1, 0.3)),
+        ("pgfed_organamnist/25/pgfed", (150, 0.5, 5, 10, True, "merged", 0.25, 0.0, 25, 1, 1.0)),
+        ("pgfed_organamnist/100/pgfed", (150, 0.25, 5, 10, True, "merged", 0.25, 0.0, 100, 1, 0.3)),
+        ("pgfed_officehome/pgfed", (150, 0.25, 5, 10, True, "merged", 0.15, 0.0, None, 42, 0.3)),
+        ("apple_practical/apple", (160, 1.0, 5, 256, False, "published", 0.25, 0.15, 12, 42, None)),
+    ],
+)
+def test_protocols(name: str, expected: tuple, composed: dict[str, dict[str, Any]]) -> None:
+    v = composed[name]
+    data, parts, local = v["dataset"], v["partition"], v["local"]
+    found = (v["rounds"], v["sample_rate"], local["epochs"], local["batch_size"], local["drop_last"])
+    found += (data["split"], data["test_fraction"], data["val_fraction"])
+    assert (*found, parts["num_clients"], parts["seed"], parts.get("alpha")) == expected
+
+
+def test_the_data_sets_of_apple() -> None:
+    for name, more in (("cifar10", []), ("organamnist", ["stratified", 0.2])):
+        data = check(compose(["+experiment=apple_practical/local", f"dataset=apple/{name}"]))["dataset"]
+        assert data["val_fraction"] == 0.15
+        assert [data["split"], data["test_fraction"]] == more or (data["split"], data["resize"]) == ("published", 28)
+
+
+def test_a_reduced_setting_goes_beside_a_row() -> None:
+    values = check(compose(["+experiment=[apple_practical/apple,reduced/tenth]"]))
+    assert values["choices"]["experiment"] == "apple_practical/apple,reduced/tenth"
+    assert (values["rounds"], values["local"]["epochs"], values["dataset"]["subset"]) == (20, 1, 0.1)
+    assert values["partition"]["num_clients"] == 12
+
+
+def test_glob_stands_for_every_row_of_a_table() -> None:
+    composer = Composer()
+    rows = [name for name in NAMES if name.startswith("fedsld_practical/")]
+    text = "+experiment=[glob(fedsld_practical/*),reduced/tenth]"
+    assert composer.expand([text, "seed=0"]) == [
+        "+experiment=" + ",".join(f"[{row},reduced/tenth]" for row in rows), "seed=0"
+    ]  # fmt: skip
+    assert composer.expand(["+experiment=glob(fedsld_practical/fedsld)"]) == ["+experiment=fedsld_practical/fedsld"]
+    assert len(composer.cells(composer.expand([text]))) == 3
+    with pytest.raises(ConfigError, match="matches none: experiment has apple_bandwidth"):
+        composer.expand(["+experiment=glob(nothing/*)"])
+
+
+@pytest.mark.parametrize("family", sorted({name.split("/")[0] for name in ROWS}))
+def test_debug_fits_every_table(family: str) -> None:
+    name = next(name for name in ROWS if name.startswith(f"{family}/"))
+    values = check(compose([f"+experiment=[{name},debug]"]))
+    assert (values["rounds"], values["choices"]["dataset"], values["paper"]) == (2, "generated", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_runs_under_debug(name: str, tmp_path: Path) -> None:
+    assert main([f"+experiment=[{name},debug]", f"output_dir={tmp_path}", "hardware.executor=loop"]) == 0
+    statuses = [yaml.safe_load(path.read_text())["status"] for path in tmp_path.rglob("status.json")]
+    assert statuses == ["finished"]

@@ -573,7 +573,7 @@ def test_fine_tuning_of_a_part_and_at_the_end() -> None:
     rows = deployed(e, algorithm, final=True)
     equal(base.take(rows), base.take(algorithm.inner.w).expand(6, -1))
     assert (e.model.columns["head"].take(rows) != e.model.columns["head"].take(algorithm.inner.w)).any(1).all()
-    with pytest.raises(ConfigError, match="finetune.part needs the column group 'neck'"):
+    with pytest.raises(ConfigError, match=r"finetune.part needs the column group 'neck'"):
         play(network(), FineTuned(FedAvg(), 1, None, "end", "neck"))
 
 

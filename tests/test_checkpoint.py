@@ -16,7 +16,8 @@ from fedbench.options import ConfigError
 
 def state(round: int) -> dict:
     """What a simulation saves: numbers, text, tensors in dicts."""
-    return {"round": round, "config_hash": "c", "partition_hash": "p", "algorithm": {"w": torch.full((50,), float(round))},
+    return {"round": round, "config_hash": "c", "partition_hash": "p",
+            "algorithm": {"w": torch.full((50,), float(round))},
             "rows": {"theta": {"ids": torch.arange(3), "rows": torch.randn(3, 4)}}, "record": "{}", "executor": "{}"}
 
 
@@ -64,7 +65,7 @@ def test_a_crash_while_writing_loses_nothing(tmp_path: Path, monkeypatch: pytest
         file.write(b"half of it")
         raise OSError("No space left on device")
     monkeypatch.setattr(torch, "save", half)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space"):
         checkpoint.save(tmp_path, state(2))
     assert checkpoint.load(tmp_path)["round"] == 1
 
@@ -96,14 +97,14 @@ def test_a_checkpoint_that_carries_code_is_refused_and_not_run(tmp_path: Path, h
         torch.save(payload, tmp_path / NAME)
     else:
         (tmp_path / NAME).write_bytes(pickle.dumps(payload, protocol=2))
-    with pytest.raises(ConfigError, match="no checkpoint can be read"):
+    with pytest.raises(ConfigError, match=r"no checkpoint can be read"):
         checkpoint.load(tmp_path)
     assert not (tmp_path / "ran").exists()
 
 
 def test_something_else_under_the_name_is_no_checkpoint(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(3)}, tmp_path / NAME)
-    with pytest.raises(ConfigError, match="no checkpoint can be read.*not a checkpoint of fedbench"):
+    with pytest.raises(ConfigError, match=r"no checkpoint can be read.*not a checkpoint of fedbench"):
         checkpoint.load(tmp_path)
 
 

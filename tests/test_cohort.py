@@ -133,7 +133,8 @@ def test_a_split_that_nobody_has() -> None:
 def test_nobody_at_all() -> None:
     e = build()
     nobody = Cohort(e, np.empty(0, np.int64), 0)
-    assert nobody.gradient(e.model.init_row())[0].shape == (0, e.model.size) and nobody.forward(e.model.init_row()) == []
+    assert nobody.gradient(e.model.init_row())[0].shape == (0, e.model.size)
+    assert nobody.forward(e.model.init_row()) == []
 
 
 def test_evaluation_blocks_do_not_matter() -> None:
@@ -179,7 +180,7 @@ def test_exchanges_are_metered_and_pass_values() -> None:
     equal(cohort.upload(theta=rows).theta, rows)
     assert cohort.ledger.bytes_up == 48
     for send in (cohort.download, cohort.upload):
-        with pytest.raises(ValueError, match="10 rows for 4 clients"):
+        with pytest.raises(ValueError, match=r"10 rows for 4 clients"):
             send(w=w)
 
 
@@ -231,7 +232,7 @@ def test_rows_are_not_shared_between_trainings() -> None:
     cohort = Cohort(e, IDS, 0)
     one = cohort.train(e.model.init_row())
     kept = {n: v.clone() for n, v in vars(one).items() if isinstance(v, Tensor)}
-    g, f = cohort.gradient(one.theta)
+    g, _ = cohort.gradient(one.theta)
     kept_g = g.clone()
     cohort.train(one.theta)
     cohort.gradient(one.theta + 1)
@@ -276,4 +277,5 @@ def test_a_model_with_frozen_parameters() -> None:
 
 def test_sizes_are_those_of_the_helper() -> None:
     arrays, split = ragged()
-    assert split.train.sizes.tolist() == list(SIZES) and everyone(engine(arrays, split, mlp())).ids.tolist() == [*range(6)]
+    assert split.train.sizes.tolist() == list(SIZES)
+    assert everyone(engine(arrays, split, mlp())).ids.tolist() == [*range(6)]

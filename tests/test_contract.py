@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
-from tiny import CPU, PLANS, arrays_of, close, deployed, engine_on, equal, everyone, ragged
+from tiny import CPU, arrays_of, close, deployed, engine_on, equal, everyone, global_state, ragged, untouched
 from torch import Tensor
 
 from fedbench import build, checkpoint, evaluate, federation, rng
@@ -68,8 +68,8 @@ class Case:
         if change is not None:
             change(cfg)
         f = Federation.build(arrays, split, CPU)
-        e = engine_on(f, build.model(cfg, f), build.make(cfg.optimizer), plan=plan, seed=int(cfg.seed), rounds=cfg.rounds,
-                      epochs=cfg.local.epochs, batch_size=cfg.local.batch_size, limits=limits, eval_batch=8,
+        e = engine_on(f, build.model(cfg, f), build.make(cfg.optimizer), plan=plan, limits=limits, seed=int(cfg.seed),
+                      rounds=cfg.rounds, epochs=cfg.local.epochs, batch_size=cfg.local.batch_size, eval_batch=8,
                       cohort_size=min(build.cohort_size(cfg, 6), f.num_clients))
         algorithm = build.algorithm(cfg)
         return Simulation(cfg, Path(), e, algorithm, split, MatrixLog(Path(), algorithm, f.num_clients, cfg.rounds, 1))
@@ -129,8 +129,9 @@ def tensors(value: Any, name: str = "") -> dict[str, Tensor]:
         return tensors(dict(enumerate(value)), name)
     if isinstance(value, np.ndarray):
         return {name: torch.from_numpy(value)}
-    return {name: value} if isinstance(value, Tensor) else {name: torch.tensor(float("nan" if value is None else value))} \
-        if value is None or isinstance(value, int | float) else {}
+    if value is None or isinstance(value, int | float):
+        return {name: torch.tensor(float("nan" if value is None else value))}
+    return {name: value} if isinstance(value, Tensor) else {}
 
 
 @functools.cache
@@ -205,9 +206,9 @@ def test_a_seed_repeats_and_another_differs(method: Case) -> None:
 
 def test_global_generators_are_left_alone(method: Case) -> None:
     sim = ready(method.simulation())
-    before, numpy_before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    before = global_state()
     rounds(sim, 2, evaluated=True)
-    assert torch.equal(before, torch.random.get_rng_state()) and (numpy_before == np.random.get_state()[1]).all()
+    assert untouched(before)
 
 
 # -- resume ----------------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def test_training_moves_what_is_deployed(method: Case) -> None:
 
 
 # -- renumbering -----------------------------------------------------------------------------------------
-PERMUTED = np.array([3, 0, 5, 1, 4, 2])             # client j of the second federation is client PERMUTED[j] of the first
+PERMUTED = np.array([3, 0, 5, 1, 4, 2])             # client j of the second federation is PERMUTED[j] of the first
 
 
 def test_renumbering_the_clients_renumbers_their_rows(method: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,14 +85,17 @@ class Forgetful(PGFed):
         return {n: v for n, v in super().state_dict().items() if n != "G"}
 
 
-SLIPS = [(Closure, contract.test_every_plan_gives_the_same_rows), (Counter, contract.test_a_resumed_run_is_the_uninterrupted_one),
+SLIPS = [(Closure, contract.test_every_plan_gives_the_same_rows),
+         (Counter, contract.test_a_resumed_run_is_the_uninterrupted_one),
          (Forgetful, contract.test_a_resumed_run_is_the_uninterrupted_one),
          (Restless, contract.test_evaluation_changes_nothing_and_repeats),
          (Restless, contract.test_a_resumed_run_is_the_uninterrupted_one),
-         (Everywhere, contract.test_rows_outside_the_cohort_stay_put), (Global, contract.test_global_generators_are_left_alone),
+         (Everywhere, contract.test_rows_outside_the_cohort_stay_put),
+         (Global, contract.test_global_generators_are_left_alone),
          (Global, contract.test_a_seed_repeats_and_another_differs),
          (First, contract.test_renumbering_the_clients_renumbers_their_rows),
-         (Frozen, contract.test_training_moves_what_is_deployed), (Drifting, contract.test_without_learning_nobody_moves)]
+         (Frozen, contract.test_training_moves_what_is_deployed),
+         (Drifting, contract.test_without_learning_nobody_moves)]
 
 
 @pytest.mark.parametrize("slip, test", SLIPS, ids=lambda x: x.__name__)

@@ -129,10 +129,10 @@ def test_every_step_and_round_is_augmented_anew() -> None:
 
 
 def test_augmentation_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dataset.augment knows flip and crop, not rotate"):
+    with pytest.raises(ConfigError, match=r"dataset.augment knows flip and crop, not rotate"):
         images(augment={"rotate": 3})
     arrays, split = ragged(shape=(6,))
-    with pytest.raises(ConfigError, match="dataset.augment needs image inputs"):
+    with pytest.raises(ConfigError, match=r"dataset.augment needs image inputs"):
         Federation.build(arrays, split, CPU, augment={"flip": True})
 
 

@@ -451,9 +451,9 @@ def test_features_of_a_model_without_the_module_head(traceable: bool) -> None:
             return self.fc(self.body(x if traceable else x[:, torch.arange(6)]))
     model = FlatModel(seeded(Odd), {"head": ["fc.*"]})
     assert (model.program is not None) == traceable
-    with pytest.raises(ConfigError, match="head"):
+    with pytest.raises(ConfigError, match=r"head"):
         model.features(model.init_row(), torch.randn(3, 6))
-    with pytest.raises(ConfigError, match="head"):
+    with pytest.raises(ConfigError, match=r"head"):
         model.head(model.init_row(), torch.randn(3, 5))
 
 

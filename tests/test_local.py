@@ -616,7 +616,7 @@ def test_a_batch_in_parts(parts: int) -> None:
     assert len(pieces) == parts
     for i, n in enumerate(b.counts):
         seen = [p.y[i, :p.counts[i]].tolist() for p in pieces]
-        assert sum(seen, []) == b.y[i, :n].tolist()
+        assert [y for part in seen for y in part] == b.y[i, :n].tolist()
         assert max(map(len, seen)) - min(map(len, seen)) <= 1
         for p in pieces:
             real = p.real[i]

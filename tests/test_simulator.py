@@ -57,8 +57,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # -- the record ------------------------------------------------------------------------------------------
 def test_a_run_leaves_its_files(whole: Path) -> None:
-    assert {"metrics.csv", "clients.csv", "costs.csv", "summary.json", "partition.npz", "partition.json", "checkpoint.pt",
-            "checkpoint.prev.pt"} <= set(os.listdir(whole))
+    assert {"metrics.csv", "clients.csv", "costs.csv", "summary.json", "partition.npz", "partition.json",
+            "checkpoint.pt", "checkpoint.prev.pt"} <= set(os.listdir(whole))
     metrics, clients, costs = (table(whole / f"{name}.csv") for name in ("metrics", "clients", "costs"))
     assert [int(r["round"]) for r in metrics] == [1, 2, 3, 4] == [int(r["round"]) for r in costs]
     assert [(int(r["round"]), int(r["client"])) for r in clients] == [(r, i) for r in range(1, 5) for i in range(6)]

@@ -120,7 +120,8 @@ def targets_federation(targets: Sequence[np.ndarray], task: Any = None, inputs: 
                        ) -> Federation:
     """Client i holds samples with targets[i] [n_i, d] and inputs 1 (or inputs[i] [n_i]), for training and testing."""
     y = torch.from_numpy(np.concatenate(targets).astype(np.float32))
-    x = torch.ones(len(y), 1) if inputs is None else torch.from_numpy(np.concatenate(inputs).astype(np.float32))[:, None]
+    given = np.ones(len(y)) if inputs is None else np.concatenate(inputs)
+    x = torch.from_numpy(given.astype(np.float32))[:, None]
     own = Ragged.from_sizes(np.arange(len(y)), np.array([len(t) for t in targets]))
     none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(len(targets), np.int64))
     return Federation(x, y, {"train": own, "test": own, "val": none}, task or Squares(), y.shape[1])
@@ -157,6 +158,15 @@ def deployed(e: Engine, algorithm: Algorithm, round: int = 0, final: bool = True
     if isinstance(rows, Tensor) and rows.dim() == 1:
         rows = rows.expand(e.federation.num_clients, -1)
     return rows
+
+
+def global_state() -> tuple[Tensor, np.ndarray]:
+    """Of the global generators, which nothing in fedbench may touch."""
+    return torch.random.get_rng_state(), np.random.get_state()[1].copy()              # noqa: NPY002
+
+
+def untouched(before: tuple[Tensor, np.ndarray]) -> bool:
+    return all((a == b).all() for a, b in zip(before, global_state()))
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-5) -> None:

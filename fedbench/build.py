@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench import executor as executors
@@ -137,8 +137,8 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
                                                             cfg.hardware.threads, device, federation.cohort_size)
     built = Engine(federation, model(cfg, federation), make(cfg.optimizer), Executor(plans[0], device),
                    RowStore(federation.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
-                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last, cfg.eval.batch_size or eval_batch(device),
-                   everyone=everyone)
+                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
+                   cfg.eval.batch_size or eval_batch(device), everyone=everyone)
     if len(plans) > 1:
         choose_executor(built, plans)
     return built
@@ -161,26 +161,32 @@ def draw_cohort(seed: int, round: int, num_clients: int, size: int) -> np.ndarra
 
 
 def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
-    """Time a few local steps of the first cohort under each plan and keep the fastest."""
+    """Time a few local steps of at most 8 clients and 32 samples under each plan and keep the fastest.
+
+    A plan whose warm-up takes four times the best time so far is not timed further: batched convolutions on a CPU
+    can be that slow.
+    """
     federation = engine.federation
-    ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)
-    start, seconds = engine.model.init_row(), {}
+    ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)[:8]
+    start, seconds = engine.model.init_row(), dict.fromkeys(plans, float("inf"))
+
+    def passes(count: int) -> float:
+        began = time.perf_counter()
+        with contextlib.suppress(RunError):                       # a loss that diverges is round 1's to report
+            Cohort(engine, ids, 0, "trial").train(start, steps=count, batch_size=min(engine.batch_size, 32))
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        return (time.perf_counter() - began) / count
+
     for plan in plans:
         engine.executor = Executor(plan, engine.device)
-        for _ in range(2):                                    # the first pass warms up
-            began = time.perf_counter()
-            with contextlib.suppress(RunError):               # a loss that diverges is round 1's to report
-                Cohort(engine, ids, 0, "trial").train(start, steps=steps)
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
-            seconds[plan] = time.perf_counter() - began
+        warm = passes(1)
+        seconds[plan] = passes(steps) if warm < 4 * min(seconds.values()) else warm
         engine.executor.close()
-        if seconds[plan] > 4 * min(seconds.values()) and len(seconds) > 2:
-            break
     best = min(seconds, key=seconds.__getitem__)
     engine.executor = Executor(best, engine.device)
     log.info("executor %s (%s)", best, ", ".join(f"{p.name}/{p.chunk or 'all'}/{p.workers}x{p.intra}: "
-                                                 f"{s * 1e3 / steps:.2f} ms a step" for p, s in seconds.items()))
+                                                 f"{s * 1e3:.2f} ms a step" for p, s in seconds.items()))
 
 
 def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:

@@ -248,7 +248,7 @@ class FlatModel:
             self._local.module, self._local.dropouts = copy.deepcopy(self.module, frozen), []
             for name, m in list(self._local.module.named_modules()):
                 if getattr(m, "num_batches_tracked", None) is not None:
-                    m.num_batches_tracked = None               # an integer counter is not part of the row
+                    m.register_buffer("num_batches_tracked", None)      # an integer counter is not part of the row
                 if type(m) is nn.Dropout:
                     self._local.dropouts.append(KeyedDropout(m.p, name))
                     self._local.module.set_submodule(name, self._local.dropouts[-1])

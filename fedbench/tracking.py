@@ -277,9 +277,9 @@ class WandbRecord:
         }
         known = wandb.Settings.model_fields  # finish_timeout is newer than the oldest wandb we allow
         run = wandb.init(
-            mode=mode,
+            mode=mode,  # type: ignore[arg-type]
             dir=str(self.run_dir),
-            config=OmegaConf.to_container(self.cfg, resolve=True, throw_on_missing=True),
+            config=OmegaConf.to_container(self.cfg, resolve=True, throw_on_missing=True),  # type: ignore[arg-type]
             settings=wandb.Settings(**{name: value for name, value in wanted.items() if name in known}),
             **run_names(self.cfg),
             **options,
@@ -307,7 +307,8 @@ class WandbRecord:
         rows = last_rows(self.run_dir / "clients.csv")
         if status == "finished" and 0 < len(rows) <= MOST_CLIENTS_IN_A_TABLE:
             numbers = [[float(value) if value else None for value in row.values()] for row in rows]
-            self.run.log({"clients": wandb.Table(columns=list(rows[0]), data=numbers)})
+            table = wandb.Table(columns=list(rows[0]), data=numbers)  # type: ignore[arg-type]
+            self.run.log({"clients": table})
         self.run.summary.update(flat({name: summary[name] for name in RESULTS if name in summary}))
         self.run.config.update({"facts": {name: summary[name] for name in FACTS if name in summary}})
         self.run.finish(exit_code=1 if status == "failed" else 0)

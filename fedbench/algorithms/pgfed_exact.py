@@ -52,7 +52,8 @@ class PGFedExact(FedAvg):
 
         def step(s, batch):
             k = len(s.theta)
-            everyone = Batch(_repeat(x, k), _repeat(y, k), s.others, np.full(k, len(index)))
+            counts = np.full(k, len(index))
+            everyone = Batch(_repeat(x, k), _repeat(y, k), s.others, counts)          # type: ignore[arg-type]
             g = s.grad(batch)                                                         # [k, P]
             s.descend(g.add_(s.grad(everyone, rows=s.theta.clone())))                 # buffers: from its own data
 

@@ -6,6 +6,7 @@ He et al., CVPR 2016.  The breast-cancer case study does not state its network; 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +25,16 @@ class ResNet18(nn.Module):
         super().__init__()
         require(len(input_shape) == 3 and input_shape[0] in (1, 3),
                 f"model=resnet18 needs images of 1 or 3 channels, but the data set gives {tuple(input_shape)}")
-        net = _network(weights)
+        net: Any = _network(weights)
         net.fc = nn.Linear(net.fc.in_features, num_classes)
         for name, module in net.named_children():
             self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.expand(-1, 3, -1, -1)                                                   # [B, 3, H, W]
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))
+        for name, module in self.named_children():                                    # in torchvision's order
+            x = module(x.flatten(1) if name == "fc" else x)
+        return x
 
 
 def _network(weights: str | None) -> nn.Module:

@@ -78,7 +78,7 @@ class Optimizer:
         return other
 
     def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
-        """Move theta [k, p] in place; grad [k, p] may be overwritten; memory holds self.buffers, [k, p] each."""
+        """Move theta [k, p] in place; grad [k, p] is left alone; memory holds self.buffers, [k, p] each."""
         raise NotImplementedError
 
 
@@ -103,10 +103,10 @@ class SGD(Optimizer):
 
     def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
         if self.weight_decay:
-            grad = grad.add_(theta, alpha=self.weight_decay)
+            grad = grad.add(theta, alpha=self.weight_decay)
         if self.momentum:
             velocity = memory["momentum"].mul_(self.momentum).add_(grad)
-            grad = grad.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+            grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         _descend(theta, grad, lr)
 
 
@@ -134,7 +134,7 @@ class Adam(Optimizer):
         if self.weight_decay and self.decoupled:
             theta.sub_(theta * (lr * self.weight_decay))
         elif self.weight_decay:
-            grad = grad.add_(theta, alpha=self.weight_decay)
+            grad = grad.add(theta, alpha=self.weight_decay)
         count = memory["count"]                                                    # [k, 1]
         first = memory["first"].mul_(b1).add_(grad, alpha=1 - b1)
         second = memory["second"].mul_(b2).addcmul_(grad, grad, value=1 - b2)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbench import rng
 from fedbench.cohort import Cohort, Engine
+from fedbench.federation import Augment
 from fedbench.local import Batch
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
@@ -507,8 +508,8 @@ def test_a_descent_on_a_state_has_its_own_momentum() -> None:
     start = e.model.init_row()
 
     def step(s, batch: Batch) -> None:
-        g = s.grad(batch).clone()
-        s.descend(g.clone())
+        g = s.grad(batch)
+        s.descend(g)
         s.descend(g, name="v")
     rows = start.expand(len(IDS), -1)
     out = everyone(e).train(start, step=step, v=rows, u=rows)
@@ -538,6 +539,16 @@ def test_kept_buffers_of_a_state(model: str) -> None:
         bare.train(0)
         bare.load(start)
         close(out.theta[i], bare.train(1)[0])
+
+
+@pytest.mark.parametrize("model", ["chain", "batch norm"])
+def test_batches_are_gathered_in_blocks_of_any_size(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    e = build(model)
+    e.federation.augment = Augment(flip=True, crop=1)
+    whole = everyone(e).train(e.model.init_row())
+    for size in (1, 1000):
+        monkeypatch.setattr("fedbench.local.BLOCK_BYTES", size)
+        equal(everyone(e).train(e.model.init_row()).theta, whole.theta)
 
 
 @pytest.mark.parametrize("native", [True, False])

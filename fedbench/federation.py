@@ -141,12 +141,13 @@ class Federation:
         def pick(t: Tensor) -> Tensor:
             return t.index_select(0, flat).view(*index.shape, *t.shape[1:])
         if isinstance(self.inputs, dict):
-            x: Inputs = {k: self._normalize(pick(v)) for k, v in self.inputs.items()}
+            x: Inputs = {k: self.normalized(pick(v)) for k, v in self.inputs.items()}
         else:
-            x = self._normalize(pick(self.inputs))
+            x = self.normalized(pick(self.inputs))
         return x, pick(self.targets)
 
-    def _normalize(self, x: Tensor) -> Tensor:
+    def normalized(self, x: Tensor) -> Tensor:
+        """uint8 inputs [..., C, H, W] as float32, scaled by the set's mean and std; anything else as it is."""
         if x.dtype != torch.uint8:
             return x
         x = x.float()

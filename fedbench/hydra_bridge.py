@@ -68,13 +68,20 @@ class Composer:
         return [self._expanded(text) for text in overrides]
 
     def _expanded(self, text: str) -> str:
-        found = re.fullmatch(r"(\+*(\w+)=)(.*)\bglob\(([^()]*)\)(.*)", text)
-        if found is None or found[2] not in GROUPS:
+        key, _, value = text.partition("=")
+        if "glob(" not in value or key.lstrip("+") not in GROUPS:
             return text
-        names = group_options(found[2], self.folders)
-        matched = fnmatch.filter(names, found[4].strip())
-        require(bool(matched), f"{text} matches none: {found[2]} has {', '.join(menu(names)) or 'no option'}")
-        return found[1] + ",".join(f"{found[3]}{name}{found[5]}" for name in matched)
+        items = re.split(r",(?![^\[\]]*\]|[^()]*\))", value)  # at commas outside brackets
+        return f"{key}={','.join(one for item in items for one in self._matches(key.lstrip('+'), item))}"
+
+    def _matches(self, group: str, item: str) -> list[str]:
+        found = re.fullmatch(r"(.*)\bglob\(([^()]*)\)(.*)", item)
+        if found is None:
+            return [item]
+        names = group_options(group, self.folders)
+        matched = fnmatch.filter(names, found[2].strip())
+        require(bool(matched), f"{group}={item} matches none: {group} has {', '.join(menu(names)) or 'no option'}")
+        return [f"{found[1]}{name}{found[3]}" for name in matched]
 
     def compose(self, overrides: list[str], multirun: bool = False) -> DictConfig:
         """Hydra's full config, with its ``hydra`` node; ConfigError with one sentence where it refuses."""

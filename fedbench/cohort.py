@@ -286,7 +286,7 @@ class Cohort:
             learned = torch.autograd.grad(each.sum(), list(leaves.values()), materialize_grads=True)
         for name, g in zip(leaves, learned):
             a, b = model.spans[name]
-            grad[:, a:b] = g.flatten(1)
+            grad[:, a:b] = g.reshape(len(grad), -1)
         return grad, each.detach()
 
     def loss(self, rows: Tensor, split: str = "train") -> Tensor:

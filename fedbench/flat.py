@@ -91,8 +91,12 @@ class FlatModel:
         self.program = trace(module)
         self.chain = Chain.of(self.program)
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in module.modules())
-        self.batch_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
         self._lay_out()
+        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        require(all(m.track_running_stats and m.momentum is not None for m in norms),
+                "the model's batch norm must keep running statistics with a momentum (track_running_stats=True and "
+                "momentum=0.1, PyTorch's defaults): a cumulative mean needs a counter, which is no part of a row")
+        self.batch_statistics = bool(norms or self.buffer_names)       # then padding would show: exact batches
 
     # -- layout ------------------------------------------------------------------------------------------
     def _lay_out(self) -> None:
@@ -180,7 +184,7 @@ class FlatModel:
         """Views of rows [..., P] by parameter name, each [..., *shape]."""
         lead = rows.shape[:-1]
         parts = rows.split(self.sizes, dim=-1)
-        return {n: part.view(*lead, *shape) for (n, shape), part in zip(self.shapes.items(), parts)}
+        return {n: part.view((*lead, *shape)) for (n, shape), part in zip(self.shapes.items(), parts)}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """A row [P] as the module's state_dict, for plain PyTorch: module.load_state_dict(..., strict=False)."""

@@ -291,7 +291,7 @@ class Step:
                 else tuple(torch.zeros_like(p) for p in learning)
         for name, value in self._buffers.items():
             a, b = self.model.spans[name]
-            rows.detach()[..., a:b] = value.flatten(1)
+            rows.detach()[..., a:b] = value.reshape(len(rows), -1)
         return self._assemble(grads, wanted, everything, columns), losses.detach()
 
     def _wanted(self, columns: Columns) -> tuple[list[bool], bool, list[str], bool]:

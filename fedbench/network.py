@@ -11,6 +11,7 @@ Letters: k parameter sets (clients), B batch.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -216,10 +217,13 @@ def trace(module: nn.Module) -> Program | None:
     """The module as a Program, or None when it does anything the table does not know."""
     if len(list(module.named_parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
         return None                          # tied parameters have one name in the row, two in the layers
+    twin = copy.deepcopy(module, {id(p): p for p in module.parameters()})       # tracing may write into buffers
     try:
-        graph = _Tracer().trace(module)
+        in_training, graph = _Tracer().trace(twin.train()), _Tracer().trace(twin.eval())
     except Exception:        # fx raises many kinds of error on data-dependent code; vmap is the answer to all
         return None
+    if str(in_training) != str(graph):
+        return None                          # it asks whether it is in training, which a graph cannot
     program = Program(module, graph)
     return program if all(_known(node, program) for node in program.nodes) and \
         isinstance(program.output, fx.Node) else None

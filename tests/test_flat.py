@@ -342,7 +342,7 @@ def test_a_module_outside_the_table_is_mapped(norm: bool, train: bool) -> None:
             close(torch.cat([many[n][i].reshape(-1) for n in model.spans]), after)
 
 
-@pytest.mark.parametrize("part", ["padding_mode", "string padding", "flatten", "cumulative norm", "view"])
+@pytest.mark.parametrize("part", ["padding_mode", "string padding", "flatten", "view"])
 def test_options_the_rules_do_not_know_are_mapped_too(part: str) -> None:
     class View(nn.Module):
         def __init__(self) -> None:
@@ -354,7 +354,6 @@ def test_options_the_rules_do_not_know_are_mapped_too(part: str) -> None:
     make = {"padding_mode": lambda: convolution(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), features=256),
             "string padding": lambda: convolution(nn.Conv2d(4, 4, 3, padding="same"), features=256),
             "flatten": lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Flatten(2), nn.Linear(64, 4)),
-            "cumulative norm": lambda: convolution(nn.BatchNorm2d(4, momentum=None), features=256),
             "view": View}[part]
     module = seeded(make)
     model = FlatModel(module)
@@ -364,6 +363,32 @@ def test_options_the_rules_do_not_know_are_mapped_too(part: str) -> None:
         out = model.predict(rows, x)
         for i in range(K):
             close(out[i], reference(module, model, rows[i], x[i], False)[0])
+
+
+def test_a_module_that_asks_whether_it_is_in_training_is_not_traced() -> None:
+    """Each mode has its own path, and neither is baked in; tracing leaves the module's own buffers alone."""
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 4)
+            self.register_buffer("calls", torch.tensor(0.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.calls += 1
+                return self.head(x * 2)
+            return self.head(x)
+    module = seeded(Two)
+    model = FlatModel(module)
+    assert model.program is None and module.calls == 0 and not module.training
+    rows, x = spread(model), torch.randn(K, 5, 6)
+    with torch.no_grad():
+        for train in (True, False):
+            named = {n: p.clone() for n, p in model.named(rows).items()}
+            out = model.apply(named, x, True, Call(train))
+            for i in range(K):
+                close(out[i], reference(module, model, rows[i], x[i], train)[0])
+            close(named["calls"], model.named(rows)["calls"] + train)
 
 
 def test_frozen_parameters_take_part_and_stay() -> None:
@@ -455,6 +480,12 @@ def test_features_of_a_model_without_the_module_head(traceable: bool) -> None:
         model.features(model.init_row(), torch.randn(3, 6))
     with pytest.raises(ConfigError, match=r"head"):
         model.head(model.init_row(), torch.randn(3, 5))
+
+
+@pytest.mark.parametrize("options", [{"momentum": None}, {"track_running_stats": False}])
+def test_batch_norms_without_running_statistics_are_refused(options: dict) -> None:
+    with pytest.raises(ConfigError, match=r"track_running_stats=True and momentum=0.1"):
+        FlatModel(convolution(nn.BatchNorm2d(4, **options), features=256))
 
 
 def test_tied_parameters() -> None:

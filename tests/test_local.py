@@ -23,14 +23,29 @@ IDS = np.arange(len(SIZES))
 
 
 class Odd(nn.Module):
-    """Outside the table of native operations."""
+    """Outside the table of native operations; one parameter is a single number, as CLIP's temperature."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale, self.head = nn.Parameter(torch.ones(16)), nn.Linear(16, 3)
+        self.temperature = nn.Parameter(torch.tensor(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head((x.view(x.shape[0], -1) * self.scale).exp().log1p())
+        return self.temperature * self.head((x.view(x.shape[0], -1) * self.scale).exp().log1p())
+
+
+class Counting(nn.Module):
+    """A statistic of its own, a float buffer that is no norm's: how many samples were seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Flatten(), nn.Linear(16, 3)
+        self.register_buffer("seen", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)
+        return self.head(self.body(x))
 
 
 MODELS = {
@@ -41,6 +56,7 @@ MODELS = {
     "batch norm": (lambda: ResNet((1, 4, 4), 3, [4], "batch"), (1, 4, 4)),
     "group norm": (lambda: ResNet((1, 4, 4), 3, [4], "group"), (1, 4, 4)),
     "mapped": (Odd, (1, 4, 4)),
+    "own statistic": (Counting, (1, 4, 4)),
 }
 OPTIMIZERS: dict[str, tuple[Callable[[], Optimizer], Callable]] = {
     "sgd": (lambda: SGD(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
+from fedbench import build
 from fedbench.app import main
 from fedbench.config import check, compose, find_conf_dir, with_choices
+from fedbench.data.base import EXTRA
 from fedbench.groups import group_options
 from fedbench.hydra_bridge import Composer
 from fedbench.options import ConfigError
@@ -186,6 +189,57 @@ def test_debug_fits_every_table(family: str) -> None:
     name = next(name for name in ROWS if name.startswith(f"{family}/"))
     values = check(compose([f"+experiment=[{name},debug]"]))
     assert (values["rounds"], values["choices"]["dataset"], values["paper"]) == (2, "generated", None)
+
+
+def draw(path: Path, grey: int) -> None:
+    """A picture of one grey."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (8, 8), grey % 256).save(path)
+
+
+def mammograms(folder: Path) -> None:
+    """The folders of both settings of the case study: 4 silos of 3 cancers and 24 normals, 2 patients of a silo
+    having two pictures each, and for either setting 2 synthesized cancers per silo."""
+    machines, sites = ("49", "48", "29", "21"), ("RSNA Site A", "RSNA Site B", "CBIS-DDSM", "CMMD")
+    first, second = [["patient_id", "image_id", "machine_id", "cancer"]], [["image", "label", "patient", "silo"]]
+    for silo in range(4):
+        for k in range(27):
+            patient, cancer = 100 * silo + max(k, 2), int(k % 9 == 0)
+            first.append([str(patient), str(k), machines[silo], str(cancer)])
+            second.append([f"p/{patient}_{k}.png", ("normal", "cancer")[cancer], str(patient), sites[silo]])
+            draw(folder / "rsna" / "train_images" / f"{patient}_{k}.png", silo + k)
+            draw(folder / "breast_cancer" / "p" / f"{patient}_{k}.png", silo + k)
+        for k in range(2):
+            draw(folder / "breast_cancer" / "synthesized_machines" / machines[silo] / "1" / f"{k}.png", k)
+            draw(folder / "breast_cancer" / "synthesized_sites" / sites[silo] / "cancer" / f"{k}.png", k)
+    for path, rows in (("rsna/train.csv", first), ("breast_cancer/breast_cancer.csv", second)):
+        (folder / path).write_text("".join(",".join(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("setting", ["1", "2"])
+def test_the_case_study_reads_folders_of_its_layout(setting: str, tmp_path: Path) -> None:
+    """Setting 1 keeps 4, 6, 6, 8 normals per cancer of 3; setting 2 keeps 4 and 6, and all 24 of the others."""
+    mammograms(tmp_path)
+    sizes = [15, 21, 21, 27] if setting == "1" else [15, 21, 27, 27]
+    for table, extra in (("breast_cancer_real", 0), ("breast_cancer_synth", 2)):
+        cfg = compose([f"+experiment={table}/{setting}/pgfed", f"data_dir={tmp_path}", "dataset.resize=32"])
+        arrays = build.data(cfg)
+        split = build.partition(cfg, arrays)
+        assert arrays.num_classes == 2
+        assert (split.train.sizes + split.test.sizes).tolist() == [size + extra for size in sizes]
+        assert not (arrays.split[split.test.indices] == EXTRA).any()
+
+
+def test_office_home_reads_folders_of_its_layout(tmp_path: Path) -> None:
+    for domain in ("Art", "Clipart", "Product", "Real World"):
+        for k in range(60):
+            draw(tmp_path / "OfficeHomeDataset_10072016" / domain / f"kind{k % 3}" / f"{k}.png", k)
+    cfg = compose(["+experiment=pgfed_officehome/pgfed", f"data_dir={tmp_path}", "partition.min_size=4"])
+    arrays = build.data(cfg)
+    split = build.partition(cfg, arrays)
+    assert (split.num_clients, arrays.domain_names) == (20, ["Art", "Clipart", "Product", "Real World"])
+    assert arrays.domain is not None
+    assert all(set(arrays.domain[split.train[i]]) == {i // 5} for i in range(20))
 
 
 @pytest.mark.slow

@@ -718,4 +718,4 @@ def test_every_dataset_file_builds_its_source(name: str):
     values = check(cfg)["dataset"]
     options = {key: values.pop(key) for key in RESERVED}
     assert callable(instantiate(values).load)
-    assert options["split"] in ("merged", "published")
+    assert options["split"] in ("merged", "published", "stratified")

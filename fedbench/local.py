@@ -371,7 +371,8 @@ class Step:
         chosen = which.cpu().numpy()
         chunk = Chunk(self._chunk.ids[chosen], self.theta[which], {n: v[which] for n, v in self._views.items()
                                                                   if n != "theta"}, {})
-        sub = Step(self.engine, chunk, self.num_steps[chosen], self.lr, self.columns, self._loss,
+        lr = self.lr[which] if isinstance(self.lr, Tensor) else self.lr
+        sub = Step(self.engine, chunk, self.num_steps[chosen], lr, self.columns, self._loss,
                    self._step_key, self._optimizer)
         sub.begin(self.t, len(chosen))
         return sub
@@ -404,7 +405,8 @@ class Step:
                 whole = self._chunk.theta if name == "theta" else self._chunk.state[name]
                 memory[buffer] = self._optimizer.new(buffer, whole)
         rate = self.lr if lr is None else lr
-        grad = self._optimizer.clipped(grad, columns.take(grad))
+        if self._optimizer.clip is not None:
+            grad = self._optimizer.clipped(grad, columns.take(grad))
         if self._again(name, columns):
             self._optimizer.tick({n: m[:self.k] for n, m in memory.items()})
         for a, b in columns.slices:

@@ -63,8 +63,7 @@ class Optimizer:
 
     def clipped(self, grad: Tensor, moving: Tensor) -> Tensor:
         """grad [k, P] scaled down where the norm of its part that moves the rows, moving [k, p], is above clip."""
-        if self.clip is None:
-            return grad
+        assert self.clip is not None
         norm = moving.norm(dim=1, keepdim=True)                                    # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
 

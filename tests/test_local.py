@@ -454,6 +454,28 @@ def test_head_on_features_is_the_forward_pass() -> None:
     close(everyone(e).train(start, loss=loss).theta, everyone(e).train(start).theta)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("model", ["no chain", "batch norm"])
+def test_a_loss_sees_its_own_clients_in_every_way(model: str, plan: str) -> None:
+    """States, rates, steps and draws inside a loss are those of the rows it is given, also where the engine groups
+    clients by the size of their batch."""
+    e = build(model, plan=plan)
+    start, who = e.model.init_row(), torch.from_numpy(IDS).float()[:, None]
+    steps = torch.tensor([2 * -(-n // min(5, n)) for n in SIZES]).float()
+
+    def loss(s, rows: Tensor, batch: Batch) -> Tensor:
+        k = len(rows)
+        assert s.who.shape == (k, 1) and len(batch.y) == len(s.num_steps) == s.k == k
+        equal(s.lr, 0.01 + 0.001 * s.who)
+        equal(torch.from_numpy(s.num_steps).float(), steps[s.who[:, 0].long()])
+        noise = (s.rng.uniform(1) - 0.5) * s.who
+        return s.task_loss(s.forward(rows, batch), batch) * (1 + 0.1 * noise)
+    out = everyone(e).train(start, loss=loss, who=who, lr=0.01 + 0.001 * who)
+    alone = [Cohort(e, IDS[i:i + 1], 0).train(start, loss=loss, who=who[i:i + 1], lr=0.01 + 0.001 * who[i:i + 1])
+             for i in IDS]
+    close(out.theta, torch.cat([o.theta for o in alone]))
+
+
 @pytest.mark.parametrize("teacher_first", [True, False])
 def test_running_statistics_follow_the_rows_that_learn(teacher_first: bool) -> None:
     """A loss that also looks at a teacher: the student's statistics are the student's."""

@@ -36,7 +36,7 @@ def run(optimizer: Optimizer, start: Tensor, gradients: Tensor, lr: float | Tens
     for g in gradients:
         optimizer.tick(memory)
         before = g.clone()
-        optimizer.update(theta, optimizer.clipped(g, g), memory, lr)
+        optimizer.update(theta, g if optimizer.clip is None else optimizer.clipped(g, g), memory, lr)
         equal(g, before)                                 # a step may use it again, for another row
     return theta
 

@@ -27,7 +27,6 @@ from fedbench.config import compose
 from fedbench.executor import Plan
 from fedbench.federation import Federation
 from fedbench.groups import group_options
-from fedbench.matrices import MatrixLog
 from fedbench.options import ConfigError
 from fedbench.partition.base import Ragged, Split
 from fedbench.simulator import Simulation
@@ -72,7 +71,7 @@ class Case:
                       rounds=cfg.rounds, epochs=cfg.local.epochs, batch_size=cfg.local.batch_size, eval_batch=8,
                       cohort_size=min(build.cohort_size(cfg, 6), f.num_clients))
         algorithm = build.algorithm(cfg)
-        return Simulation(cfg, Path(), e, algorithm, split, MatrixLog(Path(), algorithm, f.num_clients, cfg.rounds, 1))
+        return Simulation(cfg, Path(), e, algorithm, split)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class Case:
 def case(name: str) -> Case:
     """The first model, smallest first, and optimizer that the method's own check accepts."""
     found = Case(name, [], reason="no model")
-    for model in by_size():
+    for model in models():
         for optimizer in OPTIMIZERS:
             found = Case(name, [f"model={model}", *TINY.get(model, []), *optimizer], optimizer)
             try:
@@ -89,16 +89,22 @@ def case(name: str) -> Case:
     return found
 
 
+def models() -> Iterator[str]:
+    """mlp, then, for those whom it does not suit, the other models of conf/model by their size."""
+    yield "mlp"
+    yield from others()
+
+
 @functools.cache
-def by_size() -> list[str]:
-    """The models of conf/model that can be built here: mlp first, then by their number of parameters."""
+def others() -> list[str]:
+    """The models of conf/model but mlp that can be built here, by their number of parameters."""
     f, sizes = Federation.build(ARRAYS, SPLIT, CPU), {}
     for model in group_options("model"):
         try:
             sizes[model] = build.model(config("fedavg", f"model={model}", *TINY.get(model, [])), f).size
         except (ConfigError, ImportError):
             continue
-    return sorted(sizes, key=lambda m: (m != "mlp", sizes[m]))
+    return sorted(sizes.keys() - {"mlp"}, key=sizes.__getitem__)
 
 
 def ready(sim: Simulation) -> Simulation:

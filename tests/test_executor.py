@@ -81,6 +81,19 @@ def test_out_of_memory_halves_the_chunk_and_changes_nothing(plan: str, kind: typ
     assert Plan(**e.executor.state()).chunk == 1                 # a resumed run starts there
 
 
+@pytest.mark.parametrize("what", ["gradient", "loss", "forward"])
+def test_out_of_memory_in_the_middle_of_a_split(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block of 8 samples went well, the second does not: it is not counted twice."""
+    def compute() -> torch.Tensor:
+        e = make()
+        rows = e.model.init_row() + 0.1 * torch.arange(6.0)[:, None]
+        found = getattr(everyone(e), what)(rows, **({"split": "train"} if what == "forward" else {}))
+        return torch.cat(found) if what == "forward" else found[0] if what == "gradient" else found
+    expected, failed = compute(), limited(monkeypatch, 3)
+    close(compute(), expected)
+    assert failed
+
+
 def test_later_rounds_start_with_the_chunk_that_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = limited(monkeypatch, 3)
     e = make()

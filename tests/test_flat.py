@@ -237,12 +237,15 @@ def test_every_operation_for_many_clients_is_the_module_for_each(name: str, trai
     assert model.program is not None, "this module must be computed natively"
     rows, x = spread(model), torch.randn(K, 5, *shape, generator=torch.Generator().manual_seed(2))
     many = {n: p.clone() for n, p in model.named(rows).items()}
+    held = rows.clone()                              # its named views are strided
     with torch.no_grad():
         out = model.apply(many, x, True, Call(train))
+        close(model.apply(model.named(held), x, True, Call(train)), out)
         for i in range(K):
             expected, after = reference(module, model, rows[i], x[i], train)
             close(out[i], expected)
             close(torch.cat([many[n][i].reshape(-1) for n in model.spans]), after)
+            close(held[i], after)
             one = {n: p.clone() for n, p in model.named(rows[i:i + 1]).items()}
             close(model.apply(one, x[i:i + 1], True, Call(train))[0], expected)
             close(torch.cat([p.reshape(-1) for p in one.values()]), after)

@@ -8,7 +8,7 @@ Letters: N clients of the federation, K of the cohort, P numbers of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -263,21 +263,23 @@ class Cohort:
         out = torch.zeros(len(self), rows.shape[1], device=self.device)
         losses = torch.zeros(len(self), device=self.device)
 
-        def block(where: Tensor, batch: Batch, share: Tensor) -> None:
-            batch.weight = batch.weight * share[:, None]
-            grad, each = self._block_gradient(rows[where], batch)
-            out[where] += grad
-            losses[where] += each
+        def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
+            theta = rows[where]                                                       # [k, P]
+            total, grad, loss = torch.zeros_like(theta), torch.zeros_like(theta), losses.new_zeros(len(theta))
+            for batch in blocks:
+                k = len(batch.weight)
+                loss[:k] += self._block_gradient(theta[:k], batch, grad[:k])
+                total[:k] += grad[:k]
+            out[where], losses[where] = total, loss
 
-        self._blocks(block, split, drop_last, lambda where: _zero(where, out, losses))
+        self._chunks(chunk, split, drop_last)
         return out, losses
 
-    def _block_gradient(self, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Gradient [k, P] and weighted loss [k] of rows on a block, in evaluation mode."""
+    def _block_gradient(self, rows: Tensor, batch: Batch, into: Tensor) -> Tensor:
+        """Write the gradient [k, P] of rows on a block, in evaluation mode; returns its weighted losses [k]."""
         model, task = self.model, self.engine.task
-        grad = torch.zeros_like(rows)
         if model.chain is not None:
-            return grad, chain_gradient(model, task, model.named(rows), batch, model.named(grad))
+            return chain_gradient(model, task, model.named(rows), batch, model.named(into))
         named = model.named(rows.detach())
         leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
         with torch.enable_grad():
@@ -286,8 +288,8 @@ class Cohort:
             learned = torch.autograd.grad(each.sum(), list(leaves.values()), materialize_grads=True)
         for name, g in zip(leaves, learned):
             a, b = model.spans[name]
-            grad[:, a:b] = g.reshape(len(grad), -1)
-        return grad, each.detach()
+            into[:, a:b] = g.reshape(len(into), -1)
+        return each.detach()
 
     def loss(self, rows: Tensor, split: str = "train") -> Tensor:
         """Mean loss of rows [P], [K, P] or [K, M, P] over each client's whole split.  # [K] or [K, M]"""
@@ -297,11 +299,15 @@ class Cohort:
         rows = rows.expand(len(self), -1) if rows.dim() == 1 else rows
         losses = torch.zeros(len(self), device=self.device)
 
-        def block(where: Tensor, batch: Batch, share: Tensor) -> None:
-            logits = self.model.predict(rows[where], batch.x)
-            losses[where] += (self.engine.task.loss(logits, batch.y, batch.class_mask) * batch.weight).sum(1) * share
+        def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
+            theta, total = rows[where], losses.new_zeros(len(where))
+            for batch in blocks:
+                logits = self.model.predict(theta[:len(batch.weight)], batch.x)
+                each = self.engine.task.loss(logits, batch.y, batch.class_mask)
+                total[:len(each)] += (each * batch.weight).sum(1)
+            losses[where] = total
 
-        self._blocks(block, split, begin_with=lambda where: _zero(where, losses))
+        self._chunks(chunk, split)
         return losses
 
     def forward(self, rows: Any, fn: Callable[[FlatModel, Any, Inputs], Tensor] | None = None,
@@ -314,20 +320,19 @@ class Cohort:
         shared = isinstance(rows, Tensor) and (rows.dim() == 1 or (len(self) > 1 and rows.stride(0) == 0))
         if shared and self.federation.class_mask is None:
             return self._forward_shared(rows if rows.dim() == 1 else rows[0], fn, split)
-        parts: list[list[Tensor]] = [[] for _ in self.ids]
+        found = [torch.zeros(0, device=self.device)] * len(self)
 
-        def block(where: Tensor, batch: Batch, share: Tensor) -> None:
-            y = fn(self.model, cut(rows, where), batch.x)
-            for i, position in enumerate(where.tolist()):
-                if batch.counts[i]:
-                    parts[position].append(y[i, :batch.counts[i]])
+        def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
+            parts: list[list[Tensor]] = [[] for _ in where]
+            for batch in blocks:
+                y = fn(self.model, cut(rows, where[:len(batch.weight)]), batch.x)
+                for i, count in enumerate(batch.counts):
+                    parts[i].append(y[i, :count])
+            for position, part in zip(where.tolist(), parts):
+                found[position] = torch.cat(part) if part else found[position]
 
-        def begin(where: Tensor) -> None:
-            for position in where.tolist():
-                parts[position].clear()
-
-        self._blocks(block, split, begin_with=begin)
-        return [torch.cat(p) if p else torch.zeros(0, device=self.device) for p in parts]
+        self._chunks(chunk, split)
+        return found
 
     def _forward_shared(self, row: Tensor, fn: Callable, split: str) -> list[Tensor]:
         """All clients hold one row: one unbatched pass over all their samples."""
@@ -345,11 +350,11 @@ class Cohort:
         whole = torch.cat(pieces) if pieces else torch.zeros(0, device=self.device)
         return list(whole.split(np.diff(part.offsets).tolist()))
 
-    def _blocks(self, visit: Callable[[Tensor, Batch, Tensor], None], split: str, drop_last: bool = False,
-                begin_with: Callable[[Tensor], None] | None = None) -> None:
-        """visit(where [k] positions, batch [k, b], share [k] of the client's samples) over whole splits, no grad.
+    def _chunks(self, work: Callable[[Tensor, Iterator[Batch]], None], split: str, drop_last: bool = False) -> None:
+        """work(where [k] positions, blocks) for every chunk of clients, without gradients.
 
-        begin_with(where) comes before a chunk's first block, and again if the chunk is halved and done anew.
+        The blocks cover each client's whole split; a batch is of the first clients of the chunk, those with samples
+        left, and its weights are shares of the split, so that they sum to 1 over the blocks.
         """
         part = self.federation.splits[split]
         sizes = np.asarray(part.sizes)[self.ids]
@@ -357,30 +362,24 @@ class Cohort:
             own = np.maximum(np.minimum(self.engine.batch_size, sizes), 1)
             sizes = sizes // own * own
         order = np.argsort(-sizes, kind="stable")
-        begin = part.offsets[:-1][self.ids]
-        width = self.engine.eval_batch
+        begin, width = part.offsets[:-1][self.ids], self.engine.eval_batch
+
+        def blocks(mine: np.ndarray) -> Iterator[Batch]:
+            n = sizes[mine]
+            for at in range(0, int(n.max(initial=0)), width):
+                now = mine[n > at]                               # a prefix: sizes descend
+                counts = np.minimum(sizes[now] - at, width)
+                slot = np.minimum(at + np.arange(counts.max()), sizes[now][:, None] - 1)
+                index = part.indices[begin[now][:, None] + slot]
+                batch = Feed(self.federation, self.ids[now], index[None], counts[None])(0, len(now))
+                batch.weight = batch.weight * torch.from_numpy(counts / sizes[now]).float().to(self.device)[:, None]
+                yield batch
 
         def job(a: int, b: int) -> None:
-            mine = order[a:b]
-            n = sizes[mine]
-            if begin_with is not None:
-                begin_with(torch.from_numpy(mine).to(self.device))
             with torch.no_grad():
-                for at in range(0, int(n.max(initial=0)), width):
-                    mine_now = mine[n > at]                          # a prefix: sizes descend
-                    counts = np.minimum(sizes[mine_now] - at, width)
-                    slot = np.minimum(at + np.arange(counts.max()), sizes[mine_now][:, None] - 1)
-                    index = part.indices[begin[mine_now][:, None] + slot]
-                    batch = Feed(self.federation, self.ids[mine_now], index[None], counts[None])(0, len(mine_now))
-                    share = torch.from_numpy(counts / sizes[mine_now]).float().to(self.device)
-                    visit(torch.from_numpy(mine_now).to(self.device), batch, share)
+                work(torch.from_numpy(order[a:b]).to(self.device), blocks(order[a:b]))
 
         self.engine.executor.run(job, len(self.ids))
-
-
-def _zero(where: Tensor, *tensors: Tensor) -> None:
-    for t in tensors:
-        t[where] = 0
 
 
 def _bytes(t: Tensor) -> int:

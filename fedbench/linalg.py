@@ -6,18 +6,21 @@ import torch
 from torch import Tensor
 
 BLOCK = 4096
-COLUMNS = 1 << 16          # of rows copied to float64 at a time
+COLUMNS = 1 << 16          # of rows taken at a time
 
 
 def dot(rows: Tensor, other: Tensor) -> Tensor:
     """Inner products of rows [k, P] with other [P] or [k, P], row by row.  # [k] float32
 
-    Sums of 4,096 products in float32, pairwise, and these sums in float64: on a million numbers as good as float64
-    throughout, without a float64 copy of the rows; 5 times as fast as batched products of short vectors.
+    With one vector: float32 products of 65,536 numbers, summed in float64.  Row by row: blocks of 4,096.  On a
+    million numbers either is within 1e-6 of float64 throughout, without a float64 copy of the rows.
     """
+    if other.dim() == 1:
+        return torch.stack([a @ b for a, b in zip(rows.split(COLUMNS, 1), other.split(COLUMNS))]
+                           ).double().sum(0).to(rows.dtype)
     whole = rows.shape[1] // BLOCK * BLOCK
-    blocks = (rows[:, :whole] * other[..., :whole]).unflatten(1, (-1, BLOCK)).sum(2)   # [k, n]
-    rest = rows[:, whole:].double() * other[..., whole:].double()
+    blocks = (rows[:, :whole] * other[:, :whole]).unflatten(1, (-1, BLOCK)).sum(2)     # [k, n]
+    rest = rows[:, whole:].double() * other[:, whole:].double()
     return (blocks.double().sum(1) + rest.sum(1)).to(rows.dtype)
 
 

@@ -242,10 +242,15 @@ def departures(run: Run, known: Iterable[Experiment]) -> tuple[str, str]:
     names = str(run.choice("experiment")).split(",")
     mine = [e for e in known if e.name in names]
     chosen = {key for e in mine for key in e.chosen_by()}
-    left = [str(o) for o in given if (key := str(o).lstrip("+~").split("=")[0]) not in chosen
+    left = [_short(str(o)) for o in given if (key := str(o).lstrip("+~").split("=")[0]) not in chosen
             and key.split(".")[0].split("/")[0] not in (*IGNORED, "experiment")]  # fmt: skip
     beside = [name for name in names[1:] if name not in {e.name for e in mine}]
     return " ".join(sorted(beside)), " ".join(sorted(left))
+
+
+def _short(override: str) -> str:
+    """dataset.path=cifar10_jpeg.npz: what was read, not where it lay."""
+    return re.sub(r"^(dataset\.path=).*[/\\]", r"\1", override.lstrip("+").replace("'", ""))
 
 
 def cell_table(name: str, cells: list[Cell], tidy: bool = False) -> Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,12 @@ from fedbench.options import ConfigError, require
 from fedbench.simulator import Simulation, prepare
 
 
-def open_run(run_dir: str | Path) -> Simulation:
-    """The run as it stood at its last checkpoint: data, model, algorithm and every client's state."""
-    values, _ = resume.prepare(Path(run_dir), [], None)
+def open_run(run_dir: str | Path, overrides: Sequence[str] = ()) -> Simulation:
+    """The run as it stood at its last checkpoint: data, model, algorithm and every client's state.
+
+    overrides name the targets that are yours ("model._target_=my_package.MyNet"): nothing else of your own is built.
+    """
+    values, _ = resume.prepare(Path(run_dir), list(overrides), None)
     return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir)))
 
 
@@ -38,22 +42,22 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
         return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
 
 
-def client_state(run_dir: str | Path, client: int) -> dict[str, Tensor]:
+def client_state(run_dir: str | Path, client: int, overrides: Sequence[str] = ()) -> dict[str, Tensor]:
     """What a client would deploy, as the state_dict of the run's nn.Module.
 
     Load it with strict=False where the module has integer counters (BatchNorm), which are no part of a row.
     """
-    sim = open_run(run_dir)
+    sim = open_run(run_dir, overrides)
     _, rows = deployed(sim, np.array([client]))
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
     return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])
 
 
-def predictions(run_dir: str | Path, split: str = "test") -> dict[str, np.ndarray]:
+def predictions(run_dir: str | Path, split: str = "test", overrides: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Every client's logits on its own split: client [n], index [n] (into the data set), target [n, ...], logits
     [n, C]."""
-    sim = open_run(run_dir)
+    sim = open_run(run_dir, overrides)
     ids = np.arange(sim.engine.federation.num_clients)
     cohort, rows = deployed(sim, ids)
     part = sim.engine.federation.splits[split]
@@ -66,6 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fedbench.export", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path)
+    parser.add_argument("overrides", nargs="*", help="targets of your own: model._target_=my_package.MyNet")
     parser.add_argument("--client", type=int, help="save this client's state_dict under --out")
     parser.add_argument("--out", type=Path, default=Path("client.pt"))
     parser.add_argument("--predictions", type=Path, metavar="FILE.npz", help="save all clients' test predictions")
@@ -74,10 +79,10 @@ def main() -> int:
         parser.error("say what to export: --client N, or --predictions FILE.npz")
     try:
         if args.client is not None:
-            torch.save(client_state(args.run_dir, args.client), args.out)
+            torch.save(client_state(args.run_dir, args.client, args.overrides), args.out)
         if args.predictions is not None:
             with open(args.predictions, "wb") as file:
-                np.savez(file, **predictions(args.run_dir))                       # type: ignore[arg-type]
+                np.savez(file, **predictions(args.run_dir, overrides=args.overrides))                       # type: ignore[arg-type]
     except ConfigError as error:
         print(f"fedbench: {error}", file=sys.stderr)
         return 2

@@ -137,7 +137,8 @@ def test_a_reduced_setting_is_told_apart_and_leaves_its_cell_to_be_run(conf_dir,
     path = run_for(folder, "pgfed", 0, 0.7, "rounds=9 ++dataset.path=/my/data/c.npz", method="PGFed")
     choose(path, experiment="t/pgfed,reduced/tenth")
     cells = cells_of(capsys, str(folder), "--paper", "pgfed_table1_cifar")
-    assert float(cells["PGFed", "CIFAR10", "25", "reduced/tenth dataset.path=c.npz rounds=9"]["ours_mean"]) == pytest.approx(70)
+    row = cells["PGFed", "CIFAR10", "25", "reduced/tenth dataset.path=c.npz rounds=9"]
+    assert float(row["ours_mean"]) == pytest.approx(70)
     assert main([str(folder), "--paper", "pgfed_table1_cifar"]) == 0
     text = capsys.readouterr().out
     assert "84 of 84 cells are not run (1 of them only in a reduced setting)." in text

@@ -40,7 +40,7 @@ TAIL = """\
 Examples
   python -m fedbench algorithm=fedavg partition.alpha=0.5 rounds=50
   python -m fedbench -m algorithm=local,fedavg,pgfed seed=0,1,2 && python -m fedbench.report sweeps
-  python -m fedbench +experiment=debug algorithm=ditto algorithm.mu=0.1
+  python -m fedbench +experiment=debug algorithm=ditto algorithm.lam=0.1
 
 --cfg job prints every key of the run that the command asks for; --info defaults where they come from;
 --config-dir <folder> adds groups of your own; -m hydra/launcher=joblib runs a sweep's cells in parallel."""

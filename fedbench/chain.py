@@ -2,8 +2,8 @@
 
 Most federated models are chains of linear, convolution, ReLU, pooling and flatten operations.  For these the
 backward pass is a handful of known products, and autograd's bookkeeping (and a copy of every gradient into its
-row) is what small steps pay for.  Measured on one thread against autograd on the same Program: 2.2 times as fast
-for the 64-64-10 network on 8 clients a step, 1.1 times for FedAvgCNN on one.
+row) is what small steps pay for.  Measured on one thread, images/s of whole rounds against autograd on the same
+Program, 64-64-10 network: 1.9 times with 20 ragged clients, 1.5 times with 100 clients of 20 samples.
 
 `Chain.of(program)` is None for anything else (branches, norms, dropout), which goes through autograd.
 """

@@ -7,6 +7,7 @@ model.columns, ...) are taken out here.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench import executor as executors
@@ -101,17 +102,45 @@ def training_part(everyone: Federation, new: int) -> Federation:
     return everyone.among(np.arange(n - new)) if new else everyone
 
 
+def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
+    """All clients' data on the device.  A model with a frozen part that reads the inputs (an image tower) says so by
+    a method `prepare`: the federation then holds what that part makes of them."""
+    augment = _plain(cfg.dataset.augment)
+    if not hasattr(_target(cfg.model), "prepare"):
+        return Federation.build(arrays, split, device, cfg.dataset.normalize, augment)
+    require(not augment, f"dataset.augment cannot come before the frozen part of model={cfg.choices.model}: set it to "
+            "null, and see model.augment")
+    reader = _module(cfg, arrays)
+    built = Federation.build(reader.prepare(arrays, split, device), split, device, cfg.dataset.normalize)
+    built.augment, built.present = reader.training_view, reader.evaluation_view
+    return built
+
+
+def _target(group: DictConfig) -> Any:
+    return get_object(group._target_)
+
+
+def _module(cfg: DictConfig, data: Arrays | Federation, *number: int) -> Any:
+    """The module for this data, its initialization keyed by the seed: the number-th draw.  A constructor is given of
+    input_shape, num_classes, class_names, template and reads (what the algorithm reads of inputs) those it takes."""
+    target = _target(cfg.model)
+    known = {"input_shape": data.input_shape, "num_classes": data.num_classes, "class_names": data.class_names,
+             "template": data.template, "reads": getattr(_target(cfg.algorithm), "reads", ())}
+    takes = inspect.signature(target).parameters
+    given = {n: v for n, v in known.items() if n in takes or n in ("input_shape", "num_classes")}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
+        return make(cfg.model, ("columns",), **given)
+
+
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     """The model on this federation's shapes, its initialization keyed by the seed."""
     def draw(*number: int) -> torch.nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
-            return make(cfg.model, ("columns",), input_shape=federation.input_shape,
-                        num_classes=federation.num_classes)
+        return _module(cfg, federation, *number)
     module = draw()
     require(isinstance(module, torch.nn.Module), f"model._target_={cfg.model._target_} does not build a torch module")
     columns = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
-    return FlatModel(module, columns, federation.device, draw)                        # type: ignore[arg-type]
+    return FlatModel(module, columns, federation.device, draw, int(cfg.seed))         # type: ignore[arg-type]
 
 
 def algorithm(cfg: DictConfig) -> Algorithm:
@@ -130,13 +159,13 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     """Everything a cohort needs.  stored: the executor's plan of a run that is resumed."""
     device = device_of(cfg)
     set_precision(cfg.hardware.precision)
-    everyone = Federation.build(arrays, split, device, cfg.dataset.normalize, _plain(cfg.dataset.augment))
-    federation = training_part(everyone, cfg.new_clients.count)
-    federation.cohort_size = cohort_size(cfg, federation.num_clients)
+    everyone = federation(cfg, arrays, split, device)
+    training = training_part(everyone, cfg.new_clients.count)
+    training.cohort_size = cohort_size(cfg, training.num_clients)
     plans = [Plan(**stored)] if stored else executors.plans(cfg.hardware.executor, cfg.hardware.chunk,
-                                                            cfg.hardware.threads, device, federation.cohort_size)
-    built = Engine(federation, model(cfg, federation), make(cfg.optimizer), Executor(plans[0], device),
-                   RowStore(federation.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
+                                                            cfg.hardware.threads, device, training.cohort_size)
+    built = Engine(training, model(cfg, training), make(cfg.optimizer), Executor(plans[0], device),
+                   RowStore(training.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
                    cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
                    cfg.eval.batch_size or eval_batch(device), everyone=everyone)
     if len(plans) > 1:

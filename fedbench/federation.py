@@ -8,7 +8,9 @@ Letters: n samples, N clients, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +69,9 @@ class Federation:
     domain_names: list[str] | None = None
     scale: Tensor | None = None             # x * scale + shift normalizes, [channels, 1, 1]
     shift: Tensor | None = None
-    augment: Augment | None = None
+    augment: Callable[[Any, RowRandom], Any] | None = None      # of a training batch [k, B, ...]
+    present: Callable[[Any], Any] | None = None                 # of any other, where inputs hold more than one view
+    template: str = "a photo of a {}."
     cohort_size: int = 1                    # K, clients per round
     num_clients: int = field(init=False)
     num_samples: np.ndarray = field(init=False)
@@ -89,7 +93,7 @@ class Federation:
         scale, shift = _scaling(arrays, normalize, device)
         return cls(inputs, tensor(arrays.targets), {"train": split.train, "val": split.val, "test": split.test},
                    make_task(arrays.task), arrays.num_classes, arrays.class_names, mask, domains,
-                   arrays.domain_names, scale, shift, _augment(augment, arrays))
+                   arrays.domain_names, scale, shift, _augment(augment, arrays), template=arrays.template)
 
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
@@ -135,8 +139,9 @@ class Federation:
                        class_mask=None if self.class_mask is None else self.class_mask[rows],
                        domains=None if self.domains is None else self.domains[ids])
 
-    def gather(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device."""
+    def gather(self, index: Tensor, training: bool = False) -> tuple[Inputs, Tensor]:
+        """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device.  training: what
+        `augment` will be given, instead of what an evaluation sees."""
         flat = index.reshape(-1)
         def pick(t: Tensor) -> Tensor:
             return t.index_select(0, flat).view(*index.shape, *t.shape[1:])
@@ -144,7 +149,7 @@ class Federation:
             x: Inputs = {k: self.normalized(pick(v)) for k, v in self.inputs.items()}
         else:
             x = self.normalized(pick(self.inputs))
-        return x, pick(self.targets)
+        return x if training or self.present is None else self.present(x), pick(self.targets)
 
     def normalized(self, x: Tensor) -> Tensor:
         """uint8 inputs [..., C, H, W] as float32, scaled by the set's mean and std; anything else as it is."""

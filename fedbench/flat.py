@@ -14,13 +14,15 @@ import copy
 import fnmatch
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench import rng
 from fedbench.chain import Chain
-from fedbench.network import Call, KeyedDropout, never_called, trace
+from fedbench.network import Call, KeyedDropout, Program, never_called, trace
 from fedbench.options import ConfigError, require
 
 
@@ -77,19 +79,19 @@ class FlatModel:
 
     columns: {group: [pattern, ...]}, patterns of parameter names (fnmatch), or "type:*Norm*" for all parameters
     of modules of such a class.  A pattern that matches nothing is refused.  draw(j): the module as initialized by
-    the j-th independent draw, for methods whose clients do not start from one point.
+    the j-th independent draw, for methods whose clients do not start from one point.  seed: of what `keyed` draws.
     """
 
     def __init__(self, module: nn.Module, columns: Mapping[str, Sequence[str]] | None = None,
-                 device: torch.device | str = "cpu", draw: Callable[[int], nn.Module] | None = None):
+                 device: torch.device | str = "cpu", draw: Callable[[int], nn.Module] | None = None, seed: int = 0):
         self.module = module.to(device).eval()
-        self._draw = draw
+        self._draw, self._seed = draw, seed
         self.device = torch.device(device)
         self._local = threading.local()
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
-        self.program = trace(module)
-        self.chain = Chain.of(self.program)
+        self.program = module if isinstance(module, Batched) else trace(module)
+        self.chain = Chain.of(self.program) if isinstance(self.program, Program) else None
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in module.modules())
         self._lay_out()
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -145,8 +147,9 @@ class FlatModel:
                               f"add it under model.columns (it has {', '.join(self.columns) or 'none'})")
         return self.columns[name]
 
-    def extend(self, **extras: str | Tensor) -> None:
-        """Add columns: name="copy:prefix" copies the parameters under prefix, a tensor is taken as it is.
+    def extend(self, **extras: str | Tensor | nn.Module) -> None:
+        """Add columns: name="copy:prefix" copies the parameters under prefix, a module gives its own, a tensor is taken
+        as it is.
 
         extend(head2="copy:head") adds head2.weight and head2.bias.  They belong to the group of the same name.
         """
@@ -154,9 +157,10 @@ class FlatModel:
             if isinstance(source, Tensor):
                 self._extras[name] = source.detach().clone().to(self.device)
             else:
-                prefix = source.removeprefix("copy:") + "."
-                self._extras |= {f"{name}.{n.removeprefix(prefix)}": p.detach().clone()
-                                 for n, p in self.module.named_parameters() if n.startswith(prefix)}
+                owner, prefix = (source, "") if isinstance(source, nn.Module) \
+                    else (self.module, source.removeprefix("copy:") + ".")
+                self._extras |= {f"{name}.{n.removeprefix(prefix)}": p.detach().clone().to(self.device)
+                                 for n, p in owner.named_parameters() if n.startswith(prefix)}
             self._patterns[name] = [name] if isinstance(source, Tensor) else [f"{name}.*"]
         self._lay_out()
 
@@ -164,6 +168,13 @@ class FlatModel:
     def extended(self) -> bool:
         """Whether a method added columns, which the module's own forward pass does not use."""
         return bool(self._extras)
+
+    def keyed(self, make: Callable[[], Any], *purpose: int | str) -> Any:
+        """make() under torch's global generator seeded by (the run's seed, purpose): initial values of what a method
+        adds."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.key(self._seed, *purpose) >> 1)
+            return make()
 
     def init_row(self) -> Tensor:
         """The module's own initialization as a row.  # [P]"""
@@ -219,6 +230,8 @@ class FlatModel:
         if many and len(next(iter(params.values()))) == 1:                 # one client: the plain kernels
             single = {n: p[0] for n, p in params.items()}
             return self.apply(single, _first(inputs), False, call, until)[None]
+        if isinstance(self.program, Batched):
+            return self.program.run(params, (inputs,), many, call, until)
         if self.program is not None and isinstance(inputs, Tensor):
             return self.program.run(params | self._spread(params, many), (inputs,), many, call, until)
         return self._mapped(params, inputs, many, call, until)
@@ -257,6 +270,15 @@ class FlatModel:
                     self._local.dropouts.append(KeyedDropout(m.p, name))
                     self._local.module.set_submodule(name, self._local.dropouts[-1])
         return self._local.module.train(train)
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A module that writes its own forward pass for many parameter sets at once (a prompt: one pass of the frozen tower
+    for all clients): params by name, [k, ...] each if many, of which it ignores what it does not know."""
+
+    def run(self, params: dict[str, Tensor], inputs: tuple, many: bool, call: Call, until: str | None = None
+            ) -> Tensor: ...
 
 
 class _Reached(Exception):

@@ -109,10 +109,10 @@ class Feed:
         per_step = max(1, self.index[t].numel() * _sample_bytes(self.federation))
         stop = min(len(self.index), t + max(1, BLOCK_BYTES // per_step))
         active = int((self.counts[t] > 0).sum())
-        self.x, self.y = self.federation.gather(self.index[t:stop, :active])
+        self.x, self.y = self.federation.gather(self.index[t:stop, :active], self.augment is not None)
         if self.augment is not None:
-            self.x = torch.stack([self.augment(x, RowRandom(self.keys[:active] ^ key("step", t + i) >> 1))
-                                  for i, x in enumerate(self.x)])
+            self.x = _stack([self.augment(_at(self.x, i), RowRandom(self.keys[:active] ^ key("step", t + i) >> 1))
+                             for i in range(stop - t)])
         self.block = (t, stop)
 
     def __call__(self, t: int, k: int) -> Batch:
@@ -120,9 +120,18 @@ class Feed:
         if not self.block[0] <= t < self.block[1]:
             self._load(t)
         i = t - self.block[0]
-        x = {n: v[i, :k] for n, v in self.x.items()} if isinstance(self.x, dict) else self.x[i, :k]
-        return Batch(x, self.y[i, :k], self.weight[t, :k], self.counts[t, :k],
+        return Batch(_at(self.x, i, k), self.y[i, :k], self.weight[t, :k], self.counts[t, :k],
                      None if self.mask is None else self.mask[:k])
+
+
+def _at(x: Inputs, i: int, k: int | None = None) -> Inputs:
+    return {n: v[i, :k] for n, v in x.items()} if isinstance(x, dict) else x[i, :k]
+
+
+def _stack(batches: list[Any]) -> Any:
+    if isinstance(batches[0], dict):
+        return {n: torch.stack([b[n] for b in batches]) for n in batches[0]}
+    return torch.stack(batches)
 
 
 def _sample_bytes(federation: Federation) -> int:

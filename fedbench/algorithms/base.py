@@ -19,10 +19,12 @@ class Algorithm:
     """Base of all methods.  State is plain tensors (and NumPy ids) on self, and Rows made in `setup`.
 
     requires: column groups of the model that the method cannot do without.
+    reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
     personal_is_global: every client deploys the server's row, so personal/* equals global/*.
     """
 
     requires: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
     personal_is_global = False
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:

@@ -27,6 +27,7 @@ class Arrays:
     domain: [n] int64, the natural silo (hospital, user, style) of each sample, or None.
     mean, std: per channel, of x/255, for uint8 images; None leaves inputs as they are.
     class_mask: [domains, C] bool, the classes that exist in each natural silo, or None (all of them).
+    template: the sentence that names a class to a vision-language model, {} being the name.
     subject: [n] int64 >= 0, whom (which patient) a sample is of, or None; nobody is both trained and tested on.
     """
 
@@ -42,9 +43,16 @@ class Arrays:
     std: tuple[float, ...] | None = None
     class_mask: np.ndarray | None = None
     subject: np.ndarray | None = None
+    template: str = "a photo of a {}."
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def input_shape(self) -> tuple | dict[str, tuple]:
+        """Shape of one sample (of each input)."""
+        shapes = {k: tuple(v.shape[1:]) for k, v in self._parts().items()}
+        return shapes if isinstance(self.inputs, dict) else shapes["inputs"]
 
     @property
     def num_domains(self) -> int:

@@ -159,7 +159,7 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     """Everything a cohort needs.  stored: the executor's plan of a run that is resumed."""
     device = device_of(cfg)
     set_precision(cfg.hardware.precision)
-    everyone = federation(cfg, arrays, split, device)
+    everyone = federation(cfg, arrays.dealt(split), split, device)
     training = training_part(everyone, cfg.new_clients.count)
     training.cohort_size = cohort_size(cfg, training.num_clients)
     plans = [Plan(**stored)] if stored else executors.plans(cfg.hardware.executor, cfg.hardware.chunk,

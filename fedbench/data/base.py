@@ -4,12 +4,16 @@ A source is a class whose constructor takes the options of its YAML and whose ``
 ``Arrays``.  Adding one touches two files: ``fedbench/data/x.py`` and ``conf/dataset/x.yaml``.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from fedbench.options import require
+
+if TYPE_CHECKING:
+    from fedbench.partition.base import Split
 
 TRAIN, VAL, TEST, EXTRA = 0, 1, 2, 3
 TASKS = ("classification", "multilabel", "segmentation")
@@ -29,6 +33,7 @@ class Arrays:
     class_mask: [domains, C] bool, the classes that exist in each natural silo, or None (all of them).
     template: the sentence that names a class to a vision-language model, {} being the name.
     subject: [n] int64 >= 0, whom (which patient) a sample is of, or None; nobody is both trained and tested on.
+    shown: of a split over clients, the row of inputs that each sample shows in it [n]; None: its own.
     """
 
     inputs: np.ndarray | dict[str, np.ndarray]
@@ -44,6 +49,7 @@ class Arrays:
     class_mask: np.ndarray | None = None
     subject: np.ndarray | None = None
     template: str = "a photo of a {}."
+    shown: "Callable[[Split], np.ndarray] | None" = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -74,6 +80,14 @@ class Arrays:
             counts = np.stack([(masks == c).sum(1) for c in range(1, self.num_classes)], 1)
             return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
         return self.targets
+
+    def dealt(self, split: "Split") -> "Arrays":
+        """As the clients of a split meet the samples: these arrays, or (see ``shown``) with other inputs."""
+        if self.shown is None:
+            return self
+        rows = self.shown(split)
+        parts = {name: values[rows] for name, values in self._parts().items()}
+        return replace(self, inputs=parts if isinstance(self.inputs, dict) else parts["inputs"], shown=None)
 
     def check(self) -> "Arrays":
         """Return self, or raise ConfigError with one sentence about the first thing that does not fit."""

@@ -197,7 +197,8 @@ class RunConfig:
 
 RESERVED = {"dataset": "DatasetKeys", "partition": "PartitionKeys", "model": "ModelKeys",
             "optimizer": "OptimizerKeys", "algorithm": None}
-INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "reads")}  # constructor arguments that the data set decides
+# constructor arguments that the data set (or the algorithm: reads) decides
+INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "reads")}
 
 # Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
 WHEREABOUTS = (

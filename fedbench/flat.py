@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedbench import rng
 from fedbench.chain import Chain
-from fedbench.network import Call, KeyedDropout, Program, never_called, trace
+from fedbench.network import Call, KeyedDropout, never_called, trace
 from fedbench.options import ConfigError, require
 
 
@@ -90,8 +90,8 @@ class FlatModel:
         self._local = threading.local()
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
-        self.program = module if isinstance(module, Batched) else trace(module)
-        self.chain = Chain.of(self.program) if isinstance(self.program, Program) else None
+        self.program = None if isinstance(module, Batched) else trace(module)
+        self.chain = Chain.of(self.program)
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in module.modules())
         self._lay_out()
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -230,8 +230,8 @@ class FlatModel:
         if many and len(next(iter(params.values()))) == 1:                 # one client: the plain kernels
             single = {n: p[0] for n, p in params.items()}
             return self.apply(single, _first(inputs), False, call, until)[None]
-        if isinstance(self.program, Batched):
-            return self.program.run(params, (inputs,), many, call, until)
+        if isinstance(self.module, Batched):
+            return self.module.run(params, (inputs,), many, call, until)
         if self.program is not None and isinstance(inputs, Tensor):
             return self.program.run(params | self._spread(params, many), (inputs,), many, call, until)
         return self._mapped(params, inputs, many, call, until)

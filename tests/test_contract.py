@@ -35,7 +35,9 @@ METHODS = group_options("algorithm")
 COHORTS = ([0, 1, 3, 5], [1, 2, 3, 4], [0, 2, 4, 5], [0, 1, 2, 5])
 ARRAYS, SPLIT = ragged(sizes=(7, 21, 12, 4, 16, 9), val=(3,) * 6)
 OPTIMIZERS = (["optimizer.momentum=0.9", "optimizer.reset=never"], ["optimizer.momentum=0"])
-TINY = {"mlp": ["model.hidden=[8]"], "resnet": ["model.widths=[4]"]}
+RANDOM_CLIP = ["model.backbone=tiny-clip", "model.pretrained=null", "model.context=4"]       # nothing is loaded
+TINY = {"mlp": ["model.hidden=[8]"], "resnet": ["model.widths=[4]"], "clip_prompt": RANDOM_CLIP,
+        "clip_prompt_tiny": RANDOM_CLIP}
 
 
 @functools.cache
@@ -66,7 +68,7 @@ class Case:
         cfg = config(self.name, *self.overrides, **values)
         if change is not None:
             change(cfg)
-        f = Federation.build(arrays, split, CPU)
+        f = build.federation(cfg, arrays, split, CPU)
         e = engine_on(f, build.model(cfg, f), build.make(cfg.optimizer), plan=plan, limits=limits, seed=int(cfg.seed),
                       rounds=cfg.rounds, epochs=cfg.local.epochs, batch_size=cfg.local.batch_size, eval_batch=8,
                       cohort_size=min(build.cohort_size(cfg, 6), f.num_clients))

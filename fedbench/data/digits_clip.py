@@ -1,9 +1,9 @@
 """Coloured digits in five styles: what a small CLIP can be pre-trained on and prompted for, without a download.
 
-scikit-learn's 8x8 digits, by a fixed permutation 900 for pre-training and 897 for the downstream task.  A digit is drawn
-at 32x32 in one of three soft colours and one of five styles; the downstream classes are "red zero" to "blue nine".
-Every held-out digit is drawn in all three colours; half of the digits of each kind are the test part in all of them, so
-no drawing is in both parts.
+scikit-learn's 8x8 digits, by a fixed permutation 900 for pre-training and 897 for the downstream task.  A digit is
+drawn at 32x32 in one of three soft colours and one of five styles; the downstream classes are "red zero" to "blue
+nine".  Every held-out digit is drawn in all three colours; half of the digits of each kind are the test part in all of
+them, so no digit is in both parts.
 """
 
 from typing import Literal

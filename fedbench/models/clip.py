@@ -65,7 +65,7 @@ class TextTower:
 
     def __call__(self, contexts: Tensor) -> Tensor:
         """L2-normalized text features of contexts [..., l, d].  # [..., C, D]"""
-        A, (C, S) = contexts.shape[:-2].numel(), self.slot.shape
+        A, C = contexts.shape[:-2].numel(), len(self.slot)
         P = contexts.reshape(A, self.length, -1)                                                    # [A, l, d]
         head = torch.cat([self.sos.expand(A, 1, -1), P[:, :self.common - 1]], 1)                    # [A, p, d]
         tail = self.tail.expand(A, -1, -1, -1)                                                      # [A, C, S, d]

@@ -1,7 +1,8 @@
 """A prompt for a frozen CLIP: the row is the context of l token embeddings in front of (or around) the class names.
 
-CoOp (Zhou et al., IJCV 2022); with federated averaging PromptFL (Guo et al., 2023).  logits = s <g(x), text(P)_c>, both
-features L2-normalized, s = exp(logit_scale) of the backbone.  Any algorithm trains it: Local is CoOp, FedAvg is PromptFL.
+CoOp (Zhou et al., IJCV 2022); with federated averaging PromptFL (Guo et al., 2023).  logits = s <g(x), text(P)_c>,
+both features L2-normalized, s = exp(logit_scale) of the backbone.  Any algorithm trains it: Local is CoOp, FedAvg is
+PromptFL.
 
 Neither tower learns, so image features are computed once, before the first round (`prepare`), and kept on disk; the
 federation then holds features where it held images.
@@ -9,7 +10,6 @@ federation then holds features where it held images.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import threading

@@ -69,7 +69,7 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LR, total_steps=steps, pct_start=WARM_UP)
     clip.train()
     for _ in tqdm(range(steps), desc="pre-training tiny-clip", unit="step"):
-        at, colour, style = rng.integers(len(label), size=BATCH), rng.integers(3, size=BATCH), rng.integers(5, size=BATCH)
+        at, colour, style = (rng.integers(most, size=BATCH) for most in (len(label), 3, 5))
         images = torch.from_numpy(digits_clip.draw(grey[at], colour, style, rng))
         texts = tokenize([caption(digits_clip.STYLES[s], digits_clip.COLOURS[c], digits_clip.DIGITS[d], rng)
                           for s, c, d in zip(style, colour, label[at])])

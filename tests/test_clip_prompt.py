@@ -146,7 +146,7 @@ def test_a_template_needs_a_place_for_the_name():
 def test_shared_tokens_are_the_first_ones():
     assert [(m.shared.shape[0], m.own.shape[0]) for m in (module(), module(shared=5), module(shared=0))] == \
         [(2, 3), (5, 0), (0, 5)]
-    with pytest.raises(ConfigError, match="model.shared=6 is more than the 5 tokens"):
+    with pytest.raises(ConfigError, match=r"model.shared=6 is more than the 5 tokens"):
         module(shared=6)
 
 
@@ -301,7 +301,7 @@ def test_images_are_needed(tmp_path: Path):
 
 def test_augmentation_before_the_tower_is_refused(tmp_path: Path):
     cfg = config(tmp_path, "dataset.augment={flip: true}")
-    with pytest.raises(ConfigError, match="dataset.augment cannot come before the frozen part"):
+    with pytest.raises(ConfigError, match=r"dataset.augment cannot come before the frozen part"):
         build.federation(cfg, pictures(), split_of(SIZES), CPU)
 
 
@@ -318,7 +318,7 @@ def test_digits_are_drawn_in_colours_and_styles():
     assert grey.shape == (1797, 32, 32) and grey.min() == 0 and grey.max() == 1
     assert np.bincount(label).min() > 170
     at, rng = np.zeros(5, int), np.random.default_rng(0)
-    x = digits_clip.draw(grey[at], at + 1, np.arange(5), rng) * digits_clip.STD + digits_clip.MEAN    # green, all styles
+    x = digits_clip.draw(grey[at], at + 1, np.arange(5), rng) * digits_clip.STD + digits_clip.MEAN    # green
     np.testing.assert_allclose(x[0, 1], grey[0], atol=1e-6)
     np.testing.assert_allclose(x[0, 0], 0.2 * grey[0], atol=1e-6)
     assert (x[1] - x[0]).std() == pytest.approx(digits_clip.NOISE, rel=0.1)

@@ -72,6 +72,7 @@ class CLIPPrompt(nn.Module):
         require(n <= self.length, f"model.shared={n} is more than the {self.length} tokens of the context")
         self.shared, self.own = nn.Parameter(P[:n].clone()), nn.Parameter(P[n:].clone())
         self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length, position)
+        self.dim = towers.project(P[:1], clip.text_projection).shape[-1]       # D, of the joint space
         self.images = towers.ImageTower(clip)
         self._last = threading.local()
         self._views: Tensor | None = None                          # [images with views, V, ...]

@@ -1,5 +1,6 @@
 """Partitions: nothing lost or doubled, the same bytes for a seed, the papers' draws, refusals."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from fedbench.partition.class_disjoint import ClassDisjoint
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.domain import Domain
 from fedbench.partition.iid import IID
+from fedbench.partition.pachinko import CIFAR100, Pachinko
 from fedbench.partition.pathological import Pathological
 from fedbench.partition.practical import Practical
 
@@ -31,6 +33,7 @@ SMALLER = {
     "practical": {"num_clients": 4},
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
     "domain_officehome": {"min_size": 30},
+    "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
 }
 # sha256 of the split of digits (four silos: sample number modulo 4; every fifth sample published as test).
 PINNED = {
@@ -42,6 +45,7 @@ PINNED = {
     "domain_dirichlet": "34e70301371f7969ed7944a93b3042447dca448150e5688e8d822d5514ac5eec",
     "domain_officehome": "f95238b691a028fd53eee81c29d03b8697f0ed2bd698b5f2b14f1b5aa5003414",
     "iid": "3bd744b8ab892c66c58c392e758656b750b87fedb5083b1fb8b0ef5b25439a21",
+    "pachinko": "cdd4d0de244ae6873419e0436f925584b879a601f9dd15c8670191ced9088846",
     "pathological": "395b941a5476445e9353f7f1d714704281474cdd2234c815fe88db4a98889724",
     "practical": "4e447e7503b121fd1feb142aac79c39575659341a0fa00d682b0069a9ff440f8",
 }
@@ -146,10 +150,10 @@ def test_disjoint_complete_and_nobody_empty(name: str, how: str, digits: Arrays)
     if how == "published":
         assert (digits.split[split.train.indices] == TRAIN).all()
         assert (digits.split[split.test.indices] == TEST).all()
-    # Cutting by floor(share * n) leaves out less than one sample per client, class and pool.
+    # Cutting by floor(share * n) leaves out less than one sample per client, class and pool; floor(n / N) per client.
     left = len(digits) - len(used)
-    rounding = 2 * split.num_clients * digits.num_classes if name in ("pathological", "practical") else 0
-    assert left == 0 or 0 < left < rounding
+    cut = {"pathological": 2 * digits.num_classes, "practical": 2 * digits.num_classes, "pachinko": 1}
+    assert left == 0 or 0 < left < cut.get(name, 0) * split.num_clients
 
 
 @pytest.mark.parametrize("name", sorted(PINNED))
@@ -161,7 +165,7 @@ def test_same_seed_same_bytes(name: str, digits: Arrays):
     assert build_split(digits, method, num_clients, seed + 1).hash != split.hash
 
 
-@pytest.mark.parametrize("name", sorted(set(PINNED) - {"iid", *(n for n in PINNED if "domain" in n)}))
+@pytest.mark.parametrize("name", sorted(set(PINNED) - {"iid", "pachinko", *(n for n in PINNED if "domain" in n)}))
 def test_train_and_test_shares_are_alike(name: str, digits: Arrays):
     """A client that holds a share of a class in train holds it in test too, up to rounding."""
     method, num_clients, seed = partition_of(name)
@@ -343,10 +347,128 @@ def test_class_disjoint_sizes_of_the_papers(num_classes: int, num_clients: int, 
 def test_class_disjoint_shots_are_nested():
     arrays = labelled(*[30, 30, 3, 30])
     arrays.split[::3] = TEST
-    few, more = (build_split(arrays, ClassDisjoint(shots=k), 2, 0, split="published") for k in (4, 8))
-    assert set(few.train.indices) < set(more.train.indices)
-    assert sorted(shares(arrays, few.train).sum(0)) == [2, 4, 4, 4]
-    assert shares(arrays, few.test).sum() == (arrays.split == TEST).sum()
+    methods = (ClassDisjoint(shots=k, short_classes="keep") for k in (1, 2, 4, 8, 16))
+    splits = [build_split(arrays, method, 2, 0, split="published") for method in methods]
+    for few, more in itertools.pairwise(splits):
+        assert set(few.train.indices) < set(more.train.indices)
+        assert few.test.indices.tolist() == more.test.indices.tolist()
+    assert shares(arrays, splits[2].train).sum(0).tolist() == [4, 4, 2, 4]
+    assert shares(arrays, splits[2].test).sum() == (arrays.split == TEST).sum()
+
+
+def test_class_disjoint_shots_that_are_not_there_are_refused():
+    arrays = labelled(*[30, 30, 3, 30])
+    arrays.split[::3] = TEST
+    with pytest.raises(ConfigError, match=r"shots=4 .* 1 of 4 classes .*class 2, with 2.*short_classes=keep"):
+        build_split(arrays, ClassDisjoint(shots=4), 2, 0, split="published")
+    split = build_split(arrays, ClassDisjoint(shots=2), 2, 0, split="published")
+    assert shares(arrays, split.train).sum(0).tolist() == [2, 2, 2, 2]
+
+
+def labels_of_cifar(num_classes: int) -> Arrays:
+    """CIFAR without its images: 50,000 train and 10,000 test samples, classes evenly."""
+    arrays = labelled(*[60_000 // num_classes] * num_classes)
+    arrays.split[np.arange(60_000) % 6 == 0] = TEST
+    return arrays
+
+
+@pytest.mark.parametrize("num_classes", [10, 100])
+def test_dirichlet_serves_the_papers_hundred_clients_of_cifar(num_classes: int):
+    values = OmegaConf.load(CONF / "dirichlet_prompt.yaml")
+    method = Dirichlet(values.alpha, values.min_size, values.min_test)
+    for seed in range(3):
+        split = build_split(labels_of_cifar(num_classes), method, values.num_clients, seed, split="published")
+        assert split.train.sizes.sum() == 50_000 and split.test.sizes.sum() == 10_000
+        assert split.train.sizes.min() >= 10 and split.test.sizes.min() >= 10
+
+
+@pytest.mark.parametrize("sizes", [(958, 1123, 157, 295), (2629, 3283, 3091, 5000, 6081, 2767)])
+def test_domain_dirichlet_serves_the_papers_domains(sizes: tuple[int, ...]):
+    """Office-Caltech10 and DomainNet-10 by size: 5 clients per domain, at least 2 train and 2 test samples each."""
+    method, num_clients, seed = partition_of("domain_dirichlet")
+    n = sum(sizes)
+    arrays = Arrays(np.zeros((n, 1), np.float32), np.arange(n) % 10, np.zeros(n, np.int8), 10)
+    arrays.domain, arrays.split[::5] = np.repeat(np.arange(len(sizes)), sizes), TEST
+    split = build_split(arrays, method, num_clients, seed, split="published")
+    assert split.num_clients == 5 * len(sizes)
+    assert split.train.sizes.min() >= 2 and split.test.sizes.min() >= 2
+    assert all(set(arrays.domain[split.train[i]]) == {i // 5} for i in range(split.num_clients))
+
+
+def test_pachinko_gives_everyone_as_much_and_uses_all():
+    arrays = labels_of_cifar(100)
+    split = build_split(arrays, Pachinko(), 100, 12345, split="published")
+    assert (split.train.sizes + split.test.sizes == 600).all()
+    assert (arrays.split[split.train.indices] == TRAIN).all() and (arrays.split[split.test.indices] == TEST).all()
+    assert len(np.unique(all_indices(split))) == 60_000
+    assert 440 < split.train.sizes.min() < split.train.sizes.max() < 560  # a sixth is test, by chance
+    merged = build_split(arrays, Pachinko(), 100, 12345, test_fraction=0.25)
+    assert (merged.train.sizes == 450).all() and (merged.test.sizes == 150).all()
+
+
+def test_pachinko_is_skewed_by_superclass():
+    """alpha decides how many of the 20 superclasses a client has, beta how evenly it has their classes."""
+    arrays, parent = labels_of_cifar(100), np.array(CIFAR100)
+
+    def held(alpha: float, beta: float) -> tuple[float, float]:
+        split = build_split(arrays, Pachinko(alpha, beta), 100, 0, split="published")
+        fine = shares(arrays, split.train)[:30].astype(float)  # [30, C]: nothing has run out yet
+        groups = np.stack([fine[:, parent == g] for g in range(20)], 1)  # [30, 20, 5]
+        many = groups.sum(2) > 15
+        within = groups.max(2)[many] / groups.sum(2)[many]
+        return float((groups.sum(2).max(1) / fine.sum(1)).mean()), float(within.mean())
+
+    assert held(0.1, 10)[0] > 0.4 > 0.1 > held(100, 10)[0]
+    assert held(0.1, 0.1)[1] > 0.6 > 0.45 > held(0.1, 10)[1] > 0.3 > held(0.1, 10_000)[1]
+
+
+def test_pachinko_follows_the_tree_when_a_class_runs_out():
+    """Superclass 0 has classes 0 and 1, superclass 1 class 2.  Class 0 is gone after 10 samples: its superclass keeps
+    its half of the draws, so class 1 doubles, which would be 2:1 for class 2 if all classes shared what is freed."""
+    parent, left = np.array([0, 0, 1]), np.array([10, 10**6, 10**6])
+    drawn = Pachinko(1e6, 1e6)._draw(20_000, left, parent, np.random.RandomState(0))
+    assert np.bincount(drawn)[0] == 10
+    assert np.bincount(drawn)[1] == pytest.approx(10_000, rel=0.03)
+    assert left.tolist() == [10, 10**6, 10**6]
+    tail = drawn[np.flatnonzero(drawn == 0)[-1] + 1 :]
+    assert np.bincount(tail, minlength=3)[1:].min() > 9_000
+
+
+def test_pachinko_survives_a_tiny_alpha():
+    """Dir(alpha) is then a single superclass, which is exhausted again and again."""
+    split = build_split(labels_of_cifar(100), Pachinko(1e-9), 100, 0, split="published")
+    assert (split.train.sizes + split.test.sizes == 600).all()
+
+
+def test_pachinko_superclasses_of_cifar_100():
+    """The table against the superclasses as CIFAR-100's page lists them."""
+    from fedbench.data.cifar import CIFAR100 as Source
+
+    names = Source.names.split()
+    assert len(names) == len(CIFAR100) == 100 and np.bincount(CIFAR100).tolist() == [5] * 20
+    for coarse, fine in {
+        0: "beaver dolphin otter seal whale",
+        1: "aquarium_fish flatfish ray shark trout",
+        2: "orchid poppy rose sunflower tulip",
+        3: "bottle bowl can cup plate",
+        4: "apple mushroom orange pear sweet_pepper",
+        5: "clock keyboard lamp telephone television",
+        6: "bed chair couch table wardrobe",
+        7: "bee beetle butterfly caterpillar cockroach",
+        8: "bear leopard lion tiger wolf",
+        9: "bridge castle house road skyscraper",
+        10: "cloud forest mountain plain sea",
+        11: "camel cattle chimpanzee elephant kangaroo",
+        12: "fox porcupine possum raccoon skunk",
+        13: "crab lobster snail spider worm",
+        14: "baby boy girl man woman",
+        15: "crocodile dinosaur lizard snake turtle",
+        16: "hamster mouse rabbit shrew squirrel",
+        17: "maple_tree oak_tree palm_tree pine_tree willow_tree",
+        18: "bicycle bus motorcycle pickup_truck train",
+        19: "lawn_mower rocket streetcar tank tractor",
+    }.items():
+        assert [name for name, c in zip(names, CIFAR100) if c == coarse] == fine.split()
 
 
 def test_domain_makes_every_silo_a_client(digits: Arrays):
@@ -465,6 +587,10 @@ def test_multilabel_and_segmentation_are_partitioned_by_their_label():
         (ClassDisjoint(), 11, {}, "cannot share 10 classes"),
         (ClassDisjoint(), 6, {}, "cannot share 10 classes"),
         (ClassDisjoint(shots=4), 5, {}, "needs dataset.split=published"),
+        (ClassDisjoint(shots=200), 5, {"split": "published"}, "10 of 10 classes"),
+        (Pachinko(), 5, {}, "each of the 10 classes in partition.coarse, which knows CIFAR-100's alone"),
+        (Pachinko(coarse=[0, 1]), 5, {}, "of the 10 classes in partition.coarse, which has 2"),
+        (Pachinko(coarse=[-1] * 10), 5, {}, "whole numbers >= 0"),
         (Domain(), 5, {}, "4 natural silos"),
         (Domain(5, 1e-4), None, {}, "natural silo 0: no Dirichlet partition"),
     ],

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from fedbench.options import ConfigError
 from fedbench.report import scores
 from fedbench.report.__main__ import main
+from fedbench.report.figures import against
 from fedbench.report.runs import Run, find_runs
 from fedbench.report.summary import Options, differing, group_runs, over_seeds
 from fedbench.report.table import Column, Spread, Table, render, show
@@ -315,6 +316,25 @@ def test_figures(sweep, tmp_path, capsys):
     drawn = sorted((tmp_path / "figures").glob("*.png"))
     assert [path.name.split("_")[0] for path in drawn] == ["curves", "gains"]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in drawn)
+
+
+def test_a_metric_against_a_key(tmp_path, capsys):
+    """Last values are .65 + height; a run with null under the key is no point of the line."""
+    for mu, height in ((0.1, 0.0), (0.5, 0.1), (2.0, 0.2), (None, 0.3)):
+        for seed in (0, 1):
+            make_run(tmp_path, "pgfed", seed, (0.0, height + 0.02 * seed), config={"algorithm": {"mu": mu}})
+    groups, _ = group_runs(find_runs([tmp_path]))
+    lines = against(groups, Options(), "algorithm.mu")
+    assert list(lines) == ["pgfed"] and sorted(lines["pgfed"]) == [0.1, 0.5, 2.0]
+    np.testing.assert_allclose(sorted(lines["pgfed"][0.5]), [0.75, 0.77])
+    with pytest.raises(ConfigError, match="--against optimizer.lr: there are no runs with two different numbers"):
+        against(groups, Options(), "optimizer.lr")
+    pytest.importorskip("matplotlib")
+    asked = [str(tmp_path), "--against", "algorithm.mu"]
+    assert main(asked) == 1
+    assert "give --figures a folder" in capsys.readouterr().err
+    assert main([*asked, "--figures", str(tmp_path / "figures")]) == 0
+    assert (tmp_path / "figures" / "against_algorithm.mu_personal_accuracy.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   python -m fedbench.report runs sweeps
   python -m fedbench.report sweeps --select best --target 0.9 --figures figures
   python -m fedbench.report sweeps --metric personal/auc --group algorithm,partition.alpha --out table.csv
+  python -m fedbench.report sweeps --figures figures --against partition.alpha
   python -m fedbench.report sweeps --paper pgfed_table1_cifar --figures figures
 """
 
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--format", choices=FORMATS, help="default: text, or what the suffix of --out says")
     p.add_argument("--out", type=Path, help="file to write the tables to, instead of printing them")
     p.add_argument("--figures", type=Path, metavar="DIR", help="folder to draw figures into")
+    p.add_argument("--against", metavar="KEY", help="draw the metric over this config key too (partition.shots)")
     return p
 
 
@@ -87,6 +89,12 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
         from fedbench.report.figures import draw
 
         drawn = draw(groups, runs, options, args.figures)
+    if args.against:
+        from fedbench.report.figures import draw_against, file_name
+
+        require(args.figures is not None, f"--against {args.against} draws a figure: give --figures a folder for it")
+        path = args.figures / f"against_{file_name(args.against, options.metric)}.png"
+        drawn.append(draw_against(groups, options, args.against, path))
     return tables, drawn
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.options import ConfigError
+from fedbench.options import ConfigError, require
 from fedbench.report import scores
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
@@ -77,6 +77,46 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
     if top and max(top) > options.target / 2 and scale == 100:
         axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1)
     axes.set(xlabel="round", ylabel=options.metric + (" (%)" if scale == 100 else ""), title=title)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[float, np.ndarray]]:
+    """Method -> number under a config key -> the metric at the selected round, one value a seed.
+
+    Runs whose value is no number (null) are left out; ConfigError where no two numbers are left.
+    """
+    lines: dict[str, dict[float, np.ndarray]] = {}
+    for group in groups:
+        x = group.runs[0].flat_config.get(key)
+        if not isinstance(x, int | float) or isinstance(x, bool):
+            continue
+        labels = {k: v for k, v in group.labels.items() if k not in (key, key.rpartition(".")[2])}
+        name = " ".join(str(v) if k == "method" else f"{k}={v}" for k, v in labels.items())
+        rounds = [scores.selected_round(run, options.metric, options.select) for run in group.runs]
+        values = [scores.value_at(run, options.metric, at) for run, at in zip(group.runs, rounds)]
+        lines.setdefault(name, {})[float(x)] = np.array(values)
+    found = {x for line in lines.values() for x in line}
+    require(len(found) > 1, f"--against {key}: there are no runs with two different numbers under that key")
+    return lines
+
+
+def draw_against(groups: list[Group], options: Options, key: str, path: Path) -> Path:
+    """The metric over a config key: a line per method, bars of one population std over seeds."""
+    lines = against(groups, options, key)
+    plt = pyplot()
+    scale = 100 if scores.is_fraction(options.metric) else 1
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for i, (name, line) in enumerate(sorted(lines.items())):
+        xs = sorted(line)
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+        axes.errorbar(xs, [scale * line[x].mean() for x in xs], yerr=[scale * line[x].std() for x in xs], marker="o",
+                      capsize=2, label=f"{name} (n={min(map(len, line.values()))})", **look)  # fmt: skip
+    axes.set(xlabel=key, ylabel=options.metric + (" (%)" if scale == 100 else ""))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)

@@ -483,6 +483,17 @@ def test_cifar_from_the_archive_its_folder_and_resized(tmp_path: Path):
     assert (small.inputs == resize(pictures, 28)).all()
 
 
+@pytest.mark.parametrize("source", [CIFAR10, CIFAR100])
+def test_cifar_names_and_statistics(source, tmp_path: Path):
+    """Files without names get the data set's; the pixels' own statistics are an option."""
+    path = save(tmp_path / "c.npz", **parts(12, 0, 6, 32, 32, 3))
+    arrays = source("d", str(path)).load()
+    assert len(arrays.class_names) == source.num_classes == len(set(arrays.class_names))
+    assert arrays.class_names[0] in ("airplane", "apple") and arrays.mean == (0.5,) * 3
+    own = source("d", str(path), statistics="own").load()
+    assert (own.mean, own.std) == source.own
+
+
 def test_cifar_damage_is_one_sentence(tmp_path: Path):
     archive = tmp_path / CIFAR10.archive
     cifar_archive(archive)

@@ -11,6 +11,7 @@ is lossy: accuracies are close to, not equal to, those on the original, and the 
 import io
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class CIFAR10:
 
     resize: side in pixels.  mirror: address of a folder to download the archive from instead.
     verify: refuse a download whose md5 is not the published one.
+    statistics: of the pixels, to normalize by: half (mean and deviation 0.5), or own, those of the train images.
     """
 
     name = "cifar10"
@@ -38,6 +40,8 @@ class CIFAR10:
     names_file = "batches.meta.txt"
     label_bytes = 1  # the label is the last of them
     num_classes = 10
+    names = "airplane automobile bird cat deer dog frog horse ship truck"  # for files that carry none
+    own = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)  # mean and deviation per channel, as is usual
 
     def __init__(
         self,
@@ -46,9 +50,11 @@ class CIFAR10:
         resize: Count | None = None,
         mirror: str | None = None,
         verify: bool = True,
+        statistics: Literal["half", "own"] = "half",
     ):
         self.data_dir, self.path, self.resize = Path(data_dir), path, resize
         self.mirror, self.verify = mirror, verify
+        self.statistics: Literal["half", "own"] = statistics
 
     def load(self) -> Arrays:
         """Read, or download and convert; ConfigError says which file to put where."""
@@ -65,11 +71,9 @@ class CIFAR10:
             if self.path is None:
                 self._keep(file)
             arrays = resized(arrays, self.resize, str(self.data_dir), source)
-        return arrays.with_classes(arrays.class_names or self.default_names(), str(source))
-
-    def default_names(self) -> list[str]:
-        """Class numbers, for files that carry no names."""
-        return [str(c) for c in range(self.num_classes)]
+        if self.statistics == "own":
+            arrays.mean, arrays.std = self.own
+        return arrays.with_classes(arrays.class_names or self.names.split(), str(source))
 
     def _find(self) -> Path:
         names = (f"{self.name}.npz", self.archive, self.folder, f"{self.name}_jpeg.npz")
@@ -121,6 +125,16 @@ class CIFAR100(CIFAR10):
     names_file = "fine_label_names.txt"
     label_bytes = 2  # coarse, then fine
     num_classes = 100
+    names = """
+        apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+        castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+        elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard
+        lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear
+        pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
+        shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone
+        television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm
+    """
+    own = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def read_members(source: Path, folder: str, names: list[str]) -> dict[str, bytes]:

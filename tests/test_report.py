@@ -327,7 +327,7 @@ def test_a_metric_against_a_key(tmp_path, capsys):
     lines = against(groups, Options(), "algorithm.mu")
     assert list(lines) == ["pgfed"] and sorted(lines["pgfed"]) == [0.1, 0.5, 2.0]
     np.testing.assert_allclose(sorted(lines["pgfed"][0.5]), [0.75, 0.77])
-    with pytest.raises(ConfigError, match="--against optimizer.lr: there are no runs with two different numbers"):
+    with pytest.raises(ConfigError, match=r"--against optimizer.lr: there are no runs with two different numbers"):
         against(groups, Options(), "optimizer.lr")
     pytest.importorskip("matplotlib")
     asked = [str(tmp_path), "--against", "algorithm.mu"]

@@ -8,6 +8,7 @@ Letters: N clients of the federation, K of the cohort, P numbers of a row.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -111,6 +112,12 @@ class Cohort:
     def index(self) -> Tensor:
         """ids as an int64 tensor on the device.  # [K]"""
         return torch.from_numpy(self.ids).to(self.device)
+
+    def only(self, which: np.ndarray) -> Cohort:
+        """Some of these clients, which [K] bool, in this round and on this cohort's account: for what not all do."""
+        some = copy.copy(self)
+        some.ids = self.ids[which]
+        return some
 
     def generator(self, *purpose: int | str) -> np.random.Generator:
         """A keyed generator for a method's own draws in this round."""

@@ -6,6 +6,7 @@ Every failure is one sentence that says which file was wanted where.
 import hashlib
 import http.client
 import logging
+import math
 import os
 import shutil
 import tarfile
@@ -13,7 +14,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -114,8 +115,7 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
     key: whatever the result depends on (its repr is hashed).  A cache that cannot be read is made again; one
     that cannot be written is a warning, for the next start will be slow too.
     """
-    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    path = Path(data_dir) / "cache" / f"{name}-{digest}.npz"
+    path = _cache_path(data_dir, name, key, "npz")
     if path.is_file():
         try:
             return read_npz(path)
@@ -127,6 +127,51 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
     except OSError as error:
         log.warning("could not keep the converted data in %s (%s): every start converts again", path, error)
     return arrays
+
+
+def cached_array(
+    data_dir: str, name: str, key: object, shape: tuple[int, ...], blocks: Callable[[], Iterable[np.ndarray]]
+) -> np.ndarray:
+    """uint8 [*shape], kept in data_dir/cache as for `cached` and read from there where it is looked at.
+
+    blocks(): the rows, some at a time, so that the whole is never in memory.  ConfigError where there is no room.
+    """
+    path = _cache_path(data_dir, name, key, "npy")
+    if path.is_file():
+        try:
+            return _mapped(path, shape)
+        except DAMAGE as error:
+            log.warning("making the cache again: %s is damaged (%s)", path, error)
+    size = math.prod(shape)
+    try:
+        with whole(path) as partial:
+            free = shutil.disk_usage(path.parent).free
+            if free < size:
+                raise OSError(f"{free / 1e9:.1f} GB are free")
+            with open(partial, "wb") as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(file, header)
+                for block in blocks():
+                    file.write(np.ascontiguousarray(block, np.uint8).data)
+        return _mapped(path, shape)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error}): the pictures of {name} take {size / 1e9:.1f} GB there once "
+            "decoded, and data_dir says where"
+        ) from error
+
+
+def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The uint8 array of a .npy file, on disk until it is looked at; ValueError where it is another one."""
+    array = np.load(path, mmap_mode="c", allow_pickle=False)  # c: writable, though never the file
+    if array.shape != shape or array.dtype != np.uint8:
+        raise ValueError(f"it holds {array.dtype} {array.shape}")
+    return array
+
+
+def _cache_path(data_dir: str, name: str, key: object, suffix: str) -> Path:
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    return Path(data_dir) / "cache" / f"{name}-{digest}.{suffix}"
 
 
 def fingerprint(path: Path) -> tuple[str, int, int]:

@@ -1,14 +1,20 @@
 """Image arrays: one layout ([n, channels, height, width] uint8), resizing, and reading picture files."""
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedbench.data.files import cached_array, log
 from fedbench.options import ConfigError, require
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+BLOCK = 256  # pictures decoded at a time
+LINES = 10  # of progress, while a set is decoded
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
@@ -58,18 +64,64 @@ def open_pictures(paths: list[Path], side: int, color: str) -> np.ndarray:
         return fill(decoded, len(paths), (3 if color == "rgb" else 1, side, side))
 
 
-def open_picture(path: Path, side: int, color: str) -> np.ndarray:
-    """One picture file as [channels, side, side] uint8; ConfigError where it cannot be read."""
+def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side: int) -> np.ndarray:
+    """Picture files below root as CLIP sees them [n, 3, side, side] uint8, decoded once and left on disk.
+
+    The short side becomes `side` (bicubic), of the long one the middle is kept.
+    """
+    missing = [file for file in files if not (root / file).is_file()]
+    require(
+        not missing,
+        f"{len(missing):,} of the {len(files):,} pictures of {name} are not in {root} (the first is "
+        f"{(missing or [''])[0]}): it is incomplete, or not the folder that was meant",
+    )
+    stats = [os.stat(root / file) for file in files]
+    key = ([(f, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats)], side, "centre squares")
+    paths = [root / file for file in files]
+    return cached_array(data_dir, name, key, (len(files), 3, side, side), lambda: _decoded(name, paths, side))
+
+
+def _decoded(name: str, paths: list[Path], side: int) -> Iterator[np.ndarray]:
+    """The pictures, BLOCK at a time [<= BLOCK, 3, side, side], with a line of progress now and then."""
+    n, began, told = len(paths), time.monotonic(), 0
+    log.info("%s: decoding %s pictures once", name, f"{n:,}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, n, BLOCK):
+            some = paths[start : start + BLOCK]
+            yield np.stack(list(pool.map(lambda path: open_picture(path, side, "rgb", squeeze=False), some)))
+            done = start + len(some)
+            if done < n and done * LINES // n > told:
+                told = done * LINES // n
+                left = (time.monotonic() - began) / done * (n - done)
+                log.info("%s: %s of %s pictures, %.0f s left", name, f"{done:,}", f"{n:,}", left)
+
+
+def open_picture(path: Path, side: int, color: str, squeeze: bool = True) -> np.ndarray:
+    """One picture file as [channels, side, side] uint8; ConfigError where it cannot be read.
+
+    squeeze: the whole picture is made square; else its centre square is taken, bicubic.
+    """
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             eight = _eight_bits(image).convert("RGB" if color == "rgb" else "L")
-            square = eight.resize((side, side), Image.Resampling.BILINEAR)
+            square = eight.resize((side, side), Image.Resampling.BILINEAR) if squeeze else _centre(eight, side)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ConfigError(f"{path} cannot be read as a picture ({error})") from error
     pixels = np.asarray(square)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _centre(image: Any, side: int) -> Any:
+    """torchvision's Resize(side, bicubic) and CenterCrop(side), rounded as it rounds."""
+    from PIL import Image
+
+    short = min(image.size)
+    width, height = (int(side * length / short) for length in image.size)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    whole = image.resize((width, height), Image.Resampling.BICUBIC)
+    return whole.crop((left, top, left + side, top + side))
 
 
 def _eight_bits(image: Any) -> Any:

@@ -19,9 +19,10 @@ EXAMPLES = """examples:
 
 Of every run: the metric and the loss over rounds with each client's value at the best round (run); the
 training images by class and client (labels); where the method recorded them, its relationships beside
-the labels and over rounds (d, d_paths) or the change in A with its two regressions (A_change), whose slopes and
-Pearson's r are printed.  Of all finished runs of a setting together: convergence with the target as a dotted
-line (curves), each client's gain over Local (gains), new clients' bars and curves (new_clients)."""
+the labels and over rounds (d, d_paths), the change in A with its two regressions (A_change), whose slopes and
+Pearson's r are printed, or the weights of its experts (experts).  Of all finished runs of a setting together:
+convergence with the target as a dotted line (curves), each client's gain over Local (gains), new clients' bars and
+curves (new_clients)."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,6 +88,8 @@ def of_run(run: Run, folder: Path, prefix: str, metric: str, wanted: list[int] |
         said(draw.draw_change(run, folder / f"{prefix}A_change.png"))
         columns, rows = draw.regressions(run)
         print(f"change in A, mean of column j against n_j: {columns}; mean of row i against n_i: {rows}")
+    if len(draw.experts(run)):
+        said(draw.draw_experts(run, folder / f"{prefix}experts.png"))
 
 
 def together(runs: list[Run], folder: Path, options: Options) -> None:

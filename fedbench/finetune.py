@@ -58,6 +58,9 @@ class FineTuned(Algorithm):
     def matrices(self) -> dict[str, Tensor]:
         return self.inner.matrices()
 
+    def measured(self, cohort: Cohort) -> dict[str, Tensor]:
+        return self.inner.measured(cohort)
+
     def state_dict(self) -> dict[str, Tensor]:
         return self.inner.state_dict()
 

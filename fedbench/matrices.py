@@ -1,7 +1,8 @@
-"""Small matrices between clients, kept over the rounds for figures: matrices.npz in the run directory.
+"""What methods record for figures: small matrices between clients, kept over the rounds, in matrices.npz of the run
+directory; what is measured of each client once, after the last round, in measured.npz.
 
-APPLE's directed relationships, PGFed's A.  Of as many evaluated rounds as fit into BUDGET, at even distances, the
-initial values and the last round always among them; nothing for federations in which two would not fit.
+Matrices are APPLE's directed relationships, PGFed's A.  Of as many evaluated rounds as fit into BUDGET, at even
+distances, the initial values and the last round always among them; nothing for federations in which two would not fit.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from fedbench import evaluate
 from fedbench.algorithms.base import Algorithm
+from fedbench.cohort import Cohort, Engine
 from fedbench.data.files import read_npz, write_npz
 
-FILE = "matrices.npz"
+FILE, MEASURED = "matrices.npz", "measured.npz"
 BUDGET = 16 << 20       # bytes of one name
 
 
@@ -51,3 +55,14 @@ class MatrixLog:
                 if round <= done and (round % self.step == 0 or round == self.last):
                     self.rounds.append(round)
                     self.kept.append({name: values[r] for name, values in stored.items()})
+
+
+def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.ndarray) -> None:
+    """Write what the method measures of these clients after the last round, if anything: `client` [K] and each name
+    [K, ...] float32."""
+    cohorts = [Cohort(engine, some, engine.rounds - 1, "evaluation") for some in evaluate.slices(engine, ids)]
+    with torch.no_grad():
+        found = [algorithm.measured(cohort) for cohort in cohorts]
+    if found[0]:
+        whole = {name: np.concatenate([f[name].float().cpu().numpy() for f in found]) for name in found[0]}
+        write_npz(run_dir / MEASURED, client=ids, **whole)

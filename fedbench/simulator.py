@@ -30,7 +30,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
 from fedbench.config import config_hash
 from fedbench.executor import cores
-from fedbench.matrices import MatrixLog
+from fedbench.matrices import MatrixLog, write_measured
 from fedbench.options import require
 from fedbench.partition.base import Split
 from fedbench.progress import Progress, ending
@@ -123,6 +123,7 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
                     clock.time(lambda: keep(sim))
                 if sim.done < cfg.rounds:
                     signals.heed()
+            write_measured(run_dir, sim.algorithm, sim.engine, evaluated_clients(sim))
             if cfg.new_clients.count:
                 welcome(sim, signals.heed)
                 sim.cost["total_s"] = earlier + time.monotonic() - began

@@ -72,6 +72,10 @@ class Algorithm:
         """Small matrices [N, N] that figures show (who learned to use whom), by name; recorded over the rounds."""
         return {}
 
+    def measured(self, cohort: Cohort) -> dict[str, Tensor]:
+        """What figures show of each client of the cohort [K, ...], measured after the last round, by name."""
+        return {}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Every tensor on self by name; Rows are saved by the simulator."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}

@@ -19,7 +19,7 @@ from fedbench.report.figures import COLOURS, LINES, pyplot
 from fedbench.report.runs import Run, read_columns, read_json
 from fedbench.report.summary import Group
 
-MATRICES, NEW_CLIENTS = "matrices.npz", "new_clients.csv"
+MATRICES, MEASURED, NEW_CLIENTS = "matrices.npz", "measured.npz", "new_clients.csv"
 MOST_LABELS = 20  # classes told apart by colour; more are drawn as a heat map
 WIDEST = 40  # clients whose bars are numbered one by one
 
@@ -47,6 +47,12 @@ def regression(x: np.ndarray, y: np.ndarray) -> Line:
 def matrices(run: Run) -> dict[str, np.ndarray]:
     """What matrices.npz holds: rounds [R] and each matrix [R, N, N]; {} without the file."""
     path = run.path / MATRICES
+    return read_npz(path) if path.is_file() else {}
+
+
+def measured(run: Run) -> dict[str, np.ndarray]:
+    """What measured.npz holds: client [K] and what was measured of each [K, ...]; {} without the file."""
+    path = run.path / MEASURED
     return read_npz(path) if path.is_file() else {}
 
 
@@ -193,6 +199,28 @@ def draw_change(run: Run, path: Path, name: str = "A") -> Path:
         axes.set(title=f"{what}\n{line}", xlabel=f"training images $n_{letter}$")
         tidy(axes)
     figure.suptitle(title_of(run), fontsize=10)
+    return save(figure, path)
+
+
+# -- experts ---------------------------------------------------------------------------------------------
+def experts(run: Run, name: str = "experts") -> np.ndarray:
+    """The weights [1 + others] of every client that has experts, the local one first; none without the file."""
+    values = measured(run).get(name, np.empty((0, 1)))
+    return values[np.isfinite(values).all(1)]
+
+
+def draw_experts(run: Run, path: Path) -> Path:
+    """pFedMoAP's mean weight of the local expert and of the others, in descending order; a dot for each client."""
+    plt, values = pyplot(), experts(run)
+    figure, axes = plt.subplots(figsize=(max(4.0, 0.45 * values.shape[1] + 1.5), 3.6), layout="constrained")
+    place = np.arange(values.shape[1])
+    bars = axes.bar(place, values.mean(0), 0.75, color=[COLOURS[1], *[COLOURS[0]] * (len(place) - 1)])
+    axes.bar_label(bars, fmt="%.3f", label_type="center", rotation=90, fontsize=8, color="white")
+    for own in values:
+        axes.plot(place, own, ".", color="black", ms=3, alpha=0.5)
+    axes.set_xticks(place, ["local", *map(str, place[1:])])
+    axes.set(xlabel="expert (others by weight)", ylabel="mean weight", title=title_of(run))
+    tidy(axes)
     return save(figure, path)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.bundled import bundled_csv
+from fedbench.data.domain_sets import top_of_list
+from fedbench.options import require
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COLOURS = ("red", "green", "blue")
@@ -42,11 +44,14 @@ def draw(grey: np.ndarray, colours: np.ndarray, styles: np.ndarray, rng: np.rand
 
 
 class DigitsCLIP:
-    """style: one of the five, or all: a natural silo each.  classes: 30 coloured digits, or the 10 digits."""
+    """style: one of the five, or all: a natural silo each.  classes: 30 coloured digits, or the 10 digits.
+
+    label_pairing: official_bug, with style=all, repeats the mistakes told in domain_sets.py.
+    """
 
     def __init__(self, style: Literal["noisy", "clean", "negative", "faded", "rotated", "all"] = "noisy",
-                 classes: Literal[30, 10] = 30):
-        self.style, self.classes = style, classes
+                 classes: Literal[30, 10] = 30, label_pairing: Literal["correct", "official_bug"] = "correct"):
+        self.style, self.classes, self.label_pairing = style, classes, label_pairing
 
     def load(self) -> Arrays:
         grey, label = (part[PRETRAINING:] for part in digits())
@@ -66,4 +71,14 @@ class DigitsCLIP:
         if self.style == "all":
             arrays.domain = np.repeat(np.arange(len(STYLES)), 3 * len(label))
             arrays.domain_names = list(STYLES)
-        return arrays.check()
+        return mispaired(arrays) if self.label_pairing == "official_bug" else arrays.check()
+
+
+def mispaired(arrays: Arrays) -> Arrays:
+    """Each client's k-th sample shows the k-th image of its silo, and the class names are in another order."""
+    require(arrays.domain is not None, "dataset.label_pairing=official_bug needs natural silos: dataset.style=all")
+    assert arrays.class_names is not None and arrays.domain is not None
+    wrong = np.random.default_rng(0).permutation(arrays.num_classes)
+    arrays.class_names = [arrays.class_names[i] for i in wrong]
+    arrays.shown = top_of_list(arrays.domain, arrays.split, np.arange(len(arrays)))
+    return arrays.check()

@@ -1,4 +1,4 @@
-"""A CLIP of 3.4 million numbers, pre-trained here in about two minutes on two cores: the offline stand-in.
+"""A CLIP of 3.4 million numbers, pre-trained here in about two minutes: the offline stand-in.
 
 Images are coloured digits in five styles (data/digits_clip.py, the part that no downstream task sees), captions say
 style, colour and digit, or only some of them: incomplete captions and duplicates in a batch are deliberate, they keep
@@ -45,8 +45,11 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
             return towers.frozen(clip), tokenize
         except Exception as error:                              # torch.load raises anything on a damaged file
             log.warning("pre-training again: %s cannot be read (%s)", path, error)
-    log.info("pre-training tiny-clip on digits, once: about two minutes on two cores, kept in %s", path)
+    log.info("pre-training tiny-clip on digits, once: about two minutes, kept in %s", path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)               # steps this small wait for spinning threads when anything else runs
     _train(clip, tokenize, seed)
+    torch.set_num_threads(threads)
     with whole(path) as partial:
         torch.save(clip.state_dict(), partial)
     return towers.frozen(clip), tokenize

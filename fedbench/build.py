@@ -33,6 +33,7 @@ from fedbench.flat import FlatModel
 from fedbench.options import ConfigError, RunError, require
 from fedbench.partition.base import Split, build_split
 from fedbench.partition.extra import count_extra
+from fedbench.privacy import Privacy
 from fedbench.rows import RowStore, memory
 
 log = logging.getLogger(__name__)
@@ -168,9 +169,16 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
                    RowStore(training.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
                    cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
                    cfg.eval.batch_size or eval_batch(device), everyone=everyone)
+    built.privacy = privacy(cfg, built.rows)
     if len(plans) > 1:
         choose_executor(built, plans)
     return built
+
+
+def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
+    """What is done to uploads, unless privacy.epsilon=null."""
+    wanted = cfg.get("privacy")
+    return None if wanted is None or wanted.epsilon is None else Privacy(rows, **wanted)
 
 
 def eval_batch(device: torch.device) -> int:

@@ -9,7 +9,8 @@ Letters: N clients of the federation, K of the cohort, P numbers of a row.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from fedbench.local import Batch, Chunk, Feed, Loss, Step, chain_gradient, plain
 from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
 from fedbench.options import RunError
+from fedbench.privacy import Privacy
 from fedbench.rows import Rows, RowStore
 from fedbench.task import Task
 
@@ -47,7 +49,8 @@ class Ledger:
 @dataclass
 class Engine:
     """What all cohorts of a run share.  epochs, batch_size, drop_last: the local.* keys; rounds: of the run;
-    everyone: the federation with its new clients, who come last and take no part in the rounds."""
+    everyone: the federation with its new clients, who come last and take no part in the rounds; privacy: what is done
+    to uploads."""
 
     federation: Federation
     model: FlatModel
@@ -62,6 +65,7 @@ class Engine:
     eval_batch: int = 64
     memories: dict[str, Rows] = field(default_factory=dict)
     everyone: Federation | None = None
+    privacy: Privacy | None = None
 
     @property
     def task(self) -> Task:
@@ -89,6 +93,8 @@ class Cohort:
         self.federation, self.model = engine.federation, engine.model
         self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
         self.ledger = Ledger()
+        self._sent: list[tuple[str, np.ndarray, Tensor]] = []      # with privacy: to whom [k], and what [k, ...]
+        self._uploads: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -113,6 +119,12 @@ class Cohort:
         """ids as an int64 tensor on the device.  # [K]"""
         return torch.from_numpy(self.ids).to(self.device)
 
+    def everyone(self) -> Cohort:
+        """All clients, in this round and on this cohort's account: for methods that begin with everybody."""
+        whole = copy.copy(self)
+        whole.ids = np.arange(self.num_clients)
+        return whole
+
     def only(self, which: np.ndarray) -> Cohort:
         """Some of these clients, which [K] bool, in this round and on this cohort's account: for what not all do."""
         some = copy.copy(self)
@@ -132,12 +144,16 @@ class Cohort:
     def broadcast(self, **tensors: Tensor) -> SimpleNamespace:
         """Send the same tensors to every client of the cohort; returns what they see."""
         self.ledger.bytes_down += len(self) * sum(_bytes(t) for t in tensors.values())
+        if self.engine.privacy is not None:
+            self._sent += [(name, self.ids, t.expand(len(self), *t.shape)) for name, t in tensors.items()]
         return SimpleNamespace(**tensors)
 
     def download(self, **tensors: Tensor) -> SimpleNamespace:
         """Send each client its own row of tensors [K, ...]; returns what they see."""
         self._rows_only("download", tensors)
         self.ledger.bytes_down += sum(_bytes(t) for t in tensors.values())
+        if self.engine.privacy is not None:
+            self._sent += [(name, self.ids, t) for name, t in tensors.items()]
         return SimpleNamespace(**tensors)
 
     def fetch(self, which: Tensor, **rows: Tensor) -> SimpleNamespace:
@@ -149,11 +165,34 @@ class Cohort:
         self.ledger.bytes_down += int(which.sum()) * sum(_bytes(t[0]) for t in rows.values())
         return SimpleNamespace(**rows)
 
-    def upload(self, **tensors: Tensor) -> SimpleNamespace:
-        """Every client sends its row of tensors [K, ...]; returns what the server sees."""
+    def upload(self, *, around: Mapping[str, Tensor | None] | None = None, **tensors: Tensor) -> SimpleNamespace:
+        """Every client sends its row of tensors [K, ...]; returns what the server sees: with privacy, something else.
+
+        around: by name, what the server expects of a tensor before it comes ([...], [K, ...]; None: 0), from where
+        privacy measures a client's part; default: what was sent to the clients in this round in the same shape (under
+        the same name if there is such, else the first), or else 0.  It must not depend on what the server was not told.
+        """
         self._rows_only("upload", tensors)
         self.ledger.bytes_up += sum(_bytes(t) for t in tensors.values())
+        if self.engine.privacy is not None:
+            tensors = {name: self._released(name, t, around or {}) for name, t in tensors.items()}
         return SimpleNamespace(**tensors)
+
+    def _released(self, name: str, value: Tensor, around: Mapping[str, Tensor | None]) -> Tensor:
+        assert self.engine.privacy is not None
+        again, self._uploads[name] = self._uploads[name], self._uploads[name] + 1
+        expected = around[name] if name in around else self._known(name, value.shape[1:])
+        return self.engine.privacy.release(self, name, value, expected, again)
+
+    def _known(self, name: str, shape: torch.Size) -> Tensor | None:
+        """What each of these clients was sent in this shape, under this name if there is such, else first."""
+        alike = [s for s in self._sent if s[2].shape[1:] == shape and np.isin(self.ids, s[1]).all()]
+        if not alike:
+            return None
+        _, ids, sent = next((s for s in alike if s[0] == name), alike[0])
+        order = np.argsort(ids)
+        where = order[np.searchsorted(ids[order], self.ids)]
+        return sent if np.array_equal(ids, self.ids) else sent[torch.from_numpy(where).to(sent.device)]
 
     def _rows_only(self, what: str, tensors: dict[str, Tensor]) -> None:
         for name, t in tensors.items():
@@ -166,7 +205,8 @@ class Cohort:
               columns: Columns | None = None, epochs: int | None = None, steps: int | None = None,
               lr: Rate | None = None, batch_size: int | None = None, drop_last: bool | None = None,
               split: str = "train", key: str = "local", buffers: str | dict[str, str] = "theta",
-              optimizer: Optimizer | None = None, counted: float = 1.0, **state: Tensor) -> SimpleNamespace:
+              optimizer: Optimizer | None = None, counted: float = 1.0, uploaded: bool | Columns = True,
+              **state: Tensor) -> SimpleNamespace:
         """Local training from start [P] or [K, P]; state: tensors [K, ...] that a step reads and changes.
 
         step(s, batch) replaces "gradient, plus extra_grad(s), descend".  loss(s, rows, batch) -> [k, B] replaces
@@ -175,6 +215,7 @@ class Cohort:
         such as {"theta": name, "v": name} where a step descends on states [K, ...] as well.
         counted: the share of the drawn samples that counts as trained on (images/s): what a batch serves beside
         the update that it defines, or a second pass for a second model, is work but no further sample.
+        uploaded: whether the rows are uploaded afterwards, or which of their columns: privacy clips the steps of these.
         Returns theta [K, P], every state, steps [K] float32, loss [K] (mean over steps), lr.
         """
         if hidden := sorted(RESERVED & state.keys()):
@@ -191,6 +232,9 @@ class Cohort:
         names = {"theta": buffers} if isinstance(buffers, str) else buffers
         kept = self._kept_memory(optimizer, names, {"theta": rows, **state})
         step_key = rng.key(e.seed, key, self.round)
+        goes = uploaded if isinstance(uploaded, Columns) else self.model.all if uploaded else Columns([])
+        most = e.privacy.step_clip if e.privacy is not None and self.purpose == "round" else None
+        clip = None if most is None else (goes, most)
 
         def job(a: int, b: int) -> None:
             mine = order[a:b]                                            # positions in ids, most steps first
@@ -198,7 +242,7 @@ class Cohort:
             chunk = Chunk(ids[mine], rows[where].clone() if rows.stride(0) else rows[:b - a].clone(),
                           {n: t[where].clone() for n, t in state.items()},
                           {buffers_of: {n: t[where].clone() for n, t in m.items()}
-                           for buffers_of, m in kept.items()})
+                           for buffers_of, m in kept.items()}, clip)
             feed = Feed(self.federation, chunk.ids, plan["index"][:, a:b], counts[:, a:b], step_key)
             rate = lr[where] if isinstance(lr, Tensor) else lr
             train_chunk(e, chunk, feed, plan["steps"][a:b], rate, columns, step or plain_step(extra_grad), loss,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from fedbench.options import (
     Count,
     Device,
     Fraction,
+    Interior,
     Natural,
     NonNegative,
     Positive,
@@ -83,6 +85,17 @@ class NewClientsConfig:
     epochs: Natural
     lr: Positive
     momentum: Share
+
+
+@dataclass
+class PrivacyConfig:
+    """Clipping, and noise on everything that clients upload (privacy.py); epsilon null: off."""
+
+    epsilon: Positive | None
+    delta: Interior
+    clip: Positive | None
+    calibration: Literal["paper", "analytic"]
+    sensitivity: Literal["clip", "lr_over_n"]
 
 
 @dataclass
@@ -191,6 +204,7 @@ class RunConfig:
     optimizer: dict
     hardware: HardwareConfig
     tracking: TrackingConfig
+    privacy: PrivacyConfig | None = None
     paper: dict | None = None
     choices: dict | None = None
 
@@ -267,6 +281,20 @@ def _check_top(values: dict[str, Any]) -> None:
                 f"{group} must be one of its options ({', '.join(group_options(group))}), got "
                 f"{show(values.get(group))}")
     check_options("", {**values, **{group: {} for group in RESERVED}}, top, "a run")
+    _check_privacy(values.get("privacy") or {"epsilon": None})
+
+
+def _check_privacy(wanted: Mapping[str, Any]) -> None:
+    """What the keys of privacy ask of one another."""
+    epsilon, clip = wanted["epsilon"], wanted.get("clip")
+    if epsilon is None:
+        return
+    given = f"where privacy.epsilon={show(epsilon)} asks for noise in proportion to it, got {show(clip)}"
+    require(math.isinf(epsilon) or (clip is not None and not math.isinf(clip)),
+            f"privacy.clip must be a finite number > 0 {given}; null goes with privacy.epsilon=inf, which adds none")
+    require(wanted["calibration"] == "paper" or wanted["sensitivity"] == "clip",
+            "privacy.sensitivity must be clip where privacy.calibration=analytic (it is 2 privacy.clip there), got "
+            f"{show(wanted['sensitivity'])}")
 
 
 def _where(name: str, values: dict[str, Any]) -> str:
@@ -309,9 +337,11 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """sha256 (hex) of everything that can change a run's numbers.
 
     Left out: WHEREABOUTS, the display name, the printed cells, the names of the chosen options (their content is
-    in).  A file below data_dir counts by its path relative to it, so that data may move.
+    in), privacy where it is off.  A file below data_dir counts by its path relative to it, so that data may move.
     """
-    values = plain(cfg) if isinstance(cfg, DictConfig) else cfg
+    values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
+    if (values.get("privacy") or {}).get("epsilon") is None:
+        values.pop("privacy", None)
     root = str(values["data_dir"]).rstrip("/\\")
     kept = {key: _canonical(value, root) for key, value in flatten(values).items() if not _aside(key)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -24,6 +24,7 @@ class FineTuned(Algorithm):
 
     def __init__(self, inner: Algorithm, epochs: int, lr: float | None, when: str, part: str):
         self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, lr, when, part
+        self.leaks = inner.leaks
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         self.inner.check(federation, model, optimizer)

@@ -23,6 +23,7 @@ from fedbench.flat import Columns, FlatModel
 from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
 from fedbench.options import require
+from fedbench.privacy import within
 from fedbench.rng import RowRandom, client_keys, key
 from fedbench.task import Task
 
@@ -141,12 +142,14 @@ def _sample_bytes(federation: Federation) -> int:
 
 @dataclass
 class Chunk:
-    """What one chunk starts from and leaves: rows of theta and of every named state, clients in chunk order."""
+    """What one chunk starts from and leaves: rows of theta and of every named state, clients in chunk order.  clip
+    (privacy): the columns that will be uploaded, and the largest norm of a step's gradient in them."""
 
     ids: np.ndarray                           # [k]
     theta: Tensor                             # [k, P]
     state: dict[str, Tensor]                  # each [k, ...]
     memory: dict[str, dict[str, Tensor]]      # optimizer buffers by the name of the rows they belong to
+    clip: tuple[Columns, float] | None = None
     loss: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
@@ -398,12 +401,13 @@ class Step:
         """The task's per-sample loss.  # [k, B]"""
         return self.task.loss(logits, batch.y, batch.class_mask)
 
-    def descend(self, grad: Tensor, name: str = "theta", lr: Rate | None = None, columns: Columns | None = None
-                ) -> None:
+    def descend(self, grad: Tensor, name: str = "theta", lr: Rate | None = None, columns: Columns | None = None,
+                uploaded: bool = True) -> None:
         """One step of the configured optimizer on the named rows, in the trained columns (or these ones).
 
         The rows' buffers are their own.  Columns that are not named stand still, momentum included.  A state that is
-        no row of the model (of another width) has no such columns: all of it moves.
+        no row of the model (of another width) has no such columns: all of it moves.  uploaded=False: what moves here
+        never leaves the client (`train` may say so of all steps), so that privacy does not clip it.
         """
         rows, columns = self._views[name], self.columns if columns is None else columns & self.model.trained
         if rows.shape[1] != self.model.size:
@@ -416,11 +420,20 @@ class Step:
         rate = self.lr if lr is None else lr
         if self._optimizer.clip is not None:
             grad = self._optimizer.clipped(grad, columns.take(grad))
+        if self._chunk.clip is not None and uploaded:
+            grad = self._within(grad, columns)
         if self._again(name, columns):
             self._optimizer.tick({n: m[:self.k] for n, m in memory.items()})
         for a, b in columns.slices:
             cut = {n: m[:self.k, a:b] if m.shape[1] > 1 else m[:self.k] for n, m in memory.items()}
             self._optimizer.update(rows[:, a:b], grad[:, a:b], cut, rate)
+
+    def _within(self, grad: Tensor, columns: Columns) -> Tensor:
+        """grad with the part that moves what is uploaded clipped, for privacy."""
+        assert self._chunk.clip is not None
+        goes, most = self._chunk.clip
+        part = columns if grad.shape[1] != self.model.size else columns & goes
+        return part.put(grad, within(part.take(grad), None, most))
 
     def _again(self, name: str, columns: Columns) -> bool:
         """Whether these columns begin another optimizer step of the named rows: parts that move one after the

@@ -13,6 +13,7 @@ Positive = Annotated[float, "> 0"]
 Fraction = Annotated[float, "in (0, 1]"]
 Share = Annotated[float, "in [0, 1)"]
 Probability = Annotated[float, "in [0, 1]"]
+Interior = Annotated[float, "in (0, 1)"]
 Count = Annotated[int, ">= 1"]
 Natural = Annotated[int, ">= 0"]
 Pair = Annotated[int, ">= 2"]
@@ -24,6 +25,7 @@ RANGES = {
     "in (0, 1]": lambda v: 0 < v <= 1,
     "in [0, 1)": lambda v: 0 <= v < 1,
     "in [0, 1]": lambda v: 0 <= v <= 1,
+    "in (0, 1)": lambda v: 0 < v < 1,
     ">= 1": lambda v: v >= 1,
     ">= 2": lambda v: v >= 2,
     "that is auto, cpu, cuda, cuda:1 (any number) or mps": re.compile(r"auto|cpu|mps|cuda(:\d+)?").fullmatch,

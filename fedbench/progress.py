@@ -113,6 +113,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{s['cohort']} a round, {s['rounds']} rounds, model {s['model']}, seed {s['seed']}",
         *shown,
         *new_client_lines(s.get("new_clients")),
+        *privacy_lines(s.get("privacy")),
         f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in all; "
         f"{cost['bytes_down'] / 1e6:,.1f} MB down, {cost['bytes_up'] / 1e6:,.1f} MB up",
         f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
@@ -141,6 +142,16 @@ def new_client_lines(found: dict[str, Any] | None) -> list[str]:
         return []
     return [f"  {found['count']} new clients: mean accuracy {found['epoch0']:.4f} as they start, {found['best']:.4f} "
             f"at best, after {found['best_epoch']} of {found['epochs']} epochs of their own"]
+
+
+def privacy_lines(found: dict[str, Any] | None) -> list[str]:
+    """What the noise on uploads came to, and what it promises, if there was any."""
+    if not found:
+        return []
+    many = f"a client uploaded {found['releases']} tensors at most"
+    total = found["epsilon_spent"]
+    sums = f", (epsilon, delta) = ({total:.4g}, {found['delta']:g}) in all" if total is not None else ""
+    return [f"  privacy: {many}{sums}; {found['guarantee']}"]
 
 
 def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:

@@ -25,7 +25,7 @@ import torch
 from omegaconf import DictConfig
 
 import fedbench
-from fedbench import build, checkpoint, evaluate, metrics, new_clients, rng
+from fedbench import build, checkpoint, evaluate, metrics, new_clients, privacy, rng
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
 from fedbench.config import config_hash
@@ -212,7 +212,7 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None) -> Sim
     split = build.partition(cfg, arrays)
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None)
     algorithm = build.algorithm(cfg)
-    algorithm.check(engine.federation, engine.model, engine.optimizer)
+    privacy.check(engine, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
     matrices = MatrixLog(run_dir, algorithm, engine.federation.num_clients, cfg.rounds, cfg.eval.every)
     sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices=matrices)
@@ -235,6 +235,8 @@ def announce(sim: Simulation) -> None:
                  e.everyone.num_clients - f.num_clients)
     log.info("model: %s numbers a row (%s trained); executor %s", f"{e.model.size:,}", f"{e.model.trained.size:,}",
              e.executor.plan)
+    if e.privacy is not None:
+        log.info("privacy: %s", e.privacy.guarantee())
     for line in e.rows.plan():
         log.info("state %s", line)
 
@@ -264,7 +266,8 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             "seed": cfg.seed, "rounds": cfg.rounds, "num_clients": sim.engine.federation.num_clients,
             "cohort": sim.engine.federation.cohort_size, "personal_is_global": sim.algorithm.personal_is_global,
             "config_hash": config_hash(cfg), "partition_hash": sim.split.hash, "last": sim.last, "best": sim.best,
-            "best_val": sim.best_val, **({"new_clients": sim.newcomers} if sim.newcomers else {}), "cost": cost,
+            "best_val": sim.best_val, **({"new_clients": sim.newcomers} if sim.newcomers else {}),
+            **({"privacy": sim.engine.privacy.summary()} if sim.engine.privacy else {}), "cost": cost,
             "executor": sim.engine.executor.state(), **surroundings(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds") if status == "finished" else None}
 

@@ -42,7 +42,7 @@ class APFL(Algorithm):
         if self.adaptive and s.t == 0:
             slope = dot(g_mix, s.v - s.theta)[:, None]                                # [k, 1]
         s.descend(g_w)
-        s.descend(g_mix.mul_(s.a), name="v")
+        s.descend(g_mix.mul_(s.a), name="v", uploaded=False)
         self.buffers.take(s.v).copy_(self.buffers.take(mix))                          # a view: into v
         if self.adaptive and s.t == 0:
             s.a = (s.a - s.lr * slope).clamp(0, 1)

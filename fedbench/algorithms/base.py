@@ -21,11 +21,13 @@ class Algorithm:
     requires: column groups of the model that the method cannot do without.
     reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
     personal_is_global: every client deploys the server's row, so personal/* equals global/*.
+    leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
     """
 
     requires: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     personal_is_global = False
+    leaks: str | None = None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Refuse, in one sentence, what the method cannot run on."""
@@ -55,12 +57,14 @@ class Algorithm:
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
         """The row [P] from which a client starts that took no part: the server's, or, where the method has none,
-        the mean of what the clients deploy, weighted by samples.  cohorts: all clients, a few at a time."""
+        the mean of what the clients deploy, weighted by samples, which they upload for it.  cohorts: all clients, a
+        few at a time."""
         row = self.global_row()
         if row is not None:
             return row
         total = sum(float(c.num_samples.sum()) for c in cohorts)
-        return torch.stack([c.num_samples / total @ self._rows(c) for c in cohorts]).sum(0)
+        sent = [c.upload(newcomer=self._rows(c), around={"newcomer": c.model.init_row()}).newcomer for c in cohorts]
+        return torch.stack([c.num_samples / total @ rows for c, rows in zip(cohorts, sent)]).sum(0)
 
     def _rows(self, cohort: Cohort) -> Tensor:
         """The rows of what the cohort deploys.  # [K, P]"""

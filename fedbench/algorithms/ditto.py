@@ -26,7 +26,7 @@ class Ditto(FedAvg):
         w = cohort.broadcast(w=self.w).w                                              # [P]
         pull = (lambda s: self.lam * (s.theta - w)) if self.lam else None             # [k, P]
         v = cohort.train(self.v[cohort.ids], extra_grad=pull, epochs=self.personal_epochs, buffers="v",
-                         counted=0).theta                                             # the same samples again
+                         counted=0, uploaded=False).theta                             # the same samples again
         up = cohort.upload(theta=cohort.train(w).theta)
         self.w = cohort.weights @ up.theta
         self.v[cohort.ids] = v                                                        # [K, P]

@@ -20,7 +20,7 @@ class FedPer(Algorithm):
 
     def round(self, cohort):
         u = cohort.broadcast(u=self.u).u
-        out = cohort.train(self.base.put(self.theta[cohort.ids], u))                  # [K, P]
+        out = cohort.train(self.base.put(self.theta[cohort.ids], u), uploaded=self.base)             # [K, P]
         up = cohort.upload(u=self.base.take(out.theta))                               # [K, |u|]
         self.u = cohort.weights @ up.u
         self.theta[cohort.ids] = out.theta

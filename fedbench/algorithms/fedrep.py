@@ -25,7 +25,8 @@ class FedRep(FedPer):
     def round(self, cohort):
         u = cohort.broadcast(u=self.u).u
         theta = self.base.put(self.theta[cohort.ids], u)                              # [K, P]
-        theta = cohort.train(theta, columns=self.head, epochs=self.head_epochs, key="head", buffers="head").theta
+        theta = cohort.train(theta, columns=self.head, epochs=self.head_epochs, key="head", buffers="head",
+                             uploaded=False).theta
         theta = cohort.train(theta, columns=self.base, epochs=self.body_epochs).theta
         up = cohort.upload(u=self.base.take(theta))                                   # [K, |u|]
         self.u = cohort.weights @ up.u

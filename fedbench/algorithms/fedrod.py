@@ -41,7 +41,7 @@ class FedRoD(Algorithm):
         counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)                 # [K, C]
         log_pi = (counts / counts.sum(1, keepdim=True)).log()                         # [K, C], -inf for absent ones
         start = self.personal.put(self.shared.put(self.w, sent), self.g[cohort.ids])  # [K, P]
-        out = cohort.train(start, loss=self.loss, log_pi=log_pi)
+        out = cohort.train(start, loss=self.loss, uploaded=self.shared, log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
         up = cohort.upload(w=self.shared.take(out.theta))
         self.w = self.shared.put(self.w, cohort.weights @ up.w)

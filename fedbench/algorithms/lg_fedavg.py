@@ -30,7 +30,7 @@ class LGFedAvg(Algorithm):
     def round(self, cohort):
         h = cohort.broadcast(h=self.h).h
         start = self.head.put(self.theta[cohort.ids], h)                              # [K, P]
-        out = cohort.train(start, step=self.alternate if self.update == "alternate" else None)
+        out = cohort.train(start, step=self.alternate if self.update == "alternate" else None, uploaded=self.head)
         up = cohort.upload(h=self.head.take(out.theta))                               # [K, |h|]
         self.h = cohort.weights @ up.h
         self.theta[cohort.ids] = out.theta

@@ -14,7 +14,7 @@ class Local(Algorithm):
         self.theta = rows("theta", default=model.init_row())
 
     def round(self, cohort):
-        self.theta[cohort.ids] = cohort.train(self.theta[cohort.ids]).theta           # [K, P]
+        self.theta[cohort.ids] = cohort.train(self.theta[cohort.ids], uploaded=False).theta       # [K, P]
 
     def personalized(self, cohort, final):
         return self.theta[cohort.ids]

@@ -96,7 +96,8 @@ class PFedMoAP(Algorithm):
             gate = some.broadcast(gate=self.gate_columns.take(self.w)).gate
         start = self.prompt_columns.put(self.gate_columns.put(self.w, gate), P_g).expand(len(cohort), -1)
         if len(some):
-            out = cohort.train(start, step=self.step, experts=experts, count=count)
+            out = cohort.train(start, step=self.step, uploaded=self.aggregate_gate or self.prompt_columns,
+                               experts=experts, count=count)
         else:
             out = cohort.train(start, columns=self.prompt_columns)
         prompt, gate = self.prompt_columns.take(out.theta), self.gate_columns.take(out.theta[gated])

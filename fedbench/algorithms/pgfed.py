@@ -57,7 +57,7 @@ class PGFed(Algorithm):
     def upload(self, cohort, out):
         """theta_i, and the risk f_i to first order around it, c_i + g_i . theta: theta [K, P], g [K, P], c [K]."""
         g, f = cohort.gradient(out.theta, drop_last=self.drop_last)                   # [K, P], [K]
-        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta))
+        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta), around={"g": None})
 
     def train(self, cohort, w):
         A = self.A[cohort.ids]                                                        # [K, N]
@@ -73,9 +73,13 @@ class PGFed(Algorithm):
             s.descend(g)
 
         out = cohort.train(w, step=step, aux=sent.aux, alpha=alpha)
-        A[:, self.prev] = cohort.upload(alpha=out.alpha).alpha
+        A[:, self.prev] = self.received(cohort, out.alpha, alpha)
         self.A[cohort.ids] = A
         return out
+
+    def received(self, cohort, new, old):
+        """The uploaded a_ij, which noise may have taken out of their range.  # [K, K']"""
+        return cohort.upload(alpha=new, around={"alpha": old}).alpha.clamp(min=0, max=self.alpha_max)
 
     def smoothed(self, cohort, aux):
         """PGFedMo: (1 - beta) aux + beta (what the client used last time), nothing to smooth at first."""

@@ -54,7 +54,7 @@ class PGFedCE(PGFed):
 
         out = cohort.train(w, step=step, aux=aux, alpha=alpha, total=alpha.sum(1).clamp_min(1e-12),
                            before=torch.zeros(len(cohort)).to(w))
-        self.put(cohort, cohort.upload(alpha=out.alpha).alpha)
+        self.put(cohort, self.received(cohort, out.alpha, alpha))
         return out
 
     def first(self, cohort, w):

@@ -19,6 +19,8 @@ LIMIT = 50_000          # training samples times clients per round
 class PGFedExact(FedAvg):
     """mu: weight of the others' risks.  State: w [P]; theta [N, P], what client i last trained."""
 
+    leaks = "algorithm=pgfed_exact lets clients compute with each other's samples"
+
     def __init__(self, mu: NonNegative = 0.1):
         super().__init__(deploy="local")
         self.mu = mu

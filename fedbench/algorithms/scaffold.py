@@ -37,7 +37,7 @@ class Scaffold(Algorithm):
         sent = cohort.broadcast(x=self.x, c=self.c)
         out = cohort.train(sent.x, c_i=c_i, extra_grad=lambda s: sent.c - s.c_i)
         new = c_i - sent.c + (sent.x - out.theta) / (out.steps[:, None] * out.lr)     # [K, P]
-        up = cohort.upload(dx=out.theta - sent.x, dc=new - c_i)                       # [K, P] each
+        up = cohort.upload(dx=out.theta - sent.x, dc=new - c_i, around={"dx": None, "dc": None})     # [K, P] each
         self.c_i[cohort.ids] = new
         p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
         self.x = self.x + self.server_lr * (p @ up.dx)

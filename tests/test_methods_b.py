@@ -181,10 +181,10 @@ P = 17 * 8 + 9 * 3
 
 
 @pytest.mark.parametrize("name, first, later", [
-    ("fedfomo", (0, P), (2 * P, P)),                      # M, no more than were uploaded
-    ("fedfomo_trained", (0, P), (2 * P, P)),
+    ("fedfomo", (0, P), (2 * P, P + 2)),                  # M, no more than were uploaded, and as many weights back
+    ("fedfomo_trained", (0, P), (2 * P, P + 2)),
     ("fedamp", (P, P), (P, P)), ("fedamp_last", (P, P), (P, P)), ("heurfedamp", (P, P), (P, P)),
-    ("fedsld", (P + 3, P + 3), (P, P)),                   # label counts and Pt, C numbers, once
+    ("fedsld", (P + 9, P + 9), (P, P)),                   # label counts and Pt, C numbers of all 6 clients, once
     ("apple", (5 * P, P), (5 * P, P)),
     ("apple_limited", (5 * P, P), (2 * P, P)),            # the first time all
     ("pgfed_ce_server_alpha", (P, 2 * P + 1), (2 * P, 2 * P + 1)),
@@ -310,7 +310,7 @@ def test_fedamp_by_hand(start: Any) -> None:
     w, c, u = (0.0, 1.0, 3.0), (2.0, -1.0, 1.0), (0.159964, 0.916035, 2.924001)
     e = points([[x] for x in c], lr=0.25, epochs=2)
     a = play(e, FedAMP(lam=0.4, alpha_k=0.5, sigma=2.0, start=start), rounds=0)
-    a.w[np.arange(3)] = column(*w)
+    a.theta[np.arange(3)] = a.w[np.arange(3)] = column(*w)
     close(a.cloud(everyone(e), a.w[np.arange(3)], 0.5), column(*u))
     again(e, a)
     begin = w if start == "own" else u

@@ -29,9 +29,9 @@ class APPLE(Algorithm):
     bandwidth: M (null: all N - 1); lamb: growth of the preference for cores of large |d_ij|; scale_lr="inverse_dii":
     c_i moves by lr G, as if client i's rate were lr / d_ii.
 
-    State: cores [V, P], all versions in use; newest [N], the version of c_j in cores; d [N, N]; theta [N, P], the
-    deployed w_i; with a bandwidth also held [N, N], the versions that client i last downloaded (-1: none yet), and
-    seen [N, N], whether it ever chose them.
+    State: cores [V, P], all versions in use; newest [N], the version of c_j in cores; core [N, P], c_i as client i last
+    trained it; d [N, N]; theta [N, P], the deployed w_i; with a bandwidth also held [N, N], the versions that client i
+    last downloaded (-1: none yet), and seen [N, N], whether it ever chose them.
     """
 
     def __init__(self, mu: NonNegative = 0.1, eta2: NonNegative = 0.001,
@@ -43,6 +43,9 @@ class APPLE(Algorithm):
         self.mu, self.eta2, self.scheduler, self.fraction, self.prox_half = mu, eta2, scheduler, fraction, prox_half
         self.bandwidth, self.selection, self.lamb, self.init, self.scale_lr = bandwidth, selection, lamb, init, scale_lr
         self.held = self.seen = None
+        if bandwidth is not None and selection == "intended":
+            self.leaks = "with algorithm.bandwidth, a client's choice of cores tells the server of its relationship " \
+                         "vector; algorithm.selection=uniform does not look at it"
 
     def check(self, federation, model, optimizer):
         super().check(federation, model, optimizer)
@@ -64,13 +67,15 @@ class APPLE(Algorithm):
         if self.bandwidth is not None:
             self.held = torch.full((n, n), -1, device=w.device)
             self.seen = torch.zeros(n, n, dtype=torch.bool, device=w.device)
+        self.core = rows("core", default=w)                                           # lazy [N, P]
         self.d = rows("d", default=self.q)                                            # lazy [N, N]
         first = model.trained.put(w, model.trained.take(self.q @ self.cores))
         self.theta = rows("theta", default=first)                                     # lazy [N, P]
 
     def round(self, cohort):
         me, held = cohort.index[:, None], self.receive(cohort)                        # [K, 1], [K, N]
-        d, core = self.d[cohort.ids], self.cores[self.newest[cohort.index]]           # [K, N], [K, P]
+        d, known = self.d[cohort.ids], self.cores[self.newest[cohort.index]]          # [K, N], [K, P]
+        core = torch.where(self.core.has(cohort.ids)[:, None], self.core[cohort.ids], known)
         personal = self.mix(core.clone(), core, d, held, me)
         eta2 = self.eta2 * cohort.engine.optimizer.schedule(cohort.round, cohort.rounds)
         pull = self.mu * self.strength(cohort.round, cohort.rounds) * (1 if self.prox_half else 2)
@@ -80,7 +85,7 @@ class APPLE(Algorithm):
             grad_d = (g @ self.cores.T).gather(1, s.held)                             # [k, N]
             grad_d.scatter_(1, s.me, dot(g, s.theta)[:, None]).add_(s.d - self.q, alpha=pull)
             own = s.d.gather(1, s.me)                                                 # [k, 1], before it moves
-            s.descend(grad_d, "d", lr=eta2)
+            s.descend(grad_d, "d", lr=eta2, uploaded=False)
             s.descend(g.mul_(own) if self.scale_lr == "none" else g)
             self.mix(s.personal, s.theta, s.d, s.held, s.me)
 
@@ -88,7 +93,8 @@ class APPLE(Algorithm):
                            buffers={"theta": "core", "d": "d"})
         self.d[cohort.ids], self.theta[cohort.ids] = out.d, out.personal
         core = self.columns.put(out.personal, self.columns.take(out.theta))           # its buffers as trained
-        self.publish(cohort, held, cohort.upload(core=core).core)
+        self.core[cohort.ids] = core
+        self.publish(cohort, held, cohort.upload(core=core, around={"core": known}).core)
 
     def mix(self, into, core, d, held, me):
         """Write d_ii c_i + sum over j != i of d_ij c_j, as i holds c_j, into the trained columns.  # [k, P]"""

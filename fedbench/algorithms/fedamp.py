@@ -27,7 +27,8 @@ BLOCK = 256                        # models of other clients gathered at a time
 class FedAMP(Algorithm):
     """lam, sigma: above; alpha_k: step of the server, times decay every decay_every rounds.
 
-    State: w [N, P], what client i last trained and uploaded; prev [K'], the last cohort.
+    State: theta [N, P], what client i last trained; w [N, P], the server's copy of it as uploaded; prev [K'], the last
+    cohort.
     """
 
     def __init__(self, lam: NonNegative = 1.0, alpha_k: Positive = 1.0, sigma: Positive = 1.0,
@@ -51,13 +52,14 @@ class FedAMP(Algorithm):
 
     def setup(self, federation, model, rows):
         self.columns = model.trained
-        self.w = rows("w", default=model.init_row())                                  # lazy [N, P]
+        self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))       # lazy [N, P]
 
     def round(self, cohort):
-        own, alpha = self.w[cohort.ids], self.alpha(cohort.round)                     # [K, P]
-        u = cohort.download(u=self.cloud(cohort, own, alpha)).u
+        own, alpha = self.theta[cohort.ids], self.alpha(cohort.round)                 # [K, P]
+        u = cohort.download(u=self.cloud(cohort, self.w[cohort.ids], alpha)).u
         pull = (lambda s: (s.theta - s.u).mul_(self.lam / alpha)) if self.lam else None
         out = cohort.train(own if self.start == "own" else u, extra_grad=pull, u=u)
+        self.theta[cohort.ids] = out.theta
         self.w[cohort.ids] = cohort.upload(w=out.theta).w
         self.prev = cohort.index
 
@@ -86,4 +88,4 @@ class FedAMP(Algorithm):
         return torch.where(others, alpha / self.sigma * torch.exp(-distances / self.sigma), 0)
 
     def personalized(self, cohort, final):
-        return self.w[cohort.ids]
+        return self.theta[cohort.ids]

@@ -2,8 +2,9 @@
 
 Zhang et al., ICLR 2021.  For the models theta_j that client i downloads, with L the loss on its held-out samples,
 omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5), then divided by their sum; where that is
-positive theta_i <- sum_j omega_j theta_j, the paper's theta_i + sum_j omega_j (theta_j - theta_i).  The server keeps
-Pref <- Pref + omega, from I, and sends client i the first M by Pref[i] among last round's uploads.
+positive theta_i <- sum_j omega_j theta_j, the paper's theta_i + sum_j omega_j (theta_j - theta_i).  Clients upload
+omega; the server keeps Pref <- Pref + omega, from I, and sends client i the first M by Pref[i] among last round's
+uploads.
 Departs from the paper, as the code behind the PFL benchmarks does: ref_i is what i mixed the last time it was
 sampled, before its training (reference="trained": the paper's theta_i); no exploration (epsilon).  Ties of Pref are
 broken by lot; the held-out samples are a random share.
@@ -45,7 +46,8 @@ class FedFomo(Algorithm):
         out = cohort.train(theta, split="kept")
         self.ref[cohort.ids] = theta                  # reference="trained": the same rows as theta, written next
         self.theta[cohort.ids] = out.theta
-        self.last, self.prev = cohort.upload(theta=out.theta).theta, cohort.index
+        known = self.theta.default                                                    # where everybody began  [P]
+        self.last, self.prev = cohort.upload(theta=out.theta, around={"theta": known}).theta, cohort.index
 
     def mixed(self, cohort, theta, ref):
         chosen = self.choose(cohort)                                                  # [K, M]
@@ -56,7 +58,8 @@ class FedFomo(Algorithm):
         omega = gain.clamp_min(0) / (away + 1e-5)                                     # [K, M]
         total = omega.sum(1, keepdim=True)                                            # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
-        self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], omega)
+        told = cohort.upload(omega=omega, around={"omega": None}).omega
+        self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], told)
         return torch.where(total > 0, (omega[:, None] @ sent)[:, 0], theta)
 
     def choose(self, cohort):

@@ -8,7 +8,7 @@ Departs from the paper: the mean, which needs no other learning rate than FedAvg
 Reduces to: FedAvg where every batch has the federation's class shares.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,7 +18,7 @@ from fedbench.options import require
 
 class FedSLD(FedAvg):
     """counts: Pt over all clients | the cohort.  renormalize: divide by the sum of Pt over the classes of the batch,
-    which a client with few classes otherwise scales its loss by.  State: w [P]."""
+    which a client with few classes otherwise scales its loss by.  State: w [P]; counts_of [N, C], what clients told."""
 
     def __init__(self, reduction: Literal["mean", "sum"] = "mean", counts: Literal["all", "cohort"] = "all",
                  renormalize: bool = False):
@@ -33,6 +33,7 @@ class FedSLD(FedAvg):
     def setup(self, federation, model, rows):
         super().setup(federation, model, rows)
         self.label_counts = federation.label_counts                                   # [N, C] on the host
+        self.counts_of: Any = None                                                    # nobody asked yet
 
     def round(self, cohort):
         w, prior = cohort.broadcast(w=self.w).w, self.prior(cohort)                   # [P], [C]
@@ -45,13 +46,17 @@ class FedSLD(FedAvg):
         self.w = cohort.weights @ up.theta
 
     def prior(self, cohort):
-        """Pt.  Counts and Pt travel once: C numbers per client each way, in the first round.  # [C]"""
-        own = self.label_counts[cohort.ids]                                           # [K, C]
-        if cohort.round == 0:
-            cohort.upload(counts=torch.from_numpy(own).float())
-        total = torch.from_numpy((self.label_counts if self.counts == "all" else own).sum(0)).to(self.w)
-        prior = total / total.sum()
-        return cohort.broadcast(prior=prior).prior if cohort.round == 0 or self.counts == "cohort" else prior
+        """Pt.  All clients' counts travel once, C numbers each, before the first round, and so does Pt (counts=cohort:
+        every round); noise (privacy) may have taken counts below 0.  # [C]"""
+        first, everyone = self.counts_of is None, cohort.everyone()
+        if first:
+            counts = torch.from_numpy(self.label_counts).to(self.w)                   # [N, C]
+            self.counts_of = everyone.upload(counts=counts).counts.clamp_min(0)
+        total = (self.counts_of if self.counts == "all" else self.counts_of[cohort.index]).sum(0)
+        prior = total / total.sum().clamp_min(1e-30)
+        if self.counts == "cohort":
+            return cohort.broadcast(prior=prior).prior
+        return everyone.broadcast(prior=prior).prior if first else prior
 
     def ratio(self, batch, prior):
         """Pt(y) / pb(y) of every sample, 0 for padding.  # [k, B]"""

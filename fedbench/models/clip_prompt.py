@@ -202,8 +202,11 @@ class CLIPPrompt(nn.Module):
                   ) -> dict[str, np.ndarray]:
         """Features [n, ...] of the used images, zero elsewhere; kept on disk."""
         found = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())
-        for at in np.array_split(used, max(1, len(used) // 1024)):
-            found.update(np.ascontiguousarray(images[at]).tobytes())
+        if isinstance(images, np.memmap):                          # its name has a hash of what it was made of
+            found.update(f"{images.filename}".encode() + used.tobytes())
+        else:
+            for at in np.array_split(used, max(1, len(used) // 1024)):
+                found.update(np.ascontiguousarray(images[at]).tobytes())
         key = (towers.digest(self.clip.visual), self.reads, self.norm, self._scaling, what, found.hexdigest())
 
         def make() -> dict[str, np.ndarray]:

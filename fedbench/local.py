@@ -37,13 +37,15 @@ BLOCK_BYTES = 1 << 20                                    # of gathered batches h
 @dataclass
 class Batch:
     """x [k, B, ...] (or a dict of such), y [k, B, ...], weight [k, B]: each client's weights sum to 1 over its real
-    samples, padding has 0.  counts: real samples per client, on the host [k].  class_mask [k, C] or None."""
+    samples, padding has 0.  counts: real samples per client, on the host [k].  class_mask [k, C] or None.
+    index [k, B]: which samples of the federation these are (padding: some sample)."""
 
     x: Inputs
     y: Tensor
     weight: Tensor
     counts: np.ndarray
     class_mask: Tensor | None = None
+    index: Tensor | None = None
 
     @property
     def full(self) -> bool:
@@ -75,14 +77,17 @@ class Batch:
         weight = self.weight[client, slot] * real
         total = weight.sum(1, keepdim=True)
         x = {n: v[client, slot] for n, v in self.x.items()} if isinstance(self.x, dict) else self.x[client, slot]
-        return Batch(x, self.y[client, slot], weight / total.clamp_min(1e-30), counts, self.class_mask)
+        index = None if self.index is None else self.index[client, slot]
+        return Batch(x, self.y[client, slot], weight / total.clamp_min(1e-30), counts, self.class_mask, index)
 
     def rows(self, which: Tensor, width: int) -> Batch:
         """The chosen clients, cut to their first `width` samples."""
         x = {n: v[which, :width] for n, v in self.x.items()} if isinstance(self.x, dict) \
             else self.x[which, :width]
         mask = None if self.class_mask is None else self.class_mask[which]
-        return Batch(x, self.y[which, :width], self.weight[which, :width], self.counts[which.cpu().numpy()], mask)
+        index = None if self.index is None else self.index[which, :width]
+        return Batch(x, self.y[which, :width], self.weight[which, :width], self.counts[which.cpu().numpy()], mask,
+                     index)
 
 
 class Feed:
@@ -122,7 +127,7 @@ class Feed:
             self._load(t)
         i = t - self.block[0]
         return Batch(_at(self.x, i, k), self.y[i, :k], self.weight[t, :k], self.counts[t, :k],
-                     None if self.mask is None else self.mask[:k])
+                     None if self.mask is None else self.mask[:k], self.index[t, :k])
 
 
 def _at(x: Inputs, i: int, k: int | None = None) -> Inputs:

@@ -156,6 +156,17 @@ def test_weights_and_numbers() -> None:
     assert (cohort.round, cohort.rounds, cohort.num_clients) == (3, 4, 6)
 
 
+def test_everyone_is_on_the_cohorts_account() -> None:
+    e = build()
+    cohort = Cohort(e, IDS, 3)
+    whole = cohort.everyone()
+    assert (whole.ids.tolist(), whole.round, cohort.ids.tolist()) == (list(range(6)), 3, IDS.tolist())
+    whole.broadcast(w=torch.zeros(10))
+    cohort.broadcast(w=torch.zeros(10))
+    assert cohort.ledger.bytes_down == (6 + 4) * 40
+    close(whole.train(e.model.init_row()).theta[IDS], cohort.train(e.model.init_row()).theta)
+
+
 def test_keyed_draws_of_a_method() -> None:
     e = build()
     cohort, other = Cohort(e, IDS, 0), Cohort(e, IDS[:2], 0)

@@ -682,6 +682,23 @@ def test_parts_of_a_dict_and_masks() -> None:
     assert one.class_mask is b.class_mask
 
 
+@pytest.mark.parametrize("plan", ["vmap", "pairs"])
+def test_a_batch_knows_its_samples(plan: str) -> None:
+    """By their numbers in the federation: of the whole batch, of its halves and of some of its clients."""
+    e, seen = build(plan=plan, epochs=1), []
+
+    def step(s, batch: Batch) -> None:
+        some = batch.rows(torch.arange(s.k - 1, s.k), int(batch.counts[-1]))
+        for b in (batch, *batch.split(2), some):
+            x, y = e.federation.gather(b.index)
+            for i, n in enumerate(b.counts):
+                equal(x[i, :n], b.x[i, :n])
+                equal(y[i, :n], b.y[i, :n])
+        seen.extend(int(j) for i, n in enumerate(batch.counts) for j in batch.index[i, :n])
+    everyone(e).train(e.model.init_row(), step=step)
+    assert sorted(seen) == sorted(e.federation.splits["train"].indices.tolist())
+
+
 @pytest.mark.parametrize("model", ["chain", "batch norm"])
 def test_gradients_on_parts_of_a_batch(model: str) -> None:
     """The halves' gradients, weighted by their sizes, are the batch's (where no statistics couple the samples);

@@ -1,0 +1,52 @@
+"""Entropic optimal transport between many rows and a few columns, for thousands of small problems at once.
+
+    min <T, 1 - sim> + eps sum T (log T - 1)   where every column of T sums to mass / J, and every row to at most 1 / M
+
+(FedOTP's "COT": Li et al., CVPR 2024), or to exactly 1 / M (balanced: Sinkhorn, of mass 1).  T = diag(u) K diag(v) with
+K = exp((sim - 1) / eps), from u = 1 on:   v <- mass / J / (K^T u);   u <- min(1 / M / (K v), 1).
+
+Cosines over eps = 0.01 leave float32's range, so u and v are kept as logarithms, f and g.  Every block of CHECK
+iterations begins with one in the log domain, which gives a plan of entries in [0, mass / J]; the others only scale
+that plan: 2.5 times as fast as all in the log domain, on a CPU.  u falls from iteration to iteration, so what scales
+the plan's rows is at most 1 as well.
+
+Letters: A clients, J columns (prompts), n problems (of all clients), M rows (image tokens).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+CHECK = 10                 # iterations between two looks at who has converged, for which a GPU must be waited for
+
+
+@torch.no_grad()
+def plan(sim: Tensor, eps: float, mass: float = 1.0, max_iter: int = 100, thresh: float = 1e-3,
+         balanced: bool = False) -> Tensor:
+    """The plans T of similarities sim [A, J, ..., M], in that shape.  The last update is v's: columns are exact.
+
+    A problem is left as it is once no log v moved by thresh in an iteration (looked at every CHECK), so that its plan
+    does not depend on which others are solved beside it.
+    """
+    x = sim.movedim(1, 0).flatten(1, -2) / eps                                        # [J, n, M]
+    found, left = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)      # left: who is in x
+    a, b, most = 1 / x.shape[2], mass / x.shape[0], math.inf if balanced else 1.0
+    g = math.log(b) - x.logsumexp(-1, keepdim=True)                                   # [J, n, 1]
+    for start in range(0, max_iter, CHECK):
+        f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(math.log(most))            # [n, M]
+        g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)                         # [J, n, 1]
+        T, u, v = b * (x + f).softmax(-1), 1.0, torch.ones_like(g)                    # [J, n, M]
+        old = v
+        for _ in range(min(CHECK, max_iter - start) - 1):
+            u = (a / (T * v).sum(0)).clamp_max(most)                                  # [n, M]
+            old, v = v, b / (T * u).sum(-1, keepdim=True)                             # [J, n, 1]
+        still = (v / old).log().abs() < thresh
+        done = still.all(0)[:, 0] | (start + CHECK >= max_iter)                       # [n]
+        found[:, left[done]] = (T * u * v)[:, done]
+        if done.all():
+            break
+        x, g, left = x[:, ~done], (g + v.log())[:, ~done], left[~done]
+    return found.view(sim.shape[1], sim.shape[0], *sim.shape[2:]).movedim(0, 1)

@@ -124,38 +124,36 @@ def test_the_local_expert_alone_is_the_same_for_every_image():
     equal(a, torch.ones(1))
 
 
-def test_attention_by_hand():
-    """head_h = softmax(10 q_h k_h) v_h with slices of 8 numbers, class by class, against loops."""
-    (model, method), image, X = ready(), unit(D), unit(6, C, D, seed=1)
-    T, a = mixed(model, method, X, image)
-    gate = {n: t[0] for n, t in model.named(some_gates(method)).items() if n.startswith("gate.")}
+def by_hand(gate: dict[str, Tensor], image: Tensor, X: Tensor, pooled: int = 1) -> tuple[Tensor, Tensor]:
+    """T_MoE [B, C, .] and weights [B, E] on images [B, D] and experts X [E, C, D]: head by head, slices of the width,
+    w_h = softmax(10 <q_h, k_h>); or, linear, softmax(W pool(I) + b)."""
+    if "gate.weight" in gate:
+        w = F.linear(image[:, ::pooled], gate["gate.weight"], gate["gate.bias"])[:, :len(X)].softmax(1)
+        return torch.einsum("be,ecd->bcd", w, X), w
 
     def layer(name: str, x: Tensor) -> Tensor:
         return F.linear(x, gate[f"gate.{name}.weight"], gate[f"gate.{name}.bias"])
-    shares = torch.zeros(6)
-    for c in range(C):
-        heads = []
-        for h in range(8):
-            cut = slice(8 * h, 8 * h + 8)
-            q, k, v = layer("query", image)[cut], layer("key", X[:, c])[:, cut], layer("value", X[:, c])[:, cut]
-            w = (10 * k @ q).softmax(0)
-            shares += w / (8 * C)
-            heads.append(w @ v)
-        close(T[c], layer("out", torch.cat(heads)))
-    close(a, shares)
+    X = X[..., ::pooled]
+    q, key, value = layer("query", image[:, ::pooled]), layer("key", X), layer("value", X)
+    heads, shares = [], torch.zeros(len(image), len(X))
+    for part in torch.arange(X.shape[2]).chunk(8):
+        w = (10 * torch.einsum("bd,ecd->bec", q[:, part], key[..., part])).softmax(1)
+        heads.append(torch.einsum("bec,ecd->bcd", w, value[..., part]))
+        shares = shares + w.mean(2) / 8
+    return layer("out", torch.cat(heads, 2)), shares
 
 
-def test_the_linear_gate_by_hand():
-    """Slot 0 is the local expert's; slots that are missing lose their share to the others."""
-    (model, method), image, X = ready(gating="linear"), unit(D), unit(6, C, D, seed=1)
+@pytest.mark.parametrize("gating", ["attention", "linear"])
+def test_the_gate_by_hand(gating: str):
+    """Experts that are missing lose their share to the others; for the linear gate they have places."""
+    (model, method), image, X = ready(gating=gating), unit(D), unit(6, C, D, seed=1)
     gate = {n: t[0] for n, t in model.named(some_gates(method)).items()}
-    score = gate["gate.weight"] @ image + gate["gate.bias"]
     for count in (5, 2):
-        T, a = mixed(model, method, X, image, count)
-        w = score[:count + 1].softmax(0)
-        close(a[:count + 1], w)
-        close(T, torch.einsum("e,ecd->cd", w, X[:count + 1]))
-    assert not torch.allclose(mixed(model, method, X.flip(0), image)[0], mixed(model, method, X, image)[0])
+        (T, a), (T2, a2) = mixed(model, method, X, image, count), by_hand(gate, image[None], X[:count + 1])
+        close(T, T2[0])
+        close(a[:count + 1], a2[0])
+    turned = mixed(model, method, X.flip(0), image)[0]
+    assert torch.allclose(turned, mixed(model, method, X, image)[0], atol=1e-5) == (gating == "attention")
 
 
 def test_the_size_of_the_gate():
@@ -224,9 +222,10 @@ def test_a_round_is_sgd_on_prompt_and_gate_at_two_rates(gating: str, lam: float)
     e = world(optimizer=SGD(0.5, momentum=0.9, weight_decay=0.01, schedule={"name": "exponential", "gamma": 0.5}))
     method = PFedMoAP(num_experts=4, lam=lam, gate_lr=0.3, gating=gating, d_feature=32)
     play(e, method, 1)
-    w, first_gate, text, pool = method.w, method.gate[np.arange(6)], method.text.whole(), method.pool.whole()
-    play(e, method, 1, begin=1)
     clip, prompt, gate = method.clip, method.prompt_columns, method.gate_columns
+    w, first_gate, pool = method.w, method.gate[np.arange(6)], method.pool.whole()
+    experts = clip.text(pool.view(6, LENGTH, 64))
+    play(e, method, 1, begin=1)
     equal(first_gate, gate.take(w).expand(6, -1))
     for i in range(6):
         near = ((pool - pool[i]).square().sum(1) + 1e9 * (torch.arange(6) == i)).argsort()[:3]
@@ -237,9 +236,10 @@ def test_a_round_is_sgd_on_prompt_and_gate_at_two_rates(gating: str, lam: float)
         x, y = e.federation.inputs[samples], e.federation.targets[samples]
         for _ in range(2):                                                            # full batches
             T = clip.text(P.view(1, LENGTH, 64))
-            p = e.model.named(torch.cat([P, g])[None])
-            T_MoE = method.mix(p, x[None], T, text[near][None], torch.tensor([[3]]))[0][0]
-            logits = 20 * torch.einsum("bd,bcd->bc", method.read(x), T_MoE) + lam * 20 * x @ T[0].T
+            named = {n: t[0] for n, t in e.model.named(torch.cat([P, g])[None]).items()}
+            T_MoE = by_hand(named, x, torch.cat([T, experts[near]]), pooled=2)[0]
+            shown = x[:, ::2] if gating == "attention" else x
+            logits = 20 * torch.einsum("bd,bcd->bc", shown, T_MoE) + lam * 20 * x @ T[0].T
             own.zero_grad()
             F.cross_entropy(logits, y).backward()
             own.step()

@@ -216,13 +216,17 @@ def test_the_federation_holds_features_made_once(tmp_path: Path, monkeypatch: py
         build.federation(cfg, arrays, split, CPU)
 
 
-def test_official_scaling_uses_the_sets_own_mean_before_the_resize(tmp_path: Path):
+def test_official_scaling_is_the_sets_own_and_before_the_resize(tmp_path: Path):
     arrays = pictures()
+    arrays.published_scaling = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     f = build.federation(config(tmp_path, "model.norm=official"), arrays, split_of(SIZES), CPU)
-    x = (torch.from_numpy(arrays.inputs[:1]).float() / 255 - 0.5) / 0.2
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in arrays.published_scaling)
+    x = (torch.from_numpy(arrays.inputs[:1]).float() / 255 - mean) / std
     x = F.interpolate(x, (32, 32), mode="bilinear", align_corners=False)
     wanted = F.normalize(towers.load("tiny-clip", None)[0].encode_image(x), dim=-1)
     torch.testing.assert_close(f.inputs[:1], wanted, rtol=1e-4, atol=1e-5)                         # type: ignore
+    with pytest.raises(ConfigError, match=r"model.norm=official scales by the data set's own"):
+        build.federation(config(tmp_path, "model.norm=official"), pictures(np.float32), split_of(SIZES), CPU)
 
 
 def test_pictures_that_are_not_square_lose_their_long_ends():

@@ -30,6 +30,7 @@ class Arrays:
         training only and beside the set proper (synthesized images), which needs domain.
     domain: [n] int64, the natural silo (hospital, user, style) of each sample, or None.
     mean, std: per channel, of x/255, for uint8 images; None leaves inputs as they are.
+    published_scaling: the mean and std per channel that papers use for this set, where that is not mean, std.
     class_mask: [domains, C] bool, the classes that exist in each natural silo, or None (all of them).
     template: the sentence that names a class to a vision-language model, {} being the name.
     subject: [n] int64 >= 0, whom (which patient) a sample is of, or None; nobody is both trained and tested on.
@@ -49,6 +50,7 @@ class Arrays:
     class_mask: np.ndarray | None = None
     subject: np.ndarray | None = None
     template: str = "a photo of a {}."
+    published_scaling: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     shown: "Callable[[Split], np.ndarray] | None" = None
 
     def __len__(self) -> int:

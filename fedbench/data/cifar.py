@@ -71,6 +71,7 @@ class CIFAR10:
             if self.path is None:
                 self._keep(file)
             arrays = resized(arrays, self.resize, str(self.data_dir), source)
+        arrays.published_scaling = self.own
         if self.statistics == "own":
             arrays.mean, arrays.std = self.own
         return arrays.with_classes(arrays.class_names or self.names.split(), str(source))

@@ -47,7 +47,8 @@ class CLIPPrompt(nn.Module):
     position: end | middle | front, of the context.
     augment: of training images: none; cached_views: one of `views` random crops and flips made beforehand; live: anew
     at every visit, by the frozen tower in every step.
-    norm: clip | official, whether images are scaled by CLIP's mean and std, or by the data set's (before the resize).
+    norm: clip | official, whether images are scaled by CLIP's mean and std, or (before the resize) by those that are
+    usual for the data set.
     """
 
     def __init__(self, input_shape: Any, num_classes: int, class_names: Sequence[str] | None = None,
@@ -76,7 +77,7 @@ class CLIPPrompt(nn.Module):
         self.images = towers.ImageTower(clip)
         self._last = threading.local()
         self._views: Tensor | None = None                          # [images with views, V, ...]
-        self._scaling: tuple[Tensor, Tensor] | None = None         # the data set's own, for norm=official
+        self._scaling: tuple[Tensor, Tensor] | None = None         # for norm=official
         self._from_bytes = True                                    # whether images are bytes (or those / 255)
 
     @property
@@ -186,8 +187,11 @@ class CLIPPrompt(nn.Module):
                 "model=clip_prompt needs images [channels, height, width]")
         images: Any = arrays.inputs
         require(images.shape[1] in (1, 3), f"model=clip_prompt needs images of 1 or 3 channels, not {images.shape[1]}")
-        if arrays.mean is not None and arrays.std is not None:
-            self._scaling = torch.tensor(arrays.mean), torch.tensor(arrays.std)
+        if self.norm == "official":
+            scaling = arrays.published_scaling or (arrays.mean, arrays.std)
+            require(images.dtype == np.uint8 and scaling[0] is not None, "model.norm=official scales by the data set's "
+                    "own mean and deviation, and this one says none: use model.norm=clip")
+            self._scaling = torch.tensor(scaling[0]), torch.tensor(scaling[1])
         self._from_bytes = images.dtype == np.uint8
         self.to(device)
         used = np.unique(np.concatenate([split.train.indices, split.val.indices, split.test.indices]))
@@ -207,7 +211,7 @@ class CLIPPrompt(nn.Module):
         else:
             for at in np.array_split(used, max(1, len(used) // 1024)):
                 found.update(np.ascontiguousarray(images[at]).tobytes())
-        key = (towers.digest(self.clip.visual), self.reads, self.norm, self._scaling, what, found.hexdigest())
+        key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), what, found.hexdigest())
 
         def make() -> dict[str, np.ndarray]:
             log.info("image features: %s images through the frozen tower, once", f"{len(used):,}")
@@ -257,3 +261,4 @@ class CLIPPrompt(nn.Module):
     @staticmethod
     def _plain(features: dict[str, Tensor]) -> Any:
         return features if len(features) > 1 else features["image"]
+

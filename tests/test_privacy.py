@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from prompts import prompts
 from test_contract import ARRAYS, COHORTS, METHODS, SPLIT, Case, case, everything, same
 from tiny import HEAD, Point, close, deployed, engine, engine_on, equal, everyone, mlp, play, ragged, targets_federation
 from torch import Tensor
@@ -294,6 +295,27 @@ def test_personal_columns_are_not_clipped(name: str, kept: str) -> None:
     (kept_free, sent_free), (kept_on, sent_on) = moved
     equal(kept_on, kept_free)
     assert (sent_on.norm(dim=1) < 1.01e-3).all() and (sent_free.norm(dim=1) > 0.01).all()
+
+
+@pytest.mark.parametrize("name, kept", [("fedotp", "local"), ("pfedmoap", "gate")])
+def test_personal_prompts_and_gates_are_not_clipped(name: str, kept: str) -> None:
+    """As above, in round 2, where pFedMoAP's gates begin to learn."""
+    moved = []
+    for on in (False, True):
+        e = prompts(SGD(lr=1.0), tokens=3, batch_size=100)
+        a = play(e, build.algorithm(compose([f"algorithm={name}"])), 1)
+        before = rows_of(deployed(e, a))
+        if on:
+            private(e, math.inf, clip=1e-4)
+        play(e, a, 1, begin=1)
+        moved.append([e.model.columns[c].take(rows_of(deployed(e, a, 1)) - before) for c in (kept, "prompt")])
+    (kept_free, sent_free), (kept_on, sent_on) = moved
+    equal(kept_on, kept_free)
+    assert (kept_on.norm(dim=1) > 1e-3).all() and not torch.allclose(sent_on, sent_free, atol=1e-4)
+
+
+def rows_of(found: Any) -> Tensor:
+    return found["theta"] if isinstance(found, dict) else found
 
 
 def test_what_stays_with_its_client_is_not_clipped() -> None:

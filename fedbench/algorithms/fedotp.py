@@ -48,7 +48,7 @@ class FedOTP(Algorithm):
             cohort = cohort.everyone()
         p_g = cohort.broadcast(p_g=self.shared.take(self.w)).p_g                      # [l d]
         start = self.own.put(self.shared.put(self.w, p_g), self.p_l[cohort.ids])      # [K, P]
-        out = cohort.train(start, loss=self.loss)
+        out = cohort.train(start, loss=self.loss, uploaded=self.shared)
         self.p_l[cohort.ids] = self.own.take(out.theta)
         up = cohort.upload(p_g=self.shared.take(out.theta))                           # [K, l d]
         self.w = self.shared.put(self.w, cohort.weights @ up.p_g)

@@ -4,6 +4,7 @@ who deploys what, what travels."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fedbench.flat import FlatModel
 from fedbench.models.clip_prompt import CLIPPrompt
 from fedbench.optim import SGD
 from fedbench.options import ConfigError
+from fedbench.privacy import Privacy
 
 NAMES = ["red", "blue circle", "dog", "green tree", "ice"]
 SIZES = (7, 12, 5, 9, 4, 8)
@@ -415,6 +417,46 @@ def test_a_gate_of_ones_own_is_where_a_client_goes_on():
     equal(method.gate.whole(), own)
     assert (own[0] != own[1]).any()
     equal(method.gate_columns.take(method.w), method.gate.default)
+
+
+# -- privacy ---------------------------------------------------------------------------------------------
+def in_private(epsilon: float, clip: float | None, rounds: int, **options: Any) -> PFedMoAP:
+    e = world()
+    e.privacy = Privacy(e.rows, epsilon, 0.05, clip)
+    return play(e, PFedMoAP(**options), rounds)                                       # type: ignore[return-value]
+
+
+def test_without_noise_and_clip_privacy_changes_nothing():
+    one, other = played(3)[1], in_private(math.inf, None, 3)
+    equal(other.state_dict(), one.state_dict())
+    for name in ("prompt", "gate", "pool", "text"):
+        equal(getattr(other, name).whole(), getattr(one, name).whole())
+
+
+def test_noise_is_on_what_is_uploaded_and_nowhere_else():
+    """sigma = C sqrt(2 ln 25) / epsilon on the pool and so on P_g and on the experts; a client keeps its prompt."""
+    method = in_private(25, 1.0, 1)
+    noise = method.pool.whole() - method.prompt.whole()
+    assert abs(float(noise.std()) / 0.10149 - 1) < 0.06 and abs(float(noise.mean())) < 0.01
+    close(method.prompt_columns.take(method.w), torch.tensor(SIZES) / sum(SIZES) @ method.pool.whole())
+    close(method.text.whole(), method.clip.text(method.pool.whole().view(6, LENGTH, 64)), 1e-6)
+
+
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_the_gate_is_clipped_only_if_it_is_sent(aggregate: bool):
+    """Round 2, one step, under a clip at 1e-6: the prompt stays where it is, the gate as far as it goes without."""
+    moved = []
+    for clip in (None, 1e-6):
+        e = world()
+        method = play(e, PFedMoAP(aggregate_gate=aggregate), 1)
+        e.privacy, e.epochs, e.optimizer = Privacy(e.rows, math.inf, 0.05, clip), 1, SGD(0.5)
+        w = method.w
+        play(e, method, 1, begin=1)
+        moved.append([float((rows.whole() - columns.take(w)).norm(dim=1).min()) for rows, columns in
+                      ((method.prompt, method.prompt_columns), (method.gate, method.gate_columns))])
+    (prompt, gate), (prompt_clipped, gate_clipped) = moved
+    assert prompt_clipped < 1e-6 < 1e-3 < prompt and gate > 1e-3
+    assert gate_clipped < 1e-6 if aggregate else gate_clipped == gate
 
 
 # -- what figures show -------------------------------------------------------------------------------------

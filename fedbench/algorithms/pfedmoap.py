@@ -87,7 +87,7 @@ class PFedMoAP(Algorithm):
         return nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value", "out")})   # 4 (d^2 + d)
 
     def round(self, cohort):
-        P_g = cohort.broadcast(P=self.prompt_columns.take(self.w)).P                  # [l d]
+        P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt        # [l d]
         experts, count = self.equip(cohort, np.isin(cohort.ids, self.pool.touched()))
         gated = count[:, 0] >= 0                                                      # [K], those who use a gate
         some = cohort.only(gated.cpu().numpy())

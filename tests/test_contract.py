@@ -19,8 +19,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from tiny import CPU, arrays_of, close, deployed, engine_on, equal, everyone, global_state, ragged, untouched
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedbench import build, checkpoint, evaluate, federation, rng
+from fedbench import cohort as cohort_module
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort
 from fedbench.config import compose
@@ -340,3 +342,35 @@ def test_every_method_has_a_case() -> None:
     run = [m for m in METHODS if case(m).reason is None]
     assert len(run) > len(METHODS) // 2
     assert all(isinstance(case(m).simulation().algorithm, Algorithm) for m in run)
+
+
+# -- no step waits for a GPU -------------------------------------------------------------------------------
+WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::unique_dim",
+           "aten::_unique2", "aten::repeat_interleave.Tensor", "aten::equal"}
+EARLY_STOP = {"fedotp"}             # Sinkhorn's iterations end when all have converged: one look every ten
+
+
+class NoSync(TorchDispatchMode):
+    """Refuses operations whose result the host must know before it can go on: on a GPU each stops the queue."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = func._schema.name
+        masked = name in ("aten::index", "aten::index_put_", "aten::_index_put_impl_") and any(
+            t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        if name in WAITING or f"{name}.{func._schema.overload_name}" in WAITING or masked:
+            raise AssertionError(f"{name} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_local_step_waits_for_the_device(method: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if method.name in EARLY_STOP:
+        pytest.skip("its iterations end early, which the host decides")
+    chunk, seen = cohort_module.train_chunk, []
+
+    def watched(*args: Any) -> None:
+        with NoSync():
+            chunk(*args)
+        seen.append(args)
+    monkeypatch.setattr(cohort_module, "train_chunk", watched)
+    rounds(method.simulation(), 2)
+    assert seen or method.name == "zero_shot"

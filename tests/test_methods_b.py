@@ -385,6 +385,58 @@ def test_fedamp_warns_of_negative_weights(caplog: pytest.LogCaptureFixture) -> N
         play(e, FedAMP(alpha_k=0.3, start="cloud"))
 
 
+def test_fedamp_with_a_scale_of_its_own() -> None:
+    """w = (0, 1, 3): squared distances 1, 4, 9, of median 4.  alpha_k 0.5: X_01 = e^(-1/4) / 8, X_12 = e^(-1) / 8,
+    X_02 = e^(-9/4) / 8, below the cap.  alpha_k 1e6: rows in the same proportions, of sum 0.9."""
+    a, b, c = (math.exp(-d / 4) / 8 for d in (1, 4, 9))
+    w, e = (0.0, 1.0, 3.0), points([[0.0]] * 3)
+    for alpha, p, q, r in ((0.5, 1, 1, 1), (1e6, 0.9 / (a + c), 0.9 / (a + b), 0.9 / (b + c))):
+        method = play(e, FedAMP(alpha_k=alpha, sigma="auto", cap=0.9), rounds=0)
+        method.w[np.arange(3)] = column(*w)
+        u = (p * (a + 3 * c), 1 + q * (2 * b - a), 3 - r * (3 * c + 2 * b))
+        close(method.cloud(everyone(e), method.w[np.arange(3)], alpha), column(*u))
+
+
+@pytest.mark.parametrize("sigma", ["auto", 1.0, 1e-9])
+@pytest.mark.parametrize("alpha", [0.01, 1.0, 1e9])
+def test_fedamp_capped_weights(sigma: Any, alpha: float) -> None:
+    """All >= 0, those of the others at most 0.8 together; equal models stay; far ones (sigma to 0) do too."""
+    e, others = nets(), ~torch.eye(6, dtype=torch.bool)
+    a = play(e, FedAMP(lam=alpha, alpha_k=alpha, sigma=sigma, cap=0.8), 1)
+    w = a.w[np.arange(6)]
+    X = a.attention(squared_distances(w, w), others, alpha)
+    assert (X >= 0).all() and (X.sum(1) <= 0.8 + 1e-6).all() and (X.diagonal() == 0).all()
+    u = a.cloud(everyone(e), w, alpha)
+    close(u, X @ w + (1 - X.sum(1, keepdim=True)) * w, 1e-6)
+    if sigma == 1e-9:
+        equal(u, w)
+    a.w[np.arange(6)] = w[:1].expand(6, -1)
+    close(a.cloud(everyone(e), w[:1].expand(6, -1), alpha), w[:1].expand(6, -1), 1e-6)
+    play(e, a, 1, begin=1)                                                   # and such a round is finite
+    assert deployed(e, a).isfinite().all()
+
+
+def test_fedamp_finds_the_scale_of_models() -> None:
+    """sigma=auto: models farther apart are mixed as before; distances of equal ones and to oneself do not count."""
+    e = nets()
+    a = play(e, FedAMP(lam=1e9, alpha_k=1e9, sigma="auto", cap=0.9), 1)
+    w = a.w[np.arange(6)]
+    u = a.cloud(everyone(e), w, 1e9)
+    a.w[np.arange(6)] = 100 * w
+    close(a.cloud(everyone(e), 100 * w, 1e9), 100 * u, 1e-4)
+    distances = torch.tensor([[0.0, 0.0, 4.0, 6.0]])
+    X = a.attention(distances, torch.tensor([[False, True, True, True]]), 1.0)       # sigma 4: 1, e^-1, e^-1.5
+    close(X, 0.25 * row(0, 1, math.exp(-1), math.exp(-1.5))[None])
+
+
+def test_fedamp_needs_a_cap_for_a_scale_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.sigma=auto needs algorithm\.cap, e\.g\. 0\.9"):
+        play(nets(), FedAMP(sigma="auto"))
+    play(nets(), FedAMP(sigma="auto", alpha_k=9.0, cap=1.0), rounds=0)
+    assert not caplog.records                                                # no weight can be negative
+    assert build.algorithm(compose(["algorithm=fedamp", "algorithm.sigma=auto", "algorithm.cap=0.9"])).cap == 0.9
+
+
 def test_fedamp_alpha_k_decays() -> None:
     a = HeurFedAMP()
     assert [round(a.alpha(r), 6) for r in (0, 29, 30, 60)] == [1e4, 1e4, 1e3, 1e2]

@@ -6,7 +6,8 @@ minimizes f_i(w) + lam / (2 alpha_k) ||w - u_i||^2 by SGD.
 Departs from the paper: local SGD starts from the client's own model, as in PFLlib (start="cloud": from u_i, as
 easyFL does), and is not run to the minimum.  Partial participation: w_j is the latest upload of everyone who has
 made one (peers="last_cohort": of the last cohort only, as PFLlib).  Distances are over the trained columns: with a
-million of them they are in the hundreds, so that X is I unless sigma grows with the model.
+million of them they are in the hundreds, so that X is I unless sigma grows with the model.  sigma="auto": the median
+of the cohort's squared distances to the others; cap: the X_ij, j != i, are scaled to a sum of at most cap.
 Reduces to: Local at lam = 0.
 """
 
@@ -25,30 +26,35 @@ BLOCK = 256                        # models of other clients gathered at a time
 
 
 class FedAMP(Algorithm):
-    """lam, sigma: above; alpha_k: step of the server, times decay every decay_every rounds.
+    """lam, sigma, cap (null: none): above; alpha_k: step of the server, times decay every decay_every rounds.
 
     State: theta [N, P], what client i last trained; w [N, P], the server's copy of it as uploaded; prev [K'], the last
     cohort.
     """
 
-    def __init__(self, lam: NonNegative = 1.0, alpha_k: Positive = 1.0, sigma: Positive = 1.0,
+    def __init__(self, lam: NonNegative = 1.0, alpha_k: Positive = 1.0, sigma: Positive | Literal["auto"] = 1.0,
                  start: Literal["own", "cloud"] = "own", peers: Literal["everyone", "last_cohort"] = "everyone",
-                 decay: Fraction = 1.0, decay_every: Count = 30):
+                 decay: Fraction = 1.0, decay_every: Count = 30, cap: Fraction | None = None):
         self.lam, self.alpha_k, self.sigma, self.start, self.peers = lam, alpha_k, sigma, start, peers
-        self.decay, self.decay_every = decay, decay_every
+        self.decay, self.decay_every, self.cap = decay, decay_every, cap
         self.prev = None
 
     def check(self, federation, model, optimizer):
         super().check(federation, model, optimizer)
+        require(self.sigma != "auto" or self.cap is not None,
+                "algorithm.sigma=auto needs algorithm.cap, e.g. 0.9: weights grow as 1 / sigma, which is not known yet")
+        if self.cap is not None:
+            return                                                     # no weight can be negative
         others = (federation.num_clients if self.peers == "everyone" else federation.cohort_size) - 1
-        if self.alpha_k * others <= self.sigma:
+        sigma = float(self.sigma)
+        if self.alpha_k * others <= sigma:
             return
         require(self.start == "own" or not model.buffer_names,
                 f"algorithm.alpha_k={self.alpha_k:g} could extrapolate this model's BatchNorm statistics: with "
-                f"algorithm.start=cloud it must be <= sigma / {others} = {self.sigma / others:.3g}")
+                f"algorithm.start=cloud it must be <= sigma / {others} = {sigma / others:.3g}")
         log.warning("algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight of "
                     "a client's own one is negative; alpha_k <= %.3g excludes it",
-                    self.alpha_k, self.sigma, others, self.sigma / others)
+                    self.alpha_k, sigma, others, sigma / others)
 
     def setup(self, federation, model, rows):
         self.columns = model.trained
@@ -85,7 +91,14 @@ class FedAMP(Algorithm):
 
     def attention(self, distances, others, alpha):
         """X_ij where others is True, 0 elsewhere.  # [K, M]"""
-        return torch.where(others, alpha / self.sigma * torch.exp(-distances / self.sigma), 0)
+        sigma = self.spread(distances[others]) if self.sigma == "auto" else self.sigma
+        X = torch.where(others, alpha / sigma * torch.exp(-distances / sigma), 0)
+        return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
+
+    def spread(self, distances):
+        """Median distance of models that differ; 1 while none do, and no mixture changes anything."""
+        apart = distances[distances > 0]
+        return float(apart.median()) if len(apart) else 1.0
 
     def personalized(self, cohort, final):
         return self.theta[cohort.ids]

@@ -2,6 +2,8 @@
 
 Li et al., MLSys 2020, Algorithm 2 (equal local epochs instead of gamma-inexact solutions).
 Departs from the paper: aggregation weighted by samples, as FedAvg.   Reduces to: FedAvg at mu = 0, bit for bit.
+official_noop: the term as in pFedMoAP's released code, which builds it of detached tensors: it has
+no gradient, so that this is FedAvg.
 """
 
 from fedbench.algorithms.fedavg import FedAvg
@@ -9,14 +11,15 @@ from fedbench.options import NonNegative
 
 
 class FedProx(FedAvg):
-    """mu: weight of the proximal term.  State: w [P]."""
+    """mu: weight of the proximal term; official_noop: above.  State: w [P]."""
 
-    def __init__(self, mu: NonNegative = 0.01):
+    def __init__(self, mu: NonNegative = 0.01, official_noop: bool = False):
         super().__init__()
-        self.mu = mu
+        self.mu, self.official_noop = mu, official_noop
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w                                              # [P]
-        prox = (lambda s: self.mu * (s.theta - w)) if self.mu else None               # [k, P]
+        felt = self.mu and not self.official_noop
+        prox = (lambda s: self.mu * (s.theta - w)) if felt else None                  # [k, P]
         up = cohort.upload(theta=cohort.train(w, extra_grad=prox).theta)
         self.w = cohort.weights @ up.theta

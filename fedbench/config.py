@@ -107,13 +107,14 @@ class CheckpointConfig:
 
 @dataclass
 class HardwareConfig:
-    """Where and how; never changes what is computed, precision apart."""
+    """Where and how; never changes what is computed, precision apart.  ddp: in all processes that torchrun started."""
 
     device: Device
     executor: Literal["auto", "loop", "threads", "vmap"]
     chunk: Count | None
     threads: Count | None
     precision: Literal["float32", "tf32"]
+    ddp: bool = False
 
 
 @dataclass
@@ -218,7 +219,7 @@ INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "
 WHEREABOUTS = (
     *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
     *("checkpoint.*", "tracking", "tracking.*", "hardware"),
-    *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads"),
+    *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.ddp"),
 )
 
 OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)

@@ -41,7 +41,21 @@ def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, part: str =
 
 
 def score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.ndarray]:
-    """per_client metrics of rows on a split of the cohort's clients."""
+    """per_client metrics of rows on a split of the cohort's clients; every rank scores its share of them."""
+    def own(positions: np.ndarray) -> dict[str, np.ndarray]:
+        some = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.purpose)
+        return _score(some, rows if len(some) == len(cohort) else _some(rows, positions, cohort.device), predict, part)
+    return cohort.engine.executor.ranks.spread(cohort.federation.splits[part].sizes_of(cohort.ids), own)
+
+
+def _some(rows: Any, positions: np.ndarray, device: torch.device) -> Any:
+    """The rows [K, ...] at these positions; a row [P] that all clients share, as it is."""
+    if isinstance(rows, Tensor) and (rows.dim() == 1 or rows.stride(0) == 0):
+        return rows if rows.dim() == 1 else rows[0]
+    return cut(rows, torch.from_numpy(positions).to(device))
+
+
+def _score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.ndarray]:
     ragged = cohort.federation.splits[part].select(cohort.ids)
     targets = cohort.federation.targets[torch.from_numpy(ragged.indices).to(cohort.device)]      # [n, ...]
     mask = cohort.federation.class_mask

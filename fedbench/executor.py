@@ -3,7 +3,8 @@
 A cohort is cut into chunks of clients; a chunk is computed with batched operations over its clients; chunks
 run one after the other or in threads.  So `loop` is chunks of one, `vmap` is one chunk, `threads` is chunks of
 one (or more) in as many Python threads as there are cores, each with one intra-op thread: the kernels release
-the interpreter lock, and spinning OpenMP threads are avoided.
+the interpreter lock, and spinning OpenMP threads are avoided.  Where several processes share a run (ranks.py), what
+is cut into chunks is this one's share of the cohort.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from fedbench.options import RunError
+from fedbench.ranks import Ranks
 
 log = logging.getLogger(__name__)
 NAMES = ("loop", "threads", "vmap")
@@ -43,9 +45,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def plans(name: str, chunk: int | None, threads: int | None, device: torch.device, cohort: int) -> list[Plan]:
-    """The candidates for hardware.executor (one unless auto) for a cohort of that many clients."""
-    n = threads or cores()
+def plans(name: str, chunk: int | None, threads: int | None, device: torch.device, cohort: int, processes: int = 1
+          ) -> list[Plan]:
+    """The candidates for hardware.executor (one unless auto) for a cohort of that many clients, where so many processes
+    share the machine."""
+    n = threads or max(1, cores() // processes)
     known = {"loop": [Plan("loop", 1, 1, threads or 1)],
              "threads": [Plan("threads", chunk or 1, n, 1)],
              "vmap": [Plan("vmap", chunk or 0, 1, 1)]}
@@ -75,10 +79,10 @@ def keep_freed_memory() -> bool:
 
 
 class Executor:
-    """Runs job(start, stop) for every chunk of K clients."""
+    """Runs job(start, stop) for every chunk of K clients.  ranks: who else computes for this run (None: nobody)."""
 
-    def __init__(self, plan: Plan, device: torch.device):
-        self.plan, self.device = plan, device
+    def __init__(self, plan: Plan, device: torch.device, ranks: Ranks | None = None):
+        self.plan, self.device, self.ranks = plan, device, ranks or Ranks()
         self.chunk = plan.chunk
         if device.type == "cpu":
             keep_freed_memory()

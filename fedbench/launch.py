@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import uuid
 from collections.abc import Iterator
@@ -41,7 +42,19 @@ class Command:
 
 
 def launch(argv: list[str]) -> int:
-    """Do what the command line says; returns the exit status, raises ConfigError for mistakes in it."""
+    """Do what the command line says; returns the exit status, raises ConfigError for mistakes in it.
+
+    Of the processes that torchrun starts, the first reads the command; the others take part in its runs.
+    """
+    if cells.TORCHRUN not in os.environ:
+        return obey(argv)
+    from fedbench.ranks import take_part  # torch
+
+    return take_part(lambda: obey(argv))
+
+
+def obey(argv: list[str]) -> int:
+    """Do what the command line says."""
     command = read(argv)
     args = command.args
     if os.getcwd() not in sys.path:  # the console script, too, finds a user's own module where it is started
@@ -92,8 +105,20 @@ def checked(composer: Composer, overrides: list[str]) -> DictConfig:
     return full
 
 
+def check_processes(full: DictConfig, words: list[str]) -> None:
+    """Several processes need hardware=ddp, and hardware=ddp needs torchrun, which starts them."""
+    started, wanted = cells.TORCHRUN in os.environ, bool(full.hardware.get("ddp"))
+    typed = " ".join(map(shlex.quote, words))
+    require(started or not wanted, "hardware=ddp is for the processes that torchrun starts: torchrun "
+            f"--nproc-per-node=<number> -m fedbench {typed}")
+    size = os.environ.get("WORLD_SIZE", "1")
+    require(wanted or not started or size == "1",
+            f"torchrun started {size} processes: add hardware=ddp, so that they share the run")
+
+
 def single(composer: Composer, command: Command, full: DictConfig) -> int:
     """One run, in a folder of its own."""
+    check_processes(full, [*command.flags, *command.overrides])
     own = any(text.lstrip("+").startswith("hydra.run.dir=") for text in command.overrides)
     folder = make_folder(Path(_select(full, "hydra.run.dir")), fresh=not own)
     token = uuid.uuid4().hex
@@ -105,6 +130,7 @@ def single(composer: Composer, command: Command, full: DictConfig) -> int:
 def go_on(folder: Path, overrides: list[str], config_dir: str | None) -> int:
     """resume=: the run in its folder goes on; Hydra, which would make a new one, has no part in it."""
     values, finished = resume.prepare(folder, overrides, config_dir)
+    values["hardware"]["ddp"] = cells.TORCHRUN in os.environ  # with as many processes as there are now
     if finished:
         cells.skipped(folder)
         return cells.OK
@@ -128,6 +154,9 @@ def logging_to(folder: Path) -> None:
 def sweep(composer: Composer, command: Command) -> int:
     """Many runs: all are checked first, then Hydra's launcher runs them, and a table tells how they ended."""
     master = composer.compose(command.overrides, multirun=True)
+    basic = str(master.hydra.launcher._target_).endswith("BasicLauncher")
+    require(basic or cells.TORCHRUN not in os.environ,
+            "under torchrun the cells of a sweep run one by one, each in all processes: leave hydra/launcher out")
     named = _naming(composer.swept(_with_params(master, command.overrides)))
     planned = plan(composer, master, command.overrides, named)
     folder = make_folder(Path(_select(master, "hydra.sweep.dir")), fresh=False)
@@ -172,7 +201,9 @@ def plan(composer: Composer, master: DictConfig, overrides: list[str], named: li
     first = [tuple(run) for run in _each_value(runs)]  # so that a wrong value is found at once
     names = {}
     for run in dict.fromkeys([*first, *map(tuple, runs)] if few else first):
-        names[run] = _select(checked(composer, [*run, *named]), "hydra.sweep.subdir")
+        full = checked(composer, [*run, *named])
+        check_processes(full, ["-m", *overrides])
+        names[run] = _select(full, "hydra.sweep.subdir")
     planned = [names[tuple(run)] for run in runs] if few else []
     twice = next((name for name in planned if planned.count(name) > 1), None)
     require(twice is None, f"this sweep has the same cell twice: {twice}")

@@ -58,11 +58,11 @@ class MatrixLog:
 
 
 def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.ndarray) -> None:
-    """Write what the method measures of these clients after the last round, if anything: `client` [K] and each name
-    [K, ...] float32."""
+    """Write (the first process does) what the method measures of these clients after the last round, if anything:
+    `client` [K] and each name [K, ...] float32."""
     cohorts = [Cohort(engine, some, engine.rounds - 1, "evaluation") for some in evaluate.slices(engine, ids)]
     with torch.no_grad():
         found = [algorithm.measured(cohort) for cohort in cohorts]
-    if found[0]:
+    if found[0] and engine.executor.ranks.first:
         whole = {name: np.concatenate([f[name].float().cpu().numpy() for f in found]) for name in found[0]}
         write_npz(run_dir / MEASURED, client=ids, **whole)

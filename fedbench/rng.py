@@ -102,10 +102,7 @@ def batches(base: int, ids: np.ndarray, sizes: np.ndarray, batch_size: int, *, e
     real; a client whose work is done has count 0.  Exactly one of epochs and steps is given.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
-    own = np.minimum(batch_size, sizes)                                              # [K]
-    per_epoch = np.where(sizes == 0, 0, sizes // np.maximum(own, 1) if drop_last
-                         else -(-sizes // np.maximum(own, 1)))                       # [K]
-    total = per_epoch * epochs if steps is None else np.where(sizes == 0, 0, steps)  # [K]
+    own, per_epoch, total = _lengths(sizes, batch_size, epochs, steps, drop_last)    # [K] each
     rounds_over = int(np.max(-(-total // np.maximum(per_epoch, 1)), initial=0))      # epochs begun
     width, longest = int(own.max(initial=1)), int(sizes.max(initial=0))
     order = np.stack([_permutations(base, ids, sizes, longest, e) for e in range(rounds_over)]) \
@@ -119,6 +116,25 @@ def batches(base: int, ids: np.ndarray, sizes: np.ndarray, batch_size: int, *, e
     picked = order[np.minimum(epoch, max(rounds_over - 1, 0))[..., None], client,
                    np.where(real, position, 0)] if rounds_over else position
     return np.where(real, picked, 0), real.sum(-1)
+
+
+def lengths(sizes: np.ndarray, batch_size: int, *, epochs: int | None = None, steps: int | None = None,
+            drop_last: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """How many steps [K] and samples [K] the batches of clients with these sizes [K] hold, without drawing them."""
+    sizes = np.asarray(sizes, dtype=np.int64)
+    own, per_epoch, total = _lengths(sizes, batch_size, epochs, steps, drop_last)    # [K] each
+    limit = per_epoch * own if drop_last else sizes                                  # samples of an epoch
+    whole, more = np.divmod(total, np.maximum(per_epoch, 1))
+    return total, whole * limit + np.minimum(more * own, limit)
+
+
+def _lengths(sizes: np.ndarray, batch_size: int, epochs: int | None, steps: int | None, drop_last: bool
+             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """B_i, steps in an epoch and steps in all.  # [K] each"""
+    own = np.minimum(batch_size, sizes)
+    per_epoch = np.where(sizes == 0, 0, sizes // np.maximum(own, 1) if drop_last
+                         else -(-sizes // np.maximum(own, 1)))
+    return own, per_epoch, per_epoch * (epochs or 0) if steps is None else np.where(sizes == 0, 0, steps)
 
 
 def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:

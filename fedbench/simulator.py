@@ -25,7 +25,8 @@ import torch
 from omegaconf import DictConfig
 
 import fedbench
-from fedbench import build, checkpoint, evaluate, metrics, new_clients, privacy, rng
+from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, privacy, rng
+from fedbench import ranks as processes
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
 from fedbench.config import config_hash
@@ -105,24 +106,36 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
     """Run (or go on with) the experiment of a checked config in run_dir; returns the summary.
 
     Raises ConfigError for what the user can mend, and KeyboardInterrupt, with the state saved, after Ctrl-C or
-    SIGTERM (the round under way is finished first; a second signal stops at once).
+    SIGTERM (the round under way is finished first; a second signal stops at once).  Where processes share the run all
+    call this, and the first alone writes and prints.
     """
+    try:
+        return _run(cfg, run_dir, resume, processes.current().first)
+    except processes.Lost as error:
+        raise processes.Lost(f"{error}; up to its last checkpoint the run is {cells.how_to_go_on(run_dir)}") from error
+    except Exception as error:
+        processes.current().report(error)
+        raise
+
+
+def _run(cfg: DictConfig, run_dir: Path, resume: bool, first: bool) -> dict[str, Any]:
     began = time.monotonic()
     saved = checkpoint.load(run_dir) if resume else None
     sim = prepare(cfg, run_dir, saved)
     announce(sim)
     earlier, clock = sim.cost["total_s"], checkpoint.Clock(cfg.checkpoint.every)
-    with (Tracker(run_dir, cfg, sim.done if saved else None) as tracker, Progress(cfg.rounds, sim.done) as progress,
-          Signals() as signals):
+    with (Tracker(run_dir, cfg, sim.done if saved else None) if first else Silent() as tracker,
+          Progress(cfg.rounds, sim.done) if first else Silent() as progress, Signals() as signals):
         tracker.summary(summary(sim, "running"))
         try:
             while sim.done < cfg.rounds:
                 play(sim, tracker, progress)
                 sim.cost["total_s"] = earlier + time.monotonic() - began
-                if clock.due(sim.done, sim.done == cfg.rounds or signals.stop):
+                stop = signals.asked()
+                if first and clock.due(sim.done, sim.done == cfg.rounds or stop):
                     clock.time(lambda: keep(sim))
-                if sim.done < cfg.rounds:
-                    signals.heed()
+                if stop and sim.done < cfg.rounds:
+                    raise KeyboardInterrupt
             write_measured(run_dir, sim.algorithm, sim.engine, evaluated_clients(sim))
             if cfg.new_clients.count:
                 welcome(sim, signals.heed)
@@ -132,7 +145,8 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
             raise
         tracker.summary(result := summary(sim, "finished"))
     sim.engine.executor.close()
-    ending(result, run_dir)
+    if first:
+        ending(result, run_dir)
     return result
 
 
@@ -143,7 +157,7 @@ def keep(sim: Simulation) -> None:
     checkpoint.save(sim.run_dir, sim.state())
 
 
-def play(sim: Simulation, tracker: Tracker, progress: Progress) -> None:
+def play(sim: Simulation, tracker: Tracker | Silent, progress: Progress | Silent) -> None:
     """One round: train, and, when it is due, evaluate."""
     engine, cfg = sim.engine, sim.cfg
     federation = engine.federation
@@ -194,7 +208,8 @@ def welcome(sim: Simulation, pause: Callable[[], None]) -> None:
     ids, found = new_clients.adapt(engine, row, wanted.epochs, wanted.lr, wanted.momentum, pause)
     splits = engine.everyone.splits
     sizes = {f"n_{part}": np.asarray(splits[part].sizes)[ids] for part in ("train", "test")}
-    new_clients.write(sim.run_dir / new_clients.FILE, ids, found, sizes)
+    if engine.executor.ranks.first:
+        new_clients.write(sim.run_dir / new_clients.FILE, ids, found, sizes)
     sim.newcomers = new_clients.summary(found, sizes["n_test"])
 
 
@@ -208,20 +223,22 @@ def evaluated_clients(sim: Simulation) -> np.ndarray:
 
 def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None) -> Simulation:
     """Build every part; the partition is saved with the run."""
-    arrays = build.data(cfg)
+    ranks = processes.current()
+    arrays = ranks.in_turn(lambda: build.data(cfg))
     split = build.partition(cfg, arrays)
+    ranks.agree("partition", split.hash)
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None)
     algorithm = build.algorithm(cfg)
     privacy.check(engine, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
     matrices = MatrixLog(run_dir, algorithm, engine.federation.num_clients, cfg.rounds, cfg.eval.every)
-    sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices=matrices)
-    if saved is None:
-        build.save_partition(split, arrays, run_dir)
-        matrices.note(0)
-    else:
+    sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices=matrices if ranks.first else None)
+    if saved is not None:
         sim.load(saved)
         matrices.load(sim.done)
+    elif ranks.first:
+        build.save_partition(split, arrays, run_dir)
+        matrices.note(0)
     return sim
 
 
@@ -237,6 +254,9 @@ def announce(sim: Simulation) -> None:
              e.executor.plan)
     if e.privacy is not None:
         log.info("privacy: %s", e.privacy.guarantee())
+    ranks = e.executor.ranks
+    if ranks.size > 1:
+        log.info("%d processes share the clients of every round; each holds all data and all state", ranks.size)
     for line in e.rows.plan():
         log.info("state %s", line)
 
@@ -268,7 +288,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             "config_hash": config_hash(cfg), "partition_hash": sim.split.hash, "last": sim.last, "best": sim.best,
             "best_val": sim.best_val, **({"new_clients": sim.newcomers} if sim.newcomers else {}),
             **({"privacy": sim.engine.privacy.summary()} if sim.engine.privacy else {}), "cost": cost,
-            "executor": sim.engine.executor.state(), **surroundings(),
+            "executor": {**sim.engine.executor.state(), "ranks": sim.engine.executor.ranks.size}, **surroundings(),
             "finished": datetime.now(UTC).isoformat(timespec="seconds") if status == "finished" else None}
 
 
@@ -286,7 +306,7 @@ def surroundings() -> dict[str, Any]:
             "versions": {"fedbench": fedbench.__version__, "torch": torch.__version__, "numpy": np.__version__,
                          "python": platform.python_version()},
             "machine": {"processor": processor(), "cores": cores(), "gpu": gpu, "system": platform.platform()},
-            "command": " ".join(["python -m fedbench", *map(shlex.quote, sys.argv[1:])]),
+            "command": " ".join([cells.command(), *map(shlex.quote, sys.argv[1:])]),
             "started": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
@@ -298,6 +318,19 @@ def processor() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
+class Silent:
+    """What processes that neither write nor print have in place of a tracker and of a progress bar."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *values: None
+
+
 class Signals:
     """Ctrl-C and SIGTERM ask for a stop after the round under way; a second one interrupts at once."""
 
@@ -307,16 +340,21 @@ class Signals:
             self.old = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
+    def asked(self) -> bool:
+        """Whether a stop was asked for, of this process or of another one of the run."""
+        return bool(processes.current().meet("end of a round", int(self.stop)))
+
     def heed(self) -> None:
         """Raise KeyboardInterrupt if a stop was asked for."""
-        if self.stop:
+        if self.asked():
             raise KeyboardInterrupt
 
     def _ask(self, number: int, frame: Any) -> None:
         if self.stop:
             raise KeyboardInterrupt
         self.stop = True
-        log.warning("stopping after this round, which is saved; once more to stop at once")
+        if processes.current().first:
+            log.warning("stopping after this round, which is saved; once more to stop at once")
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.old.items():

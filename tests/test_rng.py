@@ -23,6 +23,16 @@ def test_keys_are_pinned() -> None:
     assert position.tolist() == [[[3, 1, 4], [3, 0, 2]], [[2, 0, 0], [1, 6, 5]], [[0, 0, 0], [4, 0, 0]]]
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("how", [{"epochs": 1}, {"epochs": 3}, {"steps": 1}, {"steps": 5}, {"steps": 11}])
+def test_lengths_are_those_of_the_batches(how: dict, drop_last: bool) -> None:
+    """Known without drawing: how many steps every client has, and how many samples they serve."""
+    sizes = np.array([7, 21, 12, 4, 0, 1, 10])
+    _, counts = rng.batches(3, np.arange(7), sizes, 5, drop_last=drop_last, **how)
+    steps, samples = rng.lengths(sizes, 5, drop_last=drop_last, **how)
+    assert steps.tolist() == (counts > 0).sum(0).tolist() and samples.tolist() == counts.sum(0).tolist()
+
+
 def test_generators_do_not_touch_global_state() -> None:
     before = global_state()
     rng.generator(1, "x").normal(size=5)

@@ -70,6 +70,10 @@ class Ragged:
         """[N] int64, how many samples each client has."""
         return np.diff(self.offsets)
 
+    def sizes_of(self, ids: np.ndarray) -> np.ndarray:
+        """[K] int64, how many samples clients ids [K] have; takes no time for the others."""
+        return self.offsets[ids + 1] - self.offsets[ids]
+
     def owners(self) -> np.ndarray:
         """[total] int64, the client of each entry of ``indices``."""
         return np.repeat(np.arange(len(self)), self.sizes)
@@ -81,7 +85,7 @@ class Ragged:
     def select(self, ids: Sequence[int] | np.ndarray) -> "Ragged":
         """The lists of clients ids [K], in that order (a client may be named twice)."""
         ids = np.asarray(ids, np.int64)
-        sizes = self.sizes[ids]  # [K]
+        sizes = self.sizes_of(ids)  # [K]
         picked = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
         where = picked.ranks() + np.repeat(self.offsets[:-1][ids], sizes)  # [total of ids]
         return Ragged(self.indices[where], picked.offsets)

@@ -91,12 +91,12 @@ class FedAMP(Algorithm):
 
     def attention(self, distances, others, alpha):
         """X_ij where others is True, 0 elsewhere.  # [K, M]"""
-        sigma = self.spread(distances[others]) if self.sigma == "auto" else self.sigma
+        sigma = self.spread(distances) if self.sigma == "auto" else self.sigma
         X = torch.where(others, alpha / sigma * torch.exp(-distances / sigma), 0)
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
 
     def spread(self, distances):
-        """Median distance of models that differ; 1 while none do, and no mixture changes anything."""
+        """Median distance of models that differ (nobody does from itself); 1 while none do, as nothing then changes."""
         apart = distances[distances > 0]
         return float(apart.median()) if len(apart) else 1.0
 

@@ -31,8 +31,8 @@ class PFedPrompt(Algorithm):
 
     def check(self, federation, model, optimizer):
         super().check(federation, model, optimizer)
-        require(federation.task.name == "classification",
-                f"algorithm=pfedprompt remembers labels: it needs a classification data set, not {federation.task.name}")
+        require(federation.task.name == "classification", "algorithm=pfedprompt remembers labels: it needs a "
+                f"classification data set, not {federation.task.name}")
 
     def setup(self, federation, model, rows):
         self.w = model.init_row()                                                     # [P]

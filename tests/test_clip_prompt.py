@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from tiny import CPU, arrays_of, engine_on, split_of
 from torch import Tensor
 
-from fedbench import build
+from fedbench import build, evaluate
 from fedbench.cohort import Cohort
 from fedbench.config import compose
 from fedbench.data import digits_clip
@@ -370,3 +370,31 @@ def test_captions_name_what_is_seen():
     full = sum(all(w in s for w in ("noisy", "red", "two")) for s in said)
     assert 160 < full < 240 and all("noisy" in s or s == "a photo of a red two." for s in said)
     assert any("red" not in s for s in said) and any("two" not in s for s in said)
+
+
+# -- the real architectures ---------------------------------------------------------------------------------
+FAMILY = ["local", "fedavg", "fedprox", "fedper", "fedamp", "pfedprompt", "fedotp", "pfedmoap", "zero_shot"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", BACKBONES[1:])
+def test_the_family_plays_on_the_real_architectures(backbone: str, tmp_path: Path):
+    """Random weights, ten images, two rounds: finite scores, a prompt of 16 x 512 numbers (32 KiB) each way, and
+    K + 1 prompts down to a client of pFedMoAP's second round."""
+    for method in FAMILY:
+        cfg = compose([f"algorithm={method}", "model=clip_prompt", f"model.backbone={backbone}", f"data_dir={tmp_path}",
+                       "model.pretrained=null", "local.batch_size=4", "local.epochs=1", "optimizer.lr=0.002"])
+        f = build.federation(cfg, pictures(side=(64, 64)), split_of((2, 4, 3)), CPU)
+        e = engine_on(f, build.model(cfg, f), build.make(cfg.optimizer), batch_size=4, epochs=1, rounds=2)
+        a = build.algorithm(cfg)
+        a.check(f, e.model, e.optimizer)
+        a.setup(f, e.model, e.rows)
+        ledgers = [Cohort(e, np.arange(3), r) for r in range(2)]
+        for cohort in ledgers:
+            a.round(cohort)
+        scores = evaluate.personal(a, e, np.arange(3), 1, True)
+        assert np.isfinite(scores["loss"]).all(), method
+        down, up = ([getattr(c.ledger, part) / 3 / 32768 for c in ledgers] for part in ("bytes_down", "bytes_up"))
+        nothing, half = [0, 0], [0.5, 0.5]
+        assert (down, up) == {"local": (nothing, nothing), "zero_shot": (nothing, nothing), "fedper": (half, half),
+                              "pfedmoap": ([1, 3], [1, 1])}.get(method, ([1, 1], [1, 1])), method

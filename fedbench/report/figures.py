@@ -96,7 +96,7 @@ def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[f
         if not isinstance(x, int | float) or isinstance(x, bool):
             continue
         labels = {k: v for k, v in group.labels.items() if k not in (key, key.rpartition(".")[2])}
-        name = " ".join(str(v) if k == "method" else f"{k}={v}" for k, v in labels.items())
+        name = " ".join(str(v) if k in ("method", "name") else f"{k}={v}" for k, v in labels.items())
         rounds = [scores.selected_round(run, options.metric, options.select) for run in group.runs]
         values = [scores.value_at(run, options.metric, at) for run, at in zip(group.runs, rounds)]
         lines.setdefault(name, {})[float(x)] = np.array(values)

@@ -48,7 +48,7 @@ class Group:
     def name(self) -> str:
         """One line for a legend, within a setting."""
         own = {key: value for key, value in self.labels.items() if key not in self.setting}
-        return " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in own.items())
+        return " ".join(str(value) if key in ("method", "name") else f"{key}={value}" for key, value in own.items())
 
 
 def identity(run: Run) -> dict[str, Any]:

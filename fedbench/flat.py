@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fedbench import rng
 from fedbench.chain import Chain
+from fedbench.groups import models_with
 from fedbench.network import Call, KeyedDropout, never_called, trace
 from fedbench.options import ConfigError, require
 
@@ -143,8 +144,10 @@ class FlatModel:
     def group(self, name: str, needed_by: str) -> Columns:
         """columns[name], or one sentence saying that this model declares no such group."""
         if name not in self.columns:
+            others = ", ".join(models_with(name))
             raise ConfigError(f"{needed_by} needs the column group {name!r}, which this model does not declare: "
-                              f"add it under model.columns (it has {', '.join(self.columns) or 'none'})")
+                              f"add it under model.columns (it has {', '.join(self.columns) or 'none'})"
+                              + (f", or take a model that does: {others}" if others else ""))
         return self.columns[name]
 
     def extend(self, **extras: str | Tensor | nn.Module) -> None:

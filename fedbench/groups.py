@@ -32,6 +32,15 @@ def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str
     return sorted({path.relative_to(root).with_suffix("").as_posix() for path, root in files})
 
 
+def models_with(columns: str) -> list[str]:
+    """The options of model that declare a column group."""
+    import yaml
+
+    folder = find_conf_dir() / "model"
+    texts = {name: (folder / f"{name}.yaml").read_text(encoding="utf-8") for name in group_options("model")}
+    return [name for name, text in texts.items() if columns in (yaml.safe_load(text).get("columns") or {})]
+
+
 def menu(names: Iterable[str]) -> list[str]:
     """The options to show: the nested ones as their topmost folder, ``table/*``, once."""
     return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))

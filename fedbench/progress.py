@@ -116,6 +116,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         *privacy_lines(s.get("privacy")),
         f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in all; "
         f"{cost['bytes_down'] / 1e6:,.1f} MB down, {cost['bytes_up'] / 1e6:,.1f} MB up",
+        f"  a client's round: {kib(cost['bytes_down'], s)} down, {kib(cost['bytes_up'], s)} up, on average",
         f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
         "next:",
         *next_lines(s, run_dir),
@@ -126,6 +127,11 @@ def both(last: dict[str, float], best: dict[str, Any], name: str) -> tuple[str, 
     """A metric at the last and at the best round, as text."""
     values = (last.get(name), best["values"].get(name))
     return tuple("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)  # type: ignore[return-value]
+
+
+def kib(total: int, s: dict[str, Any]) -> str:
+    """Bytes of a run as those of one client in one round."""
+    return f"{total / max(1, s['rounds'] * s['cohort']) / 1024:,.1f} KiB"
 
 
 def global_note(summary: dict[str, Any]) -> str:

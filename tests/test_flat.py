@@ -546,3 +546,11 @@ def test_random_state_is_left_alone() -> None:
     model.apply(model.named(spread(model)), x, True, Call(True, torch.arange(K)))
     assert torch.equal(before, torch.random.get_rng_state())
     assert np.isfinite(model.init_row().numpy()).all()
+
+
+def test_a_missing_column_group_names_the_models_that_have_it():
+    model = FlatModel(nn.Linear(2, 3))
+    with pytest.raises(ConfigError, match=r"x needs the column group 'prompt'.*take a model that does: clip_prompt"):
+        model.group("prompt", "algorithm=x")
+    with pytest.raises(ConfigError, match=r"declare: add it under model.columns \(it has none\)$"):
+        model.group("nobody's", "algorithm=x")

@@ -84,6 +84,7 @@ def test_ending(capsys):
         "12,346 images/s",
         "1:15 in all",
         "2.5 MB down, 1.2 MB up",
+        "a client's round: 16.3 KiB down, 8.1 KiB up",
         "runs/pgfed/digits/2026-01-01",
         "python -m fedbench.report runs ",
         "algorithm=local,fedavg,pgfed",

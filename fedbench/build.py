@@ -35,7 +35,7 @@ from fedbench.options import ConfigError, RunError, require
 from fedbench.partition.base import Split, build_split
 from fedbench.partition.extra import count_extra
 from fedbench.privacy import Privacy
-from fedbench.rows import RowStore, memory
+from fedbench.rows import RowStore, disk_space, memory
 
 log = logging.getLogger(__name__)
 MOST_CELLS = 200_000           # of clients x classes in partition.json
@@ -158,11 +158,11 @@ def algorithm(cfg: DictConfig) -> Algorithm:
     return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
 
 
-def memory_limits(device: torch.device, ranks: int = 1) -> tuple[int, int]:
-    """Bytes that one store of rows may come to take on the device and in host memory: a quarter of each; of the host's,
-    every one of the machine's ranks has its part."""
-    host = memory(torch.device("cpu")) // 4 // ranks
-    return (memory(device) // 4 if device.type == "cuda" else host), host
+def memory_limits(device: torch.device, ranks: int = 1) -> tuple[int, int, int]:
+    """Bytes that the stores of rows may come to take on the device, in host memory and on disk: half of the memory, and
+    what is free; of the host's, every one of the machine's ranks has its part."""
+    host, disk = memory(torch.device("cpu")) // 2 // ranks, disk_space() // ranks
+    return (memory(device) // 2, host, disk) if device.type == "cuda" else (host, 0, disk)
 
 
 def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None) -> Engine:
@@ -177,7 +177,8 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     h, share = cfg.hardware, -(-training.cohort_size // ranks.size)
     plans = [Plan(**stored)] if stored else executors.plans(h.executor, h.chunk, h.threads, device, share,
                                                             ranks.local_size)
-    store = RowStore(training.num_clients, device, *memory_limits(device, ranks.local_size))
+    store = RowStore(training.num_clients, device, *memory_limits(device, ranks.local_size),
+                     cfg.rounds * training.cohort_size)
     built = Engine(training, model(cfg, training), make(cfg.optimizer), Executor(plans[0], device, ranks), store,
                    int(cfg.seed), cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
                    cfg.eval.batch_size or eval_batch(device), everyone=everyone)

@@ -40,7 +40,7 @@ def load(run_dir: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     problems = []
     for path in paths:
         try:
-            state = torch.load(path, map_location=device, weights_only=True)
+            state = torch.load(path, map_location=device, weights_only=True, mmap=True)      # rows may be many
             require(isinstance(state, dict) and state.keys() >= PARTS, "not a checkpoint of fedbench")
             return state
         except Exception as error:        # a truncated archive raises many kinds of error

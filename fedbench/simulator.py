@@ -76,7 +76,7 @@ class Simulation:
                 self.engine.memory(owner, buffer, state["rows"][name]["rows"].shape[1])
         self.engine.rows.load_state_dict(state["rows"])
         device = self.engine.device                   # checkpoints are read to host memory
-        self.algorithm.load_state_dict({n: t.to(device) for n, t in state["algorithm"].items()})
+        self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
@@ -185,7 +185,7 @@ def measure(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], dict[str
     """All metrics after the round just finished: over clients, and per client."""
     engine, ids, round = sim.engine, evaluated_clients(sim), sim.done - 1
     final = sim.done == sim.cfg.rounds
-    sizes = {part: np.asarray(engine.federation.splits[part].sizes)[ids] for part in ("train", "val", "test")}
+    sizes = {part: engine.federation.splits[part].sizes_of(ids) for part in ("train", "val", "test")}
     values: dict[str, float] = {"train/loss": ledger.loss}
     columns: dict[str, np.ndarray] = {"client": ids, "n_train": sizes["train"], "n_test": sizes["test"]}
     scopes = {"personal": evaluate.personal(sim.algorithm, engine, ids, round, final)}
@@ -207,7 +207,7 @@ def welcome(sim: Simulation, pause: Callable[[], None]) -> None:
     row = new_clients.starting_row(sim.algorithm, engine)
     ids, found = new_clients.adapt(engine, row, wanted.epochs, wanted.lr, wanted.momentum, pause)
     splits = engine.everyone.splits
-    sizes = {f"n_{part}": np.asarray(splits[part].sizes)[ids] for part in ("train", "test")}
+    sizes = {f"n_{part}": splits[part].sizes_of(ids) for part in ("train", "test")}
     if engine.executor.ranks.first:
         new_clients.write(sim.run_dir / new_clients.FILE, ids, found, sizes)
     sim.newcomers = new_clients.summary(found, sizes["n_test"])
@@ -259,6 +259,9 @@ def announce(sim: Simulation) -> None:
         log.info("%d processes share the clients of every round; each holds all data and all state", ranks.size)
     for line in e.rows.plan():
         log.info("state %s", line)
+    for buffer in e.optimizer.buffers if e.optimizer.reset == "never" else ():
+        size = e.rows.size(buffer, e.optimizer.new(buffer, torch.empty(1, e.model.size))[0])
+        log.info("state %s, for each kind of row that clients train (optimizer.reset=never)", size)
 
 
 def synchronize(device: torch.device) -> None:

@@ -19,7 +19,8 @@ import logging
 import math
 import netrc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,11 +71,9 @@ class Tracker:
 
     def clients(self, round: int, columns: dict[str, np.ndarray]) -> None:
         """Add a row per client to clients.csv; ``columns`` are [N] each, without ``client`` it is 0..N-1."""
-        lists = {name: np.asarray(column).tolist() for name, column in columns.items()}
-        if "client" not in lists:
-            lists = {"client": list(range(len(next(iter(lists.values()))))), **lists}
-        rows = zip(*lists.values(), strict=True)
-        self._tables["clients"].append({"round": round, **dict(zip(lists, row))} for row in rows)
+        count = len(next(iter(columns.values())))
+        numbers = {} if "client" in columns else {"client": np.arange(count)}
+        self._tables["clients"].extend({"round": np.full(count, round), **numbers, **columns})
 
     def costs(self, round: int, values: dict[str, float]) -> None:
         """Add the row of a round to costs.csv."""
@@ -120,17 +119,29 @@ class CsvTable:
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write rows and flush; a row may lack columns, but one with an unknown column is refused."""
-        lines = []
         for row in rows:
-            if not self.columns:
-                self.columns = list(row)
-                lines.append(",".join(self.columns))
-            if not row.keys() <= set(self.columns):
-                unknown = ", ".join(name for name in row if name not in self.columns)
-                raise ValueError(f"{self.path.name} has no column {unknown}; the first row fixed the columns")
-            lines.append(",".join(cell(row.get(name)) for name in self.columns))
-        self._file.write("".join(line + "\n" for line in lines))
+            self._known(row)
+            self._file.write(",".join(cell(row.get(name)) for name in self.columns) + "\n")
         self._file.flush()
+
+    def extend(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Write the rows of columns [n] of equal length and flush; a column at a time, so that many rows take little."""
+        self._known(columns)
+        arrays = [np.asarray(columns[name]) if name in columns else None for name in self.columns]
+        count = max(len(a) for a in arrays if a is not None)
+        texts = [repeat("", count) if a is None else map(repr, a.tolist()) if a.dtype.kind == "f" else
+                 map(str, a.astype(np.int64).tolist()) for a in arrays]
+        self._file.writelines(",".join(row) + "\n" for row in zip(*texts, strict=True))
+        self._file.flush()
+
+    def _known(self, names: Iterable[str]) -> None:
+        """Begin the file with these columns, or refuse one that it does not have."""
+        if not self.columns:
+            self.columns = list(names)
+            self._file.write(",".join(self.columns) + "\n")
+        unknown = ", ".join(name for name in names if name not in self.columns)
+        if unknown:
+            raise ValueError(f"{self.path.name} has no column {unknown}; the first row fixed the columns")
 
     def close(self) -> None:
         self._file.close()

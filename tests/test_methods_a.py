@@ -290,8 +290,8 @@ def test_fedrep_phases_leave_the_other_part_alone() -> None:
     first = everyone(e).train(e.model.init_row(), columns=head, key="head").theta
     equal(base.take(first), base.take(e.model.init_row()).expand(6, -1))
     a = play(e, FedRep())
-    equal(head.take(a.theta[np.arange(6)]), head.take(first))
-    equal(base.take(a.theta[np.arange(6)]), base.take(everyone(e).train(first, columns=base).theta))
+    equal(a.v[np.arange(6)], head.take(first))
+    equal(a.u, everyone(e).weights @ base.take(everyone(e).train(first, columns=base).theta))
 
 
 # -- LG-FedAvg -------------------------------------------------------------------------------------------

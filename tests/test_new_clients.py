@@ -162,8 +162,10 @@ def test_parts_that_never_reach_the_server_are_averaged(make, shared, where, lim
     mine, other = method.__dict__[where], method.__dict__[where].rest(e.model.size)
     close(mine.take(row), getattr(method, shared))
     n = torch.from_numpy(e.federation.num_samples).float()
-    close(other.take(row), n / n.sum() @ other.take(method.theta[np.arange(4)]))
-    assert method.theta.touched().tolist() == [0, 1, 2]
+    everyone = method.personalized(Cohort(e, np.arange(4), 0, "evaluation"), True)
+    close(other.take(row), n / n.sum() @ other.take(everyone))
+    (kept,) = e.rows.all.values()
+    assert kept.touched().tolist() == [0, 1, 2]
 
 
 def test_local_starts_from_the_initialization() -> None:

@@ -1,12 +1,14 @@
 """Per-client state: lazy, the same wherever it lives, saved whole."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tiny import CPU, equal
 
+from fedbench.options import ConfigError
 from fedbench.rows import Rows, RowStore
 
 PLACES = ("device", "host", "disk")
@@ -109,12 +111,31 @@ def test_state_survives_a_change_of_place(before: str, after: str) -> None:
     assert old[ids(3)].sum() > 0
 
 
-def test_a_saved_state_does_not_follow_later_writes() -> None:
-    r = rows()
-    r[ids(3)] = torch.ones(1, 3)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("default", [DEFAULT, torch.tensor(2.0), torch.zeros(2, 2, dtype=torch.int64)])
+def test_saving_takes_neither_memory_nor_what_was_not_written(place: str, default: torch.Tensor,
+                                                              tmp_path: Path) -> None:
+    """The state shows the store itself, and a file of it has no more than the rows that were written."""
+    r = Rows("x", 5000, default, CPU, place)
+    r[ids(30, 3)] = torch.stack([default, default + 1])
     state = r.state_dict()
-    r[ids(3)] = torch.zeros(1, 3)
-    equal(state["rows"], torch.ones(1, 3))
+    assert state["rows"].data_ptr() == r.store.data_ptr() and state["ids"].tolist() == [30, 3]
+    torch.save(state, tmp_path / "state")
+    assert (tmp_path / "state").stat().st_size < 4000
+    new = Rows("x", 5000, default, CPU, place)
+    new.load_state_dict(torch.load(tmp_path / "state", mmap=True))
+    new[ids(30)] = default[None] + 5
+    equal(r[ids(30, 3, 4)], torch.stack([default, default + 1, default]))
+    equal(new[ids(30, 3, 4)], torch.stack([default + 5, default + 1, default]))
+
+
+def test_a_checkpoint_is_read_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbench.rows.BLOCK", 2 * 12)                     # two rows
+    old, new = rows(), rows()
+    old[ids(*range(7))] = torch.arange(21.0).view(7, 3)
+    new.load_state_dict(old.state_dict())
+    equal(new.whole(), old.whole())
+    assert new.used == 7
 
 
 def test_an_untouched_store_is_saved_and_loaded() -> None:
@@ -145,6 +166,61 @@ def test_the_place_follows_the_full_size() -> None:
         store = RowStore(50, CPU, device, host)
         assert store("x", DEFAULT).place == place
         assert place in store.plan()[0] and "50 x 3 numbers" in store.plan()[0]
+
+
+def test_stores_share_the_limits() -> None:
+    store = RowStore(50, CPU, 1300, 700)
+    assert [store(name, DEFAULT).place for name in "abcd"] == ["device", "device", "host", "disk"]
+
+
+def test_no_more_rows_count_than_the_rounds_can_write() -> None:
+    """5 of 50 clients: 60 bytes.  A method that writes everybody's rows nevertheless can."""
+    store = RowStore(50, CPU, 60, 0, most=5)
+    r = store("x", DEFAULT)
+    assert r.place == "device" and store.plan() == ["x: 5 of 50 x 3 numbers, 0.0 MiB at most, device"]
+    for place in PLACES:
+        r = Rows("x", 50, DEFAULT, CPU, place, most=5)
+        for i in range(50):
+            r[ids(i)] = torch.full((1, 3), float(i))
+        equal(r.whole(), torch.arange(50.0)[:, None].expand(-1, 3))
+
+
+def test_what_fits_nowhere_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An N x N method of a million clients: before round 1, not when the disk is full."""
+    monkeypatch.setattr("fedbench.rows.disk_space", lambda: 100 << 30)
+    store = RowStore(1_000_000, CPU, 10 << 30, 0, most=50_000)
+    with pytest.raises(ConfigError, match=r"'A' may come to 186.3 GiB \(50,000 of 1,000,000 x 1,000,000 numbers\).*"
+                                          r"with 100.0 GiB left; lower partition.num_clients"):
+        store("A", torch.zeros(1_000_000))
+    assert store("theta", torch.zeros(1000)).place == "device"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_of_a_gpu_wherever_they_live(place: str) -> None:
+    """Host memory is reached through page-locked memory, kept from one call to the next."""
+    cuda = torch.device("cuda")
+    r = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
+    for some in (ids(3, 40), ids(7), ids(3, 8, 40, 9), ids()):
+        r[some] = torch.full((len(some), 3), float(len(some)), device=cuda)
+    equal(r[ids(40, 7, 5, 9)].cpu(), torch.stack([torch.full((3,), 4.0), torch.ones(3), DEFAULT, torch.full((3,), 4.0)]))
+    assert r[ids()].shape == (0, 3) and r[ids(1)].device.type == "cuda"
+    new = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
+    new.load_state_dict(r.state_dict())
+    equal(new.whole(), r.whole())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_big_stores_get_their_room_at_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Growing would copy them; room that nobody writes to costs nothing."""
+    monkeypatch.setattr("fedbench.rows.BIG", 12 * 16)
+    r = Rows("x", 1000, DEFAULT, CPU, place, most=400)
+    sizes = []
+    for i in range(40):
+        r[ids(i)] = torch.full((1, 3), float(i))
+        sizes.append(len(r.store))
+    assert sorted(set(sizes)) == ([400] if place == "disk" else [8, 16, 400])
+    equal(r[np.arange(40)], torch.arange(40.0)[:, None].expand(-1, 3))
 
 
 def test_the_store_saves_every_row() -> None:

@@ -57,6 +57,12 @@ class FedAMP(Algorithm):
                     self.alpha_k, sigma, others, sigma / others)
 
     def setup(self, federation, model, rows):
+        most = rows.most if self.peers == "everyone" else federation.cohort_size      # who may come to have uploaded
+        read = 8 * most * model.size                                                  # bytes, to compare and to mix
+        if read >= 1 << 30:
+            log.info("every round compares its %d clients with all who have taken part before, up to %s: %.1f GiB of "
+                     "models are read (algorithm.peers=last_cohort: those of the last cohort only)",
+                     federation.cohort_size, f"{most:,}", read / 2**30)
         self.columns = model.trained
         self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))       # lazy [N, P]
 

@@ -33,11 +33,11 @@ class FedFomo(Algorithm):
         self.last: Any = None                                                         # nothing uploaded yet
 
     def setup(self, federation, model, rows):
-        federation.hold_out(self.held_out)                                            # splits "kept" and "held"
         w = model.init_row()
         self.theta = rows("theta", default=w)                                         # lazy [N, P]
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
         self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))   # lazy [N, N]
+        federation.hold_out(self.held_out)                                            # splits "kept" and "held"
 
     def round(self, cohort):
         theta = self.theta[cohort.ids]                                                # [K, P]

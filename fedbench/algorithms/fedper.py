@@ -8,22 +8,28 @@ from fedbench.algorithms.base import Algorithm
 
 
 class FedPer(Algorithm):
-    """State: u [|base|], the averaged columns (all but the head); theta [N, P], each client's row as last trained."""
+    """State: u [|base|], the averaged columns (all but the head); v [N, |head|], each client's head as last trained."""
 
     requires = ("head",)
 
     def setup(self, federation, model, rows):
         self.base = model.without("head")
+        self.own = self.base.rest(model.size)
         w = model.init_row()
         self.u = self.base.take(w).clone()                                            # [|u|]
-        self.theta = rows("theta", default=w)                                         # lazy [N, P]
+        self.v = rows("v", default=self.own.take(w))                                  # lazy [N, |head|]
 
     def round(self, cohort):
         u = cohort.broadcast(u=self.u).u
-        out = cohort.train(self.base.put(self.theta[cohort.ids], u), uploaded=self.base)             # [K, P]
+        out = cohort.train(self.joined(cohort, u), uploaded=self.base)                # [K, P]
         up = cohort.upload(u=self.base.take(out.theta))                               # [K, |u|]
         self.u = cohort.weights @ up.u
-        self.theta[cohort.ids] = out.theta
+        self.v[cohort.ids] = self.own.take(out.theta)
+
+    def joined(self, cohort, u):
+        """The clients' own heads on the base u.  # [K, P]"""
+        rows = u.new_empty(len(cohort), self.base.size + self.own.size)
+        return self.own.put(self.base.put(rows, u), self.v[cohort.ids])
 
     def personalized(self, cohort, final):
-        return self.base.put(self.theta[cohort.ids], self.u)
+        return self.joined(cohort, self.u)

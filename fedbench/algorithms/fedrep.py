@@ -12,7 +12,7 @@ from fedbench.options import Count, Natural
 class FedRep(FedPer):
     """head_epochs: of the head, base frozen; body_epochs: of the base, head frozen (null: local.epochs).
 
-    State: u [|base|]; theta [N, P], each client's row as last trained.
+    State: u [|base|]; v [N, |head|], each client's head as last trained.
     """
 
     def __init__(self, head_epochs: Natural = 1, body_epochs: Count | None = None):
@@ -24,10 +24,10 @@ class FedRep(FedPer):
 
     def round(self, cohort):
         u = cohort.broadcast(u=self.u).u
-        theta = self.base.put(self.theta[cohort.ids], u)                              # [K, P]
+        theta = self.joined(cohort, u)                                                # [K, P]
         theta = cohort.train(theta, columns=self.head, epochs=self.head_epochs, key="head", buffers="head",
                              uploaded=False).theta
         theta = cohort.train(theta, columns=self.base, epochs=self.body_epochs).theta
         up = cohort.upload(u=self.base.take(theta))                                   # [K, |u|]
         self.u = cohort.weights @ up.u
-        self.theta[cohort.ids] = theta
+        self.v[cohort.ids] = self.own.take(theta)

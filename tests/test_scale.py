@@ -1,0 +1,104 @@
+"""What a round costs depends on its cohort, not on how many clients there are; N x N methods say what they need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tiny import CPU, HEAD, engine_on, mlp
+
+from fedbench import build, evaluate
+from fedbench.algorithms.apple import APPLE
+from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.fedamp import FedAMP
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.algorithms.fedfomo import FedFomo
+from fedbench.algorithms.fedper import FedPer
+from fedbench.algorithms.pgfed import PGFed
+from fedbench.algorithms.pgfed_ce import PGFedCE
+from fedbench.cohort import Cohort, Engine
+from fedbench.federation import Federation
+from fedbench.options import ConfigError
+from fedbench.partition.base import Ragged
+from fedbench.rows import RowStore
+from fedbench.task import make_task
+
+MILLION = 1_000_000
+COHORT = 4
+
+
+def crowd(clients: int) -> Engine:
+    """So many clients of two samples to train and one to test on, out of a hundred that they share."""
+    rng = np.random.default_rng(0)
+    def held(each: int) -> Ragged:
+        return Ragged.from_sizes(np.arange(each * clients) % 100, np.full(clients, each))
+    f = Federation(torch.from_numpy(rng.normal(size=(100, 1, 4, 4)).astype(np.float32)),
+                   torch.from_numpy(rng.integers(0, 3, 100)), {"train": held(2), "test": held(1), "val": held(0)},
+                   make_task("classification"), 3)
+    return engine_on(f, mlp(), columns=HEAD, cohort_size=COHORT)
+
+
+def least(work: Callable[[int], object], times: int = 15) -> float:
+    """Processor time of the quickest of some rounds, which what else the machine does lengthens least."""
+    spent = []
+    for r in range(times):
+        began = time.process_time()
+        work(r)
+        spent.append(time.process_time() - began)
+    return min(spent)
+
+
+@pytest.fixture(scope="module")
+def crowds() -> list[Engine]:
+    return [crowd(1000), crowd(MILLION)]
+
+
+@pytest.mark.parametrize("make", [FedAvg, FedPer])
+def test_a_round_among_a_million_costs_what_it_costs_among_a_thousand(make: Callable[[], Algorithm],
+                                                                      crowds: list[Engine]) -> None:
+    """Training and evaluation of a few; the state holds no more than the rows that were written."""
+    def ids(e: Engine, r: int) -> np.ndarray:
+        return build.draw_cohort(0, r, e.federation.num_clients, COHORT)
+    rounds, scores = [], []
+    for e in crowds:
+        algorithm = make()
+        algorithm.setup(e.federation, e.model, e.rows)
+        rounds.append(least(lambda r, a=algorithm, e=e: a.round(Cohort(e, ids(e, r), r))))
+        scores.append(least(lambda r, a=algorithm, e=e: evaluate.personal(a, e, ids(e, r), 0, False)))
+        assert all(r.used <= 15 * COHORT and len(r.store) <= 120 for r in e.rows.all.values())
+    assert rounds[1] < 1.6 * rounds[0] and scores[1] < 1.6 * scores[0], (rounds, scores)
+
+
+N_BY_N = {"pgfed": PGFed, "pgfed_mo": partial(PGFed, beta=0.5), "pgfed_ce": PGFedCE, "fedfomo": FedFomo,
+          "apple": partial(APPLE, init="common"), "apple, bandwidth": partial(APPLE, init="common", bandwidth=2)}
+
+
+@pytest.mark.parametrize("name", N_BY_N)
+def test_a_matrix_between_clients_that_fits_nowhere_is_refused_in_numbers(name: str, crowds: list[Engine],
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million clients, before round 1; a few thousand are told what they take."""
+    monkeypatch.setattr("fedbench.rows.disk_space", lambda: 100 << 30)
+    def state(e: Engine) -> RowStore:
+        algorithm = N_BY_N[name]()
+        algorithm.check(e.federation, e.model, e.optimizer)
+        store = RowStore(e.federation.num_clients, CPU, 10 << 30, 0, most=50_000)
+        algorithm.setup(e.federation, e.model, store)
+        return store
+    with pytest.raises(ConfigError, match=r"1,000,000 (x 1,000,000 numbers|clients take).*lower partition.num_clients"):
+        state(crowds[1])
+    assert any("1,000 x 1,000 numbers, 3.8 MiB at most" in line for line in state(crowds[0]).plan())
+
+
+def test_fedamp_says_what_comparing_everybody_takes(crowds: list[Engine], caplog: pytest.LogCaptureFixture) -> None:
+    """8 bytes of each of 163 numbers: 1.2 GiB for a million clients; nothing worth saying for a thousand."""
+    caplog.set_level("INFO", "fedbench")
+    for e, said in zip(crowds, (False, True)):
+        FedAMP().setup(e.federation, e.model, e.rows)
+        assert ("with all who have taken part before, up to 1,000,000: 1.2 GiB of models" in caplog.text) is said
+    caplog.clear()
+    FedAMP(peers="last_cohort").setup(e.federation, e.model, e.rows)
+    assert not caplog.text

@@ -156,7 +156,8 @@ def test_answers_come_before_heavy_imports(
 def test_cfg_job_is_hydras_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cfg", "job", "--resolve", "algorithm=fedprox", "algorithm.mu=0.25"]) == 0
     shown = OmegaConf.create(capsys.readouterr().out)
-    assert shown.algorithm == {"_target_": "fedbench.algorithms.fedprox.FedProx", "mu": 0.25}
+    assert shown.algorithm == {"_target_": "fedbench.algorithms.fedprox.FedProx", "mu": 0.25,
+                               "official_noop": False}
     assert main(["--cfg", "job", "--package", "optimizer"]) == 0
     assert capsys.readouterr().out.startswith("# @package optimizer")
     assert main(["algorithm.muu=1", "--cfg", "job"]) == 2

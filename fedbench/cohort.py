@@ -119,6 +119,11 @@ class Cohort:
         """ids as an int64 tensor on the device.  # [K]"""
         return torch.from_numpy(self.ids).to(self.device)
 
+    @property
+    def positions(self) -> Tensor:
+        """0 to K - 1, on the device.  # [K]"""
+        return torch.arange(len(self), device=self.device)
+
     def everyone(self) -> Cohort:
         """All clients, in this round and on this cohort's account: for methods that begin with everybody."""
         whole = copy.copy(self)

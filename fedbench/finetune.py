@@ -1,6 +1,8 @@
 """Fine-tuning at evaluation, for any method: what a client would deploy is trained a little more, and thrown away.
 
-FedAvg-FT is `algorithm=fedavg finetune.epochs=5`.  Nothing is sent and no state changes.
+FedAvg-FT is `algorithm=fedavg finetune.epochs=5`.  Nothing is sent and no state changes.  What is trained is what is
+deployed: where a method has logits of its own (`predict`), the loss is of those, in evaluation mode, and of all that it
+deploys the rows theta learn.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.cohort import Cohort
+from fedbench.cohort import Cohort, cut
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import FlatModel
+from fedbench.local import Batch, Step
 from fedbench.optim import Optimizer
 from fedbench.rows import RowStore
 
@@ -42,9 +45,17 @@ class FineTuned(Algorithm):
         if self.when == "end" and not final:
             return rows
         columns = None if self.part == "all" else cohort.model.columns[self.part]
-        start = rows["theta"] if isinstance(rows, dict) else rows
-        tuned = cohort.train(start, epochs=self.epochs, lr=self.lr, columns=columns, key="finetune",
-                             optimizer=cohort.engine.optimizer.fresh()).theta
+        bag = cut(rows if isinstance(rows, dict) else {"theta": rows}, cohort.positions)             # each [K, ...]
+        start, beside = bag["theta"], {name: value for name, value in bag.items() if name != "theta"}
+
+        def deployed_loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
+            held = {name: getattr(s, name) for name in beside}
+            logits = self.inner.predict(s.model, {"theta": theta, **held} if isinstance(rows, dict) else theta, batch.x)
+            return s.task_loss(logits, batch)
+
+        loss = None if type(self.inner).predict is Algorithm.predict else deployed_loss
+        tuned = cohort.train(start, loss=loss, epochs=self.epochs, lr=self.lr, columns=columns, key="finetune",
+                             optimizer=cohort.engine.optimizer.fresh(), **beside).theta
         return {**rows, "theta": tuned} if isinstance(rows, dict) else tuned
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

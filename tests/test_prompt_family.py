@@ -5,6 +5,7 @@ What each keeps, and that methods which know nothing of prompts run on one by co
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from prompts import LENGTH, PROMPT, prompts
-from tiny import close, deployed, equal, everyone, play
+from tiny import SIZES, close, deployed, engine, equal, everyone, play, ragged
+from torch import nn
 
 from fedbench import build, evaluate
 from fedbench.algorithms.fedamp import FedAMP
@@ -250,3 +252,30 @@ def test_methods_run_on_a_prompt(method: list[str], data_dir: Path):
         np.testing.assert_array_equal(after, before)
     else:
         assert np.isfinite(after).all() and after.mean() < before.mean() - 0.05
+
+
+# -- fine-tuning what is deployed ------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["fedotp", "pfedmoap", "fedrod"])
+def test_fine_tuning_is_of_the_logits_that_are_deployed(method: str):
+    """The loss of the method's own logits falls on every client, further than training of the plain loss brings it, and
+    a personal prompt or gate in the row learns too."""
+    names = {"fedotp": "local", "pfedmoap": "gate", "fedrod": "head"}
+    if method == "fedrod":
+        arrays, split = ragged(SIZES[:4])
+        body = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.ReLU())
+        e = engine(arrays, split, nn.Sequential(OrderedDict(body=body, head=nn.Linear(6, 3))), SGD(lr=0.1),
+                   columns={"base": ["body.*"], "head": ["head.*"]}, batch_size=100)
+    else:
+        e = prompts(SGD(lr=0.1), tokens=5 if method == "fedotp" else 0, batch_size=100)
+    a = build.algorithm(compose([f"algorithm={method}"]))
+    play(e, a, 3)
+    tuned = FineTuned(a, 10, None, "evaluation", "all")
+    cohort = Cohort(e, np.arange(4), 2, "evaluation")
+    before, after = (evaluate.personal(b, e, np.arange(4), 2, True, "train")["loss"] for b in (a, tuned))
+    assert (after < before).all()
+    start, end = a.personalized(cohort, True), tuned.personalized(cohort, True)
+    start, end = (found["theta"] if isinstance(found, dict) else found for found in (start, end))
+    plain = cohort.train(start, epochs=10, key="finetune").theta
+    assert not torch.allclose(plain, end)
+    columns = e.model.columns[names[method]]
+    assert (columns.take(end) != columns.take(start)).any(-1).all()

@@ -171,16 +171,17 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     set_precision(cfg.hardware.precision)
-    everyone = federation(cfg, arrays.dealt(split), split, device)
+    everyone = ranks.in_turn(lambda: federation(cfg, arrays.dealt(split), split, device))     # keeps features on disk
     training = training_part(everyone, cfg.new_clients.count)
     training.cohort_size = cohort_size(cfg, training.num_clients)
+    flat = ranks.in_turn(lambda: model(cfg, training))                                        # and so are weights
     h, share = cfg.hardware, -(-training.cohort_size // ranks.size)
     plans = [Plan(**stored)] if stored else executors.plans(h.executor, h.chunk, h.threads, device, share,
                                                             ranks.local_size)
     store = RowStore(training.num_clients, device, *memory_limits(device, ranks.local_size),
                      cfg.rounds * training.cohort_size)
-    built = Engine(training, model(cfg, training), make(cfg.optimizer), Executor(plans[0], device, ranks), store,
-                   int(cfg.seed), cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
+    built = Engine(training, flat, make(cfg.optimizer), Executor(plans[0], device, ranks), store, int(cfg.seed),
+                   cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
                    cfg.eval.batch_size or eval_batch(device), everyone=everyone)
     built.privacy = privacy(cfg, built.rows)
     if len(plans) > 1:

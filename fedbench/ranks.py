@@ -37,7 +37,7 @@ from fedbench.options import ConfigError, RunError
 from fedbench.rng import key
 
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=30)       # that a rank waits for another which is alive; a dead one is noticed at once
+PATIENCE = timedelta(hours=2)          # that a rank waits for another which is alive; a dead one is noticed at once
 log = logging.getLogger(__name__)
 
 

@@ -56,6 +56,7 @@ class Simulation:
     last: dict[str, float] = field(default_factory=dict)
     newcomers: dict[str, Any] | None = None
     matrices: MatrixLog | None = None
+    uneven: bool = False
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(
         ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "bytes_up"), 0))
 
@@ -170,6 +171,7 @@ def play(sim: Simulation, tracker: Tracker | Silent, progress: Progress | Silent
     sim.done += 1
     if sim.done % cfg.eval.every == 0 or sim.done == cfg.rounds:
         began = time.perf_counter()
+        compare(sim)
         values, clients = measure(sim, cohort.ledger)
         seconds["eval_s"] = time.perf_counter() - began
         tracker.metrics(sim.done, values)
@@ -179,6 +181,17 @@ def play(sim: Simulation, tracker: Tracker | Silent, progress: Progress | Silent
             sim.matrices.note(sim.done)
     tracker.costs(sim.done, row := sim.spend(cohort.ledger, seconds))
     progress.update(sim.done, sim.last.get(SCORE, float("nan")), row["images_per_s"])
+
+
+def compare(sim: Simulation) -> None:
+    """Say, once, if the server's state is not the same in all processes, where it is computed by equal operations."""
+    ranks = sim.engine.executor.ranks
+    state = sim.algorithm.state_dict() if ranks.together else {}
+    sums = ranks.gather("comparison", [float(t.double().sum()) for t in state.values()])
+    if ranks.first and not sim.uneven and any(repr(other) != repr(sums[0]) for other in sums):      # NaN equals NaN
+        sim.uneven = True
+        log.warning("after round %d the server's state differs between processes: their machines round differently, "
+                    "and results may be further from those of one process than rounding is", sim.done)
 
 
 def measure(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], dict[str, np.ndarray]]:

@@ -125,7 +125,7 @@ class CsvTable:
         self._file.flush()
 
     def extend(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Write the rows of columns [n] of equal length and flush; a column at a time, so that many rows take little."""
+        """Write the rows of columns [n] of equal length, and flush; what is written is made a column at a time."""
         self._known(columns)
         arrays = [np.asarray(columns[name]) if name in columns else None for name in self.columns]
         count = max(len(a) for a in arrays if a is not None)

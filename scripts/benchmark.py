@@ -2,7 +2,7 @@
 
     uv run python scripts/benchmark.py                          # all workloads, generated
     uv run python scripts/benchmark.py mlp --files DIR --data DIR    # the fixed workloads (*.json) in DIR
-    uv run python scripts/benchmark.py scale --clients 100 1000 10000
+    uv run python scripts/benchmark.py scale --clients 100 1000 1000000
     uv run python scripts/benchmark.py pgfed                    # PGFed against FedAvg at 5 local epochs
 
 The bare loop is an nn.Module and a torch.optim.SGD per client, its tensors in memory, one thread: a yardstick, no
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import multiprocessing
 import statistics
 import time
 from pathlib import Path
@@ -50,9 +51,11 @@ LOCAL = {"cnn": {"batch_size": 10, "epochs": 1, "lr": 0.005}, "mlp": {"batch_siz
 class Workload:
     """name; train, test: index lists per client; schedule: ids of each round (the first is warm-up)."""
 
-    def __init__(self, name: str, arrays: Arrays, train: list, test: list, schedule: list, work: dict):
+    def __init__(self, name: str, arrays: Arrays, train: list | Ragged, test: list | Ragged, schedule: list,
+                 work: dict):
         self.name, self.arrays, self.schedule, self.work = name, arrays, schedule, work
-        self.split = Split(Ragged.from_lists(train), Ragged.from_lists([[]] * len(train)), Ragged.from_lists(test))
+        none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(len(train), np.int64))
+        self.split = Split(*(r if isinstance(r, Ragged) else Ragged.from_lists(r) for r in (train, none, test)))
 
     def module(self) -> nn.Module:
         shape = self.arrays.inputs.shape[1:]                                      # type: ignore[union-attr]
@@ -181,25 +184,47 @@ def generated(name: str, clients: int | None = None, rounds: int = 12) -> Worklo
     return Workload(name, arrays, train, [t[:2] for t in train], schedule, LOCAL[name])
 
 
+def crowd(clients: int, rounds: int = 32) -> Workload:
+    """As `many`, made at once: 20 samples each, 100 clients a round."""
+    rng, arrays = np.random.default_rng(20261121), digits()
+    own = rng.integers(0, len(arrays.targets), (clients, 20))
+    schedule = [build.draw_cohort(0, r, clients, min(100, clients)).tolist() for r in range(rounds)]
+    held = [Ragged.from_sizes(part.ravel(), np.full(clients, part.shape[1])) for part in (own, own[:, :2])]
+    return Workload("many", arrays, *held, schedule, LOCAL["many"])
+
+
+def scaled(clients: int, algorithm: Algorithm, device: torch.device) -> dict:
+    """Round times and peak memory of a method among so many clients."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    rival, times = Ours(crowd(clients), "vmap", device, algorithm), []
+    for r in range(len(rival.work.schedule)):
+        began = clock()
+        rival.round(r)
+        synchronize(device)
+        times.append(1e3 * (clock() - began))
+    state = sum(r.used * r.row_bytes for r in rival.engine.rows.all.values()) / 2**20
+    return {"workload": "scale", "name": type(algorithm).__name__.lower(), "clients": clients, "n": len(times) - 2,
+            "ms": statistics.median(times[2:]), "min": min(times[2:]), "max": max(times[2:]), "state_mb": state,
+            "peak_memory_mb": peak_memory(device)}
+
+
 def scale(counts: list[int], device: torch.device, out: list) -> None:
-    """ms per round and peak memory of FedAvg and FedPer as N grows, 100 a round; memory is of the process so far.
+    """ms per round and peak memory of FedAvg and FedPer as N grows, 100 a round, each in a process of its own.
 
     On a CPU the milliseconds are of processor time, which other processes do not lengthen.
     """
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    print("\nms a round (evaluation apart), 100 of N clients a round, 20 samples each; peak memory of the process")
+    print("\nms a round (evaluation apart), median (min to max), 100 of N clients a round, 20 samples each")
     for n in counts:
-        work = generated("many", n)
-        for name, algorithm in (("fedavg", FedAvg()), ("fedper", FedPer())):
-            rival, times = Ours(work, "vmap", device, algorithm), []
-            for r in range(len(work.schedule)):
-                began = clock()
-                rival.round(r)
-                synchronize(device)
-                times.append(1e3 * (clock() - began))
-            out.append({"workload": "scale", "name": name, "clients": n, "ms": statistics.median(times[2:]),
-                        "peak_memory_mb": peak_memory(device)})
-            print(f"  N={n:>9,}  {name:7s} {statistics.median(times[2:]):8.2f} ms   {peak_memory(device):,.0f} MB")
+        for algorithm in (FedAvg(), FedPer()):
+            if device.type == "cpu":
+                with multiprocessing.get_context("fork").Pool(1) as apart:
+                    row = apart.apply(scaled, (n, algorithm, device))
+            else:
+                torch.cuda.reset_peak_memory_stats()
+                row = scaled(n, algorithm, device)
+            out.append(row)
+            print(f"  N={n:>9,}  {row['name']:7s} {row['ms']:6.2f} ({row['min']:.2f} to {row['max']:.2f}) ms   rows of "
+                  f"clients {row['state_mb']:.2f} MB   peak {row['peak_memory_mb']:,.0f} MB", flush=True)
 
 
 def main() -> None:
@@ -210,7 +235,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with cifar10_jpeg.npz, for cnn.json")
     parser.add_argument("--executors", nargs="+", default=["auto", "loop", "threads", "vmap"])
     parser.add_argument("--rounds", type=int, help="at most this many rounds, the first for warm-up")
-    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10000], help="N of the scale workload")
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000, 100_000, 1_000_000],
+                        help="N of the scale workload")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()

@@ -332,6 +332,19 @@ def test_auto_is_tried_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(told[0], Plan) and told[1] is None
 
 
+def test_processes_that_round_differently_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """Once; equal ones are not, even if a number is none."""
+    sim = rounds(simulation("fedavg"), 1)
+    sim.engine.executor.ranks = two()
+    for other, said in ((0.0, 0), (1e-6, 1), (1e-6, 1)):
+        monkeypatch.setattr(Ranks, "gather", lambda self, what, sums, more=other: [sums, [s + more for s in sums]])
+        simulator.compare(sim)
+        assert caplog.text.count("the server's state differs between processes") == said
+    sim.uneven, sim.algorithm.w = False, sim.algorithm.w * float("nan")
+    simulator.compare(sim)
+    assert caplog.text.count("differs between") == 1
+
+
 def devices(monkeypatch: pytest.MonkeyPatch, count: int, local: int, local_size: int) -> None:
     monkeypatch.setattr(ranks, "_ranks", Ranks(local, local_size, local, local_size))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)

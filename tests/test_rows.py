@@ -203,7 +203,8 @@ def test_rows_of_a_gpu_wherever_they_live(place: str) -> None:
     r = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
     for some in (ids(3, 40), ids(7), ids(3, 8, 40, 9), ids()):
         r[some] = torch.full((len(some), 3), float(len(some)), device=cuda)
-    equal(r[ids(40, 7, 5, 9)].cpu(), torch.stack([torch.full((3,), 4.0), torch.ones(3), DEFAULT, torch.full((3,), 4.0)]))
+    four = torch.full((3,), 4.0)
+    equal(r[ids(40, 7, 5, 9)].cpu(), torch.stack([four, torch.ones(3), DEFAULT, four]))
     assert r[ids()].shape == (0, 3) and r[ids(1)].device.type == "cuda"
     new = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
     new.load_state_dict(r.state_dict())

@@ -180,7 +180,9 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
                                                             ranks.local_size)
     store = RowStore(training.num_clients, device, *memory_limits(device, ranks.local_size),
                      cfg.rounds * training.cohort_size)
-    built = Engine(training, flat, make(cfg.optimizer), Executor(plans[0], device, ranks), store, int(cfg.seed),
+    optimizer = make(cfg.optimizer)
+    optimizer.check(training.num_clients)
+    built = Engine(training, flat, optimizer, Executor(plans[0], device, ranks), store, int(cfg.seed),
                    cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
                    cfg.eval.batch_size or eval_batch(device), everyone=everyone)
     built.privacy = privacy(cfg, built.rows)

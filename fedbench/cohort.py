@@ -119,6 +119,11 @@ class Cohort:
         """ids as an int64 tensor on the device.  # [K]"""
         return torch.from_numpy(self.ids).to(self.device)
 
+    def rate(self, optimizer: Optimizer | None = None) -> Rate:
+        """This round's learning rate: one, or one a client.  # [K, 1]"""
+        found = (optimizer or self.engine.optimizer).rate(self.round, self.rounds, self.ids)
+        return found.to(self.device) if isinstance(found, Tensor) else found
+
     @property
     def positions(self) -> Tensor:
         """0 to K - 1, on the device.  # [K]"""
@@ -227,7 +232,7 @@ class Cohort:
             raise ValueError(f"train({hidden[0]}=...): a step has something else under this name; choose another")
         e, ids = self.engine, self.ids
         optimizer = optimizer or e.optimizer
-        lr = optimizer.rate(self.round, self.rounds) if lr is None else lr
+        lr = self.rate(optimizer) if lr is None else lr
         columns = self.model.trained if columns is None else columns & self.model.trained
         plan = self._schedule(split, key, epochs if steps is None else None, steps, batch_size, drop_last)
         order, counts = plan["order"], plan["counts"]
@@ -313,8 +318,9 @@ class Cohort:
     def _stop(self, position: int, loss: Tensor) -> None:
         value = float(loss[position])
         what = f"has diverged ({value:.3g})" if np.isfinite(value) else "is not finite"
-        raise RunError(f"the training loss of client {self.ids[position]} {what} in round {self.round + 1}: "
-                       f"optimizer.lr={self.engine.optimizer.lr:g} is probably too large")
+        lr, client = self.engine.optimizer.lr, self.ids[position]
+        raise RunError(f"the training loss of client {client} {what} in round {self.round + 1}: "
+                       f"optimizer.lr={lr[client] if isinstance(lr, list) else lr:g} is probably too large")
 
     # -- whole splits ------------------------------------------------------------------------------------
     def gradient(self, rows: Tensor, split: str = "train", drop_last: bool = False) -> tuple[Tensor, Tensor]:

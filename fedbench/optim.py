@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +43,8 @@ class Schedule:
 
 
 class Optimizer:
-    """lr, schedule, reset and clipping; a subclass says how a gradient moves a row.
+    """lr (one, or one for each of the N clients), schedule, reset and clipping; a subclass says how a gradient moves a
+    row.
 
     clip: largest l2 norm of a client's gradient (None: no clipping).
     """
@@ -50,12 +52,22 @@ class Optimizer:
     plain = False            # theta -= lr * gradient and nothing else (SCAFFOLD requires it)
     buffers: tuple[str, ...] = ()
 
-    def __init__(self, lr: float, reset: str, clip: float | None, schedule: Mapping | None):
+    def __init__(self, lr: float | list[float], reset: str, clip: float | None, schedule: Mapping | None):
         self.lr, self.reset, self.clip = lr, reset, clip
         self.schedule = Schedule(**(schedule or {}))
 
-    def rate(self, round: int, total: int) -> float:
-        return self.lr * self.schedule(round, total)
+    def rate(self, round: int, total: int, ids: np.ndarray) -> Rate:
+        """The rate of clients ids [K] in a round: one, or one a client.  # [K, 1]"""
+        factor = self.schedule(round, total)
+        if not isinstance(self.lr, list):
+            return self.lr * factor
+        return torch.tensor([[self.lr[i] * factor] for i in ids.tolist()])
+
+    def check(self, num_clients: int) -> None:
+        """Refuse a list of rates of another length than there are clients."""
+        listed = len(self.lr) if isinstance(self.lr, list) else num_clients
+        require(listed == num_clients, f"optimizer.lr lists {listed:,} rates, and there are {num_clients:,} clients to "
+                "train: one each, or a single number for all")
 
     def new(self, name: str, theta: Tensor) -> Tensor:
         """A fresh buffer for rows theta [k, P]."""
@@ -91,7 +103,7 @@ def _descend(theta: Tensor, direction: Tensor, lr: Rate) -> None:
 class SGD(Optimizer):
     """Stochastic gradient descent with momentum, weight decay and Nesterov's variant."""
 
-    def __init__(self, lr: Positive, momentum: Probability = 0.0, weight_decay: NonNegative = 0.0,
+    def __init__(self, lr: Positive | list[Positive], momentum: Probability = 0.0, weight_decay: NonNegative = 0.0,
                  nesterov: bool = False, reset: Literal["round", "never"] = "round",
                  clip: Positive | None = None, schedule: dict | None = None):
         super().__init__(lr, reset, clip, schedule)
@@ -114,7 +126,7 @@ class Adam(Optimizer):
 
     buffers = ("first", "second", "count")
 
-    def __init__(self, lr: Positive, beta1: Probability = 0.9, beta2: Probability = 0.999,
+    def __init__(self, lr: Positive | list[Positive], beta1: Probability = 0.9, beta2: Probability = 0.999,
                  eps: Positive = 1e-8, weight_decay: NonNegative = 0.0, decoupled: bool = False,
                  reset: Literal["round", "never"] = "round", clip: Positive | None = None,
                  schedule: dict | None = None):

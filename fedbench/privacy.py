@@ -78,7 +78,7 @@ class Privacy:
         """Standard deviation of the noise on what each client uploads in this round.  # [K]"""
         if self.sigma is not None:
             return torch.full((len(cohort),), self.sigma, device=cohort.device)
-        rate = cohort.engine.optimizer.rate(cohort.round, cohort.rounds)
+        rate = torch.as_tensor(cohort.rate(), device=cohort.device).reshape(-1)       # [1] or [K]
         return 2 * rate * (self.clip or 0) * self.ratio / cohort.num_samples.clamp_min(1)
 
     def release(self, cohort: Cohort, name: str, value: Tensor, expected: Tensor | None, again: int) -> Tensor:

@@ -11,7 +11,9 @@ from tiny import PLANS, SIZES, close, engine, equal, everyone, mlp, ragged, seed
 from torch import Tensor, nn
 
 from fedbench import rng
+from fedbench.build import make
 from fedbench.cohort import Cohort, Engine
+from fedbench.config import check, compose
 from fedbench.models.resnet import ResNet
 from fedbench.optim import SGD
 from fedbench.options import ConfigError, RunError
@@ -290,3 +292,40 @@ def test_sizes_are_those_of_the_helper() -> None:
     arrays, split = ragged()
     assert split.train.sizes.tolist() == list(SIZES)
     assert everyone(engine(arrays, split, mlp())).ids.tolist() == [*range(6)]
+
+
+# -- a rate for each client ------------------------------------------------------------------------------
+RATES = [0.05, 0.2, 0.01, 0.1, 0.3, 0.15]
+
+
+def personal(method: str, lr: float | list[float], plan: str) -> Tensor:
+    """What clients IDS hold after a round (SCAFFOLD: their c_i; Per-FedAvg: one step from the initial row)."""
+    e = build("chain", plan)
+    e.optimizer, a = SGD(lr=lr), make(compose([f"algorithm={method}"]).algorithm)
+    a.setup(e.federation, e.model, e.rows)
+    if method != "per_fedavg":
+        a.round(Cohort(e, np.sort(IDS), 0))
+    if method == "scaffold":
+        return e.rows.all["c_i"][np.sort(IDS)]
+    with torch.no_grad():
+        return a.personalized(Cohort(e, np.sort(IDS), 0, "evaluation"), False)
+
+
+@pytest.mark.parametrize("plan", ["vmap", "loop", "threaded pairs"])
+@pytest.mark.parametrize("method", ["local", "scaffold", "per_fedavg", "pgfed", "ditto", "pfedme", "fedamp"])
+def test_a_client_with_its_own_rate_trains_as_if_all_had_it(method: str, plan: str) -> None:
+    mixed = personal(method, RATES, plan)
+    for position, client in enumerate(np.sort(IDS)):
+        close(mixed[position], personal(method, RATES[client], plan)[position], 1e-5)
+    assert not torch.allclose(mixed, personal(method, 0.1, plan))
+
+
+def test_a_list_of_rates_is_one_for_each_client() -> None:
+    from fedbench import build as parts
+    cfg = compose(["optimizer.lr=[0.1,0.2]", "partition.num_clients=3", "partition=iid"])
+    check(cfg)
+    arrays = parts.data(cfg)
+    with pytest.raises(ConfigError, match=r"optimizer.lr lists 2 rates, and there are 3 clients"):
+        parts.engine(cfg, arrays, parts.partition(cfg, arrays))
+    with pytest.raises(ConfigError, match=r"optimizer.lr must be .*, got \[0.1, -1\]"):
+        check(compose(["optimizer.lr=[0.1,-1]"]))

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -99,7 +100,15 @@ def test_schedules() -> None:
 
 def test_the_rate_of_a_round() -> None:
     optimizer = SGD(lr=0.2, schedule={"name": "exponential", "gamma": 0.5})
-    assert [optimizer.rate(r, 4) for r in range(3)] == [0.2, 0.1, 0.05]
+    assert [optimizer.rate(r, 4, np.arange(2)) for r in range(3)] == [0.2, 0.1, 0.05]
+
+
+def test_the_rates_of_clients() -> None:
+    optimizer = SGD(lr=[0.2, 0.4, 0.8], schedule={"name": "exponential", "gamma": 0.5})
+    optimizer.check(3)
+    torch.testing.assert_close(optimizer.rate(1, 4, np.array([0, 2])), torch.tensor([[0.1], [0.4]]))
+    with pytest.raises(ConfigError, match=r"optimizer.lr lists 3 rates, and there are 4 clients"):
+        optimizer.check(4)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

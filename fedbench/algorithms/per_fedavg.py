@@ -55,8 +55,8 @@ class PerFedAvg(Algorithm):
         s.descend(g)
 
     def personalized(self, cohort, final):
-        rate = cohort.engine.optimizer.rate(cohort.round, cohort.rounds) if self.alpha is None else self.alpha
-        return cohort.train(self.w, steps=1, key="adapt", optimizer=SGD(rate)).theta
+        rate = cohort.rate() if self.alpha is None else self.alpha
+        return cohort.train(self.w, steps=1, key="adapt", lr=rate, optimizer=SGD(1.0)).theta
 
     def global_row(self):
         return self.w

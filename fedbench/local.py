@@ -23,6 +23,7 @@ from fedbench.flat import Columns, FlatModel
 from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
 from fedbench.options import require
+from fedbench.per_client import PerClient
 from fedbench.privacy import within
 from fedbench.rng import RowRandom, client_keys, key
 from fedbench.task import Task
@@ -187,6 +188,7 @@ class Step:
         own["_pool"], own["_drawn"] = [], 0               # gradient tensors, and how many this step has used
         own["_plans"], own["_layouts"], own["_buffers"], own["_draws"] = {}, {}, {}, None
         own["_own"] = None                                # the rows that a custom loss is given
+        own["_owned"] = {}                                # hyperparameters that differ by client, of the chunk
         own["_moved"] = {}                                # columns each name has moved in this step
         chunk.loss = torch.zeros(len(chunk.ids), device=chunk.theta.device)
 
@@ -222,6 +224,7 @@ class Step:
         _own: Tensor | None
         _draws: RowRandom | None
         _moved: dict[str, Columns]
+        _owned: dict[int, Tensor]
 
         def __getattr__(self, name: str) -> Tensor: ...
         def __setattr__(self, name: str, value: Tensor) -> None: ...
@@ -232,6 +235,14 @@ class Step:
         if self._draws is None:
             self.__dict__["_draws"] = RowRandom(self._keys[:self.k] ^ (key("t", self.t) >> 1))
         return self.__dict__["_draws"]
+
+    def own(self, value: float | PerClient) -> float | Tensor:
+        """A hyperparameter for the active clients: the number that all have, or each one's.  # [k, 1]"""
+        if not isinstance(value, PerClient):
+            return value
+        if id(value) not in self._owned:
+            self._owned[id(value)] = value.of(self._chunk.ids, self._chunk.theta.device)             # [K, 1]
+        return self._owned[id(value)][:self.k]
 
     def begin(self, t: int, k: int) -> None:
         """Move to step t with k clients active."""

@@ -11,12 +11,14 @@ from tiny import PLANS, SIZES, close, engine, equal, everyone, mlp, ragged, seed
 from torch import Tensor, nn
 
 from fedbench import rng
+from fedbench.algorithms.fedprox import FedProx
 from fedbench.build import make
 from fedbench.cohort import Cohort, Engine
 from fedbench.config import check, compose
 from fedbench.models.resnet import ResNet
 from fedbench.optim import SGD
 from fedbench.options import ConfigError, RunError
+from fedbench.per_client import PerClient
 
 IDS = np.array([4, 0, 5, 2])                # unsorted, not all
 TEST = (3, 12, 0, 6, 8, 1)                  # client 2 has nothing to be tested on
@@ -318,6 +320,37 @@ def test_a_client_with_its_own_rate_trains_as_if_all_had_it(method: str, plan: s
     for position, client in enumerate(np.sort(IDS)):
         close(mixed[position], personal(method, RATES[client], plan)[position], 1e-5)
     assert not torch.allclose(mixed, personal(method, 0.1, plan))
+
+
+@pytest.mark.parametrize("plan", ["vmap", "loop", "threaded pairs"])
+@pytest.mark.parametrize(("method", "option"), [("fedprox", "mu"), ("ditto", "lam")])
+def test_a_client_with_its_own_hyperparameter_trains_as_if_all_had_it(method: str, option: str, plan: str) -> None:
+    values, ids = [0.0, 3.0, 1.0, 0.5, 2.0, 4.0], np.sort(IDS)
+
+    def trained(value: float | list[float]) -> Tensor:
+        e, seen = build("chain", plan, epochs=3), []
+        a = make({**compose([f"algorithm={method}"]).algorithm, option: value})
+        a.setup(e.federation, e.model, e.rows)
+        a.check(e.federation, e.model, e.optimizer)
+        cohort = Cohort(e, ids, 0)
+        train = cohort.train
+        cohort.train = lambda *args, **more: seen.append(train(*args, **more)) or seen[-1]       # type: ignore
+        a.round(cohort)
+        return seen[0].theta                                       # FedProx: theta; Ditto: v
+
+    mixed = trained(values)
+    for position, client in enumerate(ids):
+        close(mixed[position], trained(values[client])[position], 1e-5)
+    assert not torch.allclose(mixed, trained(1.0))
+
+
+def test_a_list_of_hyperparameters_is_one_for_each_client() -> None:
+    e = build()
+    with pytest.raises(ConfigError, match=r"algorithm.mu lists 2 numbers, and there are 6 clients"):
+        FedProx([0.1, 0.2]).check(e.federation, e.model, e.optimizer)
+    with pytest.raises(ConfigError, match=r"algorithm.mu must be .*, got \[0.1, -1\]"):
+        check(compose(["algorithm=fedprox", "algorithm.mu=[0.1,-1]"]))
+    assert not PerClient([0, 0]) and PerClient([0, 1])
 
 
 def test_a_list_of_rates_is_one_for_each_client() -> None:

@@ -12,6 +12,8 @@ from fedbench.cohort import Cohort
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import FlatModel
 from fedbench.optim import Optimizer
+from fedbench.options import require
+from fedbench.per_client import PerClient
 from fedbench.rows import RowStore
 
 
@@ -33,6 +35,10 @@ class Algorithm:
         """Refuse, in one sentence, what the method cannot run on."""
         for group in self.requires:
             model.group(group, f"algorithm={type(self).__name__.lower()}")
+        for option, value in vars(self).items():
+            listed = len(value) if isinstance(value, PerClient) else federation.num_clients
+            require(listed == federation.num_clients, f"algorithm.{option} lists {listed:,} numbers, and there are "
+                    f"{federation.num_clients:,} clients to train: one each, or a single number for all")
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Make the state; rows(name, default) gives a lazy [N, ...] store."""

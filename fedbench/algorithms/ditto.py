@@ -7,16 +7,21 @@ same batches as the global ones, on purpose); the path of w does not depend on l
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.options import Count, NonNegative
+from fedbench.per_client import per_client
 
 
 class Ditto(FedAvg):
-    """lam: pull of the global model; personal_epochs: epochs for v (null: local.epochs).  State: w [P]; v [N, P]."""
+    """lam: pull of the global model, or a list, one for each client; personal_epochs: epochs for v (null:
+    local.epochs).
+
+    State: w [P]; v [N, P].
+    """
 
     personal_is_global = False
 
-    def __init__(self, lam: NonNegative = 1.0, personal_epochs: Count | None = None):
+    def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, personal_epochs: Count | None = None):
         super().__init__()
-        self.lam, self.personal_epochs, self.personal_is_global = lam, personal_epochs, False
+        self.lam, self.personal_epochs, self.personal_is_global = per_client(lam), personal_epochs, False
 
     def setup(self, federation, model, rows):
         super().setup(federation, model, rows)
@@ -24,7 +29,7 @@ class Ditto(FedAvg):
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w                                              # [P]
-        pull = (lambda s: self.lam * (s.theta - w)) if self.lam else None             # [k, P]
+        pull = (lambda s: s.own(self.lam) * (s.theta - w)) if self.lam else None             # [k, P]
         v = cohort.train(self.v[cohort.ids], extra_grad=pull, epochs=self.personal_epochs, buffers="v",
                          counted=0, uploaded=False).theta                             # the same samples again
         up = cohort.upload(theta=cohort.train(w).theta)

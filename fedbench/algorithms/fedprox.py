@@ -8,18 +8,19 @@ no gradient, so that this is FedAvg.
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.options import NonNegative
+from fedbench.per_client import per_client
 
 
 class FedProx(FedAvg):
-    """mu: weight of the proximal term; official_noop: above.  State: w [P]."""
+    """mu: weight of the proximal term, or a list, one for each client; official_noop: above.  State: w [P]."""
 
-    def __init__(self, mu: NonNegative = 0.01, official_noop: bool = False):
+    def __init__(self, mu: NonNegative | list[NonNegative] = 0.01, official_noop: bool = False):
         super().__init__()
-        self.mu, self.official_noop = mu, official_noop
+        self.mu, self.official_noop = per_client(mu), official_noop
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w                                              # [P]
         felt = self.mu and not self.official_noop
-        prox = (lambda s: self.mu * (s.theta - w)) if felt else None                  # [k, P]
+        prox = (lambda s: s.own(self.mu) * (s.theta - w)) if felt else None                  # [k, P]
         up = cohort.upload(theta=cohort.train(w, extra_grad=prox).theta)
         self.w = cohort.weights @ up.theta

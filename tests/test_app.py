@@ -486,7 +486,7 @@ def test_the_grid_of_an_experiment_file_is_swept_by_m_alone(
 
 def test_many_cells_are_checked_one_value_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "seed=range(0,200)", "algorithm=local,fedavg", "optimizer.lr=0.1,abc"]) == 2
-    assert "optimizer.lr must be a number > 0, got 'abc'" in sentence(capsys)
+    assert "optimizer.lr must be a number > 0 or a list, each entry a number > 0, got 'abc'" in sentence(capsys)
 
 
 # The installation

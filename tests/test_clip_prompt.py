@@ -398,3 +398,20 @@ def test_the_family_plays_on_the_real_architectures(backbone: str, tmp_path: Pat
         nothing, half = [0, 0], [0.5, 0.5]
         assert (down, up) == {"local": (nothing, nothing), "zero_shot": (nothing, nothing), "fedper": (half, half),
                               "pfedmoap": ([1, 3], [1, 1])}.get(method, ([1, 1], [1, 1])), method
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", FAMILY)
+def test_the_family_on_a_gpu(method: str, tmp_path: Path):
+    """The backbone is shared by all of a process: it moves to the GPU once, and models are built after that."""
+    cfg = config(tmp_path, f"algorithm={method}", "model.init='a photo'", "hardware.executor=vmap", "rounds=2")
+    arrays, split = pictures(), split_of(SIZES)
+    for device in ("cuda", "cpu"):
+        cfg.hardware.device = device
+        e = build.engine(cfg, arrays, split)
+        a = build.algorithm(cfg)
+        a.setup(e.federation, e.model, e.rows)
+        for r in range(2):
+            a.round(Cohort(e, np.arange(3), r))
+        assert np.isfinite(evaluate.personal(a, e, np.arange(3), 1, True)["loss"]).all()

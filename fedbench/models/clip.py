@@ -53,8 +53,7 @@ class TextTower:
         self.common = 1 + int(before.min())                     # p: SOS and the context in front
         self.slot = source[:, self.common:]                     # [C, S], >= 0: context token, else not
         words = tokens.gather(1, (-source - 1).clamp_min(0))    # [C, L]
-        with torch.no_grad():
-            embedded = clip.token_embedding(words).float()                                          # [C, L, d]
+        embedded = embed(clip, words)                                                               # [C, L, d]
         self.sos, self.tail = embedded[0, :1], embedded[:, self.common:]                            # [1, d], [C, S, d]
         self.eot = eot - self.common                                                                # [C]
 
@@ -121,6 +120,20 @@ def project(x: Tensor, projection: Any) -> Tensor:
     if projection is None:
         return x
     return projection(x) if isinstance(projection, nn.Module) else x @ projection
+
+
+def embed(clip: Any, tokens: Tensor) -> Tensor:
+    """Token embeddings on the CPU, wherever the model, which all runs of a process share, is by now.  # [..., d]"""
+    table = clip.token_embedding.weight
+    return table.detach()[tokens.to(table.device)].float().cpu()
+
+
+def joint_width(clip: Any) -> int:
+    """D, of what text features are projected to."""
+    last = clip.text_projection
+    if last is None:
+        return clip.positional_embedding.shape[1]
+    return last.out_features if isinstance(last, nn.Linear) else last.shape[1]
 
 
 class ImageTower:

@@ -65,7 +65,7 @@ class CLIPPrompt(nn.Module):
         self.class_names = [str(c) for c in range(num_classes)] if class_names is None else list(class_names)
         self.num_classes, self.reads, self.data_dir = num_classes, tuple(reads), data_dir
         self.template, self.augment, self.views, self.norm = template, augment, views, norm
-        words = None if init is None else clip.token_embedding(tokenize([init])[0]).detach()
+        words = None if init is None else towers.embed(clip, tokenize([init])[0])
         self.length = context if init is None else int(tokenize([init]).argmax()) - 1
         self.width, self.scale = clip.positional_embedding.shape[1], float(clip.logit_scale.exp())
         P = 0.02 * torch.randn(self.length, self.width) if words is None else words[1:1 + self.length].clone()
@@ -73,7 +73,7 @@ class CLIPPrompt(nn.Module):
         require(n <= self.length, f"model.shared={n} is more than the {self.length} tokens of the context")
         self.shared, self.own = nn.Parameter(P[:n].clone()), nn.Parameter(P[n:].clone())
         self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length, position)
-        self.dim = towers.project(P[:1], clip.text_projection).shape[-1]       # D, of the joint space
+        self.dim = towers.joint_width(clip)                        # D
         self.images = towers.ImageTower(clip)
         self._last = threading.local()
         self._views: Tensor | None = None                          # [images with views, V, ...]

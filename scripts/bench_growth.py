@@ -1,0 +1,126 @@
+"""How the time and the peak memory of a round grow: with N, with the cohort, and with the model.
+
+On a CPU every line is measured in a process of its own, whose peak memory is then the line's, and its milliseconds are
+of processor time, which other processes do not lengthen.  On a GPU the lines follow each other.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_clock import Clock, Meter, row
+from bench_work import Ours, crowd
+
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.algorithms.fedper import FedPer
+from fedbench.algorithms.pgfed import PGFed
+from fedbench.simulator import peak_memory
+
+METHODS = {"fedavg": FedAvg, "fedper": FedPer, "pgfed": PGFed}
+WARMUP = 2                                          # PGFed's first round is FedAvg's
+FEW, MANY = 25, 400                                 # clients of the curves other than N's
+WIDTHS = {"mlp": (64, 256, 1024, 4096), "cnn": (128, 512, 2048)}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method among so many clients of 20 samples, `cohort` of them a round; width: of the model's last hidden layer;
+    curve: what grows."""
+
+    curve: str
+    method: str
+    clients: int
+    cohort: int
+    model: str = "mlp"
+    width: int | None = None
+    executor: str = "vmap"
+    rounds: int = 32
+    momentum: float = 0.0
+
+    def __str__(self) -> str:
+        model = self.model + (f" of width {self.width}" if self.width else "")
+        return f"{self.method:7s} N={self.clients:>9,}  {self.cohort:>3} a round  {model}"
+
+
+def over_clients(counts: Sequence[int], rounds: int = 32) -> Iterator[Line]:
+    """N grows, 100 of them a round."""
+    for method in ("fedavg", "fedper"):
+        yield from (Line("clients", method, n, min(100, n), rounds=rounds) for n in counts)
+
+
+def over_cohorts(counts: Sequence[int], methods: Sequence[str] = ("fedavg",), models: Sequence[str] = ("mlp", "cnn"),
+                 rounds: int = 8) -> Iterator[Line]:
+    """More and more of the same clients take part in a round."""
+    for model in models:
+        for method in methods:
+            yield from (Line("cohort", method, max(MANY, *counts), k, model, executor="auto", rounds=rounds,
+                             momentum=0.9) for k in counts)
+
+
+def over_models(widths: dict[str, Sequence[int]], rounds: int = 8) -> Iterator[Line]:
+    """The model grows by the width of its last hidden layer."""
+    for model, cohort in (("mlp", FEW), ("cnn", 6)):
+        yield from (Line("model", "fedavg", FEW, cohort, model, width, "auto", rounds, 0.9)
+                    for width in widths[model])
+
+
+def measured(line: Line, device: torch.device) -> dict[str, Any]:
+    """Round times and peak memory of a line; libraries_mb: of a CPU's process, before it made anything."""
+    torch.set_num_threads(1)
+    libraries = own_peak()
+    work = crowd(line.clients, line.cohort, line.rounds, line.model, line.width).doing(momentum=line.momentum)
+    meter, clock = Meter(device), Clock(device, processor=True)
+    rival = meter(lambda: Ours(work, work.plans(line.executor, device), device, METHODS[line.method]()))
+    times = [1e3 * clock(partial(meter, partial(rival.round, r)))[1] for r in range(line.rounds)]
+    rows = rival.engine.rows.all.values()
+    return {"times": times[min(WARMUP, line.rounds - 1):], "plan": rival.plan.short, "numbers": rival.engine.model.size,
+            "state_mb": sum(r.used * r.row_bytes for r in rows) / 2**20,
+            "libraries_mb": libraries if meter.peak_mb is None else 0.0,
+            "peak_memory_mb": own_peak() if meter.peak_mb is None else meter.peak_mb}
+
+
+def own_peak() -> float:
+    """MB: the most memory that this process had.  What getrusage says begins, in a process started from another one,
+    at that one's peak; Linux knows this one's own."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return peak_memory(torch.device("cpu"))
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
+
+
+def apart(line: Line, device: torch.device) -> dict[str, Any]:
+    """The line measured in a fresh process on a CPU; on a GPU here, once what was before is gone."""
+    if device.type == "cpu":
+        with multiprocessing.get_context("spawn").Pool(1) as process:
+            return process.apply(measured, (line, device))
+    gc.collect()
+    torch.cuda.empty_cache()
+    return measured(line, device)
+
+
+def curves(lines: Iterator[Line], device: torch.device, most: int | None = None) -> list[dict[str, Any]]:
+    """Print every line as it is measured, and return its row: ms a round as a ratio to the first line of its curve.
+    most: rounds at most."""
+    print("\nms a round, evaluation apart, median (min to max); ratio to the first line of its curve; peak memory (of it "
+          "what libraries took); rows of clients")
+    out, first = [], {}
+    for line in lines:
+        line = replace(line, rounds=min(line.rounds, most or line.rounds))
+        found = apart(line, device)
+        times = found.pop("times")
+        base = first.setdefault((line.curve, line.method, line.model), statistics.median(times))
+        out.append(row(f"growth: {line.curve}", line.method, [t / base for t in times], ms=statistics.median(times),
+                       clients=line.clients, cohort=line.cohort, model=line.model, width=line.width, **found))
+        print(f"  {line!s:58s} {out[-1]['ms']:8.2f} ({min(times):.2f} to {max(times):.2f}) ms  "
+              f"x {out[-1]['ratio']:.2f}   {found['peak_memory_mb']:,.0f} ({found['libraries_mb']:,.0f}) MB   "
+              f"{found['state_mb']:.2f} MB of {found['numbers']:,} numbers each   {found['plan']}", flush=True)
+    return out

@@ -1,0 +1,232 @@
+"""Workloads of the benchmark, and who trains on them: a bare PyTorch loop, and methods on an engine."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bench_clock import Rival
+from torch import nn
+
+from fedbench import build
+from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.cohort import Cohort, Engine
+from fedbench.config import compose
+from fedbench.data.base import Arrays
+from fedbench.executor import NAMES, Executor, Plan, plans
+from fedbench.federation import Federation
+from fedbench.flat import FlatModel
+from fedbench.models.fedavg_cnn import FedAvgCNN
+from fedbench.models.mlp import MLP
+from fedbench.optim import SGD
+from fedbench.partition.base import Ragged, Split
+from fedbench.rows import RowStore
+
+SEED = 20261121
+COLUMNS = {"head": ["head.*"]}
+WIDTHS = {"cnn": 512, "mlp": 64}                 # of the hidden layer before the head, unless a workload says another
+LOCAL = {"cnn": {"batch_size": 10, "epochs": 1, "lr": 0.005}, "mlp": {"batch_size": 10, "epochs": 5, "lr": 0.05},
+         "many": {"batch_size": 10, "epochs": 1, "lr": 0.05}}
+
+
+class Workload:
+    """name; split: who has which sample; schedule: ids of each round (the first is warm-up); work: batch_size, epochs,
+    lr, and, if they are not 0 and False, momentum and drop_last; model: cnn or mlp, of some width."""
+
+    def __init__(self, name: str, arrays: Arrays, split: Split, schedule: list, work: dict[str, Any], model: str,
+                 width: int | None = None):
+        self.name, self.arrays, self.split, self.schedule = name, arrays, split, schedule
+        self.work, self.model, self.width = {"momentum": 0.0, "drop_last": False, **work}, model, width or WIDTHS[model]
+
+    def module(self) -> nn.Module:
+        shape = self.arrays.inputs.shape[1:]                                      # type: ignore[union-attr]
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return FedAvgCNN(shape, 10, self.width) if self.model == "cnn" else MLP(shape, 10, [self.width])
+
+    def flat(self, device: torch.device | str = "cpu") -> FlatModel:
+        return FlatModel(self.module(), COLUMNS, device)
+
+    @property
+    def cohort(self) -> int:
+        """K: clients in a round."""
+        return len(self.schedule[0])
+
+    def plans(self, executor: str, device: torch.device) -> list[Plan]:
+        """The candidates for hardware.executor."""
+        return plans(executor, None, None, device, self.cohort, convolutions=build.convolves(self.flat()))
+
+    def engine(self, candidates: Sequence[Plan], device: torch.device) -> Engine:
+        """Everything a cohort needs; of several plans the fastest is chosen as a run does."""
+        federation = Federation.build(self.arrays, self.split, device)
+        federation.cohort_size = self.cohort
+        model, work = self.flat(device), self.work
+        engine = Engine(federation, model, SGD(work["lr"], work["momentum"]), Executor(candidates[0], device),
+                        RowStore(federation.num_clients, device, *build.memory_limits(device)), epochs=work["epochs"],
+                        batch_size=work["batch_size"], drop_last=work["drop_last"])
+        if len(candidates) > 1:
+            build.choose_executor(engine, list(candidates))
+        else:
+            build.use(engine, candidates[0])
+        return engine
+
+    def cut(self, samples: int) -> Workload:
+        """This workload with at most so many training samples a client."""
+        train = Ragged.from_lists([own[:samples] for own in map(self.split.train.__getitem__, range(self.clients))])
+        return Workload(self.name, self.arrays, Split(train, self.split.val, self.split.test), self.schedule, self.work,
+                        self.model, self.width)
+
+    def doing(self, **work: Any) -> Workload:
+        """This workload with other local work."""
+        return Workload(self.name, self.arrays, self.split, self.schedule, self.work | work, self.model, self.width)
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.split.train)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.clients} clients, {self.cohort} a round"
+
+
+class Bare:
+    """The yardstick: FedAvg by a module and an optimizer per client, one after the other."""
+
+    method, plan = "fedavg", None
+
+    def __init__(self, work: Workload, device: torch.device, precision: str = "float32"):
+        federation = Federation.build(work.arrays, work.split, device)
+        self.work, self.model, self.federation, self.precision = work, work.module().to(device), federation, precision
+        self.x, self.y = federation.gather(torch.arange(len(federation.targets), device=device))
+
+    def round(self, round: int) -> int:
+        generator = np.random.default_rng(round)
+        states, sizes, seen = [], [], 0
+        for i in self.work.schedule[round]:
+            own = self.work.split.train[i]
+            model = copy.deepcopy(self.model)
+            seen += self.train(model, own, generator)
+            states.append(model.state_dict())
+            sizes.append(len(own))
+        weights = [n / sum(sizes) for n in sizes]
+        self.model.load_state_dict({k: sum(w * s[k] for w, s in zip(weights, states)) for k in states[0]})
+        return seen
+
+    def train(self, model: nn.Module, own: np.ndarray, generator: np.random.Generator) -> int:
+        """The local epochs of a client, in place; returns the images trained on."""
+        work, seen = self.work.work, 0
+        size = work["batch_size"]
+        last = len(own) - len(own) % size if work["drop_last"] and len(own) > size else len(own)    # as fedbench does
+        optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"], momentum=work["momentum"])
+        for _ in range(work["epochs"]):
+            order = torch.from_numpy(generator.permutation(own)[:last]).to(self.y.device)
+            for index in order.split(size):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(self.x[index]), self.y[index])
+                loss.backward()
+                optimizer.step()
+                seen += len(index)
+        return seen
+
+
+class Ours:
+    """A method on an engine; of several plans the fastest is chosen."""
+
+    def __init__(self, work: Workload, candidates: Sequence[Plan], device: torch.device,
+                 algorithm: Algorithm | None = None, precision: str = "float32"):
+        build.set_precision(precision)                       # which plan is the fastest may depend on it
+        self.work, self.precision, self.engine = work, precision, work.engine(candidates, device)
+        self.algorithm = algorithm or FedAvg()
+        self.method = type(self.algorithm).__name__.lower()
+        self.algorithm.setup(self.engine.federation, self.engine.model, self.engine.rows)
+        build.set_precision("float32")
+
+    @property
+    def plan(self) -> Plan:
+        return self.engine.executor.plan
+
+    def round(self, round: int) -> int:
+        cohort = Cohort(self.engine, np.array(sorted(self.work.schedule[round])), round)
+        self.algorithm.round(cohort)
+        return cohort.ledger.samples
+
+
+def ours(work: Workload, executors: Sequence[str], device: torch.device, method: Callable[[], Algorithm] = FedAvg
+         ) -> dict[str, Callable[[], Rival]]:
+    """How to make a method on each of some executors, by the executor's name."""
+    return {name: partial(lambda name: Ours(work, work.plans(name, device), device, method()), name)
+            for name in executors}
+
+
+def every_plan(work: Workload, device: torch.device) -> dict[str, Plan]:
+    """Every plan that a user can ask for or that auto considers, by its short name."""
+    return {plan.short: plan for name in (*NAMES, "auto") for plan in work.plans(name, device)}
+
+
+# -- what they train on --------------------------------------------------------------------------------------
+def digits() -> Arrays:
+    from fedbench.data.digits import Digits
+    return Digits().load()
+
+
+def images(data: Path | None, count: int = 15_000) -> Arrays:
+    """CIFAR-10 where a folder with cifar10_jpeg.npz is given, else random images of its shape (equally fast)."""
+    if data is not None:
+        from fedbench.data.cifar import CIFAR10
+        return CIFAR10(data_dir="data", path=str(data / "cifar10_jpeg.npz")).load()
+    generator = np.random.default_rng(0)
+    return Arrays(generator.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), generator.permutation(count) % 10,
+                  np.zeros(count, np.int8), 10, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def split_of(train: list | Ragged, test: list | Ragged) -> Split:
+    none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(len(train), np.int64))
+    return Split(*(r if isinstance(r, Ragged) else Ragged.from_lists(r) for r in (train, none, test)))
+
+
+def from_file(path: Path, data: Path | None) -> Workload:
+    spec = json.loads(path.read_text())
+    arrays = digits() if spec["source"] == "digits" else images(data)
+    clients = spec["clients"]
+    split = split_of([c["train"] for c in clients], [c["test"] for c in clients])
+    return Workload(spec["name"], arrays, split, spec["schedule"],
+                    {"batch_size": spec["batch_size"], "epochs": spec["local_epochs"], "lr": spec["lr"]}, spec["model"])
+
+
+def generated(name: str) -> Workload:
+    """A workload of the same kind as the fixed ones: sizes drawn once, multiples of the batch."""
+    rng = np.random.default_rng(SEED)
+    arrays = images(None) if name == "cnn" else digits()
+    n, k = {"cnn": (25, 6), "mlp": (20, 20), "many": (1000, 100)}[name]
+    sizes = 10 * {"cnn": rng.integers(8, 127, n), "mlp": rng.integers(3, 17, n), "many": np.full(n, 2)}[name]
+    train = [rng.integers(0, len(arrays.targets), s) for s in sizes]
+    rounds = 6 if name == "cnn" else 12
+    schedule = [sorted(rng.choice(n, k, replace=False).tolist()) for _ in range(rounds)]
+    return Workload(name, arrays, split_of(train, [t[:2] for t in train]), schedule, LOCAL[name],
+                    "cnn" if name == "cnn" else "mlp")
+
+
+def paper(clients: int, data: Path | None, rounds: int) -> Workload:
+    """PGFed's setting on CIFAR-10 (its partition, its cohorts of a quarter, 5 epochs), with momentum 0.9 for all."""
+    cfg = compose(["+experiment=setting/pgfed_cifar", f"partition.num_clients={clients}"])
+    arrays = images(data, 60_000)
+    split, size = build.partition(cfg, arrays), build.cohort_size(cfg, clients)
+    schedule = [build.draw_cohort(0, r, clients, size).tolist() for r in range(rounds)]
+    return Workload("paper's CIFAR-10", arrays, split, schedule, {**cfg.local, "lr": cfg.optimizer.lr, "momentum": 0.9},
+                    "cnn")
+
+
+def crowd(clients: int, cohort: int, rounds: int, model: str = "mlp", width: int | None = None) -> Workload:
+    """Many clients, made at once: 20 samples each, so many of them a round."""
+    rng, arrays = np.random.default_rng(SEED), digits() if model == "mlp" else images(None, 2000)
+    own = rng.integers(0, len(arrays.targets), (clients, 20))
+    schedule = [build.draw_cohort(0, r, clients, min(cohort, clients)).tolist() for r in range(rounds)]
+    train, test = (Ragged.from_sizes(part.ravel(), np.full(clients, part.shape[1])) for part in (own, own[:, :2]))
+    return Workload("crowd", arrays, split_of(train, test), schedule, LOCAL["many"], model, width)

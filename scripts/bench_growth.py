@@ -110,8 +110,8 @@ def apart(line: Line, device: torch.device) -> dict[str, Any]:
 def curves(lines: Iterator[Line], device: torch.device, most: int | None = None) -> list[dict[str, Any]]:
     """Print every line as it is measured, and return its row: ms a round as a ratio to the first line of its curve.
     most: rounds at most."""
-    print("\nms a round, evaluation apart, median (min to max); ratio to the first line of its curve; peak memory (of it "
-          "what libraries took); rows of clients")
+    print("\nms a round, evaluation apart, median (min to max); ratio to the first line of its curve; peak memory "
+          "(of it what libraries took); rows of clients")
     out, first = [], {}
     for line in lines:
         line = replace(line, rounds=min(line.rounds, most or line.rounds))

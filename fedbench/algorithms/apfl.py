@@ -7,26 +7,31 @@ Departs from the paper: aggregation weighted by samples.  BatchNorm buffers of v
 Reduces to: FedAvg at alpha = 0; Local, beside an unchanged FedAvg, at alpha = 1.
 """
 
+import numpy as np
 import torch
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.linalg import dot
 from fedbench.options import Probability
+from fedbench.per_client import PerClient, mean, per_client
 
 
 class APFL(Algorithm):
-    """alpha: a, the share of the personal model, from which adaptive=true learns one per client.
+    """alpha: a, the share of the personal model, or a list, one for each client, from which adaptive=true learns.
 
     State: w [P]; v [N, P]; a [N, 1].
     """
 
-    def __init__(self, alpha: Probability = 0.5, adaptive: bool = False):
-        self.alpha, self.adaptive = alpha, adaptive
+    def __init__(self, alpha: Probability | list[Probability] = 0.5, adaptive: bool = False):
+        self.alpha, self.adaptive = per_client(alpha), adaptive
 
     def setup(self, federation, model, rows):
         self.w = model.init_row()                                                     # [P]
         self.v = rows("v", default=self.w)                                            # lazy [N, P]
-        self.a = rows("a", default=torch.full_like(self.w[:1], self.alpha))           # lazy [N, 1]
+        self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))     # lazy [N, 1]
+        if isinstance(self.alpha, PerClient):
+            everyone = np.arange(federation.num_clients)
+            self.a[everyone] = self.alpha.of(everyone, self.w.device)
         self.buffers = model.trained.rest(model.size)
 
     def round(self, cohort):

@@ -21,26 +21,28 @@ import torch
 from fedbench.algorithms.base import Algorithm
 from fedbench.linalg import dot
 from fedbench.options import Count, NonNegative, Probability, require
+from fedbench.per_client import per_client
 from fedbench.rows import memory
 
 
 class APPLE(Algorithm):
-    """mu, eta2: above; scheduler: lambda falls from 1, over this fraction of the rounds, and is 0 afterwards;
-    bandwidth: M (null: all N - 1); lamb: growth of the preference for cores of large |d_ij|; scale_lr="inverse_dii":
-    c_i moves by lr G, as if client i's rate were lr / d_ii.
+    """mu, eta2: above, or lists, one number for each client; scheduler: lambda falls from 1, over this fraction of the
+    rounds, and is 0 afterwards; bandwidth: M (null: all N - 1); lamb: growth of the preference for cores of large
+    |d_ij|; scale_lr="inverse_dii": c_i moves by lr G, as if client i's rate were lr / d_ii.
 
     State: cores [V, P], all versions in use; newest [N], the version of c_j in cores; core [N, P], c_i as client i last
     trained it; d [N, N]; theta [N, P], the deployed w_i; with a bandwidth also held [N, N], the versions that client i
     last downloaded (-1: none yet), and seen [N, N], whether it ever chose them.
     """
 
-    def __init__(self, mu: NonNegative = 0.1, eta2: NonNegative = 0.001,
+    def __init__(self, mu: NonNegative | list[NonNegative] = 0.1, eta2: NonNegative | list[NonNegative] = 0.001,
                  scheduler: Literal["exponential", "cosine"] = "exponential", fraction: Probability = 0.1,
                  prox_half: bool = False, bandwidth: Count | None = None,
                  selection: Literal["intended", "uniform"] = "intended", lamb: NonNegative = 1.0,
                  init: Literal["independent", "common"] = "independent",
                  scale_lr: Literal["none", "inverse_dii"] = "none"):
-        self.mu, self.eta2, self.scheduler, self.fraction, self.prox_half = mu, eta2, scheduler, fraction, prox_half
+        self.mu, self.eta2 = per_client(mu), per_client(eta2)
+        self.scheduler, self.fraction, self.prox_half = scheduler, fraction, prox_half
         self.bandwidth, self.selection, self.lamb, self.init, self.scale_lr = bandwidth, selection, lamb, init, scale_lr
         self.held = self.seen = None
         if bandwidth is not None and selection == "intended":
@@ -83,9 +85,9 @@ class APPLE(Algorithm):
         def step(s, batch):
             g = s.grad(batch, s.personal)                                             # [k, P]
             grad_d = (g @ self.cores.T).gather(1, s.held)                             # [k, N]
-            grad_d.scatter_(1, s.me, dot(g, s.theta)[:, None]).add_(s.d - self.q, alpha=pull)
+            grad_d.scatter_(1, s.me, dot(g, s.theta)[:, None]).add_(s.own(pull) * (s.d - self.q))
             own = s.d.gather(1, s.me)                                                 # [k, 1], before it moves
-            s.descend(grad_d, "d", lr=eta2, uploaded=False)
+            s.descend(grad_d, "d", lr=s.own(eta2), uploaded=False)
             s.descend(g.mul_(own) if self.scale_lr == "none" else g)
             self.mix(s.personal, s.theta, s.d, s.held, s.me)
 

@@ -20,22 +20,25 @@ import torch
 from fedbench.algorithms.base import Algorithm
 from fedbench.linalg import squared_distances
 from fedbench.options import Count, Fraction, NonNegative, Positive, require
+from fedbench.per_client import per_client
 
 log = logging.getLogger(__name__)
 BLOCK = 256                        # models of other clients gathered at a time
 
 
 class FedAMP(Algorithm):
-    """lam, sigma, cap (null: none): above; alpha_k: step of the server, times decay every decay_every rounds.
+    """lam (or a list, one for each client), sigma, cap (null: none): above; alpha_k: step of the server, times decay
+    every decay_every rounds.
 
     State: theta [N, P], what client i last trained; w [N, P], the server's copy of it as uploaded; prev [K'], the last
     cohort.
     """
 
-    def __init__(self, lam: NonNegative = 1.0, alpha_k: Positive = 1.0, sigma: Positive | Literal["auto"] = 1.0,
-                 start: Literal["own", "cloud"] = "own", peers: Literal["everyone", "last_cohort"] = "everyone",
+    def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, alpha_k: Positive = 1.0,
+                 sigma: Positive | Literal["auto"] = 1.0, start: Literal["own", "cloud"] = "own",
+                 peers: Literal["everyone", "last_cohort"] = "everyone",
                  decay: Fraction = 1.0, decay_every: Count = 30, cap: Fraction | None = None):
-        self.lam, self.alpha_k, self.sigma, self.start, self.peers = lam, alpha_k, sigma, start, peers
+        self.lam, self.alpha_k, self.sigma, self.start, self.peers = per_client(lam), alpha_k, sigma, start, peers
         self.decay, self.decay_every, self.cap = decay, decay_every, cap
         self.prev = None
 
@@ -69,7 +72,8 @@ class FedAMP(Algorithm):
     def round(self, cohort):
         own, alpha = self.theta[cohort.ids], self.alpha(cohort.round)                 # [K, P]
         u = cohort.download(u=self.cloud(cohort, self.w[cohort.ids], alpha)).u
-        pull = (lambda s: (s.theta - s.u).mul_(self.lam / alpha)) if self.lam else None
+        weight = self.lam / alpha
+        pull = (lambda s: (s.theta - s.u).mul_(s.own(weight))) if self.lam else None
         out = cohort.train(own if self.start == "own" else u, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
         self.w[cohort.ids] = cohort.upload(w=out.theta).w

@@ -3,6 +3,10 @@
 Acar et al., ICLR 2021, Algorithm 1:  theta_i <- argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - w||^2.
 Departs from the paper: SGD epochs for the argmin, as all codes (the authors' weight decay and clipping are the
 optimizer's options; the added terms pass through momentum like the gradient).  BatchNorm buffers are averaged only.
+alpha as a list: everything is the augmented Lagrangian's, sum_i f_i(theta_i) - <g_i, theta_i - w> + (alpha_i/2)
+||theta_i - w||^2.  A client uses its own alpha_i; h <- h - sum_i alpha_i (theta_i - w) / N stays the mean of all g_i;
+the server minimizes over w:  w <- sum_i alpha_i theta_i / sum_i alpha_i - h / (mean of alpha), the first two sums over
+the cohort, h and the mean over all N, as for one alpha.
 Reduces to: FedProx(mu = alpha) within a client, in its first participation.
 """
 
@@ -10,16 +14,19 @@ import torch
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.options import Positive
+from fedbench.per_client import mean, own, per_client, shares
 
 
 class FedDyn(Algorithm):
-    """alpha: weight of the quadratic term.  State: w [P], h [P]; g [N, P], the gradient at each
-    client's last local optimum."""
+    """alpha: weight of the quadratic term, or a list, one for each client.
+
+    State: w [P], h [P]; g [N, P], the gradient at each client's last local optimum.
+    """
 
     personal_is_global = True
 
-    def __init__(self, alpha: Positive = 0.1):
-        self.alpha = alpha
+    def __init__(self, alpha: Positive | list[Positive] = 0.1):
+        self.alpha = per_client(alpha)
 
     def setup(self, federation, model, rows):
         self.w = model.init_row()                                                     # [P]
@@ -28,14 +35,14 @@ class FedDyn(Algorithm):
         self.learned = model.trained
 
     def round(self, cohort):
-        g = self.g[cohort.ids]                                                        # [K, P]
+        g, alpha = self.g[cohort.ids], own(self.alpha, cohort)                        # [K, P], a number or [K, 1]
         w = cohort.broadcast(w=self.w).w                                              # [P]
-        out = cohort.train(w, g=g, extra_grad=lambda s: self.alpha * (s.theta - w) - s.g)
-        self.g[cohort.ids] = g - self.alpha * (out.theta - w)
+        out = cohort.train(w, g=g, extra_grad=lambda s: s.own(self.alpha) * (s.theta - w) - s.g)
+        self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta)                                           # [K, P]
-        self.h = self.h - self.alpha * (up.theta - w).sum(0) / cohort.num_clients     # over all N
-        mean = up.theta.mean(0)
-        self.w = self.learned.put(mean, self.learned.take(mean - self.h / self.alpha))
+        self.h = self.h - (alpha * (up.theta - w)).sum(0) / cohort.num_clients   # over all N
+        middle = shares(self.alpha, cohort) @ up.theta                                # [P]
+        self.w = self.learned.put(middle, self.learned.take(middle - self.h / mean(self.alpha)))
 
     def personalized(self, cohort, final):
         return self.w

@@ -18,10 +18,10 @@ class HeurFedAMP(FedAMP):
     """xi: weight of a client's own model (null: 1/N); sigma: sharpness of the softmax; the rest as FedAMP, whose
     state it has."""
 
-    def __init__(self, xi: Probability | None = None, sigma: NonNegative = 25.0, lam: NonNegative = 1.0,
-                 alpha_k: Positive = 1e4, start: Literal["own", "cloud"] = "cloud",
-                 peers: Literal["everyone", "last_cohort"] = "everyone", decay: Fraction = 0.1,
-                 decay_every: Count = 30):
+    def __init__(self, xi: Probability | None = None, sigma: NonNegative = 25.0,
+                 lam: NonNegative | list[NonNegative] = 1.0, alpha_k: Positive = 1e4,
+                 start: Literal["own", "cloud"] = "cloud", peers: Literal["everyone", "last_cohort"] = "everyone",
+                 decay: Fraction = 0.1, decay_every: Count = 30):
         super().__init__(lam, alpha_k, sigma, start, peers, decay, decay_every)
         self.xi = xi
 

@@ -15,15 +15,17 @@ import torch
 from fedbench.algorithms.base import Algorithm
 from fedbench.optim import SGD
 from fedbench.options import NonNegative, Positive, require
+from fedbench.per_client import own, per_client
 
 
 class PerFedAvg(Algorithm):
     """alpha: size of the inner step (null: the optimizer's learning rate, which is the outer one); delta: of the
-    difference, at which the product with the Hessian is taken.  State: w [P]."""
+    difference, at which the product with the Hessian is taken.  Both may be lists, one for each client, in training and
+    when it adapts.  State: w [P]."""
 
-    def __init__(self, mode: Literal["fo", "hf"] = "fo", alpha: NonNegative | None = None, delta: Positive = 1e-3,
-                 weights: Literal["samples", "uniform"] = "samples"):
-        self.alpha, self.delta, self.weights = alpha, delta, weights
+    def __init__(self, mode: Literal["fo", "hf"] = "fo", alpha: NonNegative | list[NonNegative] | None = None,
+                 delta: Positive | list[Positive] = 1e-3, weights: Literal["samples", "uniform"] = "samples"):
+        self.alpha, self.delta, self.weights = per_client(alpha), per_client(delta), weights
         self.parts = {"fo": 2, "hf": 3}[mode]
 
     def check(self, federation, model, optimizer):
@@ -44,18 +46,18 @@ class PerFedAvg(Algorithm):
         self.w = p @ up.theta
 
     def step(self, s, batch):
-        alpha = s.lr if self.alpha is None else self.alpha
+        alpha, delta = s.lr if self.alpha is None else s.own(self.alpha), s.own(self.delta)
         b1, b2, *b3 = batch.split(self.parts)
         adapted = s.theta - alpha * s.grad(b1)                                        # [k, P]
         g = s.grad(b2, rows=adapted)                                                  # [k, P]
         for b in b3:                                                                  # hf: g - alpha H g
-            ahead = s.grad(b, rows=s.theta + self.delta * g)
-            behind = s.grad(b, rows=s.theta - self.delta * g)
-            g = g - alpha * (ahead - behind) / (2 * self.delta)
+            ahead = s.grad(b, rows=s.theta + delta * g)
+            behind = s.grad(b, rows=s.theta - delta * g)
+            g = g - alpha * (ahead - behind) / (2 * delta)
         s.descend(g)
 
     def personalized(self, cohort, final):
-        rate = cohort.rate() if self.alpha is None else self.alpha
+        rate = cohort.rate() if self.alpha is None else own(self.alpha, cohort)
         return cohort.train(self.w, steps=1, key="adapt", lr=rate, optimizer=SGD(1.0)).theta
 
     def global_row(self):

@@ -12,17 +12,19 @@ from typing import Literal
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.options import Count, NonNegative, Positive, require
+from fedbench.per_client import per_client
 
 
 class PFedMe(Algorithm):
-    """lam: pull towards w_i; inner_lr, inner_steps: of the proximal point; beta: step of the server.
+    """lam: pull towards w_i; inner_lr, inner_steps: of the proximal point; beta: step of the server.  lam and inner_lr
+    may be lists, one for each client.
 
     State: w [P]; theta [N, P], what client i deploys.
     """
 
-    def __init__(self, lam: NonNegative = 15.0, inner_lr: Positive = 0.01, inner_steps: Count = 5,
-                 beta: NonNegative = 1.0, deploy: Literal["theta", "w"] = "theta"):
-        self.lam, self.inner_lr, self.inner_steps = lam, inner_lr, inner_steps
+    def __init__(self, lam: NonNegative | list[NonNegative] = 15.0, inner_lr: Positive | list[Positive] = 0.01,
+                 inner_steps: Count = 5, beta: NonNegative = 1.0, deploy: Literal["theta", "w"] = "theta"):
+        self.lam, self.inner_lr, self.inner_steps = per_client(lam), per_client(inner_lr), inner_steps
         self.beta, self.deploy = beta, deploy
 
     def check(self, federation, model, optimizer):
@@ -45,10 +47,10 @@ class PFedMe(Algorithm):
 
     def step(self, s, batch):
         for _ in range(self.inner_steps):
-            g, pull = s.grad(batch), s.theta - s.w                                    # [k, P]
-            self.learned.take(g).add_(self.learned.take(pull), alpha=self.lam)        # a view: into g
-            s.descend(g, lr=self.inner_lr)
-        s.w.sub_(self.lam * s.lr * (s.w - s.theta))
+            g, pull = s.grad(batch), (s.theta - s.w).mul_(s.own(self.lam))            # [k, P]
+            self.learned.take(g).add_(self.learned.take(pull))                        # a view: into g
+            s.descend(g, lr=s.own(self.inner_lr))
+        s.w.sub_((s.w - s.theta).mul_(s.lr).mul_(s.own(self.lam)))
 
     def personalized(self, cohort, final):
         return self.theta[cohort.ids]

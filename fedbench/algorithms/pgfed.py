@@ -15,19 +15,23 @@ import torch
 from fedbench.algorithms.base import Algorithm
 from fedbench.linalg import dot
 from fedbench.options import NonNegative, Positive, Probability
+from fedbench.per_client import mean, own, per_client
 
 
 class PGFed(Algorithm):
     """mu: weight of the auxiliary risks; eta2: learning rate of a; beta: momentum of the auxiliary gradient;
     alpha_max: upper bound of a (null: none); drop_last: take g_j over full batches only, as the released code.
+    mu, eta2, beta and alpha_max may be lists, one number for each client i that minimizes its F_i.
 
     State: w [P]; theta [N, P], what client i last trained; A [N, N]; aux [N, P] (beta > 0); of the last cohort
-    G [K', P], c [K'] (mu included), gbar [P] (mu included), prev [K'].
+    G [K', P], c [K'] (mu included; of a list, the mean), gbar [P] (likewise), prev [K'].
     """
 
-    def __init__(self, mu: NonNegative = 0.1, eta2: NonNegative = 0.01, beta: Probability = 0.0,
-                 alpha_max: Positive | None = None, drop_last: bool = False):
-        self.mu, self.eta2, self.beta, self.alpha_max, self.drop_last = mu, eta2, beta, alpha_max, drop_last
+    def __init__(self, mu: NonNegative | list[NonNegative] = 0.1, eta2: NonNegative | list[NonNegative] = 0.01,
+                 beta: Probability | list[Probability] = 0.0, alpha_max: Positive | list[Positive] | None = None,
+                 drop_last: bool = False):
+        self.mu, self.eta2, self.beta, self.alpha_max = map(per_client, (mu, eta2, beta, alpha_max))
+        self.drop_last = drop_last
         self.G: Any = None                                                            # no cohort yet
 
     def setup(self, federation, model, rows):
@@ -39,17 +43,18 @@ class PGFed(Algorithm):
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w
-        if self.G is None or self.mu == 0:                                            # round 1 is FedAvg
+        if self.G is None or not self.mu:                                            # round 1 is FedAvg
             out = self.first(cohort, w)
         else:
             out = self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
-        if self.mu == 0:
+        if not self.mu:
             self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
             return
         up = self.upload(cohort, out)
         self.w = cohort.weights @ up.theta
-        self.G, self.c, self.gbar, self.prev = up.g, self.mu * up.c, self.mu * up.g.mean(0), cohort.index
+        mu = mean(self.mu)
+        self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * up.g.mean(0), cohort.index
 
     def first(self, cohort, w):
         return cohort.train(w)
@@ -62,14 +67,15 @@ class PGFed(Algorithm):
     def train(self, cohort, w):
         A = self.A[cohort.ids]                                                        # [K, N]
         alpha = A[:, self.prev]                                                       # [K, K']
-        aux = self.smoothed(cohort, self.mu * alpha @ self.G)                         # [K, P]
+        aux = self.smoothed(cohort, own(self.mu, cohort) * alpha @ self.G)            # [K, P]
         sent = cohort.download(aux=aux)
         shared = cohort.broadcast(gbar=self.gbar, c=self.c)
+        rate = self.eta2 * (self.mu / mean(self.mu))                                  # that is in gbar and c
 
         def step(s, batch):
             g = s.grad(batch).add_(s.aux)                                             # [k, P]
             lift = dot(s.theta, shared.gbar)                                          # [k], before the step
-            s.alpha.sub_(self.eta2 * (shared.c + lift[:, None])).clamp_(min=0, max=self.alpha_max)
+            bounded(s.alpha.sub_(s.own(rate) * (shared.c + lift[:, None])), s.own(self.alpha_max))
             s.descend(g)
 
         out = cohort.train(w, step=step, aux=sent.aux, alpha=alpha)
@@ -79,14 +85,15 @@ class PGFed(Algorithm):
 
     def received(self, cohort, new, old):
         """The uploaded a_ij, which noise may have taken out of their range.  # [K, K']"""
-        return cohort.upload(alpha=new, around={"alpha": old}).alpha.clamp(min=0, max=self.alpha_max)
+        return bounded(cohort.upload(alpha=new, around={"alpha": old}).alpha, own(self.alpha_max, cohort))
 
     def smoothed(self, cohort, aux):
         """PGFedMo: (1 - beta) aux + beta (what the client used last time), nothing to smooth at first."""
         if self.smooth is None:
             return aux
+        new, old = own(1 - self.beta, cohort), own(self.beta, cohort)
         again = self.smooth.has(cohort.ids)[:, None]                                  # [K, 1]
-        aux = torch.where(again, (1 - self.beta) * aux + self.beta * self.smooth[cohort.ids], aux)
+        aux = torch.where(again, new * aux + old * self.smooth[cohort.ids], aux)
         self.smooth[cohort.ids] = aux
         return aux
 
@@ -98,3 +105,9 @@ class PGFed(Algorithm):
 
     def matrices(self):
         return {"A": self.A.whole()}
+
+
+def bounded(alpha, most):
+    """Coefficients [k, K'] kept, in place, between 0 and most (a number, one each [k, 1], or None: no bound)."""
+    alpha.clamp_(min=0)
+    return alpha if most is None else alpha.clamp_(max=most)

@@ -15,18 +15,20 @@ from typing import Literal
 
 import torch
 
-from fedbench.algorithms.pgfed import PGFed
+from fedbench.algorithms.pgfed import PGFed, bounded
 from fedbench.linalg import dot, products
 from fedbench.optim import SGD
 from fedbench.options import NonNegative, Positive, require
+from fedbench.per_client import mean, own
 
 
 class PGFedCE(PGFed):
-    """mode: above; mu, eta2, alpha_max, drop_last and the state as PGFed (drop_last has no effect without the pass)."""
+    """mode: above; mu, eta2, alpha_max (numbers or lists), drop_last and the state as PGFed (drop_last has no effect
+    without the pass)."""
 
-    def __init__(self, mu: NonNegative = 0.1, eta2: NonNegative = 0.01,
+    def __init__(self, mu: NonNegative | list[NonNegative] = 0.1, eta2: NonNegative | list[NonNegative] = 0.01,
                  mode: Literal["server_alpha", "drop_mean", "pseudo_gradient"] = "server_alpha",
-                 alpha_max: Positive | None = None, drop_last: bool = False):
+                 alpha_max: Positive | list[Positive] | None = None, drop_last: bool = False):
         super().__init__(mu, eta2, alpha_max=alpha_max, drop_last=drop_last)
         self.mode = mode
 
@@ -39,20 +41,22 @@ class PGFedCE(PGFed):
 
     def train(self, cohort, w):
         alpha = self.A[cohort.ids][:, self.prev]                                      # [K, K']
-        aux = cohort.download(aux=self.mu * alpha @ self.G).aux                       # [K, P]
+        aux = cohort.download(aux=own(self.mu, cohort) * alpha @ self.G).aux          # [K, P]
         if self.mode == "server_alpha":
             return cohort.train(w, extra_grad=lambda s: s.aux, aux=aux)
         c = cohort.broadcast(c=self.c).c                                              # [K']
+        mu = self.mu / mean(self.mu)                                                  # that is in c and gbar
         gbar = cohort.broadcast(gbar=self.gbar).gbar if self.mode == "pseudo_gradient" else None     # [P]
 
         def step(s, batch):
             self.mark(s, cohort.engine.epochs)
             g = s.grad(batch).add_(s.aux)                                             # [k, P]
-            lift = dot(s.theta, s.aux) / s.total if gbar is None else dot(s.theta, gbar)             # [k]
-            s.alpha.sub_(self.eta2 * (c + lift[:, None])).clamp_(min=0, max=self.alpha_max)
+            along = dot(s.theta, s.aux if gbar is None else gbar)[:, None]            # [k, 1]
+            lift = along / s.total if gbar is None else s.own(mu) * along             # [k, 1]
+            bounded(s.alpha.sub_(s.own(self.eta2) * (s.own(mu) * c + lift)), s.own(self.alpha_max))
             s.descend(g)
 
-        out = cohort.train(w, step=step, aux=aux, alpha=alpha, total=alpha.sum(1).clamp_min(1e-12),
+        out = cohort.train(w, step=step, aux=aux, alpha=alpha, total=alpha.sum(1, keepdim=True).clamp_min(1e-12),
                            before=torch.zeros(len(cohort)).to(w))
         self.put(cohort, self.received(cohort, out.alpha, alpha))
         return out
@@ -74,9 +78,11 @@ class PGFedCE(PGFed):
             return self.derived(cohort, out)
         up = super().upload(cohort, out)
         if self.mode == "server_alpha" and self.G is not None:
-            risk = self.c + self.mu * products(up.theta, self.G)                      # mu f_j(theta_i)  [K, K']
-            alpha = self.A[cohort.ids][:, self.prev] - self.eta2 * out.steps[:, None] * risk
-            self.put(cohort, alpha.clamp(min=0, max=self.alpha_max))
+            mu = mean(self.mu)
+            risk = self.c + mu * products(up.theta, self.G)                           # mu f_j(theta_i)  [K, K']
+            step = own(self.eta2 * (self.mu / mu), cohort) * out.steps[:, None]       # [K, 1]
+            alpha = self.A[cohort.ids][:, self.prev] - step * risk
+            self.put(cohort, bounded(alpha, own(self.alpha_max, cohort)))
         return up
 
     def derived(self, cohort, out):

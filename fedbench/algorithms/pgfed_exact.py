@@ -12,18 +12,22 @@ import torch
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.local import Batch
 from fedbench.options import NonNegative, require
+from fedbench.per_client import own, per_client
 
 LIMIT = 50_000          # training samples times clients per round
 
 
 class PGFedExact(FedAvg):
-    """mu: weight of the others' risks.  State: w [P]; theta [N, P], what client i last trained."""
+    """mu: weight of the others' risks, or a list, one for each client.
+
+    State: w [P]; theta [N, P], what client i last trained.
+    """
 
     leaks = "algorithm=pgfed_exact lets clients compute with each other's samples"
 
-    def __init__(self, mu: NonNegative = 0.1):
+    def __init__(self, mu: NonNegative | list[NonNegative] = 0.1):
         super().__init__(deploy="local")
-        self.mu = mu
+        self.mu = per_client(mu)
 
     def check(self, federation, model, optimizer):
         super().check(federation, model, optimizer)
@@ -43,14 +47,14 @@ class PGFedExact(FedAvg):
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w
-        out = cohort.train(w) if self.mu == 0 else self.train(cohort, w)
+        out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
         self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
 
     def train(self, cohort, w):
         index = torch.from_numpy(self.samples).to(cohort.device)
         x, y = cohort.federation.gather(index)                                        # [n, ...], [n, ...]
-        others = (self.owner != cohort.ids[:, None]) * self.share * self.mu           # [K, n]
+        others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.share).to(w)            # [K, n]
 
         def step(s, batch):
             k = len(s.theta)
@@ -59,7 +63,7 @@ class PGFedExact(FedAvg):
             g = s.grad(batch)                                                         # [k, P]
             s.descend(g.add_(s.grad(everyone, rows=s.theta.clone())))                 # buffers: from its own data
 
-        return cohort.train(w, step=step, others=torch.from_numpy(others).to(w))
+        return cohort.train(w, step=step, others=own(self.mu, cohort) * others)
 
 
 def _repeat(x, k):

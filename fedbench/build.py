@@ -77,7 +77,7 @@ def device_of(cfg: DictConfig) -> torch.device:
 
 
 def set_precision(name: str) -> None:
-    """float32: exact float32; tf32: tensor cores for float32 products where the GPU has them."""
+    """float32: exact float32; tf32: tensor cores for float32 products where the GPU has them; bf16 is the model's."""
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = name == "tf32"
 
@@ -175,9 +175,10 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     training = training_part(everyone, cfg.new_clients.count)
     training.cohort_size = cohort_size(cfg, training.num_clients)
     flat = ranks.in_turn(lambda: model(cfg, training))                                        # and so are weights
+    flat.autocast = cfg.hardware.precision == "bf16"
     h, share = cfg.hardware, -(-training.cohort_size // ranks.size)
-    plans = [Plan(**stored)] if stored else executors.plans(h.executor, h.chunk, h.threads, device, share,
-                                                            ranks.local_size)
+    plans = [Plan(**stored)] if stored else executors.plans(
+        h.executor, h.chunk, h.threads, device, share, ranks.local_size, graphs(h.graphs, device), convolves(flat))
     store = RowStore(training.num_clients, device, *memory_limits(device, ranks.local_size),
                      cfg.rounds * training.cohort_size)
     optimizer = make(cfg.optimizer)
@@ -186,9 +187,22 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
                    cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
                    cfg.eval.batch_size or eval_batch(device), everyone=everyone)
     built.privacy = privacy(cfg, built.rows)
+    flat.convolution = plans[0].convolution                                                   # type: ignore
     if len(plans) > 1:
         choose_executor(built, plans)
     return built
+
+
+def convolves(model: FlatModel) -> bool:
+    """Whether convolutions of several clients have more than one way to be computed: not in a mapped module."""
+    return model.program is not None and any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules())
+
+
+def graphs(wanted: bool | str, device: torch.device) -> bool | None:
+    """hardware.graphs: True, False, or None where it is to be timed."""
+    require(wanted is not True or device.type == "cuda",
+            f"hardware.graphs=true: CUDA graphs need a CUDA device, and this run is on {device}; use auto or false")
+    return None if wanted == "auto" else bool(wanted)
 
 
 def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
@@ -214,19 +228,26 @@ def draw_cohort(seed: int, round: int, num_clients: int, size: int) -> np.ndarra
 
 
 def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
-    """Time a few local steps of at most 8 clients and 32 samples under each plan and keep the fastest.
+    """Time a few local steps of at most 8 clients (64 on a GPU) and 32 samples under each plan and keep the fastest.
 
     A plan whose warm-up takes four times the best time so far is not timed further: batched convolutions on a CPU
     can be that slow.  Where processes share the run, the first one times and all keep what it found.
     """
     ranks = engine.executor.ranks
     best = ranks.decide("choice of the executor", _fastest(engine, plans, steps) if ranks.first else plans[0])
-    engine.executor = Executor(best, engine.device, ranks)
+    use(engine, best, ranks)
+
+
+def use(engine: Engine, plan: Plan, ranks: processes.Ranks | None = None) -> None:
+    """Compute by this plan from now on."""
+    engine.executor = Executor(plan, engine.device, ranks)
+    engine.model.convolution = plan.convolution                                               # type: ignore
 
 
 def _fastest(engine: Engine, plans: list[Plan], steps: int) -> Plan:
     federation = engine.federation
-    ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)[:8]
+    ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)
+    ids = ids[:8 if engine.device.type == "cpu" else 64]
     start, seconds = engine.model.init_row(), dict.fromkeys(plans, float("inf"))
 
     def passes(count: int) -> float:
@@ -238,13 +259,13 @@ def _fastest(engine: Engine, plans: list[Plan], steps: int) -> Plan:
         return (time.perf_counter() - began) / count
 
     for plan in plans:
-        engine.executor = Executor(plan, engine.device)
-        warm = passes(1)
+        use(engine, plan)
+        warm = min(passes(1), passes(1)) if plan.graphs else passes(1)      # the first one records
         seconds[plan] = passes(steps) if warm < 4 * min(seconds.values()) else warm
         engine.executor.close()
     best = min(seconds, key=seconds.__getitem__)
-    log.info("executor %s (%s)", best, ", ".join(f"{p.name}/{p.chunk or 'all'}/{p.workers}x{p.intra}: "
-                                                 f"{s * 1e3:.2f} ms a step" for p, s in seconds.items()))
+    log.info("executor %s (%s)", best, ", ".join(f"{p.short}: {s * 1e3:.2f} ms a step"
+                                                 for p, s in seconds.items()))
     return best
 
 

@@ -23,7 +23,8 @@ from fedbench import rng
 from fedbench.executor import Executor
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
-from fedbench.local import Batch, Chunk, Feed, Loss, Step, chain_gradient, plain_step, train_chunk
+from fedbench.gradients import chain_gradient
+from fedbench.local import Batch, Chunk, Feed, Loss, Step, plain_step, train_chunk
 from fedbench.network import Call
 from fedbench.optim import Optimizer, Rate
 from fedbench.options import RunError
@@ -250,7 +251,8 @@ class Cohort:
         def job(a: int, b: int) -> None:
             mine = order[a:b]                                            # positions in ids, most steps first
             where = torch.from_numpy(mine).to(self.device)
-            chunk = Chunk(ids[mine], rows[where].clone() if rows.stride(0) else rows[:b - a].clone(),
+            begin = rows[where] if rows.stride(0) else rows[:b - a].clone()
+            chunk = Chunk(ids[mine], e.executor.gradients.home(begin),
                           {n: t[where].clone() for n, t in state.items()},
                           {buffers_of: {n: t[where].clone() for n, t in m.items()}
                            for buffers_of, m in kept.items()}, clip)

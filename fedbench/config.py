@@ -113,7 +113,8 @@ class HardwareConfig:
     executor: Literal["auto", "loop", "threads", "vmap"]
     chunk: Count | None
     threads: Count | None
-    precision: Literal["float32", "tf32"]
+    precision: Literal["float32", "tf32", "bf16"]
+    graphs: bool | Literal["auto"] = "auto"
     ddp: bool = False
 
 
@@ -219,7 +220,7 @@ INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "
 WHEREABOUTS = (
     *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
     *("checkpoint.*", "tracking", "tracking.*", "hardware"),
-    *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.ddp"),
+    *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.graphs", "hardware.ddp"),
 )
 
 OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)

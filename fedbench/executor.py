@@ -15,10 +15,11 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from fedbench.gradients import Direct, Graphs
 from fedbench.options import RunError
 from fedbench.ranks import Ranks
 
@@ -28,16 +29,26 @@ NAMES = ("loop", "threads", "vmap")
 
 @dataclass(frozen=True)
 class Plan:
-    """name; chunk: clients per chunk (0: all); workers: chunks at a time; intra: torch threads inside a chunk."""
+    """name; chunk: clients per chunk (0: all); workers: chunks at a time; intra: torch threads inside a chunk; graphs:
+    gradients replayed as CUDA graphs; convolution: of several clients at once (FlatModel.convolution)."""
 
     name: str
     chunk: int
     workers: int
     intra: int
+    graphs: bool = False
+    convolution: str = "grouped"
 
     def __str__(self) -> str:
         size = "all clients" if self.chunk == 0 else f"{self.chunk} client{'s' * (self.chunk > 1)}"
-        return f"{self.name}: {size} a chunk, {self.workers} at a time, {self.intra} intra-op thread(s)"
+        more = ", CUDA graphs" * self.graphs + ", unfolded convolutions" * (self.convolution == "unfold")
+        return f"{self.name}: {size} a chunk, {self.workers} at a time, {self.intra} intra-op thread(s){more}"
+
+    @property
+    def short(self) -> str:
+        """For the line that says what was timed."""
+        more = "/graphs" * self.graphs + f"/{self.convolution}" * (self.convolution != "grouped")
+        return f"{self.name}/{self.chunk or 'all'}/{self.workers}x{self.intra}{more}"
 
 
 def cores() -> int:
@@ -45,21 +56,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def plans(name: str, chunk: int | None, threads: int | None, device: torch.device, cohort: int, processes: int = 1
-          ) -> list[Plan]:
-    """The candidates for hardware.executor (one unless auto) for a cohort of that many clients, where so many processes
-    share the machine."""
+def plans(name: str, chunk: int | None, threads: int | None, device: torch.device, cohort: int, processes: int = 1,
+          graphs: bool | None = None, convolutions: bool = False) -> list[Plan]:
+    """The candidates for a cohort of that many clients where so many processes share the machine: one where
+    hardware.executor names it, but for what hardware.graphs=auto (None) leaves open and the ways to compute
+    convolutions of several clients (of a model that has convolutions)."""
     n = threads or max(1, cores() // processes)
     known = {"loop": [Plan("loop", 1, 1, threads or 1)],
              "threads": [Plan("threads", chunk or 1, n, 1)],
              "vmap": [Plan("vmap", chunk or 0, 1, 1)]}
-    if name != "auto":
-        return known[name]
-    if device.type != "cpu":
-        return [*known["vmap"], *known["loop"]]
-    # more than one intra-op thread on small operations waits for spinning threads: up to 100 times slower whenever
-    # another process runs, so it is a candidate only where clients cannot fill the cores
-    return [*known["vmap"], *known["threads"], *([Plan("loop", 1, 1, n)] if cohort < n else [])]
+    if device.type == "cpu":
+        # more than one intra-op thread on small operations waits for spinning threads: up to 100 times slower whenever
+        # another process runs, so it is a candidate only where clients cannot fill the cores
+        auto = [*known["vmap"], *known["threads"], *([Plan("loop", 1, 1, n)] if cohort < n else [])]
+    else:
+        auto = [*known["vmap"], *known["loop"]]
+    found = auto if name == "auto" else known[name]
+    if convolutions and device.type != "cpu":            # where unfolding was never the faster one
+        found = [replace(p, convolution=way) for p in found
+                 for way in (("grouped", "unfold") if p.chunk != 1 else ("grouped",))]
+    ways = (True, False) if graphs is None else (graphs,)
+    return [replace(p, graphs=way) for p in found for way in (ways if device.type == "cuda" else (False,))]
 
 
 @functools.cache
@@ -79,11 +96,13 @@ def keep_freed_memory() -> bool:
 
 
 class Executor:
-    """Runs job(start, stop) for every chunk of K clients.  ranks: who else computes for this run (None: nobody)."""
+    """Runs job(start, stop) for every chunk of K clients; gradients: how a chunk's are computed.  ranks: who else
+    computes for this run (None: nobody)."""
 
     def __init__(self, plan: Plan, device: torch.device, ranks: Ranks | None = None):
         self.plan, self.device, self.ranks = plan, device, ranks or Ranks()
         self.chunk = plan.chunk
+        self.gradients: Direct = Graphs() if plan.graphs else Direct()
         if device.type == "cpu":
             keep_freed_memory()
         self.claim()                    # for the server's algebra too, from the first round of a resumed run on

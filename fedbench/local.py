@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
-from fedbench.network import Call
+from fedbench.gradients import Ask, Wanted, differentiate, in_training, keep_buffers
 from fedbench.optim import Optimizer, Rate
-from fedbench.options import require
 from fedbench.per_client import PerClient
 from fedbench.privacy import within
 from fedbench.rng import RowRandom, client_keys, key
@@ -186,6 +185,7 @@ class Step:
         own["_keys"] = torch.from_numpy(client_keys(step_key, chunk.ids)).to(chunk.theta.device)
         own["_views"] = {}                                # states cut to the active clients
         own["_pool"], own["_drawn"] = [], 0               # gradient tensors, and how many this step has used
+        own["_asked"] = 0                                 # gradients that this step has asked for
         own["_plans"], own["_layouts"], own["_buffers"], own["_draws"] = {}, {}, {}, None
         own["_own"] = None                                # the rows that a custom loss is given
         own["_owned"] = {}                                # hyperparameters that differ by client, of the chunk
@@ -218,7 +218,8 @@ class Step:
         _views: dict[str, Tensor]
         _pool: list[Tensor]
         _drawn: int
-        _plans: dict[tuple[tuple[int, int], ...], tuple[list[bool], bool, list[str], bool]]
+        _asked: int
+        _plans: dict[tuple[tuple[int, int], ...], Wanted]
         _layouts: dict[tuple[int, int], dict[str, Tensor]]
         _buffers: dict[str, Tensor]
         _own: Tensor | None
@@ -247,7 +248,7 @@ class Step:
     def begin(self, t: int, k: int) -> None:
         """Move to step t with k clients active."""
         own, chunk = self.__dict__, self._chunk
-        own["t"], own["_drawn"], own["_draws"], own["_moved"] = t, 0, None, {}
+        own["t"], own["_asked"], own["_drawn"], own["_draws"], own["_moved"] = t, 0, 0, None, {}
         if k != self.k:
             own["k"] = k
             own["_views"] = {"theta": chunk.theta[:k], **{n: v[:k] for n, v in chunk.state.items()}}
@@ -269,26 +270,35 @@ class Step:
         The result lives until the next step.  Float buffers (BatchNorm) of rows are updated in place.
         """
         rows = self.theta if rows is None else rows
-        chosen, columns = loss or self._loss, self.columns if columns is None else columns & self.model.trained
-        if chosen is None and self.model.chain is not None:
-            names, whole = self._wanted(columns)[2:]
-            if whole:
-                return self._chain_gradient(batch, rows, names)
+        columns = self.columns if columns is None else columns & self.model.trained
+        turn, self.__dict__["_asked"] = self._asked, self._asked + 1
         if self.model.batch_statistics and not batch.full:
-            return self._exact_sizes(batch, rows, chosen, columns)
-        grad, losses = self._differentiate(batch, rows, chosen, columns)
-        self._record(losses)
+            grad, losses = self._exact_sizes(batch, rows, loss or self._loss, columns)
+        else:
+            grad, losses = self._gradient(batch, rows, loss or self._loss, columns, turn)
+        if turn == 0:                                   # the first gradient of a step is the training loss
+            self._chunk.loss[:len(losses)] += losses
         return grad
 
-    def _chain_gradient(self, batch: Batch, rows: Tensor, names: list[str]) -> Tensor:
-        """The gradient of a plain chain's own loss, without autograd; names: the parameters that learn."""
-        out = self._from_pool()
-        if len(names) < len(self.model.shapes) or self.model.extended:      # extras are no part of the chain
-            out.zero_()
-        named, into = self._named(rows), self._named(out)
-        losses = chain_gradient(self.model, self.task, named, batch, {n: into[n] for n in names})
-        self._record(losses)
-        return out
+    def _gradient(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, turn: int
+                  ) -> tuple[Tensor, Tensor]:
+        """Gradient [k, P] and losses [k] of the task's own loss, or of the given one."""
+        ask = Ask(self.model, self.task, rows, batch, columns, self._wanted(columns), self._from_pool, self._dropout,
+                  turn, self._named)
+        if loss is None:
+            return self.engine.executor.gradients(ask)
+        self.__dict__["_buffers"] = {}
+
+        def losses(leaves: list[Tensor]) -> Tensor:
+            own = self.__dict__["_own"] = torch.cat(leaves, dim=-1)
+            return loss(self, own, batch)
+        found = differentiate(ask, losses)
+        keep_buffers(self.model, rows, self._buffers)
+        return found
+
+    @property
+    def _dropout(self) -> Tensor | None:
+        return self.rng.keys if self.model.has_dropout else None
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """model.named(rows), remembered for the tensors that every step uses: the states and the gradients."""
@@ -301,79 +311,19 @@ class Step:
             return named
         return self._layouts[where]
 
-    def _record(self, losses: Tensor) -> None:
-        if self._drawn == 1:                            # the first gradient of a step is the training loss
-            self._chunk.loss[:len(losses)] += losses
-
-    def _differentiate(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns
-                       ) -> tuple[Tensor, Tensor]:
-        self.__dict__["_buffers"] = {}
-        parts = rows.detach().split(self.model.sizes, dim=-1)
-        wanted, everything = self._wanted(columns)[:2]
-        leaves = [p.requires_grad_() if w else p for p, w in zip(parts, wanted)]
-        with torch.enable_grad():
-            losses = self._losses(batch, rows, leaves, loss)
-            losses = (losses * batch.weight).sum(1) if losses.dim() == 2 else losses      # [k]
-            learning = [p for p, w in zip(leaves, wanted) if w]
-            grads = torch.autograd.grad(losses.sum(), learning, materialize_grads=True) if losses.requires_grad \
-                else tuple(torch.zeros_like(p) for p in learning)
-        for name, value in self._buffers.items():
-            a, b = self.model.spans[name]
-            rows.detach()[..., a:b] = value.reshape(len(rows), -1)
-        return self._assemble(grads, wanted, everything, columns), losses.detach()
-
-    def _wanted(self, columns: Columns) -> tuple[list[bool], bool, list[str], bool]:
-        """Which parameters need a gradient, whether that is every trained column; their names, and whether they are
-        wanted whole."""
+    def _wanted(self, columns: Columns) -> Wanted:
         which = tuple(columns.slices)
         if which not in self._plans:
-            spans = self.model.spans
-            wanted = [_overlaps(span, columns) for span in spans.values()]
-            names = [n for n, w in zip(spans, wanted) if w]
-            whole = bool(names) and sum(b - a for n, (a, b) in spans.items() if n in names) == columns.size
-            self._plans[which] = (wanted, columns.slices == self.model.trained.slices, names, whole)
+            self._plans[which] = Wanted.of(self.model, columns)
         return self._plans[which]
-
-    def _losses(self, batch: Batch, rows: Tensor, leaves: list[Tensor], loss: Loss | None) -> Tensor:
-        if loss is not None:
-            own = self.__dict__["_own"] = torch.cat(leaves, dim=-1)
-            return loss(self, own, batch)
-        lead = rows.shape[:-1]
-        params = {n: p.view(*lead, *shape) for (n, shape), p in zip(self.model.shapes.items(), leaves)}
-        return self.task.loss(self._run(params, batch, None, True), batch.y, batch.class_mask)
 
     def _run(self, params: dict[str, Tensor], batch: Batch, until: str | None, own: bool) -> Tensor:
         """own: these are the rows being differentiated, so their statistics go with the gradient (of other rows,
         say a teacher's, only as long as there are none)."""
-        if self.model.buffer_names:                    # the forward pass updates a copy
-            copies = {n: params[n].detach().clone() for n in self.model.buffer_names}
-            params = params | copies
-            if own or not self._buffers:
-                self.__dict__["_buffers"] = copies
-        keys = self.rng.keys if self.model.has_dropout else None
-        try:
-            return self.model.apply(params, batch.x, True, Call(True, keys), until)
-        except ValueError as error:
-            require("more than 1 value per channel" not in str(error), "a batch of one sample has no statistics for "
-                    "the model's batch norm: set local.drop_last=true, another local.batch_size, or another norm")
-            raise
-
-    def _assemble(self, grads: tuple[Tensor, ...], wanted: list[bool], everything: bool, columns: Columns) -> Tensor:
-        """One [k, P] tensor, from a pool that is reused every step."""
-        out = self._from_pool()
-        if everything:
-            learns = self.model.trained.size
-            torch.cat([g.flatten(1) for g in grads], dim=1, out=out[:, :learns] if learns < out.shape[1] else out)
-            out[:, learns:] = 0                        # a method may have written there
-            return out
-        out.zero_()
-        kept = iter(grads)
-        for (a, b), w in zip(self.model.spans.values(), wanted):
-            if w:
-                g = next(kept).flatten(1)
-                for c, d in (columns & Columns([(a, b)])).slices:
-                    out[:, c:d] = g[:, c - a:d - a]
-        return out
+        found, buffers = in_training(self.model, params, batch.x, self._dropout, until)
+        if own or not self._buffers:
+            self.__dict__["_buffers"] = buffers
+        return found
 
     def _from_pool(self) -> Tensor:
         if self._drawn == len(self._pool):
@@ -381,18 +331,17 @@ class Step:
         self.__dict__["_drawn"] += 1
         return self._pool[self._drawn - 1][:self.k]
 
-    def _exact_sizes(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns) -> Tensor:
+    def _exact_sizes(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns) -> tuple[Tensor, Tensor]:
         """Models with batch statistics: clients grouped by batch size, so that no padding enters the statistics."""
         whole = self._from_pool()
         losses = torch.zeros(len(rows), device=rows.device)
         for size in np.unique(batch.counts):
             which = torch.from_numpy(np.flatnonzero(batch.counts == size)).to(rows.device)
             own = rows[which]
-            whole[which], losses[which] = self._only(which)._differentiate(
-                batch.rows(which, int(size)), own, loss, columns)
+            whole[which], losses[which] = self._only(which)._gradient(
+                batch.rows(which, int(size)), own, loss, columns, 0)
             rows[which] = own                                   # the buffers that the forward pass updated
-        self._record(losses)
-        return whole
+        return whole, losses
 
     def _only(self, which: Tensor) -> Step:
         """This step seen by some of its clients, for reading."""
@@ -458,25 +407,6 @@ class Step:
         again = before is None or (before & columns).size > 0
         self._moved[name] = columns if before is None or again else before | columns
         return again
-
-
-def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor]
-                   ) -> Tensor:
-    """Fill out with the gradient of each client's weighted batch loss; returns the losses.  # [k]"""
-    many = len(batch.weight) > 1
-    x, params = batch.x, named
-    if not many:
-        params, x, out = {n: p[0] for n, p in named.items()}, x[0], {n: o[0] for n, o in out.items()}   # type: ignore
-    assert model.chain is not None and isinstance(x, Tensor)
-    logits, tape = model.chain.forward(params, x, many)
-    logits = logits if many else logits[None]
-    losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
-    model.chain.backward(params, tape, grad if many else grad[0], many, out)
-    return (losses.detach() * batch.weight).sum(1)
-
-
-def _overlaps(span: tuple[int, int], columns: Columns) -> bool:
-    return any(max(a, span[0]) < min(b, span[1]) for a, b in columns.slices)
 
 
 def train_chunk(engine: Engine, chunk: Chunk, feed: Feed, num_steps: np.ndarray, lr: Rate, columns: Columns,

@@ -144,7 +144,14 @@ def test_candidates() -> None:
     assert plans("loop", None, 4, cpu, 5) == [Plan("loop", 1, 1, 4)]
     assert plans("threads", 2, 3, cpu, 5) == [Plan("threads", 2, 3, 1)]
     assert plans("vmap", 7, None, cpu, 5) == [Plan("vmap", 7, 1, 1)]
-    assert [p.name for p in plans("auto", None, None, cuda, 5)] == ["vmap", "loop"]
+    assert [p.name for p in plans("auto", None, None, cuda, 5, graphs=False)] == ["vmap", "loop"]
+    assert [(p.name, p.graphs) for p in plans("auto", None, None, cuda, 5)] == \
+        [("vmap", True), ("vmap", False), ("loop", True), ("loop", False)]
+    assert plans("vmap", None, None, cuda, 5, graphs=True) == [Plan("vmap", 0, 1, 1, True)]
+    assert plans("vmap", None, None, cpu, 5, graphs=True) == [Plan("vmap", 0, 1, 1)]          # refused before
+    ways = plans("auto", None, None, cuda, 5, graphs=False, convolutions=True)
+    assert [(p.name, p.convolution) for p in ways] == [("vmap", "grouped"), ("vmap", "unfold"), ("loop", "grouped")]
+    assert plans("vmap", None, None, cpu, 5, convolutions=True) == [Plan("vmap", 0, 1, 1)]
     many = plans("auto", None, 2, cpu, 5)
     assert [p.name for p in many] == ["vmap", "threads"] and all(p.intra == 1 for p in many)
     assert Plan("loop", 1, 1, n + 1) in plans("auto", None, n + 1, cpu, n)

@@ -1,0 +1,161 @@
+"""Recorded gradients: replays read fixed places, and give the rows of the direct computation.
+
+Without CUDA, an operation-by-operation recording by make_fx stands for a graph: like one it knows only the tensors
+that it was recorded with, and repeats whatever Python did then.
+"""
+
+import numpy as np
+import pytest
+import torch
+from test_executor import make, work
+from test_local import MODELS
+from tiny import close, engine, everyone, play, ragged, seeded
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedbench import gradients
+from fedbench.algorithms.apfl import APFL
+from fedbench.algorithms.ditto import Ditto
+from fedbench.algorithms.per_fedavg import PerFedAvg
+from fedbench.algorithms.pfedme import PFedMe
+from fedbench.algorithms.pgfed import PGFed
+from fedbench.cohort import Engine
+from fedbench.executor import Executor, Plan
+from fedbench.federation import Federation
+from fedbench.flat import FlatModel
+from fedbench.gradients import Direct, Graphs
+from fedbench.optim import SGD
+from fedbench.rows import RowStore
+
+
+def recorded(work):
+    """work as a recording of its operations on the tensors of now."""
+    graph = make_fx(lambda: work())()
+    return lambda: graph() and None
+
+
+def replaying(e: Engine, record=recorded) -> tuple[Engine, Graphs]:
+    graphs = e.executor.gradients = Graphs(record)
+    return e, graphs
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("chunk", [0, 2, 1])
+def test_replays_give_the_direct_rows(model: str, chunk: int) -> None:
+    plan = Plan("any", chunk, 1, 1)
+    e, graphs = replaying(make(model, plan))
+    close(work(e), work(make(model, plan)), 5e-5)
+    assert not graphs.off and graphs.replays, "nothing was recorded: the test compares nothing"
+
+
+@pytest.mark.parametrize("method", [PGFed, Ditto, APFL, lambda: PerFedAvg(mode="hf"), PFedMe])
+def test_methods_do_not_notice(method) -> None:
+    """Several gradients a step, at rows that are no home, and states beside them."""
+    rows = []
+    for record in (None, recorded):
+        e = make("chain", "vmap")
+        if record:
+            e, graphs = replaying(e)
+        algorithm = method()
+        play(e, algorithm, 3)
+        rows.append(algorithm.personalized(everyone(e, 3), True))
+    found = [r["theta"] if isinstance(r, dict) else r for r in rows]
+    close(found[1], found[0], 5e-5)
+    assert not graphs.off and graphs.replays
+
+
+def test_dropout_draws_anew_in_every_step() -> None:
+    """Its seeds are part of what is asked, no number of the recording."""
+    def build() -> Engine:
+        arrays, split = ragged()
+        module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        return engine(arrays, split, module, SGD(lr=0.1, momentum=0.9, reset="never"), seed=3)
+    torch.manual_seed(0)
+    plain = build()
+    torch.manual_seed(0)
+    e, graphs = replaying(build())
+    close(work(e), work(plain), 5e-5)
+    assert graphs.replays and not graphs.off
+
+
+def test_a_step_copies_only_its_batch_where_rows_are_at_home() -> None:
+    e, graphs = replaying(make("chain"))
+    everyone(e).train(e.model.init_row(), steps=2)
+    names = {key[0] for key in graphs.places}
+    assert "home" in names and not any(name.startswith("rows") for name in names)
+
+
+def test_finished_clients_fill_up_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few sizes of the active prefix are recorded, and those who have finished stand still."""
+    monkeypatch.setattr(gradients, "BUCKETS", 2)
+    e, graphs = replaying(make("chain"))
+    close(work(e), work(make("chain")), 5e-5)
+    assert {key[5] for key in graphs.replays} == {3, 6}
+
+
+def test_a_larger_chunk_moves_everything() -> None:
+    """What was recorded on places that were too small is forgotten."""
+    e, graphs = replaying(make("chain"))
+    plain = make("chain")
+    for ids in ([0, 1], [0, 1, 2, 3, 4, 5], [2, 3]):
+        found = [everyone(x).only(np.isin(np.arange(6), ids)).train(x.model.init_row()).theta for x in (e, plain)]
+        close(*found)
+    assert not graphs.off
+
+
+def test_a_replay_that_differs_is_found_and_said(caplog) -> None:
+    """A recording that goes wrong costs speed, never a result."""
+    def broken(work):
+        def replay():
+            work()
+            graphs.places[next(key for key in graphs.places if key[0] == "gradient 0")].mul_(1.5)
+        return replay
+    e, graphs = replaying(make("chain"), broken)
+    close(work(e), work(make("chain")))
+    assert graphs.off and "CUDA graphs are off for this run: a replay differs by 0.5" in caplog.text
+
+
+def test_what_cannot_be_recorded_is_computed_directly(caplog) -> None:
+    def refuse(work):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+    e, graphs = replaying(make("no chain"), refuse)
+    close(work(e), work(make("no chain")))
+    assert graphs.off and "stream is capturing" in caplog.text and "more" not in caplog.text
+
+
+def test_statistics_of_rows_that_are_no_home_come_back() -> None:
+    """A step may differentiate another state: the buffers in it move, as they do without recordings."""
+    def step(s, batch):
+        s.other.sub_(0.1 * s.grad(batch, rows=s.other))
+    found = []
+    for e in (replaying(make("batch norm"))[0], make("batch norm")):
+        found.append(everyone(e).train(e.model.init_row(), step=step, other=e.model.init_row().repeat(6, 1)).other)
+    close(*found, 5e-5)
+
+
+def test_recording_leaves_running_statistics_alone() -> None:
+    e, _ = replaying(make("batch norm"))
+    plain = make("batch norm")
+    a, b = (everyone(x).train(x.model.init_row(), steps=1).theta for x in (e, plain))
+    close(a[:, e.model.trained.size:], b[:, e.model.trained.size:], 1e-6)
+
+
+def test_the_plan_says_which() -> None:
+    assert type(Executor(Plan("vmap", 0, 1, 1), torch.device("cpu")).gradients) is Direct
+    assert type(Executor(Plan("vmap", 0, 1, 1, graphs=True), torch.device("cpu")).gradients) is Graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", MODELS)
+def test_cuda_graphs_give_the_direct_rows(model: str) -> None:
+    arrays, split = ragged(shape=MODELS[model][1])
+
+    def on_gpu(graphs: bool) -> Engine:
+        device = torch.device("cuda")
+        federation = Federation.build(arrays, split, device)
+        return Engine(federation, FlatModel(seeded(MODELS[model][0]), device=device),
+                      SGD(lr=0.1, momentum=0.9, reset="never"), Executor(Plan("vmap", 0, 1, 1, graphs), device),
+                      RowStore(6, device, 1 << 30, 1 << 30), batch_size=5, rounds=4, eval_batch=8)
+    e = on_gpu(True)
+    close(work(e), work(on_gpu(False)), 5e-4)
+    assert not e.executor.gradients.off and e.executor.gradients.replays

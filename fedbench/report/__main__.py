@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   python -m fedbench.report sweeps --metric personal/auc --group algorithm,partition.alpha --out table.csv
   python -m fedbench.report sweeps --figures figures --against partition.alpha
   python -m fedbench.report sweeps --paper pgfed_table1_cifar --figures figures
+  python -m fedbench.report sweeps/mu --choose algorithm.mu
 """
 
 
@@ -45,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, help="file to write the tables to, instead of printing them")
     p.add_argument("--figures", type=Path, metavar="DIR", help="folder to draw figures into")
     p.add_argument("--against", metavar="KEY", help="draw the metric over this config key too (partition.shots)")
+    p.add_argument("--choose", metavar="KEY", help="the value of this config key that each client's validation part "
+                                                   "prefers (algorithm.mu), as a list to paste")  # fmt: skip
     return p
 
 
@@ -53,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
-        tables, drawn = beside_paper(args, form) if args.paper else overview(args, form)
+        asked = chosen if args.choose else beside_paper if args.paper else overview
+        tables, drawn = asked(args, form)
         write(render(tables, form), args.out)
         for path in drawn:
             print(f"figure: {path}", file=sys.stderr)
@@ -96,6 +100,14 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
         path = args.figures / f"against_{file_name(args.against, options.metric)}.png"
         drawn.append(draw_against(groups, options, args.against, path))
     return tables, drawn
+
+
+def chosen(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
+    """The table of the values that clients choose."""
+    from fedbench.report.choose import check_flags, choose
+
+    check_flags(args, parser())
+    return [choose(find_runs(args.folders or default_folders() or ["runs"]), args.choose, args.metric)], []
 
 
 def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:

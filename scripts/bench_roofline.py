@@ -82,7 +82,9 @@ def copy_rate(device: torch.device, numbers: int) -> float:
 
 def product_rate(device: torch.device, precision: str, side: int) -> float:
     """FLOP/s."""
-    a = torch.ones(side, side, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    # ones would be multiplied at a higher clock: a GPU's power depends on the bits that change
+    a = torch.rand(side, side, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
     out = torch.empty_like(a)
     build.set_precision("tf32" if precision == "tf32" else "float32")
     try:

@@ -65,6 +65,8 @@ def test_flops_of_an_image_by_hand() -> None:
     linear = 2 * 64 * 5 * 5 * 512, 2 * 512 * 10
     found = bench_roofline.image_flops(FedAvgCNN((3, 32, 32), 10), (3, 32, 32), 4)
     assert found == 2 * conv[0] + 3 * (conv[1] + sum(linear))
+    step = bench_roofline.Step.of("pgfed", bench_work.generated("mlp").doing(batch_size=5).cut(5))
+    assert (step.images, step.flops) == (20 * 5, 20 * 5 * (2 * layers[0] + 3 * layers[1]))
 
 
 def test_what_a_machine_allows_by_hand() -> None:
@@ -141,15 +143,17 @@ class Memory:
 
 
 def test_memory_of_a_rival_leaves_out_what_the_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One holds 10 MB and takes 3 for a round; the other 100 MB, 1 more after its round, and takes 2: 13 and 103."""
+    """One holds 10 MB and takes 1 for a round and 3 for the next; the other holds 100 MB, 1 more after its round, and
+    takes 2: 13 and 103.  A third once took 500."""
     memory, mb = Memory(monkeypatch), 2**20
-    small, large = bench_clock.Meter(GPU), bench_clock.Meter(GPU)
+    small, large, greedy = (bench_clock.Meter(GPU) for _ in range(3))
+    greedy(memory.work(0, 500 * mb))
     small(memory.work(10 * mb))
     large(memory.work(100 * mb))
-    for _ in range(2):
-        small(memory.work(0, 3 * mb))
+    for takes in (1, 3):
+        small(memory.work(0, takes * mb))
     large(memory.work(mb, 2 * mb))
-    assert (small.peak_mb, large.peak_mb) == (13.0, 103.0)
+    assert (small.peak_mb, large.peak_mb, greedy.peak_mb) == (13.0, 103.0, 500.0)
     assert bench_clock.Meter(CPU).peak_mb is None
 
 
@@ -224,6 +228,20 @@ def test_a_line_is_measured_in_a_process_of_its_own() -> None:
     assert len(ballast)
 
 
+def test_a_line_says_who_trains_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bench_work.Workload] = []
+    def ours(work: bench_work.Workload, plans: list, device: torch.device, algorithm: Any) -> None:
+        assert isinstance(algorithm, PGFed)
+        found.append(work)
+        raise InterruptedError
+    monkeypatch.setattr(bench_growth, "Ours", ours)
+    with pytest.raises(InterruptedError):
+        bench_growth.measured(bench_growth.Line("model", "pgfed", 9, 4, "cnn", 32, rounds=3, momentum=0.9), CPU)
+    work = found[0]
+    assert (work.clients, work.cohort, len(work.schedule), work.width) == (9, 4, 3, 32)
+    assert work.model == "cnn" and work.work["momentum"] == 0.9 and set(work.split.train.sizes) == {20}
+
+
 def test_curves_compare_every_line_with_the_first_of_its_curve(monkeypatch: pytest.MonkeyPatch,
                                                                capsys: pytest.CaptureFixture) -> None:
     """A cohort of k takes k ms a round."""
@@ -263,6 +281,11 @@ def test_a_real_run_is_divided() -> None:
                                "model=logistic", "algorithm=fedavg", "tracking=disabled", "rounds=2"])
     assert len(run.train) == len(run.evaluation) == 2
     assert all(seconds > 0 for seconds in run.parts.values()) and run.processor > 0
+
+
+def test_a_run_that_fails_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"python -m fedbench rounds=-1 failed: fedbench: rounds must be"):
+        bench_shares.played(["rounds=-1"])
 
 
 # -- the command line ----------------------------------------------------------------------------------------

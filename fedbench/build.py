@@ -7,11 +7,13 @@ model.columns, ...) are taken out here.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import json
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench import executor as executors
 from fedbench import ranks as processes
-from fedbench import rng
+from fedbench import rng, together
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine
 from fedbench.data.base import EXTRA, Arrays
@@ -83,7 +85,7 @@ def set_precision(name: str) -> None:
 
 
 def data(cfg: DictConfig) -> Arrays:
-    return make(cfg.dataset, DATASET_KEYS).load()
+    return together.share(("data", _text(cfg.dataset, DATASET_KEYS)), lambda: make(cfg.dataset, DATASET_KEYS).load())
 
 
 def partition(cfg: DictConfig, arrays: Arrays) -> Split:
@@ -112,9 +114,20 @@ def training_part(everyone: Federation, new: int) -> Federation:
 
 def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
     """All clients' data on the device.  A model with a frozen part that reads the inputs (an image tower) says so by
-    a method `prepare`: the federation then holds what that part makes of them."""
+    a method `prepare`: the federation then holds what that part makes of them.  Runs of a meeting share the tensors."""
+    reader = (_text(cfg.model), int(cfg.seed), str(cfg.algorithm._target_)) if _reads(cfg) else ()
+    key = ("federation", _text(cfg.dataset), _text(cfg.partition), str(device), reader)
+    built = together.share(key, lambda: _federation(cfg, arrays, split, device))
+    return replace(built, splits=dict(built.splits)) if together.current() else built
+
+
+def _reads(cfg: DictConfig) -> bool:
+    return hasattr(_target(cfg.model), "prepare")
+
+
+def _federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
     augment = _plain(cfg.dataset.augment)
-    if not hasattr(_target(cfg.model), "prepare"):
+    if not _reads(cfg):
         return Federation.build(arrays, split, device, cfg.dataset.normalize, augment)
     require(not augment, f"dataset.augment cannot come before the frozen part of model={cfg.choices.model}: set it to "
             "null, and see model.augment")
@@ -139,6 +152,15 @@ def _module(cfg: DictConfig, data: Arrays | Federation, *number: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
         return make(cfg.model, ("columns",), **given)
+
+
+def _constants(model: FlatModel) -> str:
+    """A hash of what a model holds beside its rows: frozen parameters and constant buffers."""
+    found = hashlib.sha256()
+    for name, t in (*model.module.named_parameters(), *model.module.named_buffers()):
+        if not t.requires_grad and name not in model.buffer_names:
+            found.update(name.encode() + t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
@@ -190,7 +212,24 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     flat.convolution = plans[0].convolution                                                   # type: ignore
     if len(plans) > 1:
         choose_executor(built, plans)
+    meet(built, cfg)
     return built
+
+
+def meet(engine: Engine, cfg: DictConfig) -> None:
+    """Where several runs share the process: let this one's gradients be computed with those of its kin, the runs with
+    the same model on the same kind of data."""
+    meeting, plan = together.current(), engine.executor.plan
+    if meeting is None:
+        return
+    precision = cfg.hardware.precision
+    require(meeting.share("precision", lambda: precision) == precision, f"hardware.precision={precision}: runs that "
+            "are computed together have one precision; use another hydra/launcher")
+    if plan.workers == 1 and plan.chunk != 1:
+        f = engine.federation
+        kin = (_text(cfg.model), _constants(engine.model), str(f.input_shape), f.num_classes,
+               tuple(f.class_names or ()), f.template, str(engine.device))
+        engine.executor.gradients = meeting.member(engine.executor.gradients, kin)
 
 
 def convolves(model: FlatModel) -> bool:
@@ -214,6 +253,12 @@ def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
 def eval_batch(device: torch.device) -> int:
     """Samples per evaluation batch: on a CPU 64 convolve 1.2 times as fast as 256 (cache), a GPU wants more."""
     return 64 if device.type == "cpu" else 512
+
+
+def _text(group: DictConfig, reserved: tuple[str, ...] = ()) -> str:
+    """A group's values, less the reserved ones, as a key."""
+    values = OmegaConf.to_container(group, resolve=True)
+    return json.dumps({k: v for k, v in values.items() if k not in reserved}, sort_keys=True)    # type: ignore
 
 
 def _plain(value: Any) -> Any:

@@ -28,6 +28,7 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from fedbench import together
 from fedbench.config import check, config_hash, load_config, save_config, with_choices
 from fedbench.options import ConfigError
 
@@ -154,7 +155,7 @@ def say(sentence: str) -> None:
 @contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM as KeyboardInterrupt, as Ctrl-C is, so that a scheduler's signal lets the run be saved."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or together.current():
         yield
         return
 

@@ -18,13 +18,17 @@ LINES = 20  # a run prints about so many where there is no terminal
 
 
 class Progress:
-    """Round, accuracy, images/s and time left of a run of ``total_rounds``, ``start_round`` of them done."""
+    """Round, accuracy, images/s and time left of a run of ``total_rounds``, ``start_round`` of them done.
 
-    def __init__(self, total_rounds: int, start_round: int = 0) -> None:
+    ``label`` names one run of several at once, which get lines and no bar.
+    """
+
+    def __init__(self, total_rounds: int, start_round: int = 0, label: str = "") -> None:
         self.total, self.start = total_rounds, start_round
         self.every = max(1, math.ceil(total_rounds / LINES))
         self._began = time.monotonic()
-        self._bar = _bar(total_rounds, start_round) if sys.stdout.isatty() else None
+        self._bar = _bar(total_rounds, start_round) if sys.stdout.isatty() and not label else None
+        self.label = f"{label}  " if label else ""
 
     def update(self, round: int, accuracy: float | None, images_per_s: float) -> None:
         """Show that ``round`` (from 1) is done; ``accuracy`` in [0, 1] is None or NaN while unknown."""
@@ -35,7 +39,7 @@ class Progress:
         elif round in (self.start + 1, self.total) or round % self.every == 0:
             left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
             print(
-                f"round {round:>{len(str(self.total))}}/{self.total}  accuracy {fields['accuracy']:>6}  "
+                f"{self.label}round {round:>{len(str(self.total))}}/{self.total}  accuracy {fields['accuracy']:>6}  "
                 f"{fields['speed']:>9} images/s  {duration(left)} left",
                 flush=True,
             )

@@ -25,7 +25,7 @@ import torch
 from omegaconf import DictConfig
 
 import fedbench
-from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, privacy, rng
+from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, privacy, rng, together
 from fedbench import ranks as processes
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
@@ -125,8 +125,9 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, first: bool) -> dict[str,
     sim = prepare(cfg, run_dir, saved)
     announce(sim)
     earlier, clock = sim.cost["total_s"], checkpoint.Clock(cfg.checkpoint.every)
+    label = run_dir.name if together.current() else ""
     with (Tracker(run_dir, cfg, sim.done if saved else None) if first else Silent() as tracker,
-          Progress(cfg.rounds, sim.done) if first else Silent() as progress, Signals() as signals):
+          Progress(cfg.rounds, sim.done, label) if first else Silent() as progress, Signals() as signals):
         tracker.summary(summary(sim, "running"))
         try:
             while sim.done < cfg.rounds:
@@ -348,17 +349,20 @@ class Silent:
 
 
 class Signals:
-    """Ctrl-C and SIGTERM ask for a stop after the round under way; a second one interrupts at once."""
+    """Ctrl-C and SIGTERM ask for a stop after the round under way; a second one interrupts at once.  A meeting of runs
+    hears them for all."""
 
     def __enter__(self) -> Signals:
         self.stop, self.old = False, {}
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and not together.current():
             self.old = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def asked(self) -> bool:
         """Whether a stop was asked for, of this process or of another one of the run."""
-        return bool(processes.current().meet("end of a round", int(self.stop)))
+        meeting = together.current()
+        stop = self.stop or (meeting is not None and meeting.stop)
+        return bool(processes.current().meet("end of a round", int(stop)))
 
     def heed(self) -> None:
         """Raise KeyboardInterrupt if a stop was asked for."""

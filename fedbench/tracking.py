@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from fedbench import together
 from fedbench.options import ConfigError
 
 MODES = ("auto", "online", "offline", "disabled")
@@ -286,6 +287,8 @@ class WandbRecord:
             "silent": True,
             "console": "off",
         }
+        if together.current():  # the other runs of this process go on
+            wanted["reinit"] = "create_new"
         known = wandb.Settings.model_fields  # finish_timeout is newer than the oldest wandb we allow
         run = wandb.init(
             mode=mode,  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedbench.network import Params, Program
+from fedbench import network
+from fedbench.network import LOW, Convolution, Params, Program
 
 Out = dict[str, Tensor]          # gradients by parameter name, views to write into; a missing name is not wanted
 aten = torch.ops.aten
@@ -69,6 +70,37 @@ class Conv2d:
         return gx.unflatten(1, (k, -1)).transpose(0, 1) if many and onward else gx
 
 
+class Unfolded(Conv2d):
+    """The same, for many parameter sets by one strided copy and one batched matrix product each way."""
+
+    def __init__(self, name: str, module: nn.Conv2d):
+        super().__init__(name, module)
+        self.module = module
+
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        if not many:
+            return super().forward(p, x, many)
+        windows = network.cut_windows(x, self.module)
+        return network.convolve(windows, p[self.weight], p[self.bias] if self.bias else None), (windows, x.shape)
+
+    def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        if not many:
+            return super().backward(p, saved, grad, many, out, onward)
+        (windows, shape), w = saved, p[self.weight]
+        grad = grad.permute(0, 2, 1, 3, 4).flatten(2)                             # [k, O, B * H' * W']
+        if self.weight in out:
+            gw = torch.bmm(grad, windows.flatten(4).flatten(1, 3))                # [k, O, kh * kw * C]
+            out[self.weight].copy_(gw.unflatten(2, windows.shape[4:]).permute(0, 1, 4, 2, 3))
+        if self.bias in out:
+            torch.sum(grad, 2, out=out[self.bias])
+        if not onward:
+            return None
+        gx = torch.bmm(w.flatten(2).transpose(1, 2), grad).unflatten(2, (shape[1], -1))
+        gx = gx.transpose(1, 2).flatten(0, 1)                                     # [k * B, C * kh * kw, H' * W']
+        m = self.module
+        return F.fold(gx, shape[3:], m.kernel_size, 1, m.padding, m.stride).view(shape)      # type: ignore[arg-type]
+
+
 class ReLU:
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
         y = x.relu()
@@ -113,13 +145,13 @@ LINKS: dict[type[nn.Module], Any] = {
 
 
 class Chain:
-    """links in order; `gradient` writes d(sum of losses)/d(parameters) for one or many parameter sets."""
+    """links in order: logits, and d(sum of losses)/d(parameters), for one or many parameter sets."""
 
     def __init__(self, links: list[Any]):
         self.links = links
 
     @classmethod
-    def of(cls, program: Program | None) -> Chain | None:
+    def of(cls, program: Program | None, convolution: Convolution = "grouped") -> Chain | None:
         """The program as a chain, or None: every operation in LINKS, each fed by the one before."""
         if program is None or len(program.inputs) != 1:
             return None
@@ -128,7 +160,9 @@ class Chain:
             module = program.modules.get(str(node.target)) if node.op == "call_module" else None
             if module is None or type(module) not in LINKS or node.args != (before,):
                 return None
-            links.append(LINKS[type(module)](str(node.target), module))
+            unfolded = convolution == "unfold" and isinstance(module, nn.Conv2d) and network.unfolds(module)
+            link: Any = Unfolded if unfolded else LINKS[type(module)]
+            links.append(link(str(node.target), module))
             before = node
         flat = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
         early = [link for link in links[:flat] if isinstance(link, Linear)]      # on more than one axis, or none
@@ -149,3 +183,21 @@ class Chain:
                       or getattr(link, "bias", None) in out), len(self.links))
         for i in range(len(self.links) - 1, first - 1, -1):
             grad = self.links[i].backward(p, tape[i], grad, many, out, i > first)
+
+
+class LowChain(Chain):
+    """The same in bfloat16: parameters and input are rounded to it, logits and gradients come out as they were asked
+    for.  Each is cast once, where autocast under autograd casts for every operation."""
+
+    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
+        names = {getattr(link, part, None) for link in self.links for part in ("weight", "bias")}
+        low = {n: t.to(LOW) for n, t in p.items() if n in names}
+        logits, tape = super().forward(low, x.to(LOW), many)
+        return logits.float(), [low, *tape]
+
+    def backward(self, p: Params, tape: list[Any], grad: Tensor, many: bool, out: Out) -> None:
+        low, *tape = tape
+        rounded = {n: torch.empty_like(low[n]) for n in out if n in low}
+        super().backward(low, tape, grad.to(LOW), many, rounded)
+        for name, value in rounded.items():
+            out[name].copy_(value)

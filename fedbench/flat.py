@@ -14,6 +14,8 @@ import copy
 import fnmatch
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbench import rng
-from fedbench.chain import Chain
+from fedbench.chain import Chain, LowChain
 from fedbench.groups import models_with
-from fedbench.network import Call, KeyedDropout, never_called, trace
+from fedbench.network import CONVOLUTIONS, LOW, Call, Convolution, KeyedDropout, never_called, trace
 from fedbench.options import ConfigError, require
 
 
@@ -81,6 +83,18 @@ class FlatModel:
     columns: {group: [pattern, ...]}, patterns of parameter names (fnmatch), or "type:*Norm*" for all parameters
     of modules of such a class.  A pattern that matches nothing is refused.  draw(j): the module as initialized by
     the j-th independent draw, for methods whose clients do not start from one point.  seed: of what `keyed` draws.
+
+    Two attributes say how to compute, and can be set at any time.  convolution: of several clients at once, as one
+    "grouped" convolution or by "unfold", a copy of all windows and one batched product (any stride and padding; layers
+    with groups or dilation stay grouped).  autocast: forward and backward in bfloat16, while rows, logits, features
+    and gradients stay float32.  The chain gradient of FedAvgCNN on 3x32x32 in batches of 10, on one CPU thread with
+    AVX512_BF16 (medians of 15, interleaved), is so many times as fast as a loop over the clients in float32:
+
+        6 clients: grouped 0.87, unfold 0.73; autocast: loop 1.40, grouped 1.19, unfold 1.09
+        25 clients: grouped 0.87, unfold 0.77; autocast: loop 1.43, grouped 1.20, unfold 1.18
+
+    Unfolding is meant for GPUs, where a grouped convolution of many groups is slow.  It keeps the windows until the
+    backward pass, 5.6 MB a client there.
     """
 
     def __init__(self, module: nn.Module, columns: Mapping[str, Sequence[str]] | None = None,
@@ -92,7 +106,10 @@ class FlatModel:
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
         self.program = None if isinstance(module, Batched) else trace(module)
-        self.chain = Chain.of(self.program)
+        self.convolution: Convolution = "grouped"
+        self.autocast = False
+        self._chains = {(way, kind is LowChain): kind.of(self.program, way)
+                        for way in CONVOLUTIONS for kind in (Chain, LowChain)}
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in module.modules())
         self._lay_out()
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -205,6 +222,15 @@ class FlatModel:
         return {n: t.clone() for n, t in self.named(row).items() if n not in self._extras}
 
     # -- forward -----------------------------------------------------------------------------------------
+    @property
+    def chain(self) -> Chain | None:
+        """The model's written-out gradient, or None where there is none."""
+        return self._chains[self.convolution, self.autocast]
+
+    def _precision(self) -> AbstractContextManager:
+        # no cache of casts: it would keep tensors of one CUDA graph for the next
+        return torch.autocast(self.device.type, LOW, cache_enabled=False) if self.autocast else nullcontext()
+
     def forward(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None,
                 until: str | None = None) -> Tensor:
         """Logits of row [P] on [B, ...], or of rows [k, P] on [k, B, ...].  until="head": the features before it."""
@@ -224,15 +250,24 @@ class FlatModel:
         if f"{name}.weight" not in named:
             raise ConfigError(never_called(name))
         weight, bias = named[f"{name}.weight"], named.get(f"{name}.bias")
-        out = features @ weight.transpose(-1, -2)
+        with self._precision():
+            out = (features @ weight.transpose(-1, -2)).to(features.dtype)
         return out if bias is None else out + bias.unsqueeze(-2)
 
     def apply(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
               until: str | None = None) -> Tensor:
         """forward on named parameters; float buffers among them are updated in place when call.train."""
+        if call.convolution != self.convolution:
+            call = replace(call, convolution=self.convolution)
+        with self._precision():
+            out = self._apply(params, inputs, many, call, until)
+        return out.float() if self.autocast else out
+
+    def _apply(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
+               until: str | None) -> Tensor:
         if many and len(next(iter(params.values()))) == 1:                 # one client: the plain kernels
             single = {n: p[0] for n, p in params.items()}
-            return self.apply(single, _first(inputs), False, call, until)[None]
+            return self._apply(single, _first(inputs), False, call, until)[None]
         if isinstance(self.module, Batched):
             return self.module.run(params, (inputs,), many, call, until)
         if self.program is not None and isinstance(inputs, Tensor):

@@ -225,7 +225,7 @@ class Step:
         _own: Tensor | None
         _draws: RowRandom | None
         _moved: dict[str, Columns]
-        _owned: dict[int, Tensor]
+        _owned: dict[PerClient, Tensor]
 
         def __getattr__(self, name: str) -> Tensor: ...
         def __setattr__(self, name: str, value: Tensor) -> None: ...
@@ -241,9 +241,9 @@ class Step:
         """A hyperparameter for the active clients: the number that all have, or each one's.  # [k, 1]"""
         if not isinstance(value, PerClient):
             return value
-        if id(value) not in self._owned:
-            self._owned[id(value)] = value.of(self._chunk.ids, self._chunk.theta.device)             # [K, 1]
-        return self._owned[id(value)][:self.k]
+        if value not in self._owned:
+            self._owned[value] = value.of(self._chunk.ids, self._chunk.theta.device)                 # [K, 1]
+        return self._owned[value][:self.k]
 
     def begin(self, t: int, k: int) -> None:
         """Move to step t with k clients active."""

@@ -95,7 +95,7 @@ class Optimizer:
 
 def _descend(theta: Tensor, direction: Tensor, lr: Rate) -> None:
     if isinstance(lr, Tensor):
-        theta.sub_(direction * lr)
+        theta.addcmul_(direction, lr, value=-1)
     else:
         theta.add_(direction, alpha=-lr)
 

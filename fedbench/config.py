@@ -72,7 +72,7 @@ class FinetuneConfig:
     """Training on from the downloaded row before it is evaluated (or once, at the end)."""
 
     epochs: Natural
-    lr: Positive | None
+    lr: Positive | list[Positive] | None
     when: Literal["evaluation", "end"]
     part: str
 

@@ -18,19 +18,25 @@ from fedbench.federation import Federation, Inputs
 from fedbench.flat import FlatModel
 from fedbench.local import Batch, Step
 from fedbench.optim import Optimizer
+from fedbench.options import require
+from fedbench.per_client import PerClient, own, per_client
 from fedbench.rows import RowStore
 
 
 class FineTuned(Algorithm):
-    """inner, with epochs of plain local training (fresh optimizer; lr None: the optimizer's) on the column group
-    `part` ("all": every trained column), at every evaluation or (when="end") only after the last round."""
+    """inner, with epochs of plain local training (fresh optimizer; lr: one, a list of one for each client, or None: the
+    optimizer's) on the column group `part` ("all": every trained column), at every evaluation or (when="end") only
+    after the last round."""
 
-    def __init__(self, inner: Algorithm, epochs: int, lr: float | None, when: str, part: str):
-        self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, lr, when, part
+    def __init__(self, inner: Algorithm, epochs: int, lr: float | Sequence[float] | None, when: str, part: str):
+        self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, per_client(lr), when, part
         self.leaks = inner.leaks
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         self.inner.check(federation, model, optimizer)
+        listed = len(self.lr) if isinstance(self.lr, PerClient) else federation.num_clients
+        require(listed == federation.num_clients, f"finetune.lr lists {listed:,} rates, and there are "
+                f"{federation.num_clients:,} clients to train: one each, or a single number for all")
         if self.part != "all":
             model.group(self.part, "finetune.part")
 
@@ -54,8 +60,8 @@ class FineTuned(Algorithm):
             return s.task_loss(logits, batch)
 
         loss = None if type(self.inner).predict is Algorithm.predict else deployed_loss
-        tuned = cohort.train(start, loss=loss, epochs=self.epochs, lr=self.lr, columns=columns, key="finetune",
-                             optimizer=cohort.engine.optimizer.fresh(), **beside).theta
+        tuned = cohort.train(start, loss=loss, epochs=self.epochs, lr=own(self.lr, cohort), columns=columns,
+                             key="finetune", optimizer=cohort.engine.optimizer.fresh(), **beside).theta
         return {**rows, "theta": tuned} if isinstance(rows, dict) else tuned
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:

@@ -552,6 +552,20 @@ def test_fine_tuning_by_hand() -> None:
     close(deployed(e, FineTuned(algorithm.inner, 3, None, "evaluation", "all")), descent(w, B, 3))
 
 
+def test_fine_tuning_at_each_clients_own_rate() -> None:
+    rates = [0.05 * (i + 1) for i in range(len(B))]
+    e = squares(steps=2)
+    rows = deployed(e, play(e, FineTuned(FedAvg(), 3, rates, "evaluation", "all"), 2))
+    for i, rate in enumerate(rates):
+        alone = squares(steps=2)
+        tuned = deployed(alone, play(alone, FineTuned(FedAvg(), 3, rate, "evaluation", "all"), 2))
+        close(rows[i], tuned[i])
+    with pytest.raises(ConfigError, match=rf"finetune.lr lists 1 rates, and there are {len(B)} clients"):
+        play(squares(), FineTuned(FedAvg(), 1, [0.1], "evaluation", "all"))
+    cfg = compose(["algorithm=fedavg", "finetune.epochs=1", "finetune.lr=[0.1,0.2]"])
+    assert len(built(cfg).lr) == 2
+
+
 def test_fine_tuning_leaves_the_training_alone() -> None:
     """With kept momentum, evaluated after every round or not at all."""
     a, b = network(), network()

@@ -305,8 +305,12 @@ def _fastest(engine: Engine, plans: list[Plan], steps: int) -> Plan:
 
     for plan in plans:
         use(engine, plan)
-        warm = min(passes(1), passes(1)) if plan.graphs else passes(1)      # the first one records
-        seconds[plan] = passes(steps) if warm < 4 * min(seconds.values()) else warm
+        slow = engine.device.type == "cuda"                      # the first call: kernels are loaded, graphs recorded
+        warm = min(passes(1), passes(1)) if slow else passes(1)
+        if warm < 4 * min(seconds.values()):                     # what a training costs by itself must not decide
+            warm = min(passes(30), passes(30)) if slow else passes(steps)
+        off = plan.graphs and getattr(engine.executor.gradients, "off", False)
+        seconds[plan] = float("inf") if off else warm
         engine.executor.close()
     best = min(seconds, key=seconds.__getitem__)
     log.info("executor %s (%s)", best, ", ".join(f"{p.short}: {s * 1e3:.2f} ms a step"

@@ -76,7 +76,8 @@ def plans(name: str, chunk: int | None, threads: int | None, device: torch.devic
         found = [replace(p, convolution=way) for p in found
                  for way in (("grouped", "unfold") if p.chunk != 1 else ("grouped",))]
     ways = (True, False) if graphs is None else (graphs,)
-    return [replace(p, graphs=way) for p in found for way in (ways if device.type == "cuda" else (False,))]
+    return [replace(p, graphs=way) for p in found          # recordings have one set of places: none for threads
+            for way in (ways if device.type == "cuda" and p.workers == 1 else (False,))]
 
 
 @functools.cache
@@ -142,6 +143,7 @@ class Executor:
             return
         self.chunk = min(self.chunk or half, half)
         log.warning("out of memory with %d clients at once: going on with %d", b - a, half)
+        self.gradients.forget()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         for start in range(a, b, half):

@@ -10,6 +10,8 @@ Letters: k clients still training, K of the chunk, P numbers of a row, B batch.
 from __future__ import annotations
 
 import logging
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BUCKETS = 16            # sizes of the active prefix that have a graph of their own: finished clients fill them up
+MOST = 128              # recordings: beyond that, gradients are computed directly
 AGREE = 1e-2            # relative distance of a graph's first result from the direct one that TF32 may cause
 
 
@@ -77,7 +80,13 @@ class Ask:
 
 
 class Direct:
-    """Every gradient when it is asked for, by the model's chain or by autograd."""
+    """Every gradient when it is asked for, by the model's chain or by autograd.  overwrites: what was given is the
+    place of what will be given at the next ask of the same turn."""
+
+    overwrites = False
+
+    def forget(self) -> None:
+        """Give back memory that is held for later asks."""
 
     def home(self, rows: Tensor) -> Tensor:
         """Where a chunk's rows [K, P] are to lie while it trains, with their values."""
@@ -183,18 +192,31 @@ def _assembled(ask: Ask, grads: Iterable[Tensor]) -> Tensor:
 Work = Callable[[], None]
 
 
-def cuda_graph(work: Work) -> Work:
-    """work, whose tensors stay where they are, as a recorded CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):                             # libraries choose and set up their kernels
-            work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
+class CudaGraphs:
+    """Records work, whose tensors stay where they are, as a CUDA graph; returns its replay.
+
+    All graphs of one recorder share a memory pool: they run one after the other, and everything that outlives a replay
+    lies outside.  All are warmed up and recorded on one side stream, so that libraries have one workspace there.
+    """
+
+    side: Any = None
+
+    def __init__(self) -> None:
+        self.last: Callable[[], Any] = lambda: None        # a pool lives as long as a graph of its does
+
+    def __call__(self, work: Work) -> Work:
+        side = CudaGraphs.side = CudaGraphs.side or torch.cuda.Stream()
+        graph, beside = torch.cuda.CUDAGraph(), self.last()
+        pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):                             # libraries choose and set up their kernels
+                work()
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        self.last = weakref.ref(graph)
+        return graph.replay
 
 
 class Graphs(Direct):
@@ -204,25 +226,34 @@ class Graphs(Direct):
     size of the active prefix, up to BUCKETS of them, which also compute, for nothing, clients that have finished;
     models with batch statistics get exact sizes.  The first replay of a kind is compared with the direct
     computation; if they differ, or if something cannot be recorded, everything is computed directly from then on, and
-    said so.  record(work) -> replay: what records (on a CPU, in tests: the work itself).
+    said so.  record(work) -> replay: what records (default: CudaGraphs()).
     """
 
-    def __init__(self, record: Callable[[Work], Work] = cuda_graph):
-        self.record = record
-        self.off = False
+    overwrites = True
+
+    def __init__(self, record: Callable[[Work], Work] | None = None):
+        self.record = record or CudaGraphs()
+        self.off, self.count = False, 0                # clients of the chunk that is at home
+        self.seen: Counter = Counter()                 # asks of a kind that has no recording
         self.replays: dict[Any, tuple[Work, Ask, Tensor]] = {}
         self.places: dict[Any, Tensor] = {}            # by name and shape: [K, ...], K the largest seen
 
+    def forget(self) -> None:
+        self.replays.clear()
+        self.places.clear()
+
     def home(self, rows: Tensor) -> Tensor:
+        self.count = len(rows)
         return rows if self.off else self._place("home", rows)
 
     def __call__(self, ask: Ask) -> tuple[Tensor, Tensor]:
-        if self.off:
+        xs = ask.batch.x.values() if isinstance(ask.batch.x, dict) else [ask.batch.x]
+        if self.off or any(len(x) > 1 and x.stride(0) == 0 for x in xs):      # one batch for all: not to be written out
             return super().__call__(ask)
         k, fixed = len(ask.rows), self._fixed(ask)
         kind = (id(ask.model), type(ask.task), ask.wanted, tuple(ask.columns.slices), ask.turn, len(fixed.rows),
                 fixed.rows.data_ptr(), _shapes(fixed.batch), fixed.keys is None)
-        if kind not in self.replays and not self._record(kind, fixed):
+        if kind not in self.replays and not (self._pays(kind, ask) and self._record(kind, fixed, k)):
             return super().__call__(ask)
         replay, recorded, losses = self.replays[kind]
         replay()
@@ -230,13 +261,19 @@ class Graphs(Direct):
             ask.rows.copy_(fixed.rows[:k])             # their buffers have moved
         return recorded.space()[:k], losses[:k]
 
+    def _pays(self, kind: Any, ask: Ask) -> bool:
+        """Whether to record a kind: what may be a size that never comes again only at its second time."""
+        self.seen[kind] += 1
+        return len(self.replays) < MOST and (self.seen[kind] > 1 or not ask.model.batch_statistics)
+
     def _place(self, name: str, values: Tensor, size: int | None = None) -> Tensor:
         """values [k, ...] in a fixed place, of which the first size rows are given (default k)."""
         key = (name, values.shape[1:], values.dtype)
         k, place = len(values), self.places.get(key)
         if place is None or len(place) < (size or k):
+            if place is not None:
+                self.replays.clear()                   # they speak of places that are no more
             place = self.places[key] = values.new_zeros(size or k, *values.shape[1:])
-            self.replays.clear()                       # they speak of places that are no more
         if place.data_ptr() != values.data_ptr():
             place[:k].copy_(values)
         return place[:size or k]
@@ -246,7 +283,8 @@ class Graphs(Direct):
         k, batch, model = len(ask.rows), ask.batch, ask.model
         home = self.places.get(("home", ask.rows.shape[1:], ask.rows.dtype))
         at_home = home is not None and home.data_ptr() == ask.rows.data_ptr()
-        most = len(home) if home is not None and len(home) >= k else k
+        guest = self.places.get((f"rows {ask.turn}", ask.rows.shape[1:], ask.rows.dtype))
+        most = self.count if self.count >= k else max(k, 0 if guest is None else len(guest))
         step = max(1, -(-most // BUCKETS))
         size = k if model.batch_statistics else min(most, -(-k // step) * step)
 
@@ -259,8 +297,8 @@ class Graphs(Direct):
         out = self._place(f"gradient {ask.turn}", ask.rows[:0], size)
         return replace(ask, rows=rows, batch=still, space=lambda: out, keys=place("keys", ask.keys), named=None)
 
-    def _record(self, kind: Any, fixed: Ask) -> bool:
-        """Record what computes the ask and compare; False: this does not go."""
+    def _record(self, kind: Any, fixed: Ask, k: int) -> bool:
+        """Record what computes the ask and compare its k clients; False: this does not go."""
         before, losses = fixed.rows.clone(), fixed.rows.new_zeros(len(fixed.rows))
         direct = super().__call__
 
@@ -268,18 +306,18 @@ class Graphs(Direct):
             losses.copy_(direct(fixed)[1])
         try:
             work()
-            expected = fixed.space().clone()
+            expected = fixed.space()[:k].clone()
             fixed.rows.copy_(before)
             replay = self.record(work)
             fixed.rows.copy_(before)
             fixed.space().zero_()
             replay()
-            away = float((fixed.space() - expected).norm() / expected.norm().clamp_min(1e-30))
+            away = float((fixed.space()[:k] - expected).norm() / expected.norm().clamp_min(1e-30))
             fault = None if away <= AGREE else f"a replay differs by {away:.2g} from the direct computation"
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:                  # what cannot be recorded says so in many ways
-            fault = str(error).strip().splitlines()[0]
+            fault = (str(error).strip() or type(error).__name__).splitlines()[0]
         fixed.rows.copy_(before)
         if fault is not None:
             self.off = True

@@ -55,7 +55,7 @@ class Batch:
     @property
     def real(self) -> Tensor:
         """Which slots hold a sample.  # [k, B] bool"""
-        counts = torch.as_tensor(self.counts, device=self.weight.device)
+        counts = sent(self.counts, self.weight.device)
         return torch.arange(self.weight.shape[1], device=self.weight.device) < counts[:, None]
 
     def split(self, parts: int) -> list[Batch]:
@@ -68,10 +68,9 @@ class Batch:
         """The samples start[i] <= slot < stop[i] of client i, moved to the front of a narrower batch."""
         counts = stop - start
         width = int(counts.max(initial=1))
-        slot = torch.as_tensor(start, device=self.weight.device)[:, None] + torch.arange(
-            width, device=self.weight.device)                                             # [k, b]
-        real = torch.arange(width, device=self.weight.device) < torch.as_tensor(
-            counts, device=self.weight.device)[:, None]
+        device = self.weight.device
+        slot = sent(start, device)[:, None] + torch.arange(width, device=device)          # [k, b]
+        real = torch.arange(width, device=device) < sent(counts, device)[:, None]
         slot = slot.clamp_max(self.weight.shape[1] - 1)
         client = torch.arange(len(counts), device=self.weight.device)[:, None]
         weight = self.weight[client, slot] * real
@@ -80,14 +79,19 @@ class Batch:
         index = None if self.index is None else self.index[client, slot]
         return Batch(x, self.y[client, slot], weight / total.clamp_min(1e-30), counts, self.class_mask, index)
 
-    def rows(self, which: Tensor, width: int) -> Batch:
-        """The chosen clients, cut to their first `width` samples."""
+    def rows(self, chosen: np.ndarray, which: Tensor, width: int) -> Batch:
+        """Some clients, chosen on the host and which on the device, cut to their first `width` samples."""
         x = {n: v[which, :width] for n, v in self.x.items()} if isinstance(self.x, dict) \
             else self.x[which, :width]
         mask = None if self.class_mask is None else self.class_mask[which]
         index = None if self.index is None else self.index[which, :width]
-        return Batch(x, self.y[which, :width], self.weight[which, :width], self.counts[which.cpu().numpy()], mask,
-                     index)
+        return Batch(x, self.y[which, :width], self.weight[which, :width], self.counts[chosen], mask, index)
+
+
+def sent(values: np.ndarray, device: torch.device) -> Tensor:
+    """The values on the device; a GPU gets them from pinned memory, so that the host need not wait for it."""
+    here = torch.from_numpy(np.ascontiguousarray(values))
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 class Feed:
@@ -182,7 +186,7 @@ class Step:
                    num_steps=num_steps)
         own["_chunk"], own["_optimizer"], own["_loss"] = chunk, optimizer, loss
         own["_all_steps"], own["_all_lr"], own["_step_key"] = num_steps, lr, step_key
-        own["_keys"] = torch.from_numpy(client_keys(step_key, chunk.ids)).to(chunk.theta.device)
+        own["_keys"] = sent(client_keys(step_key, chunk.ids), chunk.theta.device)
         own["_views"] = {}                                # states cut to the active clients
         own["_pool"], own["_drawn"] = [], 0               # gradient tensors, and how many this step has used
         own["_asked"] = 0                                 # gradients that this step has asked for
@@ -273,7 +277,7 @@ class Step:
         columns = self.columns if columns is None else columns & self.model.trained
         turn, self.__dict__["_asked"] = self._asked, self._asked + 1
         if self.model.batch_statistics and not batch.full:
-            grad, losses = self._exact_sizes(batch, rows, loss or self._loss, columns)
+            grad, losses = self._exact_sizes(batch, rows, loss or self._loss, columns, turn)
         else:
             grad, losses = self._gradient(batch, rows, loss or self._loss, columns, turn)
         if turn == 0:                                   # the first gradient of a step is the training loss
@@ -331,21 +335,22 @@ class Step:
         self.__dict__["_drawn"] += 1
         return self._pool[self._drawn - 1][:self.k]
 
-    def _exact_sizes(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns) -> tuple[Tensor, Tensor]:
+    def _exact_sizes(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, turn: int
+                     ) -> tuple[Tensor, Tensor]:
         """Models with batch statistics: clients grouped by batch size, so that no padding enters the statistics."""
         whole = self._from_pool()
         losses = torch.zeros(len(rows), device=rows.device)
         for size in np.unique(batch.counts):
-            which = torch.from_numpy(np.flatnonzero(batch.counts == size)).to(rows.device)
+            chosen = np.flatnonzero(batch.counts == size)
+            which = sent(chosen, rows.device)
             own = rows[which]
-            whole[which], losses[which] = self._only(which)._gradient(
-                batch.rows(which, int(size)), own, loss, columns, 0)
+            whole[which], losses[which] = self._only(chosen, which)._gradient(
+                batch.rows(chosen, which, int(size)), own, loss, columns, turn)
             rows[which] = own                                   # the buffers that the forward pass updated
         return whole, losses
 
-    def _only(self, which: Tensor) -> Step:
-        """This step seen by some of its clients, for reading."""
-        chosen = which.cpu().numpy()
+    def _only(self, chosen: np.ndarray, which: Tensor) -> Step:
+        """This step seen by some of its clients, chosen on the host and which on the device, for reading."""
         chunk = Chunk(self._chunk.ids[chosen], self.theta[which], {n: v[which] for n, v in self._views.items()
                                                                   if n != "theta"}, {})
         lr = self.lr[which] if isinstance(self.lr, Tensor) else self.lr

@@ -135,8 +135,9 @@ class SGD(Optimizer):
 
 
 def _fits(*rows: Tensor) -> bool:
-    """Whether the fused kernel takes these."""
-    return _FUSED is not None and rows[0].device.type in ("cpu", "cuda") and all(r.is_contiguous() for r in rows)
+    """Whether the fused kernel takes these; it has counted numbers in 32 bits."""
+    small, known = rows[0].numel() < 2**31, rows[0].device.type in ("cpu", "cuda")
+    return _FUSED is not None and small and known and all(r.is_contiguous() for r in rows)
 
 
 class Adam(Optimizer):

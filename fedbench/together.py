@@ -201,7 +201,10 @@ class Meeting:
         asks = [r.asked[2] for r in runs if r.asked]
         try:
             with torch.no_grad():
-                grad, losses = runs[0].asked[1](joined(asks))                             # type: ignore[index]
+                alone = runs[0].asked[1]                                                  # type: ignore[index]
+                grad, losses = alone(joined(asks))
+                if alone.overwrites:                              # at its next ask, which may come before the others'
+                    grad, losses = grad.clone(), losses.clone()
         except torch.OutOfMemoryError:
             return [(r, None) for r in runs]                      # alone, each can cut its cohort smaller
         except Exception as error:                                # it is every one's: a batch of one, say
@@ -238,6 +241,9 @@ def _member(meeting: Meeting, alone: Direct, kin: Any) -> Direct:
 
         def home(self, rows: Tensor) -> Tensor:
             return rows
+
+        def forget(self) -> None:
+            alone.forget()
 
         def __call__(self, ask: Ask) -> tuple[Tensor, Tensor]:
             if ask.model.batch_statistics or meeting.speaking is None:

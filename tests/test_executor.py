@@ -26,7 +26,7 @@ def make(model: str = "no chain", plan: str | Plan = "vmap", **options) -> Engin
 def work(e: Engine) -> dict[str, torch.Tensor]:
     """Two rounds of training, with kept momentum, and everything computed on whole splits."""
     for r in range(2):
-        out = everyone(e, r).train(e.model.init_row(), who=torch.arange(6.0)[:, None],
+        out = everyone(e, r).train(e.model.init_row(), who=torch.arange(6.0, device=e.device)[:, None],
                                    extra_grad=lambda s: 0.01 * s.who * s.theta)
     cohort = everyone(e, 1)
     g, f = cohort.gradient(out.theta)
@@ -148,6 +148,7 @@ def test_candidates() -> None:
     assert [(p.name, p.graphs) for p in plans("auto", None, None, cuda, 5)] == \
         [("vmap", True), ("vmap", False), ("loop", True), ("loop", False)]
     assert plans("vmap", None, None, cuda, 5, graphs=True) == [Plan("vmap", 0, 1, 1, True)]
+    assert not any(p.graphs for p in plans("threads", None, 3, cuda, 5))                      # one set of places
     assert plans("vmap", None, None, cpu, 5, graphs=True) == [Plan("vmap", 0, 1, 1)]          # refused before
     ways = plans("auto", None, None, cuda, 5, graphs=False, convolutions=True)
     assert [(p.name, p.convolution) for p in ways] == [("vmap", "grouped"), ("vmap", "unfold"), ("loop", "grouped")]

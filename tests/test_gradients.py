@@ -133,6 +133,49 @@ def test_statistics_of_rows_that_are_no_home_come_back() -> None:
     close(*found, 5e-5)
 
 
+def test_padded_batches_under_batch_norm_keep_their_first_gradient() -> None:
+    """Clients are grouped by batch size there, and a second gradient of a step must not land on the first."""
+    def step(s, batch):
+        if not batch.full or s.k == 1:
+            return
+        first = s.grad(batch)
+        kept = first.clone()
+        fewer = batch.counts - (np.arange(s.k) == 0)
+        second = s.grad(batch.between(np.zeros_like(fewer), fewer))
+        assert torch.equal(first, kept) and not torch.equal(first, second)
+        compared.append(len(graphs.replays))
+    compared: list[int] = []
+    e, graphs = replaying(make("batch norm"))
+    everyone(e).train(e.model.init_row(), step=step, steps=12, batch_size=3)
+    assert max(compared) >= 2 and not graphs.off
+
+
+def test_memory_is_given_back_and_taken_again() -> None:
+    e, graphs = replaying(make("chain"))
+    plain = make("chain")
+    for x in (e, plain):
+        everyone(x).train(x.model.init_row())
+    e.executor.gradients.forget()
+    assert not graphs.places and not graphs.replays
+    close(work(e), work(plain), 5e-5)
+
+
+def test_what_fills_a_bucket_up_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished client that has diverged says nothing about the recording."""
+    monkeypatch.setattr(gradients, "BUCKETS", 1)
+    e, graphs = replaying(make("chain"))
+    home = graphs.home(torch.full((6, e.model.size), float("nan")))
+    home[:5] = e.model.init_row()
+    graphs.count = 6
+
+    def step(s, batch):
+        s.descend(s.grad(batch))
+    gradients_of = everyone(e).only(np.arange(6) < 5)
+    graphs.home = lambda rows: home[:len(rows)].copy_(rows)                    # type: ignore[method-assign]
+    gradients_of.train(e.model.init_row(), step=step, steps=2)
+    assert graphs.replays and not graphs.off
+
+
 def test_recording_leaves_running_statistics_alone() -> None:
     e, _ = replaying(make("batch norm"))
     plain = make("batch norm")

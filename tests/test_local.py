@@ -688,7 +688,7 @@ def test_a_batch_knows_its_samples(plan: str) -> None:
     e, seen = build(plan=plan, epochs=1), []
 
     def step(s, batch: Batch) -> None:
-        some = batch.rows(torch.arange(s.k - 1, s.k), int(batch.counts[-1]))
+        some = batch.rows(np.arange(s.k - 1, s.k), torch.arange(s.k - 1, s.k), int(batch.counts[-1]))
         for b in (batch, *batch.split(2), some):
             x, y = e.federation.gather(b.index)
             for i, n in enumerate(b.counts):

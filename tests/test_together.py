@@ -26,6 +26,7 @@ from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.fedrod import FedRoD
 from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pgfed import PGFed
+from fedbench.gradients import Graphs
 from fedbench.optim import SGD
 from fedbench.options import ConfigError
 from fedbench.together import Meeting
@@ -79,6 +80,24 @@ def test_hyperparameters_and_methods_may_differ() -> None:
                        {"seed": 1, "make": mlp, "method": lambda: FedProx(mu=0.1), "lr": 0.01},
                        {"seed": 0, "make": mlp, "method": FedRoD}])       # FedRoD's loss is its own: it computes alone
     assert meeting.joint[0]
+
+
+def test_answers_that_are_overwritten_are_copied() -> None:
+    """Recordings leave every gradient in one place: a run that asks twice in a step keeps its first."""
+    found = []
+    for graphs in (True, False):
+        meeting = Meeting(2)
+
+        def job(seed: int, method: Method, graphs: bool = graphs, meeting: Meeting = meeting) -> np.ndarray:
+            arrays, split = ragged()
+            e = engine(arrays, split, seeded(mlp), SGD(lr=0.1), seed=seed)
+            alone = Graphs(lambda work: work) if graphs else e.executor.gradients
+            e.executor.gradients = meeting.member(alone, "alike")
+            return deployed(e, play(e, method(), 2)).numpy()
+        found.append(meeting.run([lambda: job(0, FedAvg), lambda: job(1, lambda: PerFedAvg(mode="hf"))]))
+        assert meeting.joint[0]
+    close(found[0][0], found[1][0], 5e-5)
+    close(found[0][1], found[1][1], 5e-5)
 
 
 def test_batch_statistics_are_computed_alone() -> None:

@@ -223,7 +223,7 @@ def meet(engine: Engine, cfg: DictConfig) -> None:
     if meeting is None:
         return
     precision = cfg.hardware.precision
-    require(meeting.share("precision", lambda: precision) == precision, f"hardware.precision={precision}: runs that "
+    require(meeting.share(("precision",), lambda: precision) == precision, f"hardware.precision={precision}: runs that "
             "are computed together have one precision; use another hydra/launcher")
     if plan.workers == 1 and plan.chunk != 1:
         f = engine.federation

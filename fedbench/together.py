@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+KEPT = 4                # data sets, federations, ... that are shared at once, of each kind
 _now: Meeting | None = None
 
 
@@ -39,7 +40,7 @@ def current() -> Meeting | None:
     return _now
 
 
-def share(key: Any, make: Callable[[], T]) -> T:
+def share(key: tuple, make: Callable[[], T]) -> T:
     """make(), once for all runs of a meeting that ask by an equal key."""
     return make() if _now is None else _now.share(key, make)
 
@@ -90,7 +91,7 @@ class Meeting:
         self.at_once = at_once
         self.stop = self.now = False                      # asked to stop: after the round, immediately
         self.live: list[Run] = []
-        self.shared: dict[Any, Any] = {}
+        self.shared: dict[tuple, Any] = {}
         self.joint = [0, 0]
         self.speaking: Run | None = None
 
@@ -164,9 +165,12 @@ class Meeting:
         self.stop = True
         log.warning("stopping all runs after the round they are in; once more to stop at once")
 
-    def share(self, key: Any, make: Callable[[], T]) -> T:
-        """make(), once."""
+    def share(self, key: tuple, make: Callable[[], T]) -> T:
+        """make(), once while it is among the last KEPT of its kind, key[0]: who has it keeps it, memory is for more."""
         if key not in self.shared:
+            alike = [k for k in self.shared if k[0] == key[0]]
+            for old in alike[:max(0, len(alike) - KEPT + 1)]:
+                del self.shared[old]
             self.shared[key] = make()
         return self.shared[key]
 

@@ -172,10 +172,13 @@ def test_gradients_are_recorded_or_not_as_each_run_left_it() -> None:
 def test_what_is_shared_is_made_once() -> None:
     made: list[int] = []
 
-    def job() -> int:
-        return together.share("key", lambda: made.append(1) or len(made))
+    def job(number: int = 0) -> int:
+        return together.share(("key", number), lambda: made.append(1) or len(made))
     assert Meeting(2).run([job, job]) == [1, 1]
     assert (job(), job()) == (2, 3)                             # nobody to share with
+    meeting = Meeting(1)
+    found = meeting.run([lambda n=n: job(n) for n in (0, 1, 2, 3, 3, 4, 4, 1, 0)])
+    assert found == [4, 5, 6, 7, 7, 8, 8, 5, 9] and len(meeting.shared) == together.KEPT
 
 
 # -- on the command line ---------------------------------------------------------------------------------

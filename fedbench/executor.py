@@ -103,7 +103,7 @@ class Executor:
     def __init__(self, plan: Plan, device: torch.device, ranks: Ranks | None = None):
         self.plan, self.device, self.ranks = plan, device, ranks or Ranks()
         self.chunk = plan.chunk
-        self.gradients: Direct = Graphs() if plan.graphs else Direct()
+        self.gradients: Direct = Graphs() if plan.graphs and device.type == "cuda" else Direct()
         if device.type == "cpu":
             keep_freed_memory()
         self.claim()                    # for the server's algebra too, from the first round of a resumed run on

@@ -185,7 +185,9 @@ def test_recording_leaves_running_statistics_alone() -> None:
 
 def test_the_plan_says_which() -> None:
     assert type(Executor(Plan("vmap", 0, 1, 1), torch.device("cpu")).gradients) is Direct
-    assert type(Executor(Plan("vmap", 0, 1, 1, graphs=True), torch.device("cpu")).gradients) is Graphs
+    recording = Plan("vmap", 0, 1, 1, graphs=True)
+    assert type(Executor(recording, torch.device("cuda")).gradients) is Graphs
+    assert type(Executor(recording, torch.device("cpu")).gradients) is Direct          # resumed where there is no GPU
 
 
 @pytest.mark.gpu

@@ -40,7 +40,7 @@ class FedDyn(Algorithm):
         out = cohort.train(w, g=g, extra_grad=lambda s: s.own(self.alpha) * (s.theta - w) - s.g)
         self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta)                                           # [K, P]
-        self.h = self.h - (alpha * (up.theta - w)).sum(0) / cohort.num_clients   # over all N
+        self.h = self.h - (alpha * (up.theta - w)).sum(0) / cohort.num_clients        # over all N
         middle = shares(self.alpha, cohort) @ up.theta                                # [P]
         self.w = self.learned.put(middle, self.learned.take(middle - self.h / mean(self.alpha)))
 

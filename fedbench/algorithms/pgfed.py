@@ -43,7 +43,7 @@ class PGFed(Algorithm):
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w
-        if self.G is None or not self.mu:                                            # round 1 is FedAvg
+        if self.G is None or not self.mu:                                             # round 1 is FedAvg
             out = self.first(cohort, w)
         else:
             out = self.train(cohort, w)

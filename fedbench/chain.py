@@ -3,13 +3,15 @@
 Most federated models are chains of linear, convolution, ReLU, pooling and flatten operations.  For these the
 backward pass is a handful of known products, and autograd's bookkeeping (and a copy of every gradient into its
 row) is what small steps pay for.  Measured on one thread, images/s of whole rounds against autograd on the same
-Program, 64-64-10 network: 1.9 times with 20 ragged clients, 1.5 times with 100 clients of 20 samples.
+Program, 64-64-10 network: 1.9 times with 20 ragged clients, 1.5 times with 100 clients of 20 samples.  Pooling before
+ReLU, its gradient in the order of memory of its input: 1.04 times for FedAvgCNN in batches of 10, 1.06 in batches of 64.
 
 `Chain.of(program)` is None for anything else (branches, norms, dropout), which goes through autograd.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -134,14 +136,26 @@ class MaxPool2d:
         if not onward:
             return None
         flat, where = saved
-        g = aten.max_pool2d_with_indices_backward(grad.flatten(0, 1) if many else grad, flat, *self.how, where)
-        return g.unflatten(0, grad.shape[:2]) if many else g
+        lead, grad = grad.shape[:2], grad.flatten(0, 1) if many else grad
+        if flat.is_contiguous(memory_format=torch.channels_last):        # in another order the kernel is 3 times slower
+            grad = grad.contiguous(memory_format=torch.channels_last)
+        g = aten.max_pool2d_with_indices_backward(grad, flat, *self.how, where)
+        return g.unflatten(0, lead) if many else g
 
 
 LINKS: dict[type[nn.Module], Any] = {
     nn.Linear: Linear, nn.Conv2d: Conv2d, nn.MaxPool2d: MaxPool2d,
     nn.ReLU: lambda name, module: ReLU(), nn.Flatten: lambda name, module: Flatten(),
 }
+
+
+def pooled_first(links: list[Any]) -> list[Any]:
+    """Every ReLU before a MaxPool2d put after it: the same values and gradients bit for bit, of fewer numbers."""
+    links = list(links)
+    for i, (a, b) in enumerate(pairwise(links)):
+        if isinstance(a, ReLU) and isinstance(b, MaxPool2d):
+            links[i:i + 2] = b, a
+    return links
 
 
 class Chain:
@@ -167,7 +181,7 @@ class Chain:
         flat = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
         early = [link for link in links[:flat] if isinstance(link, Linear)]      # on more than one axis, or none
         whole = isinstance(before, fx.Node) and program.output is before
-        return cls(links) if whole and not early and flat is not None else None
+        return cls(pooled_first(links)) if whole and not early and flat is not None else None
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
         """Logits, and what the backward pass needs."""

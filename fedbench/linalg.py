@@ -7,17 +7,19 @@ from torch import Tensor
 
 BLOCK = 4096
 COLUMNS = 1 << 16          # of rows taken at a time
+PIECE = 1 << 18            # of a vector
 
 
 def dot(rows: Tensor, other: Tensor) -> Tensor:
     """Inner products of rows [k, P] with other [P] or [k, P], row by row.  # [k] float32
 
-    With one vector: float32 products of 65,536 numbers, summed in float64.  Row by row: blocks of 4,096.  On a
-    million numbers either is within 1e-6 of float64 throughout, without a float64 copy of the rows.
+    With one vector: float32 products of 262,144 numbers, summed in float64 (for one row of 878,538 two thirds of the
+    time that pieces of 65,536 take).  Row by row: blocks of 4,096.  On a million numbers either is within 2e-6 of
+    float64 throughout, without a float64 copy of the rows.
     """
     if other.dim() == 1:
-        return torch.stack([a @ b for a, b in zip(rows.split(COLUMNS, 1), other.split(COLUMNS))]
-                           ).double().sum(0).to(rows.dtype)
+        pieces = [a @ b for a, b in zip(rows.split(PIECE, 1), other.split(PIECE))]     # each [k]
+        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).double().sum(0).to(rows.dtype)
     whole = rows.shape[1] // BLOCK * BLOCK
     blocks = (rows[:, :whole] * other[:, :whole]).unflatten(1, (-1, BLOCK)).sum(2)     # [k, n]
     rest = rows[:, whole:].double() * other[:, whole:].double()

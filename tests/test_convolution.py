@@ -124,6 +124,25 @@ def test_the_first_layer_alone_learns() -> None:
     assert part[:, size:].abs().max() == 0
 
 
+@pytest.mark.parametrize("pool", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}])
+def test_pooling_goes_before_relu(pool: dict) -> None:
+    """The same bits as in the order written, where maxima are tied and where whole windows are below 0 too."""
+    links = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(**pool), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.MaxPool2d(2)
+    size = nn.Sequential(*links)(torch.zeros(1, 2, 12, 10)).numel()
+    model = FlatModel(nn.Sequential(*links, nn.Flatten(), nn.Linear(size, 3)))
+    rows, batch = problem(model, (2, 12, 10))
+    rows, batch.x, batch.weight = rows.float().round(decimals=1), batch.x.float().round(), batch.weight.float()
+    found, alone = by_chain(model, rows, batch), one_by_one(model, rows, batch, by_chain)
+    close(found[1], by_autograd(model, rows, batch)[1], 1e-5)
+    for chain in model._chains.values():
+        if chain is not None:
+            kinds = [type(link).__name__ for link in chain.links]
+            assert kinds[:6] == ["Conv2d" if "Conv2d" in kinds else "Unfolded", "MaxPool2d", "ReLU"] * 2
+            chain.links[1:6] = [chain.links[i] for i in (2, 1, 3, 5, 4)]
+    equal(by_chain(model, rows, batch)[1], found[1])
+    equal(one_by_one(model, rows, batch, by_chain)[1], alone[1])
+
+
 def test_networks_that_are_no_chain() -> None:
     """Residual connections and norms: the same layers under autograd, strides and 1x1 shortcuts among them."""
     model = double(seeded(lambda: ResNet((3, 8, 8), 3, [4, 6], "group")))

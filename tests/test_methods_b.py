@@ -46,7 +46,7 @@ from fedbench.algorithms.pgfed_ce import PGFedCE
 from fedbench.cohort import Cohort, Engine
 from fedbench.config import compose
 from fedbench.flat import FlatModel
-from fedbench.linalg import products, squared_distances
+from fedbench.linalg import dot, products, squared_distances
 from fedbench.local import Batch
 from fedbench.models.applenet import AppleNet
 from fedbench.optim import SGD, Adam
@@ -489,6 +489,15 @@ def test_products_and_distances_of_long_rows() -> None:
     close(products(a, b), (a.double() @ b.double().T).float(), 1e-6)
     close(squared_distances(a, b), (a[:, None].double() - b.double()).square().sum(2).float(), 5e-5)
     assert float(squared_distances(a, b)[0, 0]) == 0
+
+
+@pytest.mark.parametrize("size", [0, 7, 1_200_003])
+def test_dot_keeps_its_digits(size: int) -> None:
+    """Against float64 where all products have one sign, so that a running float32 sum would lose them one by one."""
+    random = np.random.default_rng(0)
+    a = torch.from_numpy(random.uniform(size=(3, size)).astype(np.float32)) + 1
+    close(dot(a, a[0]), (a.double() @ a[0].double()).float(), 2e-6)
+    close(dot(a, a.flip(0)), (a.double() * a.flip(0).double()).sum(1).float(), 2e-6)
 
 
 # -- FedSLD ----------------------------------------------------------------------------------------------

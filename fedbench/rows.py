@@ -155,7 +155,9 @@ class RowStore:
         self.all: dict[str, Rows] = {}
 
     def __call__(self, name: str, default: Tensor) -> Rows:
-        """A lazy [N, *default.shape] store whose untouched rows equal default."""
+        """A lazy [N, *default.shape] store whose untouched rows equal default.  A name is given once."""
+        if name in self.all:
+            raise ValueError(f"there are rows named {name!r} already: a method's states need a name each")
         total = self.most * default.numel() * default.element_size()
         place = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
         if place == "disk":

@@ -287,6 +287,14 @@ def peak_memory(device: torch.device) -> float:
     """MB: of the GPU where there is one, else of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 2**10
+    # a process started from another one begins at that one's peak here
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,7 +74,7 @@ def over_models(widths: dict[str, Sequence[int]], rounds: int = 8) -> Iterator[L
 def measured(line: Line, device: torch.device) -> dict[str, Any]:
     """Round times and peak memory of a line; libraries_mb: of a CPU's process, before it made anything."""
     torch.set_num_threads(1)
-    libraries = own_peak()
+    libraries = peak_memory(torch.device("cpu"))
     work = crowd(line.clients, line.cohort, line.rounds, line.model, line.width).doing(momentum=line.momentum)
     meter, clock = Meter(device), Clock(device, processor=True)
     rival = meter(lambda: Ours(work, work.plans(line.executor, device), device, METHODS[line.method]()))
@@ -84,17 +83,7 @@ def measured(line: Line, device: torch.device) -> dict[str, Any]:
     return {"times": times[min(WARMUP, line.rounds - 1):], "plan": rival.plan.short, "numbers": rival.engine.model.size,
             "state_mb": sum(r.used * r.row_bytes for r in rows) / 2**20,
             "libraries_mb": libraries if meter.peak_mb is None else 0.0,
-            "peak_memory_mb": own_peak() if meter.peak_mb is None else meter.peak_mb}
-
-
-def own_peak() -> float:
-    """MB: the most memory that this process had.  What getrusage says begins, in a process started from another one,
-    at that one's peak; Linux knows this one's own."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return peak_memory(torch.device("cpu"))
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
+            "peak_memory_mb": peak_memory(torch.device("cpu")) if meter.peak_mb is None else meter.peak_mb}
 
 
 def apart(line: Line, device: torch.device) -> dict[str, Any]:

@@ -235,3 +235,11 @@ def test_the_store_saves_every_row() -> None:
     new.load_state_dict(old.state_dict())
     for name in ("x", "y"):
         equal(new.all[name][np.arange(50)], old.all[name][np.arange(50)])
+
+
+def test_a_name_is_given_once() -> None:
+    """Two states of one name would share a place in checkpoints."""
+    store = RowStore(5, CPU, 1 << 20, 1 << 20)
+    store("theta", DEFAULT)
+    with pytest.raises(ValueError, match="there are rows named 'theta' already"):
+        store("theta", DEFAULT)

@@ -97,8 +97,8 @@ def test_fedamp_says_what_comparing_everybody_takes(crowds: list[Engine], caplog
     """8 bytes of each of 163 numbers: 3.6 GiB for 3,000,000 clients; nothing worth saying for a thousand."""
     caplog.set_level("INFO", "fedbench")
     for e, said in zip(crowds, (False, True)):
-        FedAMP().setup(e.federation, e.model, e.rows)
+        FedAMP().setup(e.federation, e.model, RowStore(e.federation.num_clients, CPU, 10 << 30, 0))
         assert ("with all who have taken part before, up to 3,000,000: 3.6 GiB of models" in caplog.text) is said
     caplog.clear()
-    FedAMP(peers="last_cohort").setup(e.federation, e.model, e.rows)
+    FedAMP(peers="last_cohort").setup(e.federation, e.model, RowStore(e.federation.num_clients, CPU, 10 << 30, 0))
     assert not caplog.text

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedbench import rng
+from fedbench.balance import Steps
 from fedbench.executor import Executor
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
@@ -248,7 +249,7 @@ class Cohort:
         most = e.privacy.step_clip if e.privacy is not None and self.purpose == "round" else None
         clip = None if most is None else (goes, most)
 
-        def job(a: int, b: int) -> None:
+        def job(a: int, b: int) -> Steps:
             mine = order[a:b]                                            # positions in ids, most steps first
             where = torch.from_numpy(mine).to(self.device)
             begin = rows[where] if rows.stride(0) else rows[:b - a].clone()
@@ -258,8 +259,8 @@ class Cohort:
                            for buffers_of, m in kept.items()}, clip)
             feed = Feed(self.federation, chunk.ids, plan["index"][:, a:b], counts[:, a:b], step_key)
             rate = lr[where] if isinstance(lr, Tensor) else lr
-            train_chunk(e, chunk, feed, plan["steps"][mine], rate, columns, step or plain_step(extra_grad), loss,
-                        step_key, optimizer)
+            yield from train_chunk(e, chunk, feed, plan["steps"][mine], rate, columns, step or plain_step(extra_grad),
+                                   loss, step_key, optimizer)
             out["theta"][where], out["loss"][where] = chunk.theta, chunk.loss
             for n, t in chunk.state.items():
                 out[n][where] = t
@@ -269,7 +270,7 @@ class Cohort:
                 for n in m:
                     m[n][where] = chunk.memory[owner][n]
 
-        e.executor.run(job, len(order))
+        e.executor.run(job, len(order), plan["steps"][order])
         memories = {f"{owner}/{n}": t for owner, m in kept.items() for n, t in m.items()}
         moved = e.executor.ranks.exchange(plan["shares"], {**out, **memories}, written | memories.keys())
         for n in state.keys() - moved if together else ():
@@ -334,13 +335,14 @@ class Cohort:
         out = torch.zeros(len(self), rows.shape[1], device=self.device)
         losses = torch.zeros(len(self), device=self.device)
 
-        def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
+        def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
             theta = rows[where]                                                       # [k, P]
             total, grad, loss = torch.zeros_like(theta), torch.zeros_like(theta), losses.new_zeros(len(theta))
             for batch in blocks:
                 k = len(batch.weight)
                 loss[:k] += self._block_gradient(theta[:k], batch, grad[:k])
                 total[:k] += grad[:k]
+                yield
             out[where], losses[where] = total, loss
 
         shares = self._chunks(chunk, split, drop_last)
@@ -371,12 +373,13 @@ class Cohort:
         rows = rows.expand(len(self), -1) if rows.dim() == 1 else rows
         losses = torch.zeros(len(self), device=self.device)
 
-        def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
+        def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
             theta, total = rows[where], losses.new_zeros(len(where))
             for batch in blocks:
                 logits = self.model.predict(theta[:len(batch.weight)], batch.x)
                 each = self.engine.task.loss(logits, batch.y, batch.class_mask)
                 total[:len(each)] += (each * batch.weight).sum(1)
+                yield
             losses[where] = total
 
         self.engine.executor.ranks.exchange(self._chunks(chunk, split), {"loss": losses})
@@ -394,12 +397,13 @@ class Cohort:
             return self._forward_shared(rows if rows.dim() == 1 else rows[0], fn, split)
         found = [torch.zeros(0, device=self.device)] * len(self)
 
-        def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
+        def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
             parts: list[list[Tensor]] = [[] for _ in where]
             for batch in blocks:
                 y = fn(self.model, cut(rows, where[:len(batch.weight)]), batch.x)
                 for i, count in enumerate(batch.counts):
                     parts[i].append(y[i, :count])
+                yield
             for position, part in zip(where.tolist(), parts):
                 found[position] = torch.cat(part) if part else found[position]
 
@@ -416,20 +420,19 @@ class Cohort:
         mine = shares[ranks.rank]
 
         def job(a: int, b: int) -> None:
-            with torch.no_grad():
-                at = int(mine[a])
-                x, _ = self.federation.gather(index[None, at * size:(at + 1) * size])
-                pieces[at] = fn(self.model, row[None], x)[0]
+            at = int(mine[a])
+            x, _ = self.federation.gather(index[None, at * size:(at + 1) * size])
+            pieces[at] = fn(self.model, row[None], x)[0]
 
         self.engine.executor.run(job, len(mine), pieces=True)
         ranks.exchange_lists(shares, pieces, self.device)
         whole = torch.cat(pieces) if pieces else torch.zeros(0, device=self.device)
         return list(whole.split(np.diff(part.offsets).tolist()))
 
-    def _chunks(self, work: Callable[[Tensor, Iterator[Batch]], None], split: str, drop_last: bool = False
+    def _chunks(self, work: Callable[[Tensor, Iterator[Batch]], Steps], split: str, drop_last: bool = False
                 ) -> list[np.ndarray]:
-        """work(where [k] positions, blocks) for every chunk of this rank's clients, without gradients; returns the
-        positions that each rank worked on.
+        """work(where [k] positions, blocks) for every chunk of this rank's clients, without gradients, which yields
+        after every block; returns the positions that each rank worked on.
 
         The blocks cover each client's whole split; a batch is of the first clients of the chunk, those with samples
         left, and its weights are shares of the split, so that they sum to 1 over the blocks.
@@ -454,11 +457,10 @@ class Cohort:
                 batch.weight = batch.weight * torch.from_numpy(counts / sizes[now]).float().to(self.device)[:, None]
                 yield batch
 
-        def job(a: int, b: int) -> None:
-            with torch.no_grad():
-                work(torch.from_numpy(order[a:b]).to(self.device), blocks(order[a:b]))
+        def job(a: int, b: int) -> Steps:
+            return work(torch.from_numpy(order[a:b]).to(self.device), blocks(order[a:b]))
 
-        self.engine.executor.run(job, len(order))
+        self.engine.executor.run(job, len(order), -(-sizes[order] // width))
         return shares
 
 

@@ -2,9 +2,9 @@
 
 A cohort is cut into chunks of clients; a chunk is computed with batched operations over its clients; chunks
 run one after the other or in threads.  So `loop` is chunks of one, `vmap` is one chunk, `threads` is chunks of
-one (or more) in as many Python threads as there are cores, each with one intra-op thread: the kernels release
-the interpreter lock, and spinning OpenMP threads are avoided.  Where several processes share a run (ranks.py), what
-is cut into chunks is this one's share of the cohort.
+one (or more) in as many Python threads as there are cores (balance.py), each with one intra-op thread: the kernels
+release the interpreter lock, and spinning OpenMP threads are avoided.  Where several processes share a run
+(ranks.py), what is cut into chunks is this one's share of the cohort.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import torch
 
+from fedbench.balance import Steps, advance, spread
 from fedbench.gradients import Direct, Graphs
 from fedbench.options import RunError
 from fedbench.ranks import Ranks
@@ -116,24 +118,27 @@ class Executor:
         if self.device.type == "cpu":
             torch.set_num_threads(self.plan.intra)
 
-    def run(self, job: Callable[[int, int], None], count: int, pieces: bool = False) -> None:
-        """Call job on [0, count) cut into chunks.  A chunk that does not fit in memory is halved and run again,
-        so a job must leave its inputs alone and write its results last.  pieces: single items, always."""
+    def run(self, job: Callable[[int, int], Steps | None], count: int, steps: np.ndarray | None = None,
+            pieces: bool = False) -> None:
+        """Call job on [0, count) cut into chunks, without gradients.  A job yields between its steps, of which the
+        first client of a chunk has the most, steps[a] (None: it is one step), so that it can go on in another thread.
+        A chunk that does not fit in memory is halved and run again, so a job must leave its inputs alone and write its
+        results last.  pieces: single items, always."""
         if count == 0:
             return
         self.claim()                    # another executor may have run since
         size = 1 if pieces else self.chunk or count
         edges = [(a, min(a + size, count)) for a in range(0, count, size)]
         if self.pool is not None and len(edges) > 1:
-            for done in [self.pool.submit(self._fit, job, a, b) for a, b in edges]:
-                done.result()
+            lengths = [1 if steps is None else int(steps[a]) for a, _ in edges]
+            spread(self.pool, self.plan.workers, lambda i: self._fit(job, *edges[i]), lengths)
         else:
             for a, b in edges:
-                self._fit(job, a, b)
+                advance(self._fit(job, a, b))
 
-    def _fit(self, job: Callable[[int, int], None], a: int, b: int) -> None:
+    def _fit(self, job: Callable[[int, int], Steps | None], a: int, b: int) -> Steps:
         try:
-            job(a, b)
+            yield from job(a, b) or ()
         except (torch.OutOfMemoryError, MemoryError):
             if b - a == 1:
                 raise RunError("out of memory with a single client at a time: lower local.batch_size or "
@@ -147,7 +152,7 @@ class Executor:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         for start in range(a, b, half):
-            self._fit(job, start, min(start + half, b))
+            yield from self._fit(job, start, min(start + half, b))
 
     def close(self) -> None:
         if self.pool is not None:

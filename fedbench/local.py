@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.balance import Steps
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
 from fedbench.gradients import Ask, Wanted, differentiate, in_training, keep_buffers
@@ -415,15 +416,15 @@ class Step:
 
 
 def train_chunk(engine: Engine, chunk: Chunk, feed: Feed, num_steps: np.ndarray, lr: Rate, columns: Columns,
-                step: Callable[[Step, Batch], None], loss: Loss | None, step_key: int, optimizer: Optimizer) -> None:
-    """Run all local steps of a chunk, in place.  num_steps [k] descending, on the host."""
+                step: Callable[[Step, Batch], None], loss: Loss | None, step_key: int, optimizer: Optimizer) -> Steps:
+    """Run all local steps of a chunk, in place, yielding after each.  num_steps [k] descending, on the host."""
     s = Step(engine, chunk, num_steps, lr, columns, loss, step_key, optimizer)
     active = (num_steps[None] > np.arange(int(num_steps.max(initial=0)))[:, None]).sum(1)      # [T]
-    with torch.no_grad():
-        for t, k in enumerate(active.tolist()):
-            s.begin(t, k)
-            step(s, feed(t, k))
-        chunk.loss /= torch.from_numpy(np.maximum(num_steps, 1)).to(chunk.loss)
+    for t, k in enumerate(active.tolist()):
+        s.begin(t, k)
+        step(s, feed(t, k))
+        yield
+    chunk.loss /= torch.from_numpy(np.maximum(num_steps, 1)).to(chunk.loss)
 
 
 def plain_step(extra_grad: Callable[[Step], Tensor] | None) -> Callable[[Step, Batch], None]:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedbench import build, checkpoint, evaluate, federation, rng
 from fedbench import cohort as cohort_module
 from fedbench.algorithms.base import Algorithm
+from fedbench.balance import Steps
 from fedbench.cohort import Cohort
 from fedbench.config import compose
 from fedbench.executor import Plan
@@ -367,9 +368,9 @@ def test_no_local_step_waits_for_the_device(method: Case, monkeypatch: pytest.Mo
         pytest.skip("its iterations end early, which the host decides")
     chunk, seen = cohort_module.train_chunk, []
 
-    def watched(*args: Any) -> None:
+    def watched(*args: Any) -> Steps:
         with NoSync():
-            chunk(*args)
+            yield from chunk(*args)
         seen.append(args)
     monkeypatch.setattr(cohort_module, "train_chunk", watched)
     rounds(method.simulation(), 2)

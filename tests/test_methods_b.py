@@ -389,8 +389,9 @@ def test_fedamp_with_a_scale_of_its_own() -> None:
     """w = (0, 1, 3): squared distances 1, 4, 9, of median 4.  alpha_k 0.5: X_01 = e^(-1/4) / 8, X_12 = e^(-1) / 8,
     X_02 = e^(-9/4) / 8, below the cap.  alpha_k 1e6: rows in the same proportions, of sum 0.9."""
     a, b, c = (math.exp(-d / 4) / 8 for d in (1, 4, 9))
-    w, e = (0.0, 1.0, 3.0), points([[0.0]] * 3)
+    w = (0.0, 1.0, 3.0)
     for alpha, p, q, r in ((0.5, 1, 1, 1), (1e6, 0.9 / (a + c), 0.9 / (a + b), 0.9 / (b + c))):
+        e = points([[0.0]] * 3)
         method = play(e, FedAMP(alpha_k=alpha, sigma="auto", cap=0.9), rounds=0)
         method.w[np.arange(3)] = column(*w)
         u = (p * (a + 3 * c), 1 + q * (2 * b - a), 3 - r * (3 * c + 2 * b))

@@ -115,7 +115,7 @@ def pgfed(bench: Bench) -> None:
     work = bench.load("cnn").doing(epochs=5, momentum=0.9)
     candidates = work.plans("auto", bench.device)
     rivals = {f"{a.__name__.lower()} auto": partial(Ours, work, candidates, bench.device, a()) for a in (FedAvg, PGFed)}
-    bench.compare("pgfed against fedavg, cnn, 5 local epochs, momentum 0.9", work, rivals, "fedavg auto", 4, 2)
+    bench.compare("pgfed against fedavg, cnn, 5 local epochs, momentum 0.9", work, rivals, "fedavg auto", len(work.schedule), 2)
 
 
 def scale(bench: Bench) -> None:

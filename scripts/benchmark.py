@@ -111,11 +111,14 @@ def executors(bench: Bench, name: str) -> None:
 
 
 def pgfed(bench: Bench) -> None:
-    """PGFed against FedAvg; its first round is FedAvg's, so that two are for warm-up."""
-    work = bench.load("cnn").doing(epochs=5, momentum=0.9)
-    candidates = work.plans("auto", bench.device)
-    rivals = {f"{a.__name__.lower()} auto": partial(Ours, work, candidates, bench.device, a()) for a in (FedAvg, PGFed)}
-    bench.compare("pgfed against fedavg, cnn, 5 local epochs, momentum 0.9", work, rivals, "fedavg auto", len(work.schedule), 2)
+    """PGFed against FedAvg at 5 local epochs; its first round is FedAvg's, so that two are for warm-up."""
+    for name, momentum in (("cnn", 0.9), ("mlp", 0.0)):
+        work = bench.load(name).doing(epochs=5, momentum=momentum)
+        candidates = work.plans("auto", bench.device)
+        rivals = {f"{a.__name__.lower()} auto": partial(Ours, work, candidates, bench.device, a())
+                  for a in (FedAvg, PGFed)}
+        title = f"pgfed against fedavg, {name}, 5 local epochs, momentum {momentum}"
+        bench.compare(title, work, rivals, "fedavg auto", len(work.schedule), 2)
 
 
 def scale(bench: Bench) -> None:

@@ -18,8 +18,10 @@ def dot(rows: Tensor, other: Tensor) -> Tensor:
     float64 throughout, without a float64 copy of the rows.
     """
     if other.dim() == 1:
+        if rows.shape[1] <= PIECE:                                                     # most of a small model's time
+            return rows @ other                                                        # would go into cutting it
         pieces = [a @ b for a, b in zip(rows.split(PIECE, 1), other.split(PIECE))]     # each [k]
-        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).double().sum(0).to(rows.dtype)
+        return torch.stack(pieces).double().sum(0).to(rows.dtype)
     whole = rows.shape[1] // BLOCK * BLOCK
     blocks = (rows[:, :whole] * other[:, :whole]).unflatten(1, (-1, BLOCK)).sum(2)     # [k, n]
     rest = rows[:, whole:].double() * other[:, whole:].double()

@@ -10,7 +10,7 @@ import torch
 from tiny import close, engine, equal, everyone, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench import network
+from fedbench import chain, network
 from fedbench.flat import FlatModel
 from fedbench.gradients import chain_gradient
 from fedbench.local import Batch
@@ -134,13 +134,35 @@ def test_pooling_goes_before_relu(pool: dict) -> None:
     rows, batch.x, batch.weight = rows.float().round(decimals=1), batch.x.float().round(), batch.weight.float()
     found, alone = by_chain(model, rows, batch), one_by_one(model, rows, batch, by_chain)
     close(found[1], by_autograd(model, rows, batch)[1], 1e-5)
-    for chain in model._chains.values():
-        if chain is not None:
-            kinds = [type(link).__name__ for link in chain.links]
+    for written in model._chains.values():
+        if written is not None:
+            kinds = [type(link).__name__ for link in written.links]
             assert kinds[:6] == ["Conv2d" if "Conv2d" in kinds else "Unfolded", "MaxPool2d", "ReLU"] * 2
-            chain.links[1:6] = [chain.links[i] for i in (2, 1, 3, 5, 4)]
+            written.links[1:6] = [written.links[i] for i in (2, 1, 3, 5, 4)]
     equal(by_chain(model, rows, batch)[1], found[1])
     equal(one_by_one(model, rows, batch, by_chain)[1], alone[1])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_large_weights_are_read_the_other_way_round(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal losses and gradients, taken only with as many samples as pay; one result's memory is laid out as the
+    other's, which what follows is faster on."""
+    x, link = torch.randn(B, 12), chain.Linear("0", nn.Linear(12, 5, bias))
+    weights = {"0.weight": torch.randn(5, 12), "0.bias": torch.randn(5)}
+    model = double(nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias), nn.ReLU(), nn.Linear(5, 3, bias)))
+    rows, batch = problem(model, (3, 4))
+    plain, calls, real = link.forward(weights, x, False)[0], [], chain.F.linear
+    before = one_by_one(model, rows, batch, by_chain)
+    monkeypatch.setattr(chain, "LARGE", 5 * 12)
+    monkeypatch.setattr(chain.F, "linear", lambda *args: calls.append(len(args[0])) or real(*args))
+    for few, taken in ((B, []), (B + 1, [B])):
+        monkeypatch.setattr(chain, "FEW", few)
+        calls.clear()
+        found = link.forward(weights, x, False)[0]
+        assert calls == taken and found.stride() == plain.stride()
+        close(found, plain, 1e-6)
+    monkeypatch.setattr(chain, "FEW", B)
+    close(one_by_one(model, rows, batch, by_chain), before, 1e-12)
 
 
 def test_networks_that_are_no_chain() -> None:

@@ -3,6 +3,7 @@
 Clients differ in size, and few of them on several threads leave some idle at the end.  Items that may be interrupted,
 and taken up by another thread, allow the shortest schedule there is, max(the longest item, total / threads), by
 McNaughton's wrap-around rule (Management Science 6(1), 1959).  What an item computes does not depend on who does it.
+A cut item holds its memory until its second piece has ended: there are up to 2 items a thread less one, not one each.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, wait
-from itertools import islice
+from itertools import islice, takewhile
 from threading import Event, Lock
 from typing import NamedTuple
 
@@ -72,7 +73,8 @@ def advance(steps: Steps, count: int | None = None) -> None:
 def spread(pool: Executor, workers: int, begin: Callable[[int], Steps], lengths: Sequence[int]) -> None:
     """Do every item i, begin(i), of about lengths[i] steps, on so many threads of the pool: from one queue, or cut in
     pieces where that gains more than a little; who has done its own then takes over others' last ones.  The first
-    exception of an item is raised when all threads have ended.
+    exception in time is raised, when every thread has ended the step that it was at; an interrupt is raised at once and
+    stops them likewise.
 
     Rounds of 6 clients of the FedAvgCNN benchmark on two threads that a queue leaves idle for 6 to 9% of the time are
     1.06 to 1.08 times as fast in pieces (one process, in turns).
@@ -83,7 +85,7 @@ def spread(pool: Executor, workers: int, begin: Callable[[int], Steps], lengths:
         lists = [deque(Piece(item, 0, None) for item in range(len(lengths)))] * workers
     halves: dict[int, Steps] = {}                               # items whose first piece is done
     done = {p.item: Event() for pieces in lists for p in pieces if p.stop is not None}
-    failed: list[Piece] = []
+    failed: list[BaseException] = []
     lock = Lock()
 
     def take(own: int) -> Piece | None:
@@ -93,30 +95,38 @@ def spread(pool: Executor, workers: int, begin: Callable[[int], Steps], lengths:
             longest = max(lists, key=len)
             return longest.pop() if longest else None
 
+    def until_failure(steps: Steps) -> Steps:
+        return takewhile(lambda _: not failed, steps)
+
     def do(piece: Piece) -> None:
         item, start, stop = piece
         if start:
             done[item].wait()
-            advance(halves.pop(item))
+            advance(until_failure(halves.pop(item)))
             return
         steps = begin(item)
-        advance(steps, stop)
+        advance(until_failure(steps), stop)
         if stop is not None:
             halves[item] = steps
             done[item].set()
+
+    def fail(error: BaseException) -> None:
+        failed.append(error)
+        for item, event in done.items():                        # nobody waits for a piece that will not come
+            halves.setdefault(item, iter(()))
+            event.set()
 
     def work(own: int) -> None:
         while not failed and (piece := take(own)) is not None:
             try:
                 do(piece)
-            except BaseException:
-                failed.append(piece)                            # the others end with what they are at
-                for item, event in done.items():
-                    halves.setdefault(item, iter(()))
-                    event.set()
-                raise
+            except BaseException as error:
+                fail(error)
 
-    futures = [pool.submit(work, own) for own in range(len(lists))]
-    wait(futures)
-    for future in futures:
-        future.result()
+    try:
+        wait([pool.submit(work, own) for own in range(len(lists))])
+    except BaseException as error:                              # no thread to be had, or an interrupt
+        fail(error)
+        raise
+    if failed:
+        raise failed[0]

@@ -11,7 +11,7 @@ PIECE = 1 << 18            # of a vector
 
 
 def dot(rows: Tensor, other: Tensor) -> Tensor:
-    """Inner products of rows [k, P] with other [P] or [k, P], row by row.  # [k] float32
+    """Inner products of rows [k, P], contiguous, with other [P] or [k, P], row by row.  # [k] float32
 
     With one vector: float32 products of 262,144 numbers, summed in float64 (for one row of 878,538 two thirds of the
     time that pieces of 65,536 take).  Row by row: blocks of 4,096.  On a million numbers either is within 2e-6 of

@@ -12,9 +12,10 @@ The bare loop is an nn.Module and a torch.optim.SGD per client, its tensors in m
 ceiling.  The roofline is the ceiling: images/s that the machine's measured copy bandwidth and matrix rate allow a local
 step, by the formulae of bench_roofline.py.  A workload fixes who has which sample, who is sampled when, and the local
 work (cnn: 25 clients, 6 a round, FedAvgCNN; mlp: digits, 20 clients, all a round; many: 1,000 clients of 20 samples,
-100 a round; pgfed: PGFed against FedAvg on cnn at 5 local epochs).  Round times leave out evaluation, process start and
-the first round.  Times vary on a shared machine; ratios of neighbouring rounds do so less: min, median and max over
-rounds are printed.  --json FILE writes every row, and on what machine, commit and versions it was measured.
+100 a round; pgfed: PGFed against FedAvg on cnn and mlp at 5 local epochs).  Round times leave out evaluation, process
+start and the first round, of pgfed the first two.  Times vary on a shared machine; ratios of neighbouring rounds do so
+less: min, median and max over rounds are printed.  --json FILE writes every row, and on what machine, commit and
+versions it was measured.
 """
 
 from __future__ import annotations

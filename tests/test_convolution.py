@@ -154,15 +154,19 @@ def test_large_weights_are_read_the_other_way_round(bias: bool, monkeypatch: pyt
     plain, calls, real = link.forward(weights, x, False)[0], [], chain.F.linear
     before = one_by_one(model, rows, batch, by_chain)
     monkeypatch.setattr(chain, "LARGE", 5 * 12)
+    monkeypatch.setattr(chain, "NARROW", 5)
     monkeypatch.setattr(chain.F, "linear", lambda *args: calls.append(len(args[0])) or real(*args))
-    for few, taken in ((B, []), (B + 1, [B])):
+    for few, taken in (([B], []), ([B - 1, B + 1], [B])):
         monkeypatch.setattr(chain, "FEW", few)
         calls.clear()
         found = link.forward(weights, x, False)[0]
         assert calls == taken and found.stride() == plain.stride()
         close(found, plain, 1e-6)
-    monkeypatch.setattr(chain, "FEW", B)
+    monkeypatch.setattr(chain, "FEW", [B])
     close(one_by_one(model, rows, batch, by_chain), before, 1e-12)
+    assert chain.large(weights["0.weight"], x) and not chain.large(weights["0.weight"].bfloat16(), x.bfloat16())
+    monkeypatch.setattr(chain, "NARROW", 6)
+    assert not chain.large(weights["0.weight"], x)
 
 
 def test_networks_that_are_no_chain() -> None:

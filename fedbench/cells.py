@@ -35,6 +35,7 @@ from fedbench.options import ConfigError
 log = logging.getLogger(__name__)
 TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
 TOTAL = "FEDBENCH_CELLS"  # environment variable: how many cells the sweep has
+TYPED = "FEDBENCH_COMMAND"  # environment variable: the command's words as typed
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # environment variable: torchrun started this process, perhaps with others
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.prev.pt")
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
@@ -135,7 +136,21 @@ def how_to_go_on(folder: Path) -> str:
     """The command that goes on with a run which was stopped, if there is a checkpoint to go on from."""
     if not resumable(folder):
         return f"not saved, as there was no checkpoint yet; {folder} holds what there is"
-    return f"saved, go on with: {command()} {shlex.quote(f'resume={folder}')}"
+    return f"saved, go on with: {to_go_on(folder)}"
+
+
+def to_go_on(folder: Path) -> str:
+    """The command that goes on with the run in a folder, classes that are the user's own named."""
+    from fedbench.resume import foreign  # which needs this module
+
+    config = folder / "config.yaml"
+    own = foreign(OmegaConf.to_container(load_config(config)), None) if config.is_file() else ()  # type: ignore
+    return " ".join([command(), shlex.quote(f"resume={folder}"), *(f"{key}={target}" for key, target in own)])
+
+
+def typed() -> str:
+    """The command that this process obeys, as it was typed."""
+    return f"{command()} {os.environ.get(TYPED, shlex.join(sys.argv[1:]))}".rstrip()
 
 
 def command() -> str:

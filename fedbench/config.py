@@ -14,14 +14,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.groups import GROUPS, find_conf_dir, group_options, nearest
+from fedbench.groups import GROUPS, find_conf_dir, group_options, nearest, target_of
 from fedbench.hydra_bridge import Composer, cell_name, is_matched
 from fedbench.options import (
     ConfigError,
@@ -171,7 +171,7 @@ class PartitionKeys:
 class ModelKeys:
     """columns: name -> patterns of parameter names."""
 
-    columns: dict[str, list[str]]
+    columns: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -237,13 +237,34 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
 
 def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
-    """A copy of a composed config with ``choices`` and without ``hydra``, whose node tells the choices."""
-    chosen = {**hydra.runtime.choices, **_lists(OmegaConf.to_container(hydra.overrides.task, resolve=False))}
+    """A copy of a composed config with ``choices`` and without ``hydra``, whose node tells the choices.
+
+    Where the command line names another class (``model._target_=my.Net``) than the chosen option does, what the option
+    says for its own class is left out.
+    """
+    said: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
+    chosen = {**hydra.runtime.choices, **_lists(said)}
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.pop("hydra", None)
         cfg.choices = {group: chosen.get(group) for group in GROUPS}
+        for group in RESERVED:
+            given = {match[1]: text for text in said if (match := re.match(rf"\+*{group}\.(\w+)", text))}
+            _leave_out(cfg, group, given, folders)
     return cfg
+
+
+def _leave_out(cfg: DictConfig, group: str, given: Mapping[str, str], folders: list[Path]) -> None:
+    """Drop the keys of the chosen option's class where the command line, which has given these, names another one."""
+    if "_target_" not in given or cfg[group]._target_ == target_of(group, str(cfg.choices[group]), folders):
+        return
+    ours = signature_of(f"{__name__}.{RESERVED[group]}").options if RESERVED[group] else {}
+    for key in set(cfg[group]) - {*given, *ours}:
+        del cfg[group][key]
+    for name in [*(cfg[group].get("columns") or ())]:          # they are patterns of that class's parameters
+        if not re.search(rf"\b{name}\b", given.get("columns", "")):
+            del cfg[group].columns[name]
 
 
 def _lists(overrides: Any) -> dict[str, str]:
@@ -309,8 +330,9 @@ def _where(name: str, values: dict[str, Any]) -> str:
 
 
 def _owner(group: str, values: dict[str, Any]) -> str:
-    chosen = (values.get("choices") or {}).get(group)
-    return f"{group}={chosen}" if chosen else values[group].get("_target_", group)
+    chosen, target = (values.get("choices") or {}).get(group), values[group].get("_target_", group)
+    own = chosen and target_of(group, str(chosen)) not in (target, None)
+    return f"{group}={chosen}" if chosen and not own else str(target)
 
 
 def _adjust(group: str) -> Callable[[Signature], Signature]:

@@ -1,6 +1,6 @@
 """Take results out of a finished run: a client's model for plain PyTorch, and every client's predictions.
 
-    python -m fedbench.export <run directory> --client 7 --out client7.pt
+    python -m fedbench.export <run directory> --client 7
     python -m fedbench.export <run directory> --predictions predictions.npz
 
 The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.
@@ -71,18 +71,22 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("overrides", nargs="*", help="targets of your own: model._target_=my_package.MyNet")
-    parser.add_argument("--client", type=int, help="save this client's state_dict under --out")
-    parser.add_argument("--out", type=Path, default=Path("client.pt"))
+    parser.add_argument("--client", type=int, metavar="N", help="save this client's state_dict under --out")
+    parser.add_argument("--out", type=Path, metavar="FILE.pt", help="default: client<N>.pt")
     parser.add_argument("--predictions", type=Path, metavar="FILE.npz", help="save all clients' test predictions")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.client is None and args.predictions is None:
         parser.error("say what to export: --client N, or --predictions FILE.npz")
     try:
         if args.client is not None:
-            torch.save(client_state(args.run_dir, args.client, args.overrides), args.out)
+            out = args.out or Path(f"client{args.client}.pt")
+            torch.save(state := client_state(args.run_dir, args.client, args.overrides), out)
+            print(f"{out}: state_dict of client {args.client}, {sum(t.numel() for t in state.values()):,} numbers")
         if args.predictions is not None:
+            found = predictions(args.run_dir, overrides=args.overrides)
             with open(args.predictions, "wb") as file:
-                np.savez(file, **predictions(args.run_dir, overrides=args.overrides))                       # type: ignore[arg-type]
+                np.savez(file, **found)                                                # type: ignore[arg-type]
+            print(f"{args.predictions}: {', '.join(found)} of {len(found['client']):,} test samples")
     except ConfigError as error:
         print(f"fedbench: {error}", file=sys.stderr)
         return 2

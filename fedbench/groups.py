@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str
     roots = [folder / group for folder in folders or [find_conf_dir()]]
     files = [(path, root) for root in roots for path in root.rglob("*.yaml")]
     return sorted({path.relative_to(root).with_suffix("").as_posix() for path, root in files})
+
+
+def target_of(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
+    """The ``_target_`` that an option's file names, or one of the options that it stands on."""
+    import yaml
+
+    paths = (folder / group / f"{option}.yaml" for folder in folders or [find_conf_dir()])
+    path = next((path for path in paths if path.is_file()), None)
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path else {}
+    below = re.findall(rf"/{group}/([\w/]+)", str(values.get("defaults") or ""))
+    return values.get("_target_") or next((t for name in below if (t := target_of(group, name, folders))), None)
 
 
 def models_with(columns: str) -> list[str]:

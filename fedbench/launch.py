@@ -46,11 +46,12 @@ def launch(argv: list[str]) -> int:
 
     Of the processes that torchrun starts, the first reads the command; the others take part in its runs.
     """
-    if cells.TORCHRUN not in os.environ:
-        return obey(argv)
-    from fedbench.ranks import take_part  # torch
+    with _environment({cells.TYPED: shlex.join(argv)}):
+        if cells.TORCHRUN not in os.environ:
+            return obey(argv)
+        from fedbench.ranks import take_part  # torch
 
-    return take_part(lambda: obey(argv))
+        return take_part(lambda: obey(argv))
 
 
 def obey(argv: list[str]) -> int:
@@ -90,7 +91,8 @@ def read(argv: list[str]) -> Command:
     # Read as typed: a run directory may hold characters that Hydra's grammar takes for its own.
     paths = [text.split("=", 1)[1].strip("'\"") for text in args.overrides if text.startswith("resume=")]
     overrides = [text for text in args.overrides if not text.startswith("resume=")]
-    path = paths[-1] if paths and paths[-1] not in ("", "null") else None
+    path = paths[-1] if paths and paths[-1] != "null" else None
+    require(path != "", "resume= names no run directory (resume=null starts a new run)")
     return Command(args, flags, overrides, path)
 
 
@@ -173,6 +175,7 @@ def sweep(composer: Composer, command: Command) -> int:
         cells.say(f"the sweep stopped: {explain(error)}")
     rows = outcomes(folder, token, planned)
     show_table(rows)
+    print(f"tables with mean and spread over seeds: python -m fedbench.report {shlex.quote(str(folder))}", flush=True)
     failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
     return cells.INTERRUPTED if interrupted else cells.FAILED if failed else cells.OK
 

@@ -16,7 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedbench.cells import CHECKPOINTS, read_json
-from fedbench.config import WHEREABOUTS, check, flatten, load_config, with_choices
+from fedbench.config import WHEREABOUTS, check, flatten, load_config, plain, with_choices
 from fedbench.groups import GROUPS, conf_dirs
 from fedbench.hydra_bridge import Composer, is_matched
 from fedbench.options import require
@@ -32,10 +32,10 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     """The config to go on with, and whether the run is finished; ConfigError for what forbids resuming."""
     stored = _read(folder)
     asked, changed = _asked(overrides, stored, config_dir) if overrides else ({}, {})
-    owned = {*_targets_of_conf(config_dir), *(v for k, v in asked.items() if k.endswith("_target_"))}
-    for key, target in _targets(stored):
+    named = {v for k, v in asked.items() if k.endswith("_target_")}
+    for key, target in foreign(stored, config_dir):
         why = f"resume={folder}: its config builds {target}, which nothing in this installation's conf names"
-        require(target in owned, f"{why}; if it is yours, say {key}={target} as well")
+        require(target in named, f"{why}; if it is yours, say {key}={target} as well")
     stored["rounds"] = max([stored["rounds"], *_earlier_rounds(folder)])
     rounds = changed.pop("rounds", stored["rounds"])
     _check_same(folder, stored, changed)
@@ -91,7 +91,9 @@ def _asked(
 
 def _values(composer: Composer, overrides: list[str]) -> dict[str, Any]:
     full = composer.compose(overrides)
-    return flatten(check(with_choices(full, full.hydra)))
+    cfg = with_choices(full, full.hydra)
+    own = any("._target_=" in text for text in overrides)  # such a class's options are in the stored config only
+    return flatten(plain(cfg) if own else check(cfg))
 
 
 def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
@@ -131,6 +133,12 @@ def _earlier_rounds(folder: Path) -> Iterator[int]:
             match = re.fullmatch(r"\+*rounds=(\d+)", str(text))
             if match:
                 yield int(match[1])
+
+
+def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
+    """(dotted key, target) of what a stored config builds and this installation's conf does not name."""
+    known = _targets_of_conf(config_dir)
+    return [(key, target) for key, target in _targets(stored) if target not in known]
 
 
 def _targets(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ import json
 import logging
 import platform
 import resource
-import shlex
 import shutil
 import signal
 import subprocess
@@ -331,7 +330,7 @@ def surroundings() -> dict[str, Any]:
             "versions": {"fedbench": fedbench.__version__, "torch": torch.__version__, "numpy": np.__version__,
                          "python": platform.python_version()},
             "machine": {"processor": processor(), "cores": cores(), "gpu": gpu, "system": platform.platform()},
-            "command": " ".join([cells.command(), *map(shlex.quote, sys.argv[1:])]),
+            "command": cells.typed(),
             "started": datetime.now(UTC).isoformat(timespec="seconds")}
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -286,6 +287,23 @@ def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["resume=run"]) == 2
     assert "builds mymethod.Mine, which nothing in this installation's conf names" in sentence(capsys)
     assert main(["--config-dir", "myconf", "resume=run"]) == 0
+
+
+def test_an_own_class_is_named_in_what_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mymethod.py").write_text("class Mine:\n    def __init__(self, strength: float): ...\n")
+    main(["algorithm._target_=mymethod.Mine", "algorithm.strength=2", "name=interrupted", "hydra.run.dir=run"])
+    said = sentence(capsys)
+    words = shlex.split(said[said.index("resume="):])
+    assert words == [f"resume={Path('run').resolve()}", "algorithm._target_=mymethod.Mine"]
+    assert main([*words, "algorithm.strength=3"]) == 2
+    assert "it was run with algorithm.strength=2" in sentence(capsys)
+    assert main(words) == 130                                            # it goes on, to be interrupted again
+
+
+def test_resume_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume="]) == 2
+    assert sentence(capsys).startswith("resume= names no run directory")
+    assert not [*runs()]
 
 
 def test_the_console_handler_writes_to_the_present_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,14 @@
 """What is taken out of a run equals what the run measured."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fedbench import export
 from fedbench.app import main
 from fedbench.export import client_state, open_run, predictions
 from fedbench.models.mlp import MLP
@@ -40,6 +42,23 @@ def test_predictions_score_what_the_run_says(run_dir):
     right = found["logits"].argmax(1) == found["target"]
     measured = np.bincount(found["client"], right) / np.bincount(found["client"])
     assert measured == pytest.approx([accuracies(run_dir)[i] for i in range(20)])
+
+
+def test_the_command_says_what_it_wrote(run_dir, tmp_path, monkeypatch, capsys):
+    """Options and targets in any order; a file's name carries its client."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["export", str(run_dir), "--client", "7", "--predictions", "all.npz",
+                                     "model._target_=fedbench.models.mlp.MLP"])
+    assert export.main() == 0
+    saved, out = torch.load("client7.pt"), capsys.readouterr().out
+    assert saved.keys() == client_state(run_dir, 7).keys()
+    assert f"client7.pt: state_dict of client 7, {sum(t.numel() for t in saved.values()):,} numbers" in out
+    assert f"all.npz: client, index, target, logits of {len(np.load('all.npz')['target']):,} test samples" in out
+
+
+def test_the_command_of_a_run_is_in_its_summary_as_typed(run_dir):
+    said = json.loads((run_dir / "summary.json").read_text())["command"]
+    assert said.startswith("python -m fedbench algorithm=fedper rounds=2 tracking=disabled") and "hydra." not in said
 
 
 def test_a_client_that_is_not_there_is_one_sentence(run_dir):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,12 @@ def make_run(
     return path
 
 
+def with_checkpoint(path: Path) -> Path:
+    """Of a run: something that is no truncated zip file."""
+    with zipfile.ZipFile(path / "checkpoint.pt", "w"):
+        return path
+
+
 @pytest.fixture
 def sweep(tmp_path) -> Path:
     """Local, FedAvg and PGFed over three seeds, PGFed with one more run unfinished."""
@@ -78,7 +85,7 @@ def sweep(tmp_path) -> Path:
         make_run(folder, "local", seed, (0.0, 0.0, 0.0))
         make_run(folder, "fedavg", seed, (-0.2, -0.1 + 0.01 * seed, -0.1), summary={"personal_is_global": True})
         make_run(folder, "pgfed", seed, (0.0, 0.1 + 0.01 * seed, 0.05 + 0.02 * seed))
-    make_run(folder, "pgfed", 3, (0.0,), status="running", summary={"rounds_done": 1})
+    with_checkpoint(make_run(folder, "pgfed", 3, (0.0,), status="running", summary={"rounds_done": 1}))
     return folder
 
 
@@ -290,7 +297,26 @@ def test_failed_runs_show_their_error(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "no run has finished yet" in text
     assert "failed: loss is not finite at round 2" in text
-    assert "python -m fedbench resume=" in text
+    assert "start it again: no checkpoint" in text and "resume=" not in text
+    with_checkpoint(path)
+    assert main([str(tmp_path)]) == 0
+    assert f"python -m fedbench resume={path}" in capsys.readouterr().out
+
+
+def test_cells_that_failed_before_their_first_round_are_listed(sweep, capsys):
+    """They have no summary.json and no metrics.csv, but what the sweep left of them: a config and an error."""
+    path = make_run(sweep, "ditto", 5)
+    for file in path.glob("*.*"):
+        if file.name != "config.yaml":
+            file.unlink()
+    assert main([str(sweep)]) == 0
+    assert str(path) not in capsys.readouterr().out
+    (path / "error.txt").write_text("more clients than samples\n")
+    assert main([str(sweep)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(str(path)))
+    assert "failed: more clients than samples" in line and "start it again" in line
+    assert main([str(path)]) == 0
+    assert "no run has finished yet" in capsys.readouterr().out
 
 
 def test_run_that_died_before_its_summary_is_listed(tmp_path, capsys):

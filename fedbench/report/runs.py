@@ -89,7 +89,7 @@ def find_runs(folders: Iterable[str | Path]) -> list[Run]:
         require(folder.is_dir(), f"{folder} is not a folder; give folders that contain runs")
         for here, inside, files in os.walk(folder):
             inside[:] = [name for name in inside if name not in SKIPPED]
-            if "summary.json" in files or {"config.yaml", "metrics.csv"} <= set(files):
+            if "summary.json" in files or ("config.yaml" in files and {"metrics.csv", "error.txt"} & set(files)):
                 found.add(Path(here))
     where = " or ".join(map(str, folders))
     require(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,7 +209,7 @@ def _gain_columns(options: Options) -> list[Column]:
     return [
         Column("gain_n", "n"),
         *(Column(f"gain_{name}", f"gain@{name}", digits, scale) for name in scores.GAINS),
-        Column("gain_better", "clients better (%)", 0, 100),
+        Column("gain_better", "better@own_best (%)", 0, 100),
     ]
 
 
@@ -283,6 +282,8 @@ def unfinished(runs: list[Run]) -> Table | None:
     open_runs = [run for run in runs if not run.finished]
     if not open_runs:
         return None
+    from fedbench.cells import resumable, to_go_on  # Hydra: reports of finished runs start without it
+
     rows = []
     for run in open_runs:
         done = run.summary.get("rounds_done", int(max(run.costs.get("round", [0]), default=0)))
@@ -290,7 +291,7 @@ def unfinished(runs: list[Run]) -> Table | None:
             "run": str(run.path),
             "status": _status(run),
             "rounds": f"{done} of {run.summary.get('rounds', run.config.get('rounds', '?'))}",
-            "command": f"python -m fedbench resume={shlex.quote(str(run.path))}",
+            "command": to_go_on(run.path) if resumable(run.path) else "start it again: no checkpoint",
         })  # fmt: skip
     columns = [Column("run", "run"), Column("status", "status"), Column("rounds", "rounds"),
                Column("command", "to finish it")]  # fmt: skip
@@ -299,8 +300,8 @@ def unfinished(runs: list[Run]) -> Table | None:
 
 def _status(run: Run) -> str:
     """failed with the first line of error.txt, or the status as written."""
-    status = str(run.summary.get("status") or "no summary.json")
     error = run.path / "error.txt"
+    status = str(run.summary.get("status") or ("failed" if error.is_file() else "no summary.json"))
     if status == "running" or not error.is_file():
         return "interrupted" if status == "running" else status
     lines = error.read_text(encoding="utf-8", errors="replace").strip().splitlines()

@@ -89,7 +89,7 @@ class Composer:
         for override in parsed:
             self._check_choice(override)
             require(multirun or not override.is_sweep_override(),
-                    f"{override.input_line} is several values: add -m to run them all (a key that takes a list has it as "
+                    f"{override.input_line} is several values: add -m to run them all (a list is written "
                     f"{override.key_or_group}=[a,b])")
         while True:
             try:

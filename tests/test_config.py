@@ -138,17 +138,17 @@ class Parts:
 
 def test_a_class_of_ones_own_takes_none_of_the_options_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """model=mlp says hidden and columns, for its own class; what is fedbench's own, and what was given, stays."""
-    (tmp_path / "somebodys.py").write_text(OWN)
+    (tmp_path / "ones_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = "model._target_=somebodys.Net"
-    bare = {"_target_": "somebodys.Net", "columns": {}}
+    own = "model._target_=ones_own.Net"
+    bare = {"_target_": "ones_own.Net", "columns": {}}
     assert check(compose([own]))["model"] == bare
     assert check(compose([own, "model.width=4", "~model.hidden"]))["model"] == {**bare, "width": 4}
     for said in ("model.columns={head: [a.*]}", "model.columns.head=[a.*]"):
         assert check(compose([own, said]))["model"] == {**bare, "columns": {"head": ["a.*"]}}
-    assert "did you mean model.width? somebodys.Net takes columns, hidden, width" in mistake(own, "model.widht=4")
-    partition = check(compose(["partition._target_=somebodys.Parts", "partition.num_clients=7"]))["partition"]
-    assert partition == {"_target_": "somebodys.Parts", "num_clients": 7, "seed": 1}
+    assert "did you mean model.width? ones_own.Net takes columns, hidden, width" in mistake(own, "model.widht=4")
+    partition = check(compose(["partition._target_=ones_own.Parts", "partition.num_clients=7"]))["partition"]
+    assert partition == {"_target_": "ones_own.Parts", "num_clients": 7, "seed": 1}
     same = "model._target_=fedbench.models.mlp.MLP"
     assert check(compose([same]))["model"] == check(compose([]))["model"]
     nested = ["dataset=apple/mnist", "dataset._target_=fedbench.data.mnist.MNIST"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy.stats import kendalltau
-from test_report import make_run
+from test_report import make_run, with_checkpoint
 
 from fedbench.groups import find_conf_dir
 from fedbench.options import ConfigError
@@ -146,8 +146,8 @@ def test_a_reduced_setting_is_told_apart_and_leaves_its_cell_to_be_run(conf_dir,
 
 def test_unfinished_runs_of_the_table_are_listed(half, conf_dir, capsys):
     about = {"table": ["pgfed_gain", "pgfed_table1_cifar"], "method": "PGFed"}
-    make_run(half, "pgfed", 9, status="running", config={"paper": about})
-    make_run(half, "pgfed", 9, status="running")
+    with_checkpoint(make_run(half, "pgfed", 9, status="running", config={"paper": about}))
+    with_checkpoint(make_run(half, "pgfed", 9, status="running"))
     assert main([str(half), "--paper", "pgfed_gain"]) == 0
     assert capsys.readouterr().out.count("resume=") == 1
 

@@ -6,6 +6,7 @@ run `drive` once for all tests which look at what it found.  The command is test
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,13 +150,27 @@ def drive(folder: Path) -> None:
     assert ranks.current().size == 1
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that make has filled, whichever of pytest's processes asked first."""
+    root = factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
+    folder.mkdir(exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What rank 0 and rank 1 found."""
-    folder = tmp_path_factory.mktemp("pair")
-    done = subprocess.run([sys.executable, __file__, str(folder)], env=ENVIRONMENT, timeout=300, capture_output=True,
-                          text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    def make(folder: Path) -> None:
+        command = [sys.executable, __file__, str(folder)]
+        done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    folder = once(tmp_path_factory, "pair", make)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
@@ -208,12 +223,14 @@ FEW = ["fedavg", "scaffold", "pgfed", "apple", "ditto", "fedfomo"]
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A sweep under torchrun: six runs in the same two processes."""
-    folder = tmp_path_factory.mktemp("swept")
-    process = torchrun("-m", "fedbench", "-m", f"algorithm={','.join(FEW)}", "hardware=ddp", *SHORT, "sweep_dir=.",
-                       "checkpoint.every=1", folder=folder)
-    out, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
-    return SimpleNamespace(folder=folder, out=out, error=error)
+    def make(folder: Path) -> None:
+        process = torchrun("-m", "fedbench", "-m", f"algorithm={','.join(FEW)}", "hardware=ddp", *SHORT, "sweep_dir=.",
+                           "checkpoint.every=1", folder=folder)
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        (folder / "said.json").write_text(json.dumps({"out": out, "error": error}))
+    folder = once(tmp_path_factory, "swept", make)
+    return SimpleNamespace(folder=folder, **json.loads((folder / "said.json").read_text()))
 
 
 def table(path: Path) -> tuple[list[str], np.ndarray]:

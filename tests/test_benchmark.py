@@ -219,6 +219,7 @@ def test_the_papers_setting_is_that_of_its_experiment() -> None:
 
 
 # -- growth --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_line_is_measured_in_a_process_of_its_own() -> None:
     """What this process held does not count there."""
     ballast = np.ones(150 << 20, np.uint8)                                     # MB
@@ -277,6 +278,7 @@ def test_shares_by_hand() -> None:
     assert sum(run.parts.values()) == pytest.approx(run.whole)
 
 
+@pytest.mark.slow
 def test_a_real_run_is_divided() -> None:
     run = bench_shares.played(["dataset=synthetic", "dataset.n=200", "partition=iid", "partition.num_clients=5",
                                "model=logistic", "algorithm=fedavg", "tracking=disabled", "rounds=2"])

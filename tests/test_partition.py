@@ -635,6 +635,7 @@ def test_retries_end_by_the_work_done(monkeypatch: pytest.MonkeyPatch):
         build_split(arrays, Dirichlet(0.1, min_size=2, max_tries=10**9), 10_000, 0)
 
 
+@pytest.mark.slow
 def test_a_million_clients_take_seconds():
     n = 2_000_000
     arrays = Arrays(np.zeros((n, 1), np.float32), np.arange(n) % 10, np.zeros(n, np.int8), 10)

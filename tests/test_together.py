@@ -186,6 +186,7 @@ COMMAND = (sys.executable, "-m", "fedbench", "-m", "algorithm=fedavg,pgfed", "se
            "hardware.executor=vmap", "tracking=disabled")
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_the_same_files(tmp_path: Path) -> None:
     texts = []
     for name in ("basic", "together"):
@@ -206,6 +207,7 @@ def test_a_sweep_gives_the_same_files(tmp_path: Path) -> None:
     assert again.stdout.count("finished already") >= 4
 
 
+@pytest.mark.slow
 def test_one_signal_stops_all_after_their_round(tmp_path: Path) -> None:
     """And the same command goes on with every one of them."""
     command = [*COMMAND, "rounds=100000", "sweep_dir=s", "hydra/launcher=together"]

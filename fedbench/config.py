@@ -250,7 +250,10 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
         cfg.pop("hydra", None)
         cfg.choices = {group: chosen.get(group) for group in GROUPS}
         for group in RESERVED:
-            given = {match[1]: text for text in said if (match := re.match(rf"\+*{group}\.(\w+)", text))}
+            given: dict[str, str] = {}                          # key -> all that was said of it
+            for text in said:
+                if match := re.match(rf"\+*{group}\.(\w+)", text):
+                    given[match[1]] = f"{given.get(match[1], '')} {text}"
             _leave_out(cfg, group, given, folders)
     return cfg
 

@@ -40,6 +40,11 @@ log = logging.getLogger(__name__)
 SCORE = "personal/accuracy"
 
 
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 @dataclass
 class Simulation:
     """One run: its parts, and how far it has come (done: rounds finished)."""
@@ -56,6 +61,8 @@ class Simulation:
     newcomers: dict[str, Any] | None = None
     matrices: MatrixLog | None = None
     uneven: bool = False
+    command: str = field(default_factory=cells.typed)
+    started: str = field(default_factory=now)
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(
         ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "bytes_up"), 0))
 
@@ -313,12 +320,13 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             "best_val": sim.best_val, **({"new_clients": sim.newcomers} if sim.newcomers else {}),
             **({"privacy": sim.engine.privacy.summary()} if sim.engine.privacy else {}), "cost": cost,
             "executor": {**sim.engine.executor.state(), "ranks": sim.engine.executor.ranks.size}, **surroundings(),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds") if status == "finished" else None}
+            "command": sim.command, "started": sim.started,
+            "finished": now() if status == "finished" else None}
 
 
 @functools.cache
 def surroundings() -> dict[str, Any]:
-    """Commit, versions, machine and command of this process."""
+    """Commit, versions and machine of this process."""
     root = Path(__file__).resolve().parents[1]
     def git(*args: str) -> str | None:
         done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, check=False)
@@ -329,9 +337,7 @@ def surroundings() -> dict[str, Any]:
             "dirty": bool(git("status", "--porcelain", "--untracked-files=no")) if own else None,
             "versions": {"fedbench": fedbench.__version__, "torch": torch.__version__, "numpy": np.__version__,
                          "python": platform.python_version()},
-            "machine": {"processor": processor(), "cores": cores(), "gpu": gpu, "system": platform.platform()},
-            "command": cells.typed(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds")}
+            "machine": {"processor": processor(), "cores": cores(), "gpu": gpu, "system": platform.platform()}}
 
 
 def processor() -> str:

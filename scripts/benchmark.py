@@ -39,7 +39,7 @@ from bench_work import Bare, Ours, Workload, every_plan, from_file, generated, o
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.simulator import peak_memory, surroundings
+from fedbench.simulator import now, peak_memory, surroundings
 
 FILES = {"mlp": "mlp", "many": "many1000", "cnn": "cnn"}
 GPU_ROUNDS = 4          # the first two for warm-up
@@ -53,6 +53,7 @@ class Bench:
     device: torch.device
     rows: list[dict[str, Any]] = field(default_factory=list)
     rates: dict[str, Any] | None = None          # of the machine, once measured
+    started: str = field(default_factory=now)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
         """Keep rows, and write all so far, so that what is interrupted leaves something."""
@@ -214,7 +215,8 @@ def main(argv: list[str] | None = None) -> None:
 def write(path: Path, bench: Bench) -> None:
     """surroundings: machine, commit, dirty, versions, command and start; rates: of the machine, null if not measured;
     rows: each with what bench_clock.PROMISED lists."""
-    about = surroundings() | {"command": shlex.join(["python", "scripts/benchmark.py", *bench.args.words])}
+    command = shlex.join(["python", "scripts/benchmark.py", *bench.args.words])
+    about = surroundings() | {"command": command, "started": bench.started}
     path.write_text(json.dumps({"surroundings": about, "rates": bench.rates, "rows": bench.rows}, indent=1) + "\n")
 
 

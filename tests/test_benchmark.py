@@ -297,7 +297,7 @@ def test_a_workload_from_its_command_to_its_file(quick: None, tmp_path: Path, ca
              str(tmp_path / "rows.json")]
     benchmark.main(words)
     written = json.loads((tmp_path / "rows.json").read_text())
-    assert {"machine", "commit", "dirty", "versions", "command"} <= written["surroundings"].keys()
+    assert {"machine", "commit", "dirty", "versions", "command", "started"} <= written["surroundings"].keys()
     assert written["surroundings"]["command"].startswith("python scripts/benchmark.py mlp --samples 20")
     assert written["rates"]["copy_bytes_per_s"] > 0 and written["rates"]["product_flop_per_s"]["float32"] > 0
     rows = written["rows"]

@@ -56,7 +56,12 @@ def test_the_command_says_what_it_wrote(run_dir, tmp_path, monkeypatch, capsys):
     assert f"all.npz: client, index, target, logits of {len(np.load('all.npz')['target']):,} test samples" in out
 
 
-def test_the_command_of_a_run_is_in_its_summary_as_typed(run_dir):
+def test_the_command_of_a_run_is_in_its_summary_as_typed(run_dir, tmp_path):
+    """Its own, not that of the process's first run."""
+    assert main(["algorithm=local", "rounds=1", "tracking=disabled", f"output_dir={tmp_path}"]) == 0
+    after, = (json.loads(path.read_text()) for path in tmp_path.glob("*/*/*/summary.json"))
+    assert after["command"] == f"python -m fedbench algorithm=local rounds=1 tracking=disabled output_dir={tmp_path}"
+    assert after["started"] <= after["finished"]
     said = json.loads((run_dir / "summary.json").read_text())["command"]
     assert said.startswith("python -m fedbench algorithm=fedper rounds=2 tracking=disabled") and "hydra." not in said
 

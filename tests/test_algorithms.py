@@ -13,6 +13,7 @@ from tiny import (
     Affine,
     Point,
     close,
+    compose,
     deployed,
     engine,
     engine_on,
@@ -35,7 +36,6 @@ from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
 from fedbench.build import algorithm as built
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import compose
 from fedbench.finetune import FineTuned
 from fedbench.flat import Columns
 from fedbench.optim import SGD, Adam, Optimizer

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from tiny import compose
 
-from fedbench.config import check, compose, save_config
+from fedbench.config import check, save_config
 from fedbench.report.__main__ import main
 from fedbench.report.choose import choice, choose, override
 from fedbench.report.runs import find_runs

@@ -10,12 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
-from tiny import CPU, arrays_of, engine_on, split_of
+from tiny import CPU, arrays_of, compose, engine_on, split_of
 from torch import Tensor
 
 from fedbench import build, evaluate
 from fedbench.cohort import Cohort
-from fedbench.config import compose
 from fedbench.data import digits_clip
 from fedbench.data.base import TEST, TRAIN
 from fedbench.models import clip as towers

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny import compose
 
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.data import images
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.clip_sets import DTD, Caltech101, Flowers102, Food101, OxfordPets, PictureSet, resplit

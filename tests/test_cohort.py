@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_local import MODELS
-from tiny import PLANS, SIZES, close, engine, equal, everyone, mlp, ragged, seeded
+from tiny import PLANS, SIZES, close, compose, engine, equal, everyone, mlp, ragged, seeded
 from torch import Tensor, nn
 
 from fedbench import rng
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.build import make
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.models.resnet import ResNet
 from fedbench.optim import SGD
 from fedbench.options import ConfigError, RunError

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
-from tiny import CPU, arrays_of, close, deployed, engine_on, equal, everyone, global_state, ragged, untouched
+from tiny import CPU, arrays_of, close, compose, deployed, engine_on, equal, everyone, global_state, ragged, untouched
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,7 +26,6 @@ from fedbench import cohort as cohort_module
 from fedbench.algorithms.base import Algorithm
 from fedbench.balance import Steps
 from fedbench.cohort import Cohort
-from fedbench.config import compose
 from fedbench.executor import Plan
 from fedbench.federation import Federation
 from fedbench.groups import group_options

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from hydra.utils import instantiate
 from PIL import Image
+from tiny import compose
 
-from fedbench.config import check, compose, group_options
+from fedbench.config import check, group_options
 from fedbench.data.base import Arrays
 from fedbench.data.breast_cancer import BreastCancer
 from fedbench.data.cifar import CIFAR10, CIFAR100

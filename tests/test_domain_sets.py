@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny import compose
 
 from fedbench import build
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.domain_sets import DomainNet10, DomainSet, OfficeCaltech10, cut_domains, read_list
 from fedbench.options import ConfigError

@@ -10,13 +10,13 @@ import ot
 import pytest
 import torch
 from prompts import PROMPT, SIZES, prompts
-from tiny import HEAD, close, deployed, engine, equal, everyone, mlp, play, ragged
+from tiny import HEAD, close, compose, deployed, engine, equal, everyone, mlp, play, ragged
 from torch import Tensor
 
 from fedbench import build, evaluate, transport
 from fedbench.algorithms.fedotp import FedOTP, similarities
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.models.clip_prompt import CLIPPrompt
 from fedbench.optim import SGD
 from fedbench.options import ConfigError

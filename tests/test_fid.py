@@ -12,10 +12,10 @@ import torch
 from omegaconf import OmegaConf
 from scipy.linalg import sqrtm
 from test_silos import make_extra, make_table, overrides
-from tiny import SIZES, ragged
+from tiny import SIZES, compose, ragged
 
 from fedbench import fid, simulator
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.data.base import EXTRA
 from fedbench.export import open_run
 from fedbench.options import ConfigError

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 import pytest
+from tiny import compose
 
-from fedbench.config import compose
 from fedbench.simulator import run
 
 FOLDER = Path(__file__).parent / "golden"

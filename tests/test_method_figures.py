@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from tiny import compose
 
 from fedbench import matrices, new_clients, simulator
 from fedbench.algorithms.base import Algorithm
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.data.files import read_npz
 from fedbench.figures import main
 from fedbench.finetune import FineTuned

@@ -19,6 +19,7 @@ from tiny import (
     SIZES,
     Point,
     close,
+    compose,
     deployed,
     engine,
     engine_on,
@@ -44,7 +45,6 @@ from fedbench.algorithms.local import Local
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_ce import PGFedCE
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import compose
 from fedbench.flat import FlatModel
 from fedbench.linalg import dot, products, squared_distances
 from fedbench.local import Batch

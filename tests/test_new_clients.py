@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tiny import HEAD, Affine, Point, close, engine, engine_on, equal, mlp, play, ragged, targets_federation
+from tiny import HEAD, Affine, Point, close, compose, engine, engine_on, equal, mlp, play, ragged, targets_federation
 
 from fedbench import build, new_clients, simulator
 from fedbench.algorithms.fedavg import FedAvg
@@ -18,7 +18,7 @@ from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.lg_fedavg import LGFedAvg
 from fedbench.algorithms.local import Local
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.finetune import FineTuned
 from fedbench.optim import SGD
 from fedbench.options import ConfigError, RunError

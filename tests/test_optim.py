@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from tiny import close, equal
+from tiny import close, compose, equal
 from torch import Tensor, nn
 
-from fedbench.config import compose, plain
+from fedbench.config import plain
 from fedbench.optim import SGD, Adam, Optimizer, Schedule
 from fedbench.options import ConfigError
 

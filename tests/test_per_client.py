@@ -9,14 +9,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import CPU, Point, close, deployed, engine, engine_on, equal, everyone, mlp, play, ragged, targets_federation
+from tiny import (
+    CPU,
+    Point,
+    close,
+    compose,
+    deployed,
+    engine,
+    engine_on,
+    equal,
+    everyone,
+    mlp,
+    play,
+    ragged,
+    targets_federation,
+)
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.feddyn import FedDyn
 from fedbench.build import make
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.optim import SGD
 from fedbench.options import ConfigError
 from fedbench.per_client import PerClient, mean, own, per_client, shares

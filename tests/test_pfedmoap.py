@@ -14,14 +14,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
-from tiny import arrays_of, close, deployed, engine_on, equal, everyone, play, seeded, split_of
+from tiny import arrays_of, close, compose, deployed, engine_on, equal, everyone, play, seeded, split_of
 from torch import Tensor
 
 from fedbench import evaluate, simulator
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pfedmoap import PFedMoAP
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.data.files import read_npz
 from fedbench.federation import Federation
 from fedbench.figures import main

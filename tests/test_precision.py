@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from prompts import prompts
-from tiny import close, engine, equal, everyone, mlp, ragged, seeded
+from tiny import close, compose, engine, equal, everyone, mlp, ragged, seeded
 from torch import Tensor, nn
 
 from fedbench import build, evaluate
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import compose
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
 from fedbench.network import Convolution

@@ -15,7 +15,21 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from prompts import prompts
 from test_contract import ARRAYS, COHORTS, METHODS, SPLIT, Case, case, everything, same
-from tiny import HEAD, Point, close, deployed, engine, engine_on, equal, everyone, mlp, play, ragged, targets_federation
+from tiny import (
+    HEAD,
+    Point,
+    close,
+    compose,
+    deployed,
+    engine,
+    engine_on,
+    equal,
+    everyone,
+    mlp,
+    play,
+    ragged,
+    targets_federation,
+)
 from torch import Tensor
 
 from fedbench import build, checkpoint, evaluate, privacy, rng, simulator
@@ -24,7 +38,7 @@ from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.local import Local
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, compose, config_hash
+from fedbench.config import check, config_hash
 from fedbench.finetune import FineTuned
 from fedbench.flat import Columns
 from fedbench.models.resnet import ResNet

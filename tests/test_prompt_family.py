@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from prompts import LENGTH, PROMPT, prompts
-from tiny import SIZES, close, deployed, engine, equal, everyone, play, ragged
+from tiny import SIZES, close, compose, deployed, engine, equal, everyone, play, ragged
 from torch import nn
 
 from fedbench import build, evaluate
@@ -23,7 +23,7 @@ from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.local import Local
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.finetune import FineTuned
 from fedbench.optim import SGD
 

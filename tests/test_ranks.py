@@ -26,10 +26,9 @@ import pytest
 import torch
 from conftest import ROOT
 from test_contract import METHODS, Case, case, config, everything, rounds, same
-from tiny import CPU, close, engine, equal, everyone, mlp, ragged
+from tiny import CPU, close, compose, engine, equal, everyone, mlp, ragged
 
 from fedbench import build, checkpoint, evaluate, launch, ranks, simulator
-from fedbench.config import compose
 from fedbench.executor import Executor, Plan
 from fedbench.options import ConfigError, RunError
 from fedbench.ranks import Ranks

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from PIL import Image
+from tiny import compose
 
 from fedbench import build, simulator
-from fedbench.config import check, compose
+from fedbench.config import check
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.data.image_folder import ImageFolder
 from fedbench.data.image_table import ImageTable

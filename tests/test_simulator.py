@@ -17,11 +17,11 @@ import pytest
 import torch
 from conftest import ROOT
 from omegaconf import DictConfig
+from tiny import compose
 
 from fedbench import build, checkpoint, simulator
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.cohort import Cohort, Engine
-from fedbench.config import compose
 from fedbench.options import ConfigError, RunError
 from fedbench.partition.base import Split
 from fedbench.simulator import Simulation, run

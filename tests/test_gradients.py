@@ -1,7 +1,7 @@
 """Recorded gradients: replays read fixed places, and give the rows of the direct computation.
 
-Without CUDA, an operation-by-operation recording by make_fx stands for a graph: like one it knows only the tensors
-that it was recorded with, and repeats whatever Python did then.
+Without CUDA, a recording operation by operation stands for a graph: like one it knows only the tensors that it was
+recorded with, and repeats whatever Python did then.
 """
 
 import numpy as np
@@ -11,7 +11,8 @@ from test_executor import make, work
 from test_local import MODELS
 from tiny import close, engine, everyone, play, ragged, seeded
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedbench import gradients
 from fedbench.algorithms.apfl import APFL
@@ -28,10 +29,33 @@ from fedbench.optim import SGD
 from fedbench.rows import RowStore
 
 
+class Recording(TorchDispatchMode):
+    """The operations of a work, to be done again on the tensors of then and on what they made."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        self.calls.append((operation, args, kwargs or {}, out))
+        return out
+
+    def replay(self):
+        made = {}                                       # id of a tensor of then -> that of now
+
+        def now(tensor):
+            return made.get(id(tensor), tensor)
+        for operation, args, kwargs, then in self.calls:
+            out = operation(*tree_map(now, args), **tree_map(now, kwargs))
+            made.update(zip(map(id, tree_leaves(then)), tree_leaves(out)))
+
+
 def recorded(work):
     """work as a recording of its operations on the tensors of now."""
-    graph = make_fx(lambda: work())()
-    return lambda: graph() and None
+    with Recording() as recording:
+        work()
+    return recording.replay
 
 
 def replaying(e: Engine, record=recorded) -> tuple[Engine, Graphs]:

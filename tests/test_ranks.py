@@ -6,7 +6,6 @@ run `drive` once for all tests which look at what it found.  The command is test
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ import pytest
 import torch
 from conftest import ROOT
 from test_contract import METHODS, Case, case, config, everything, rounds, same
-from tiny import CPU, close, compose, engine, equal, everyone, mlp, ragged
+from tiny import CPU, close, compose, engine, equal, everyone, mlp, once, ragged
 
 from fedbench import build, checkpoint, evaluate, launch, ranks, simulator
 from fedbench.executor import Executor, Plan
@@ -55,10 +54,10 @@ def simulation(name: str) -> Any:
 
 
 def played(name: str, together: Ranks | None = None) -> dict[str, torch.Tensor]:
-    """Three rounds, evaluated after each: all state, what is deployed, and every client's scores."""
+    """Two rounds, evaluated after each: all state, what is deployed, and every client's scores."""
     sim = simulation(name)
     sim.engine.executor.ranks = together or Ranks()
-    found = everything(rounds(sim, 3, evaluated=True))
+    found = everything(rounds(sim, 2, evaluated=True))
     scores = evaluate.personal(sim.algorithm, sim.engine, np.arange(6), 2, False)
     return found | {f"/scores/{n}": torch.from_numpy(v) for n, v in scores.items()}
 
@@ -147,19 +146,6 @@ def drive(folder: Path) -> None:
     torch.save(found, folder / f"{r.rank}.pt")
     ranks.disconnect()
     assert ranks.current().size == 1
-
-
-def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A folder that make has filled, whichever of pytest's processes asked first."""
-    root = factory.getbasetemp()
-    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / name
-    folder.mkdir(exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "made").exists():
-            make(folder)
-            (folder / "made").touch()
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -492,12 +492,12 @@ def test_products_and_distances_of_long_rows() -> None:
     assert float(squared_distances(a, b)[0, 0]) == 0
 
 
-@pytest.mark.parametrize("size", [0, 7, 1_200_003])
+@pytest.mark.parametrize("size", [0, 7, 1 << 20, 12_000_003])
 def test_dot_keeps_its_digits(size: int) -> None:
     """Against float64 where all products have one sign, so that a running float32 sum would lose them one by one."""
     random = np.random.default_rng(0)
-    a = torch.from_numpy(random.uniform(size=(3, size)).astype(np.float32)) + 1
-    close(dot(a, a[0]), (a.double() @ a[0].double()).float(), 2e-6)
+    a = torch.from_numpy(random.uniform(size=(2, size)).astype(np.float32)) + 1
+    close(dot(a, a[0]), (a.double() @ a[0].double()).float(), 5e-6)
     close(dot(a, a.flip(0)), (a.double() * a.flip(0).double()).sum(1).float(), 2e-6)
 
 

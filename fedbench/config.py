@@ -329,7 +329,7 @@ def _where(name: str, values: dict[str, Any]) -> str:
     same = [key for key in dotted if key.rsplit(".")[-1] == name]
     if same:
         return f" did you mean {' or '.join(same[:3])}?"
-    return nearest(name, [*RunConfig.__dataclass_fields__, *dotted])
+    return nearest(name, [*RunConfig.__dataclass_fields__, "+experiment", *dotted])
 
 
 def _owner(group: str, values: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ import logging
 import math
 import netrc
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from itertools import repeat
 from pathlib import Path
@@ -325,7 +326,10 @@ class WandbRecord:
             self.run.log({"clients": table})
         self.run.summary.update(flat({name: summary[name] for name in RESULTS if name in summary}))
         self.run.config.update({"facts": {name: summary[name] for name in FACTS if name in summary}})
+        record = Path(self.run.dir).parent  # offline-run-<time>-<id>, with files/ in it
         self.run.finish(exit_code=1 if status == "failed" else 0)
+        if self.mode == "offline":
+            self.notice(f"W&B: recorded offline; to upload it: wandb sync {shlex.quote(str(record))}")
 
     def _try(self, doing: str, action: Callable[[], None]) -> None:
         """Do something with W&B; whatever goes wrong there is told in one line and W&B is left alone."""

@@ -84,6 +84,7 @@ def test_composing_leaves_no_trace() -> None:
         ("rounds=3.0", "rounds must be a whole number >= 1, got 3.0"),
         ("rounds=null", "rounds must be a whole number >= 1, got null"),
         ("rouns=3", "rouns is unknown: did you mean rounds?"),
+        ("experimnt=debug", "experimnt is unknown: did you mean +experiment?"),
         ("lr=0.1", "lr is unknown: did you mean finetune.lr or new_clients.lr or optimizer.lr?"),
         ("xyzzy=1", "xyzzy is unknown: the keys are algorithm, checkpoint"),
         ("seed=-1", "seed must be a whole number >= 0"),

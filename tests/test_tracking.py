@@ -30,6 +30,7 @@ class FakeRun:
     def __init__(self, options: dict, broken: str = "") -> None:
         self.options, self.broken = options, broken
         self.id, self.url = options.get("id") or "abc123", "https://example.test/abc123"
+        self.dir = f"{options['dir']}/wandb/{options['mode']}-run-abc123/files"
         self.logged: list[tuple[int | None, dict]] = []
         self.summary: dict = {}
         self.config = dict(options["config"])
@@ -252,7 +253,7 @@ def test_offline_run_is_recorded_whole_when_it_closes(tmp_path, fake):
         )
         assert fake.runs == []
     (run,) = fake.runs
-    assert len(notices) == 1
+    assert notices[1:] == [f"W&B: recorded offline; to upload it: wandb sync {Path(run.dir).parent}"]
     assert [step for step, _ in run.logged] == [1, 2, 3, 4, None]
     assert run.logged[1][1] == pytest.approx(
         {"round": 2, "train/loss": 0.5, "personal/accuracy": 0.25, "personal/auc": np.nan,
@@ -340,8 +341,8 @@ def test_real_wandb_offline(tmp_path):
     with Tracker(tmp_path, config("offline"), notice=notices.append) as tracker:
         write(tracker, range(1, 4))
         tracker.summary({"status": "finished", "last": {"personal/accuracy": 0.5}})
-    assert notices == []
     (recorded,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert notices == [f"W&B: recorded offline; to upload it: wandb sync {recorded.parent}"]
     deadline = time.perf_counter() + 10  # W&B's own process may write a little after finish() returned
     while recorded.stat().st_size < 1000 and time.perf_counter() < deadline:
         time.sleep(0.02)

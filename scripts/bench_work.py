@@ -70,7 +70,8 @@ class Workload:
         model, work = self.flat(device), self.work
         engine = Engine(federation, model, SGD(work["lr"], work["momentum"]), Executor(candidates[0], device),
                         RowStore(federation.num_clients, device, *build.memory_limits(device)), epochs=work["epochs"],
-                        batch_size=work["batch_size"], drop_last=work["drop_last"])
+                        batch_size=work["batch_size"], drop_last=work["drop_last"],
+                        eval_batch=build.eval_batch(device))
         if len(candidates) > 1:
             build.choose_executor(engine, list(candidates))
         else:

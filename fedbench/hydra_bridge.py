@@ -48,7 +48,12 @@ class KeptFiles(ConfigRepository):
         self.kept: dict[str, ConfigResult | None] = {}
 
     def __deepcopy__(self, memo: dict) -> KeptFiles:
-        return copy.copy(self)  # every composition has a copy, to give it other sources if the command line does
+        same = object.__new__(type(self))  # every composition has one, to give it other sources if need be
+        vars(same).update(vars(self))
+        return same
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"kept": {}}  # another process reads for itself
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.kept:

@@ -165,6 +165,8 @@ def sweep(composer: Composer, command: Command) -> int:
     token = uuid.uuid4().hex
     extra = [*named, f"hydra.sweep.dir={_quoted(folder)}", f"+hydra.job.env_set.{cells.TOKEN}={token}"]
     extra.append(f"+hydra.job.env_set.{cells.TOTAL}={len(planned) or ''}")
+    if _is_basic(master) and not any(text.startswith("hydra/sweeper=") for text in command.overrides):
+        extra += ["hydra/sweeper=planned", f"hydra.sweeper.checked={bool(planned)}"]
     flags = command.flags if command.args.multirun else [*command.flags, "-m"]
     interrupted = False
     try:
@@ -197,7 +199,7 @@ def _naming(swept: list[str]) -> list[str]:
 
 def plan(composer: Composer, master: DictConfig, overrides: list[str], named: list[str]) -> list[str]:
     """Check the cells of a sweep before any runs; their folder names ([]: only the sweeper knows)."""
-    if not str(master.hydra.sweeper._target_).endswith("BasicSweeper"):
+    if not _is_basic(master):
         return []
     runs = composer.cells(_with_params(master, overrides))
     few = len(runs) <= MOST_CELLS
@@ -211,6 +213,11 @@ def plan(composer: Composer, master: DictConfig, overrides: list[str], named: li
     twice = next((name for name in planned if planned.count(name) > 1), None)
     require(twice is None, f"this sweep has the same cell twice: {twice}")
     return planned
+
+
+def _is_basic(master: DictConfig) -> bool:
+    """Whether the sweeper is Hydra's, whose cells are the product of the swept values."""
+    return str(master.hydra.sweeper._target_).endswith("BasicSweeper")
 
 
 def _each_value(runs: list[list[str]]) -> list[list[str]]:

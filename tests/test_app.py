@@ -11,10 +11,14 @@ import subprocess
 import sys
 import time
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from omegaconf import OmegaConf
 
 from fedbench.app import main
@@ -505,6 +509,36 @@ def test_the_grid_of_an_experiment_file_is_swept_by_m_alone(
 def test_many_cells_are_checked_one_value_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "seed=range(0,200)", "algorithm=local,fedavg", "optimizer.lr=0.1,abc"]) == 2
     assert "optimizer.lr must be a number > 0 or a list, each entry a number > 0, got 'abc'" in sentence(capsys)
+
+
+@pytest.mark.parametrize("known, times", [(64, 1), (1, 2)])
+def test_a_sweep_reads_its_files_once_and_composes_what_was_checked_no_more(
+    monkeypatch: pytest.MonkeyPatch, known: int, times: int
+) -> None:
+    """Cells that were not all checked when the sweep began are composed by Hydra before the first one runs."""
+    composed, read = [], Counter()
+    compose, load = ConfigLoaderImpl.load_sweep_config, ConfigRepository.load_config
+
+    def composing(self: ConfigLoaderImpl, master_config: Any, sweep_overrides: list[str]) -> Any:
+        composed.append([text for text in sweep_overrides if text.startswith("seed=")])
+        return compose(self, master_config, sweep_overrides)
+
+    def loading(self: ConfigRepository, config_path: str) -> Any:
+        read[config_path] += 1
+        return load(self, config_path=config_path)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", composing)
+    monkeypatch.setattr(ConfigRepository, "load_config", loading)
+    monkeypatch.setattr("fedbench.launch.MOST_CELLS", known)
+    assert main(["-m", "seed=0,1,2", "sweep_dir=three"]) == 0
+    assert sorted(composed) == sorted(times * [[f"seed={i}"] for i in range(3)])
+    assert read["algorithm/pgfed"] <= 4  # the command's check, Hydra's own start, the sweeper
+    assert len(runs("three")) == 3
+
+
+def test_a_sweeper_of_ones_choice() -> None:
+    assert main(["-m", "hydra/sweeper=basic", "seed=0,1", "sweep_dir=own"]) == 0
+    assert len(runs("own")) == 2
 
 
 # The installation

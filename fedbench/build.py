@@ -47,8 +47,8 @@ DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment"
 def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), **extra: Any) -> Any:
     """Instantiate a group's target with its keys, less the reserved ones, and extra arguments.  A ConfigError of the
     target's comes through as it is, not in Hydra's wrapping."""
-    values = OmegaConf.to_container(OmegaConf.create(dict(group)), resolve=True)
-    kept = {k: v for k, v in values.items() if k not in reserved}                     # type: ignore[union-attr]
+    values: Any = OmegaConf.to_container(group, resolve=True) if isinstance(group, DictConfig) else group
+    kept = {k: v for k, v in values.items() if k not in reserved}
     try:
         return instantiate({"_convert_": "all", "_recursive_": False, **kept}, **extra)
     except InstantiationException as error:

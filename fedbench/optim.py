@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench import fused
+from fedbench.linalg import dot
 from fedbench.options import NonNegative, Positive, Probability, require
 
 Memory = dict[str, Tensor]          # buffer name -> [k, P] (or [k, 1])
@@ -92,6 +94,12 @@ class Optimizer:
         """Move theta [k, p] in place; grad [k, p] is left alone; memory holds self.buffers, [k, p] each."""
         raise NotImplementedError
 
+    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate) -> Tensor:
+        """update along grad + plus [k, P], which grad then is; before it, theta's inner products with along.  # [k]"""
+        before = dot(theta, along)
+        self.update(theta, grad.add_(plus), memory, lr)
+        return before
+
 
 def _descend(theta: Tensor, direction: Tensor, lr: Rate) -> None:
     if isinstance(lr, Tensor):
@@ -132,6 +140,12 @@ class SGD(Optimizer):
             velocity = memory["momentum"].mul_(self.momentum).add_(grad)
             grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         _descend(theta, grad, lr)
+
+    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate) -> Tensor:
+        if fused.fits(theta, grad, plus, along, *memory.values()):
+            return fused.descend(theta, grad, plus, along, memory.get("momentum"), lr, self.momentum,
+                                 self.weight_decay, self.nesterov)
+        return super().advance(theta, grad, plus, along, memory, lr)
 
 
 def _fits(*rows: Tensor) -> bool:

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from tiny import HEAD, PLANS, SIZES, close, engine, equal, everyone, mlp, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench import rng
+from fedbench import fused, rng
 from fedbench.cohort import Cohort, Engine
 from fedbench.federation import Augment
+from fedbench.linalg import dot
 from fedbench.local import Batch
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
@@ -181,6 +182,34 @@ def test_clipping_sees_the_trained_columns(model: str) -> None:
     for i in IDS:
         close(plain.theta[i], Bare(e, i, start, "sgd").train(clip=0.05)[0])
     equal(pulled.theta, plain.theta)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("model", "optimizer"), [
+    ("chain", SGD(lr=0.1)), ("convolutions", SGD(lr=0.1, momentum=0.9)), ("batch norm", SGD(lr=0.1, momentum=0.9)),
+    ("chain", SGD(lr=0.1, momentum=0.9, clip=0.05)), ("chain", Adam(lr=0.01, eps=1e-3))])
+def test_a_step_along_the_gradient_and_more(model: str, optimizer: Optimizer, plan: str,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one pass, or by three operations: the same rows, products and buffers, whatever is clipped or frozen."""
+    pytest.importorskip("numba", reason="the compiled pass needs numba")
+    monkeypatch.setattr(fused, "LARGE", 0)
+    e = build(model, plan=PLANS[plan])
+    e.optimizer = optimizer
+    start = e.model.init_row()
+    plus, along = torch.randn(2, *start.shape, generator=torch.Generator().manual_seed(0)) * 0.1
+
+    def apart(s, batch: Batch) -> None:
+        g = s.grad(batch)                                # which moves running statistics
+        s.sum += dot(s.theta, along)
+        s.descend(g + s.plus)
+
+    def at_once(s, batch: Batch) -> None:
+        s.sum += s.advance(s.grad(batch), plus=s.plus, along=along)
+    states = {"plus": plus.expand(len(IDS), -1), "sum": torch.zeros(len(IDS))}
+    one, other = (everyone(e).train(start, step=step, **states) for step in (at_once, apart))
+    close(one.theta, other.theta)
+    torch.testing.assert_close(one.sum, other.sum, rtol=1e-4, atol=1e-4)
+    assert (one.sum != 0).all()
 
 
 def test_what_a_step_adds_outside_the_trained_columns_changes_nothing() -> None:

@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from tiny import close, compose, equal
 from torch import Tensor, nn
 
+from fedbench import fused
 from fedbench.config import plain
 from fedbench.optim import SGD, Adam, Optimizer, Schedule
 from fedbench.options import ConfigError
@@ -62,6 +63,46 @@ def test_a_learning_rate_per_row(name: str) -> None:
     theta = run(optimizer, START, GRADIENTS, rates)
     for i in range(K):
         close(theta[i:i + 1], run(optimizer, START[i:i + 1], GRADIENTS[:, i:i + 1], rates[i].item()))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_along_a_sum_is_its_parts(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """update along grad + plus, and the products before it, in one compiled pass or apart; more numbers than it sums
+    at a time, one vector for all rows or one each, one rate or one each."""
+    optimizer, _ = CASES[name]
+    if compiled:
+        pytest.importorskip("numba", reason="the compiled pass needs numba")
+        monkeypatch.setattr(fused, "LARGE", 0)
+    width, calls, descend = 2 * fused.BLOCK + 100, [], fused.descend
+    monkeypatch.setattr(fused, "descend", lambda *args: (calls.append(1), descend(*args))[1])
+    draws = torch.Generator().manual_seed(1)
+    start, plus, each = (torch.randn(K, width, generator=draws) for _ in range(3))
+    gradients = torch.randn(STEPS, K, width, generator=draws)
+    for along, lr in ((each, 0.1), (each[0], 0.1), (each, torch.tensor([[0.1], [0.02], [0.3]]))):
+        theta, other = start.clone(), start.clone()
+        memory, apart = ({b: optimizer.new(b, theta) for b in optimizer.buffers} for _ in range(2))
+        for g in gradients:
+            optimizer.tick(memory)
+            optimizer.tick(apart)
+            expected = (other.double() * along.double()).sum(1).float()
+            optimizer.update(other, g + plus, apart, lr)
+            products = optimizer.advance(theta, g.clone(), plus, along, memory, lr)
+            torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-3)
+            close(theta, other)
+        for b in optimizer.buffers:
+            close(memory[b], apart[b])
+    assert len(calls) == (3 * STEPS if compiled and isinstance(optimizer, SGD) else 0)
+
+
+def test_rows_that_the_compiled_pass_leaves_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="the compiled pass needs numba")
+    rows = torch.zeros(2, fused.LARGE)
+    assert fused.fits(rows, rows, rows[0])
+    assert not fused.fits(rows[:, 1:]) and not fused.fits(rows, rows[:, ::2]) and not fused.fits(rows.double())
+    assert not fused.fits(rows.to("meta"))
+    monkeypatch.setattr(fused, "installed", lambda: False)
+    assert not fused.fits(rows)
 
 
 def test_clipping_is_per_row() -> None:

@@ -73,10 +73,8 @@ class PGFed(Algorithm):
         rate = self.eta2 * (self.mu / mean(self.mu))                                  # that is in gbar and c
 
         def step(s, batch):
-            g = s.grad(batch).add_(s.aux)                                             # [k, P]
-            lift = dot(s.theta, shared.gbar)                                          # [k], before the step
+            lift = s.advance(s.grad(batch), plus=s.aux, along=shared.gbar)            # [k], theta.gbar before the step
             bounded(s.alpha.sub_(s.own(rate) * (shared.c + lift[:, None])), s.own(self.alpha_max))
-            s.descend(g)
 
         out = cohort.train(w, step=step, aux=sent.aux, alpha=alpha)
         A[:, self.prev] = self.received(cohort, out.alpha, alpha)

@@ -50,11 +50,9 @@ class PGFedCE(PGFed):
 
         def step(s, batch):
             self.mark(s, cohort.engine.epochs)
-            g = s.grad(batch).add_(s.aux)                                             # [k, P]
-            along = dot(s.theta, s.aux if gbar is None else gbar)[:, None]            # [k, 1]
+            along = s.advance(s.grad(batch), plus=s.aux, along=s.aux if gbar is None else gbar)[:, None]      # [k, 1]
             lift = along / s.total if gbar is None else s.own(mu) * along             # [k, 1]
             bounded(s.alpha.sub_(s.own(self.eta2) * (s.own(mu) * c + lift)), s.own(self.alpha_max))
-            s.descend(g)
 
         out = cohort.train(w, step=step, aux=aux, alpha=alpha, total=alpha.sum(1, keepdim=True).clamp_min(1e-12),
                            before=torch.zeros(len(cohort)).to(w))

@@ -44,23 +44,32 @@ class Classification(Task):
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         logits = mask_logits(logits, class_mask)
         z, labels = logits.reshape(-1, logits.shape[-1]), y.reshape(-1)                 # [n, C], [n]
-        if z.device.type == "cpu" and z.shape[1] <= 32 and len(z) >= 256:
+        if _narrow(z):
             return _NarrowCrossEntropy.apply(z, labels).view(y.shape)
         return F.cross_entropy(z, labels, reduction="none").view(y.shape)               # [..., B]
 
     def loss_and_gradient(self, logits: Tensor, y: Tensor, weight: Tensor, class_mask: Tensor | None
                           ) -> tuple[Tensor, Tensor]:
         """The gradient in closed form: weight * (softmax - one-hot)."""
-        log_p = mask_logits(logits, class_mask).log_softmax(-1)                         # [k, B, C]
-        label = y.unsqueeze(-1)
-        loss = -log_p.gather(-1, label)[..., 0]
-        grad = log_p.exp_().mul_(weight.unsqueeze(-1))
-        return loss, grad.scatter_add_(-1, label, -weight.unsqueeze(-1))
+        z = mask_logits(logits, class_mask).reshape(-1, logits.shape[-1])               # [n, C], n = k B
+        label, share, over = y.reshape(-1, 1), weight.reshape(-1, 1), 1
+        if _narrow(z):                                                                  # [C, n]
+            z, label, share, over = z.t().contiguous(), label.t(), share.t(), 0
+        log_p = z.log_softmax(over)
+        loss = -log_p.gather(over, label)
+        grad = log_p.exp_().mul_(share).scatter_add_(over, label, -share)
+        return loss.view(y.shape), (grad if over else grad.t()).view(logits.shape)
+
+
+def _narrow(z: Tensor) -> bool:
+    """Whether logits z [n, C] are better handled with samples along the rows of the vector unit: on a CPU 1.1 times as
+    fast at n = 200, 4 times at n = 1,000, C = 10; a third as fast at C = 62."""
+    return z.device.type == "cpu" and z.shape[1] <= 32 and len(z) >= 192
 
 
 class _NarrowCrossEntropy(torch.autograd.Function):
-    """Cross-entropy [n] of logits [n, C] where n is large and C small: computed with samples along the rows of the
-    vector unit, 2.3 times as fast on a CPU at n = 1,000, C = 10 (forward and backward)."""
+    """Cross-entropy [n] of logits [n, C], computed on [C, n]: 2.3 times as fast on a CPU at n = 1,000, C = 10 (forward
+    and backward)."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, y: Tensor) -> Tensor:

@@ -207,7 +207,8 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     optimizer.check(training.num_clients)
     built = Engine(training, flat, optimizer, Executor(plans[0], device, ranks), store, int(cfg.seed),
                    cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
-                   cfg.eval.batch_size or eval_batch(device), everyone=everyone)
+                   cfg.eval.batch_size or eval_batch(device),
+                   cfg.eval.batch_size or shared_batch(device, training.sample_bytes), everyone=everyone)
     built.privacy = privacy(cfg, built.rows)
     flat.convolution = plans[0].convolution                                                   # type: ignore
     if len(plans) > 1:
@@ -254,6 +255,12 @@ def eval_batch(device: torch.device) -> int:
     """Samples per evaluation batch.  A GPU wants many; of CPUs, one with small caches convolves 64 1.2 times as fast as
     256, one with large caches 256 1.2 times as fast as 64 (and 128 1.14 times)."""
     return 128 if device.type == "cpu" else 512
+
+
+def shared_batch(device: torch.device, sample_bytes: int) -> int:
+    """Samples per evaluation batch of a row that all clients hold, so that nothing is padded: more where inputs are
+    small and a batch is made of overheads (1,000 clients of 7 test samples of 64 numbers: 1.4 times as fast)."""
+    return max(eval_batch(device), (1 << 18 if device.type == "cpu" else 1 << 22) // sample_bytes)
 
 
 def _text(group: DictConfig, reserved: tuple[str, ...] = ()) -> str:

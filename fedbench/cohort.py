@@ -51,8 +51,9 @@ class Ledger:
 @dataclass
 class Engine:
     """What all cohorts of a run share.  epochs, batch_size, drop_last: the local.* keys; rounds: of the run;
-    everyone: the federation with its new clients, who come last and take no part in the rounds; privacy: what is done
-    to uploads."""
+    eval_batch: samples of a client at once, outside training; shared_batch: of all clients, where they hold one row
+    (None: as many); everyone: the federation with its new clients, who come last and take no part in the rounds;
+    privacy: what is done to uploads."""
 
     federation: Federation
     model: FlatModel
@@ -65,6 +66,7 @@ class Engine:
     batch_size: int = 10
     drop_last: bool = False
     eval_batch: int = 64
+    shared_batch: int | None = None
     memories: dict[str, Rows] = field(default_factory=dict)
     everyone: Federation | None = None
     privacy: Privacy | None = None
@@ -414,7 +416,7 @@ class Cohort:
         """All clients hold one row: one unbatched pass over all their samples."""
         part = self.federation.splits[split].select(self.ids)
         index = torch.from_numpy(part.indices).to(self.device)
-        size, ranks = self.engine.eval_batch, self.engine.executor.ranks
+        size, ranks = self.engine.shared_batch or self.engine.eval_batch, self.engine.executor.ranks
         pieces: list[Any] = [None] * -(-len(index) // size)
         shares = ranks.share(np.ones(len(pieces), np.int64))
         mine = shares[ranks.rank]

@@ -103,6 +103,12 @@ class Federation:
         return tuple(self.inputs.shape[1:])
 
     @property
+    def sample_bytes(self) -> int:
+        """Of one sample's inputs, as the model reads them, in float32; at least 1."""
+        inputs = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs]
+        return max(1, sum(4 * x[0].numel() for x in inputs if len(x)))
+
+    @property
     def device(self) -> torch.device:
         return self.targets.device
 

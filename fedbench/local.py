@@ -118,7 +118,7 @@ class Feed:
         self.y: Any = None
 
     def _load(self, t: int) -> None:
-        per_step = max(1, self.index[t].numel() * _sample_bytes(self.federation))
+        per_step = max(1, self.index[t].numel() * self.federation.sample_bytes)
         stop = min(len(self.index), t + max(1, BLOCK_BYTES // per_step))
         active = int((self.counts[t] > 0).sum())
         self.x, self.y = self.federation.gather(self.index[t:stop, :active], self.augment is not None)
@@ -144,11 +144,6 @@ def _stack(batches: list[Any]) -> Any:
     if isinstance(batches[0], dict):
         return {n: torch.stack([b[n] for b in batches]) for n in batches[0]}
     return torch.stack(batches)
-
-
-def _sample_bytes(federation: Federation) -> int:
-    inputs = federation.inputs.values() if isinstance(federation.inputs, dict) else [federation.inputs]
-    return sum(4 * x[0].numel() for x in inputs)
 
 
 @dataclass

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from fedbench import rng
 from fedbench.algorithms.fedprox import FedProx
-from fedbench.build import make
+from fedbench.build import make, shared_batch
 from fedbench.cohort import Cohort, Engine
 from fedbench.config import check
+from fedbench.flat import FlatModel
 from fedbench.models.resnet import ResNet
 from fedbench.optim import SGD
 from fedbench.options import ConfigError, RunError
@@ -148,6 +149,31 @@ def test_evaluation_blocks_do_not_matter() -> None:
         close(a, b)
     for a, b in zip(Cohort(small, IDS, 0).forward(rows), Cohort(large, IDS, 0).forward(rows)):
         close(a, b)
+
+
+def test_a_row_of_all_clients_is_evaluated_in_batches_of_its_own() -> None:
+    """Whose samples may be of several clients, as nothing is padded; gradients keep theirs."""
+    e, seen = build(eval_batch=2), []
+
+    def fn(model: FlatModel, rows: Tensor, x: Tensor) -> Tensor:
+        seen.append(x.shape[1])
+        return model.predict(rows, x)
+    cohort, row = Cohort(e, IDS, 0), e.model.init_row()
+    small = cohort.forward(row, fn)
+    e.shared_batch = 5
+    large = cohort.forward(row, fn)
+    total = sum(TEST[i] for i in IDS)
+    assert seen == [min(2, total - a) for a in range(0, total, 2)] + [min(5, total - a) for a in range(0, total, 5)]
+    for a, b in zip(small, large, strict=True):
+        close(a, b)
+    cohort.forward(spread(e), fn)
+    assert max(seen[-3:]) <= 2
+
+
+@pytest.mark.parametrize(("device", "sample_bytes", "expected"), [
+    ("cpu", 256, 1024), ("cpu", 3 * 32 * 32 * 4, 128), ("cuda", 256, 16384), ("cuda", 3 * 32 * 32 * 4, 512)])
+def test_small_inputs_are_evaluated_many_at_once(device: str, sample_bytes: int, expected: int) -> None:
+    assert shared_batch(torch.device(device), sample_bytes) == expected
 
 
 # -- who and how much ------------------------------------------------------------------------------------

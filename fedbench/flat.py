@@ -238,7 +238,12 @@ class FlatModel:
 
     def predict(self, rows: Tensor, inputs: Tensor | dict[str, Tensor]) -> Tensor:
         """Logits in evaluation mode: [B, ...] of row [P], [k, B, ...] of rows [k, P]."""
-        return self.forward(rows, inputs)
+        if self.chain is None or torch.is_grad_enabled() or not isinstance(inputs, Tensor):
+            return self.forward(rows, inputs)
+        many = rows.dim() == 2 and len(rows) > 1                     # one client: the plain kernels
+        row, x = (rows[0], inputs[0]) if rows.dim() == 2 and not many else (rows, inputs)
+        logits, _ = self.chain.forward(self.named(row), x, many)
+        return logits.unsqueeze(0) if rows.dim() == 2 and not many else logits
 
     def features(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None) -> Tensor:
         """What enters the module named head: [B, F] or [k, B, F]."""

@@ -242,7 +242,7 @@ class FlatModel:
             return self.forward(rows, inputs)
         many = rows.dim() == 2 and len(rows) > 1                     # one client: the plain kernels
         row, x = (rows[0], inputs[0]) if rows.dim() == 2 and not many else (rows, inputs)
-        logits, _ = self.chain.forward(self.named(row), x, many)
+        logits, _ = self.chain.forward(self.complete(self.named(row), many), x, many)
         return logits.unsqueeze(0) if rows.dim() == 2 and not many else logits
 
     def features(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None) -> Tensor:
@@ -276,14 +276,15 @@ class FlatModel:
         if isinstance(self.module, Batched):
             return self.module.run(params, (inputs,), many, call, until)
         if self.program is not None and isinstance(inputs, Tensor):
-            return self.program.run(params | self._spread(params, many), (inputs,), many, call, until)
+            return self.program.run(self.complete(params, many), (inputs,), many, call, until)
         return self._mapped(params, inputs, many, call, until)
 
-    def _spread(self, params: dict[str, Tensor], many: bool) -> dict[str, Tensor]:
+    def complete(self, params: dict[str, Tensor], many: bool) -> dict[str, Tensor]:
+        """params, [k, ...] each if many, and the frozen ones, which are in no row."""
         if not many or not self._frozen:
-            return self._frozen
+            return params | self._frozen
         k = len(next(iter(params.values())))
-        return {n: p.expand(k, *p.shape) for n, p in self._frozen.items()}
+        return params | {n: p.expand(k, *p.shape) for n, p in self._frozen.items()}
 
     def _mapped(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
                 until: str | None) -> Tensor:

@@ -115,6 +115,7 @@ def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch
     if not many:
         params, x, out = {n: p[0] for n, p in named.items()}, x[0], {n: o[0] for n, o in out.items()}   # type: ignore
     assert model.chain is not None and isinstance(x, Tensor)
+    params = model.complete(params, many)
     logits, tape = model.chain.forward(params, x, many)
     logits = logits if many else logits[None]
     losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)

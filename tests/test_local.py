@@ -127,6 +127,24 @@ def test_training_is_a_plain_loop_for_every_client(model: str, optimizer: str) -
         assert out.steps[i] == 2 * -(-SIZES[i] // min(5, SIZES[i]))
 
 
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+def test_frozen_layers_of_a_chain_stay_where_they_are(plan: str) -> None:
+    """They are in no row; below the first layer that learns no gradient is needed."""
+    arrays, split = ragged()
+    module = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(),
+                                          nn.Linear(8, 3)))
+    for layer in (module[1], module[5]):
+        layer.requires_grad_(False)
+    e = engine(arrays, split, module, SGD(lr=0.1), plan=plan, epochs=2)
+    assert e.model.chain is not None and e.model.size == 8 * 8 + 8
+    start = e.model.init_row()
+    out, scores = everyone(e).train(start), everyone(e).forward(start.expand(len(IDS), -1).clone())
+    for i in IDS:
+        close(out.theta[i], Bare(e, i, start, "sgd").train()[0])
+        x, _ = e.federation.gather(torch.from_numpy(e.federation.splits["test"][i]))
+        close(scores[i], module(x).detach())
+
+
 @pytest.mark.parametrize("how", [{"steps": 3}, {"epochs": 1, "drop_last": True}, {"batch_size": 8}, {"steps": 0},
                                  {"key": "other"}, {"batch_size": 1, "epochs": 1}], ids=str)
 def test_ways_to_train(how: dict) -> None:

@@ -50,7 +50,7 @@ def load(run_dir: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 class Clock:
-    """When to write: every n rounds, only at the end (0), or (None) as often as costs under 10% of the time."""
+    """When to write: every n rounds, only at the end (0), or (None) as often as costs under 5% of the time."""
 
     def __init__(self, every: int | None):
         self.every, self.cost, self.last = every, 0.0, -float("inf")
@@ -59,7 +59,7 @@ class Clock:
         """done: rounds finished."""
         if final or self.every:
             return final or done % (self.every or 1) == 0
-        return self.every is None and time.monotonic() - self.last > 10 * self.cost
+        return self.every is None and time.monotonic() - self.last > 20 * self.cost
 
     def time(self, write: Callable[[], None]) -> None:
         """Write, and remember what it took."""

@@ -10,7 +10,6 @@ wait for a compiler (two seconds).
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import threading
 from collections.abc import Callable
@@ -34,11 +33,12 @@ def fits(theta: Tensor, *others: Tensor) -> bool:
 
 @functools.cache
 def installed() -> bool:
-    found = importlib.util.find_spec("numba") is not None
-    if not found:
-        log.info("numba is not installed: steps that add to a gradient take several passes over memory "
-                 "(pip install 'fedbench[fast]')")
-    return found
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:               # it is not there, or not for this version of numpy
+        log.info("steps that add to a gradient go over memory several times: %s (pip install 'fedbench[fast]')", error)
+        return False
+    return True
 
 
 def descend(theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, momentum: Tensor | None, lr: float | Tensor,

@@ -1,6 +1,7 @@
 """Row optimizers are torch.optim's, row by row; schedules and clipping."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -103,6 +104,14 @@ def test_rows_that_the_compiled_pass_leaves_to_torch(monkeypatch: pytest.MonkeyP
     assert not fused.fits(rows.to("meta"))
     monkeypatch.setattr(fused, "installed", lambda: False)
     assert not fused.fits(rows)
+
+
+def test_without_numba_torch_does_it_and_says_so(monkeypatch: pytest.MonkeyPatch,
+                                                 caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with caplog.at_level("INFO"):
+        assert not fused.installed.__wrapped__()
+    assert "pip install 'fedbench[fast]'" in caplog.text
 
 
 def test_clipping_is_per_row() -> None:

@@ -204,6 +204,12 @@ class Chain:
             tape.append(saved)
         return x, tape
 
+    def predict(self, p: Params, x: Tensor, many: bool) -> Tensor:
+        """Logits alone: what a backward pass needs (windows, indices) is given back layer by layer."""
+        for link in self.links:
+            x = link.forward(p, x, many)[0]
+        return x
+
     def backward(self, p: Params, tape: list[Any], grad: Tensor, many: bool, out: Out) -> None:
         """grad: of the logits.  Fills the tensors of out that belong to a link."""
         first = next((i for i, link in enumerate(self.links) if getattr(link, "weight", None) in out
@@ -217,10 +223,16 @@ class LowChain(Chain):
     for.  Each is cast once, where autocast under autograd casts for every operation."""
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
-        names = {getattr(link, part, None) for link in self.links for part in ("weight", "bias")}
-        low = {n: t.to(LOW) for n, t in p.items() if n in names}
+        low = self._rounded(p)
         logits, tape = super().forward(low, x.to(LOW), many)
         return logits.float(), [low, *tape]
+
+    def predict(self, p: Params, x: Tensor, many: bool) -> Tensor:
+        return super().predict(self._rounded(p), x.to(LOW), many).float()
+
+    def _rounded(self, p: Params) -> Params:
+        names = {getattr(link, part, None) for link in self.links for part in ("weight", "bias")}
+        return {n: t.to(LOW) for n, t in p.items() if n in names}
 
     def backward(self, p: Params, tape: list[Any], grad: Tensor, many: bool, out: Out) -> None:
         low, *tape = tape

@@ -242,7 +242,7 @@ class FlatModel:
             return self.forward(rows, inputs)
         many = rows.dim() == 2 and len(rows) > 1                     # one client: the plain kernels
         row, x = (rows[0], inputs[0]) if rows.dim() == 2 and not many else (rows, inputs)
-        logits, _ = self.chain.forward(self.complete(self.named(row), many), x, many)
+        logits = self.chain.predict(self.complete(self.named(row), many), x, many)
         return logits.unsqueeze(0) if rows.dim() == 2 and not many else logits
 
     def features(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None) -> Tensor:

@@ -3,8 +3,8 @@
 On a CPU a row of a million numbers is larger than a core's cache, so that what an operation costs is the rows it reads
 and writes.  Adding a direction to the gradient, an inner product and SGD with momentum, one after the other, move ten
 rows, one loop seven: on one thread 0.72 to 0.81 of the time for 878,538 numbers, and 0.93 to 0.96 of PGFed's rounds
-with FedAvgCNN.  Rows of fewer than LARGE numbers stay with torch: they fit in a cache, and a run of small models should not
-wait for a compiler (two seconds).
+with FedAvgCNN.  Rows of fewer than LARGE numbers stay with torch: they fit in a cache, and a run of small models should
+not wait for a compiler (two seconds).
 """
 
 from __future__ import annotations

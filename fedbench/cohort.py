@@ -113,6 +113,14 @@ class Cohort:
         return torch.from_numpy(self.federation.num_samples[self.ids]).float().to(self.device)
 
     @property
+    def longest(self) -> int:
+        """Local steps of the client that takes most, in a training as configured."""
+        e = self.engine
+        steps, _ = rng.lengths(self.federation.num_samples[self.ids], e.batch_size, epochs=e.epochs,
+                               drop_last=e.drop_last)
+        return int(steps.max(initial=0))
+
+    @property
     def weights(self) -> Tensor:
         """n_i / sum over the cohort.  # [K]"""
         n = self.federation.num_samples[self.ids].astype(np.float64)
@@ -256,8 +264,8 @@ class Cohort:
             where = torch.from_numpy(mine).to(self.device)
             begin = rows[where] if rows.stride(0) else rows[:b - a].clone()
             chunk = Chunk(ids[mine], e.executor.gradients.home(begin),
-                          {n: t[where].clone() for n, t in state.items()},
-                          {buffers_of: {n: t[where].clone() for n, t in m.items()}
+                          {n: t[where] for n, t in state.items()},
+                          {buffers_of: {n: t[where] for n, t in m.items()}
                            for buffers_of, m in kept.items()}, clip)
             feed = Feed(self.federation, chunk.ids, plan["index"][:, a:b], counts[:, a:b], step_key)
             rate = lr[where] if isinstance(lr, Tensor) else lr

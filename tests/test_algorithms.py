@@ -4,6 +4,8 @@ Most steps are on least squares: client i's risk is f_i(theta) = 0.5 ||theta - b
 n full-batch steps of rate r lead from w to b_i + (1 - r)^n (w - b_i).
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,7 @@ from tiny import (
 from torch import Tensor
 
 from fedbench import fused
+from fedbench.algorithms import pgfed
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
@@ -514,6 +517,27 @@ def test_pgfeds_coefficients_stay_where_nobody_was() -> None:
         assert (after >= 0).all() and (after[touched] <= 0.26).all()
     assert (after == 0).any()
     assert algorithm.G.shape[0] == 4                             # of the last cohort, whatever N is
+
+
+@pytest.mark.parametrize("most", [None, 0.4, torch.tensor([[0.3], [0.5], [9.0]])])
+@pytest.mark.parametrize("moves", [1, 20, pgfed.MOVES])
+def test_pgfeds_coefficients_follow_every_step(most: Any, moves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made up for after the last local step, some steps at a time: what a step after the other gives, with clients of
+    7, 0 and 12 steps whose coefficients are held at their bounds on the way."""
+    monkeypatch.setattr(pgfed, "MOVES", moves)
+    g = torch.Generator().manual_seed(0)
+    alpha, c = torch.full((3, 4), 0.25), torch.randn(4, generator=g)
+    lift, rate, steps = torch.randn(3, 12, generator=g), torch.tensor([[0.1], [0.2], [0.3]]), torch.tensor([7., 0, 12])
+    expected, held = alpha.clone(), 0
+    for i in range(3):
+        for t in range(int(steps[i])):
+            moved = expected[i] - rate[i] * (c + lift[i, t])
+            top = torch.inf if most is None else most if isinstance(most, float) else float(most[i])
+            expected[i] = moved.clamp(0, top)
+            held += int((moved != expected[i]).sum())
+    assert held > 5 and (expected[0] > 0).any() and (expected[2] > 0).any()
+    close(pgfed.learned(alpha, rate, c, lift, steps, most), expected, 1e-6)
+    equal(alpha, torch.full((3, 4), 0.25))
 
 
 def test_pgfeds_gradients_are_those_of_the_trained_models() -> None:

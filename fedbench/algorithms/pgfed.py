@@ -5,6 +5,7 @@ with f_j(theta_i) ~ f_j(theta_j) + g_j.(theta_i - theta_j).
 beta > 0 is PGFedMo: the auxiliary gradient is smoothed over a client's participations.
 Departs from the paper's box, as its released code does: a_ij is clamped at 0; g.theta in the update of a is taken
 before the step of theta; the coefficient of the mean gradient is 1/K'.  Round 1 is FedAvg.
+Within a round nothing depends on a, whose update of every local step is therefore made up for after the last one.
 Reduces to: FedAvg-local at mu = 0, bit for bit; PGFed at beta = 0.
 """
 
@@ -16,6 +17,8 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.linalg import dot
 from fedbench.options import NonNegative, Positive, Probability
 from fedbench.per_client import mean, own, per_client
+
+MOVES = 1 << 20         # of coefficients at once
 
 
 class PGFed(Algorithm):
@@ -70,14 +73,14 @@ class PGFed(Algorithm):
         aux = self.smoothed(cohort, own(self.mu, cohort) * alpha @ self.G)            # [K, P]
         sent = cohort.download(aux=aux)
         shared = cohort.broadcast(gbar=self.gbar, c=self.c)
-        rate = self.eta2 * (self.mu / mean(self.mu))                                  # that is in gbar and c
+        rate = own(self.eta2 * (self.mu / mean(self.mu)), cohort)                     # mu is in gbar and c
 
-        def step(s, batch):
-            lift = s.advance(s.grad(batch), plus=s.aux, along=shared.gbar)            # [k], theta.gbar before the step
-            bounded(s.alpha.sub_(s.own(rate) * (shared.c + lift[:, None])), s.own(self.alpha_max))
+        def step(s, batch):                                                           # theta.gbar before the step
+            s.lift[:, s.t] = s.advance(s.grad(batch), plus=s.aux, along=shared.gbar)
 
-        out = cohort.train(w, step=step, aux=sent.aux, alpha=alpha)
-        A[:, self.prev] = self.received(cohort, out.alpha, alpha)
+        out = cohort.train(w, step=step, aux=sent.aux, lift=alpha.new_zeros(len(cohort), cohort.longest))
+        new = learned(alpha, rate, shared.c, out.lift, out.steps, own(self.alpha_max, cohort))
+        A[:, self.prev] = self.received(cohort, new, alpha)
         self.A[cohort.ids] = A
         return out
 
@@ -103,6 +106,23 @@ class PGFed(Algorithm):
 
     def matrices(self):
         return {"A": self.A.whole()}
+
+
+def learned(alpha, rate, c, lift, steps, most):
+    """a_ij after a client's local steps t = 1 .. steps_i, a_ij <- [a_ij - rate_i (c_j + lift_it)] within 0 and most.
+
+    alpha [K, K']; rate: a number or [K, 1]; c [K'] or [K, K']; lift [K, T]; steps [K] float32.  Without an upper bound
+    a run of steps is one: with X_t the sum of its first t moves, the last a is max(a, max_t X_t) - X_T.  # [K, K']
+    """
+    run = max(1, MOVES // alpha.numel()) if most is None else 1
+    within = torch.arange(lift.shape[1], device=lift.device) < steps[:, None]         # [K, T]
+    for at in range(0, lift.shape[1], run):
+        now = slice(at, at + run)
+        move = (rate * (c + lift.T[now, :, None])) * within.T[now, :, None]           # [t, K, K']
+        X = move.cumsum(0)
+        alpha = torch.maximum(alpha, X.amax(0)) - X[-1]
+        alpha = alpha if most is None else alpha.clamp_(max=most)
+    return alpha
 
 
 def bounded(alpha, most):

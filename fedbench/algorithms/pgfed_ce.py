@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from fedbench.algorithms.pgfed import PGFed, bounded
+from fedbench.algorithms.pgfed import PGFed, bounded, learned
 from fedbench.linalg import dot, products
 from fedbench.optim import SGD
 from fedbench.options import NonNegative, Positive, require
@@ -45,18 +45,18 @@ class PGFedCE(PGFed):
         if self.mode == "server_alpha":
             return cohort.train(w, extra_grad=lambda s: s.aux, aux=aux)
         c = cohort.broadcast(c=self.c).c                                              # [K']
-        mu = self.mu / mean(self.mu)                                                  # that is in c and gbar
+        mu = own(self.mu / mean(self.mu), cohort)                                     # the mean is in c and gbar
         gbar = cohort.broadcast(gbar=self.gbar).gbar if self.mode == "pseudo_gradient" else None     # [P]
 
         def step(s, batch):
             self.mark(s, cohort.engine.epochs)
-            along = s.advance(s.grad(batch), plus=s.aux, along=s.aux if gbar is None else gbar)[:, None]      # [k, 1]
-            lift = along / s.total if gbar is None else s.own(mu) * along             # [k, 1]
-            bounded(s.alpha.sub_(s.own(self.eta2) * (s.own(mu) * c + lift)), s.own(self.alpha_max))
+            s.along[:, s.t] = s.advance(s.grad(batch), plus=s.aux, along=s.aux if gbar is None else gbar)
 
-        out = cohort.train(w, step=step, aux=aux, alpha=alpha, total=alpha.sum(1, keepdim=True).clamp_min(1e-12),
+        out = cohort.train(w, step=step, aux=aux, along=alpha.new_zeros(len(cohort), cohort.longest),
                            before=torch.zeros(len(cohort)).to(w))
-        self.put(cohort, self.received(cohort, out.alpha, alpha))
+        lift = mu * out.along if gbar is not None else out.along / alpha.sum(1, keepdim=True).clamp_min(1e-12)
+        new = learned(alpha, own(self.eta2, cohort), mu * c, lift, out.steps, own(self.alpha_max, cohort))
+        self.put(cohort, self.received(cohort, new, alpha))
         return out
 
     def first(self, cohort, w):

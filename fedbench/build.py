@@ -284,8 +284,8 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
     """Time a few local steps of at most 8 clients (64 on a GPU) and 32 samples under each plan and keep the fastest.
 
     A plan whose warm-up takes four times the best time so far is not timed further: batched convolutions on a CPU
-    can be that slow.  What came near the best is timed once more, as another process may have been in its way.  Where
-    processes share the run, the first one times and all keep what it found.
+    can be that slow.  A CPU times all twice, but what took ten times as long as the best: another process may have been
+    in the way.  Where processes share the run, the first one times and all keep what it found.
     """
     ranks = engine.executor.ranks
     best = ranks.decide("choice of the executor", _fastest(engine, plans, steps) if ranks.first else plans[0])
@@ -312,25 +312,22 @@ def _fastest(engine: Engine, plans: list[Plan], steps: int) -> Plan:
             torch.cuda.synchronize(engine.device)
         return (time.perf_counter() - began) / count
 
-    for plan in plans:
+    slow = engine.device.type == "cuda"                          # the first call: kernels are loaded, graphs recorded
+    for plan in plans if slow else 2 * plans:
+        best = min(seconds.values())
+        if best < seconds[plan] / 10 < float("inf"):             # a second look at it is not worth its time
+            continue
         use(engine, plan)
-        slow = engine.device.type == "cuda"                      # the first call: kernels are loaded, graphs recorded
         warm = min(passes(1), passes(1)) if slow else passes(1)
-        if warm < 4 * min(seconds.values()):                     # what a training costs by itself must not decide
+        if warm < 4 * best:                                      # what a training costs by itself must not decide
             warm = min(passes(30), passes(30)) if slow else passes(steps)
         off = plan.graphs and getattr(engine.executor.gradients, "off", False)
-        seconds[plan] = float("inf") if off else warm
+        seconds[plan] = float("inf") if off else min(seconds[plan], warm)
         engine.executor.close()
-    near = [plan for plan in plans if seconds[plan] < 4 * min(seconds.values())]
-    for plan in near if len(near) > 1 and engine.device.type == "cpu" else ():     # a GPU has timed each twice
-        use(engine, plan)
-        passes(1)
-        seconds[plan] = min(seconds[plan], passes(steps))
-        engine.executor.close()
-    best = min(seconds, key=seconds.__getitem__)
-    log.info("executor %s (%s)", best, ", ".join(f"{p.short}: {s * 1e3:.2f} ms a step"
+    chosen = min(seconds, key=seconds.__getitem__)
+    log.info("executor %s (%s)", chosen, ", ".join(f"{p.short}: {s * 1e3:.2f} ms a step"
                                                  for p, s in seconds.items()))
-    return best
+    return chosen
 
 
 def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:

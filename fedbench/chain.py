@@ -21,9 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedbench import network
+from fedbench.fused import Product
 from fedbench.network import LOW, Convolution, Params, Program
 
-Out = dict[str, Tensor]          # gradients by parameter name, views to write into; a missing name is not wanted
+Out = dict[str, Any]             # by parameter name, views to write gradients into, or a Product to give factors to;
+                                 # a missing name is not wanted
 aten = torch.ops.aten
 LARGE, NARROW, FEW = 600_000, 64, range(8, 33)          # see `large`
 
@@ -50,8 +52,11 @@ class Linear:
         return (torch.baddbmm(p[self.bias].unsqueeze(1), x, turned) if self.bias else torch.bmm(x, turned)), x
 
     def backward(self, p: Params, x: Tensor, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
-        if self.weight in out:
-            torch.matmul(grad.transpose(-2, -1), x, out=out[self.weight])
+        target = out.get(self.weight)
+        if isinstance(target, Product):
+            target.give(grad, x)
+        elif target is not None:
+            torch.matmul(grad.transpose(-2, -1), x, out=target)
         if self.bias in out:
             torch.sum(grad, -2, out=out[self.bias])
         return torch.matmul(grad, p[self.weight]) if onward else None
@@ -196,6 +201,11 @@ class Chain:
         whole = isinstance(before, fx.Node) and program.output is before
         return cls(pooled_first(links)) if whole and not early and flat is not None else None
 
+    @property
+    def linear(self) -> list[str]:
+        """The weights whose gradient may be asked for as a Product."""
+        return [link.weight for link in self.links if isinstance(link, Linear)]
+
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
         """Logits, and what the backward pass needs."""
         tape = []
@@ -221,6 +231,11 @@ class Chain:
 class LowChain(Chain):
     """The same in bfloat16: parameters and input are rounded to it, logits and gradients come out as they were asked
     for.  Each is cast once, where autocast under autograd casts for every operation."""
+
+    @property
+    def linear(self) -> list[str]:
+        """None: a gradient is rounded after it has been multiplied out."""
+        return []
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
         low = self._rounded(p)

@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbench.flat import Columns, FlatModel
+from fedbench.fused import Product
 from fedbench.network import Call
 from fedbench.options import require
 from fedbench.task import Task
@@ -61,7 +62,8 @@ class Ask:
 
     rows [k, P]: their float buffers (BatchNorm) are updated in place.  keys [k]: seeds of dropout, or None.
     space() gives [k, P] to write into.  turn: how many gradients this step asked for before.  named: model.named, or
-    something that remembers what it gave.
+    something that remembers what it gave.  products: weights, of one row, whose gradient may be given as its factors,
+    in which case it is not written.
     """
 
     model: FlatModel
@@ -74,6 +76,7 @@ class Ask:
     keys: Tensor | None = None
     turn: int = 0
     named: Callable[[Tensor], dict[str, Tensor]] | None = None
+    products: dict[str, Product] = field(default_factory=dict)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         return (self.named or self.model.named)(rows)
@@ -104,12 +107,13 @@ def _by_chain(ask: Ask) -> tuple[Tensor, Tensor]:
     if len(ask.wanted.names) < len(model.shapes) or model.extended:          # extras are no part of the chain
         out.zero_()
     named, into = ask.views(ask.rows), ask.views(out)
-    return out, chain_gradient(model, ask.task, named, ask.batch, {n: into[n] for n in ask.wanted.names})
+    return out, chain_gradient(model, ask.task, named, ask.batch, {n: into[n] for n in ask.wanted.names}, ask.products)
 
 
-def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor]
-                   ) -> Tensor:
-    """Fill out with the gradient of each client's weighted batch loss; returns the losses.  # [k]"""
+def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor],
+                   products: Mapping[str, Product] | None = None) -> Tensor:
+    """Fill out, or products instead, with the gradient of each client's weighted batch loss; returns the losses.  # [k]
+    """
     many = len(batch.weight) > 1
     x, params = batch.x, named
     if not many:
@@ -119,7 +123,7 @@ def chain_gradient(model: FlatModel, task: Task, named: dict[str, Tensor], batch
     logits, tape = model.chain.forward(params, x, many)
     logits = logits if many else logits[None]
     losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
-    model.chain.backward(params, tape, grad if many else grad[0], many, out)
+    model.chain.backward(params, tape, grad if many else grad[0], many, {**out, **(products or {})})
     return (losses.detach() * batch.weight).sum(1)
 
 

@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench import fused
 from fedbench.balance import Steps
 from fedbench.federation import Federation, Inputs
 from fedbench.flat import Columns, FlatModel
+from fedbench.fused import Product
 from fedbench.gradients import Ask, Wanted, differentiate, in_training, keep_buffers
 from fedbench.linalg import dot
 from fedbench.optim import Memory, Optimizer, Rate
@@ -270,22 +272,27 @@ class Step:
         loss(s, rows, batch) -> per-sample losses [k, B] (weighted here by batch.weight) or per-client ones [k].
         The result lives until the next step.  Float buffers (BatchNorm) of rows are updated in place.
         """
+        return self._grad(batch, rows, loss, columns, {})
+
+    def _grad(self, batch: Batch, rows: Tensor | None, loss: Loss | None, columns: Columns | None,
+              products: dict[str, Product]) -> Tensor:
+        """grad, but for what is given as products."""
         rows = self.theta if rows is None else rows
         columns = self.columns if columns is None else columns & self.model.trained
         turn, self.__dict__["_asked"] = self._asked, self._asked + 1
         if self.model.batch_statistics and not batch.full:
             grad, losses = self._exact_sizes(batch, rows, loss or self._loss, columns, turn)
         else:
-            grad, losses = self._gradient(batch, rows, loss or self._loss, columns, turn)
+            grad, losses = self._gradient(batch, rows, loss or self._loss, columns, turn, products)
         if turn == 0:                                   # the first gradient of a step is the training loss
             self._chunk.loss[:len(losses)] += losses
         return grad
 
-    def _gradient(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, turn: int
-                  ) -> tuple[Tensor, Tensor]:
+    def _gradient(self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, turn: int,
+                  products: dict[str, Product] | None = None) -> tuple[Tensor, Tensor]:
         """Gradient [k, P] and losses [k] of the task's own loss, or of the given one."""
         ask = Ask(self.model, self.task, rows, batch, columns, self._wanted(columns), self._from_pool, self._dropout,
-                  turn, self._named)
+                  turn, self._named, products or {})
         if loss is None:
             return self.engine.executor.gradients(ask)
         self.__dict__["_buffers"] = {}
@@ -390,21 +397,32 @@ class Step:
             cut = {n: m[:, a:b] if m.shape[1] > 1 else m for n, m in memory.items()}
             self._optimizer.update(rows[:, a:b], grad[:, a:b], cut, rate)
 
-    def advance(self, grad: Tensor, plus: Tensor, along: Tensor) -> Tensor:
-        """`descend(grad + plus)`, both [k, P]; theta's inner products with along, [P] or [k, P], before it.  # [k]
+    def advance(self, batch: Batch, plus: Tensor, along: Tensor) -> Tensor:
+        """`descend(grad(batch) + plus)`, plus [k, P]; theta's inner products with along [P] or [k, P] before it.  # [k]
 
         The same as the three operations, which read and write a row several times, in fewer passes over memory where
-        that can be done.  grad holds no gradient afterwards.
+        that can be done.
         """
         clipped = self._optimizer.clip is not None or self._chunk.clip is not None
         if clipped or self.columns.slices != [(0, self.model.size)]:
-            before = dot(self.theta, along)
+            grad, before = self.grad(batch), dot(self.theta, along)
             self.descend(grad.add_(plus))
             return before
         memory = self._memory("theta")
+        products = self._products(batch) if self._optimizer.compiles(self.theta, plus, along, *memory.values()) else {}
+        grad = self._grad(batch, None, None, None, products)
         if self._again("theta", self.columns):
             self._optimizer.tick(memory)
-        return self._optimizer.advance(self.theta, grad, plus, along, memory, self.lr)
+        given = [p for p in products.values() if p.y is not None]
+        return self._optimizer.advance(self.theta, grad, plus, along, memory, self.lr, given)
+
+    def _products(self, batch: Batch) -> dict[str, Product]:
+        """Weights whose gradient is better not written before a compiled step: large ones, of few samples."""
+        model = self.model
+        if self.k > 1 or model.chain is None or batch.weight.shape[1] > fused.FEW:
+            return {}
+        spans = {name: model.spans[name] for name in model.chain.linear if name in model.spans}
+        return {name: Product(a) for name, (a, b) in spans.items() if b - a >= fused.LARGE}
 
     def _memory(self, name: str) -> Memory:
         """The optimizer's buffers of the named rows, of the clients still training."""

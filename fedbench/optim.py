@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbench import fused
+from fedbench.fused import Product
 from fedbench.linalg import dot
 from fedbench.options import NonNegative, Positive, Probability, require
 
@@ -94,8 +95,17 @@ class Optimizer:
         """Move theta [k, p] in place; grad [k, p] is left alone; memory holds self.buffers, [k, p] each."""
         raise NotImplementedError
 
-    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate) -> Tensor:
-        """update along grad + plus [k, P], which grad then is; before it, theta's inner products with along.  # [k]"""
+    def compiles(self, theta: Tensor, *others: Tensor) -> bool:
+        """Whether `advance` goes over such rows once, and takes products."""
+        return False
+
+    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate,
+                products: Sequence[Product] = ()) -> Tensor:
+        """update along grad + plus [k, P], which grad then is; before it, theta's inner products with along.  # [k]
+
+        products stand for grad in their columns; only where it compiles.
+        """
+        assert not products
         before = dot(theta, along)
         self.update(theta, grad.add_(plus), memory, lr)
         return before
@@ -141,11 +151,15 @@ class SGD(Optimizer):
             grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         _descend(theta, grad, lr)
 
-    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate) -> Tensor:
-        if fused.fits(theta, grad, plus, along, *memory.values()):
+    def compiles(self, theta: Tensor, *others: Tensor) -> bool:
+        return fused.fits(theta, *others)
+
+    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate,
+                products: Sequence[Product] = ()) -> Tensor:
+        if self.compiles(theta, grad, plus, along, *memory.values()):
             return fused.descend(theta, grad, plus, along, memory.get("momentum"), lr, self.momentum,
-                                 self.weight_decay, self.nesterov)
-        return super().advance(theta, grad, plus, along, memory, lr)
+                                 self.weight_decay, self.nesterov, products)
+        return super().advance(theta, grad, plus, along, memory, lr, products)
 
 
 def _fits(*rows: Tensor) -> bool:

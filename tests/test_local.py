@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedbench import fused, rng
 from fedbench.cohort import Cohort, Engine
 from fedbench.federation import Augment
+from fedbench.fused import Product
 from fedbench.linalg import dot
 from fedbench.local import Batch
 from fedbench.models.fedavg_cnn import FedAvgCNN
@@ -208,9 +209,12 @@ def test_clipping_sees_the_trained_columns(model: str) -> None:
     ("chain", SGD(lr=0.1, momentum=0.9, clip=0.05)), ("chain", Adam(lr=0.01, eps=1e-3))])
 def test_a_step_along_the_gradient_and_more(model: str, optimizer: Optimizer, plan: str,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one pass, or by three operations: the same rows, products and buffers, whatever is clipped or frozen."""
+    """In one pass, or by three operations: the same rows, products and buffers, whatever is clipped or frozen.  The
+    weights of a chain that trains alone give the factors of their gradients."""
     pytest.importorskip("numba", reason="the compiled pass needs numba")
     monkeypatch.setattr(fused, "LARGE", 0)
+    given, give = [], Product.give
+    monkeypatch.setattr(Product, "give", lambda self, *factors: (given.append(self.start), give(self, *factors)))
     e = build(model, plan=PLANS[plan])
     e.optimizer = optimizer
     start = e.model.init_row()
@@ -222,12 +226,16 @@ def test_a_step_along_the_gradient_and_more(model: str, optimizer: Optimizer, pl
         s.descend(g + s.plus)
 
     def at_once(s, batch: Batch) -> None:
-        s.sum += s.advance(s.grad(batch), plus=s.plus, along=along)
+        s.sum += s.advance(batch, plus=s.plus, along=along)
     states = {"plus": plus.expand(len(IDS), -1), "sum": torch.zeros(len(IDS))}
     one, other = (everyone(e).train(start, step=step, **states) for step in (at_once, apart))
     close(one.theta, other.theta)
     torch.testing.assert_close(one.sum, other.sum, rtol=1e-4, atol=1e-4)
     assert (one.sum != 0).all()
+    plain = isinstance(optimizer, SGD) and optimizer.clip is None
+    alone = plain and plan == "threads" and model in ("chain", "convolutions")
+    linear = {e.model.spans[n][0] for n, s in e.model.shapes.items() if len(s) == 2}
+    assert set(given) == linear if alone else plan == "pairs" or not given
 
 
 def test_what_a_step_adds_outside_the_trained_columns_changes_nothing() -> None:

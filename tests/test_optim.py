@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedbench import fused
 from fedbench.config import plain
+from fedbench.fused import Product
 from fedbench.optim import SGD, Adam, Optimizer, Schedule
 from fedbench.options import ConfigError
 
@@ -94,6 +95,38 @@ def test_a_step_along_a_sum_is_its_parts(name: str, compiled: bool, monkeypatch:
         for b in optimizer.buffers:
             close(memory[b], apart[b])
     assert len(calls) == (3 * STEPS if compiled and isinstance(optimizer, SGD) else 0)
+
+
+@pytest.mark.parametrize("samples", [1, 5, 13])
+@pytest.mark.parametrize("name", [n for n, (o, _) in CASES.items() if isinstance(o, SGD) and o.clip is None])
+def test_a_gradient_given_as_its_factors(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weights of a row, of 5 x 7 and 8 x 300 numbers, whose gradients are multiplied out within the step: what is
+    written for them does not matter."""
+    pytest.importorskip("numba", reason="the compiled pass needs numba")
+    monkeypatch.setattr(fused, "LARGE", 0)
+    optimizer, _ = CASES[name]
+    draws = torch.Generator().manual_seed(2)
+    theta, plus, along, grad = (torch.randn(1, 5 * 7 + 40 + 2400 + 3, generator=draws) for _ in range(4))
+    weights = [(0, 5, 7), (75, 8, 300)]
+    for begin, end in ((0, 2), (1, 2), (0, 1)):
+        one, other, written = theta.clone(), theta.clone(), grad.clone()
+        memory, apart = ({b: optimizer.new(b, theta) for b in optimizer.buffers} for _ in range(2))
+        for _ in range(2):
+            products = []
+            for start, rows, columns in weights[begin:end]:
+                y, x = torch.randn(samples, rows, generator=draws), torch.randn(samples, columns, generator=draws)
+                written[0, start:start + rows * columns] = (y.T @ x).flatten()
+                products.append(Product(start))
+                products[-1].give(y, x)
+            unread = written.clone()
+            for start, rows, columns in weights[begin:end]:
+                unread[0, start:start + rows * columns] = torch.nan
+            found = optimizer.advance(one, unread, plus, along, memory, 0.1, products[::-1])
+            expected = optimizer.advance(other, written.clone(), plus, along, apart, 0.1)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+            close(one, other)
+        for b in optimizer.buffers:
+            close(memory[b], apart[b])
 
 
 def test_rows_that_the_compiled_pass_leaves_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ class PGFed(Algorithm):
         rate = own(self.eta2 * (self.mu / mean(self.mu)), cohort)                     # mu is in gbar and c
 
         def step(s, batch):                                                           # theta.gbar before the step
-            s.lift[:, s.t] = s.advance(s.grad(batch), plus=s.aux, along=shared.gbar)
+            s.lift[:, s.t] = s.advance(batch, plus=s.aux, along=shared.gbar)
 
         out = cohort.train(w, step=step, aux=sent.aux, lift=alpha.new_zeros(len(cohort), cohort.longest))
         new = learned(alpha, rate, shared.c, out.lift, out.steps, own(self.alpha_max, cohort))

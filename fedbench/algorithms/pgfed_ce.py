@@ -50,7 +50,7 @@ class PGFedCE(PGFed):
 
         def step(s, batch):
             self.mark(s, cohort.engine.epochs)
-            s.along[:, s.t] = s.advance(s.grad(batch), plus=s.aux, along=s.aux if gbar is None else gbar)
+            s.along[:, s.t] = s.advance(batch, plus=s.aux, along=s.aux if gbar is None else gbar)
 
         out = cohort.train(w, step=step, aux=aux, along=alpha.new_zeros(len(cohort), cohort.longest),
                            before=torch.zeros(len(cohort)).to(w))

@@ -347,11 +347,14 @@ class Cohort:
 
         def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
             theta = rows[where]                                                       # [k, P]
-            total, grad, loss = torch.zeros_like(theta), torch.zeros_like(theta), losses.new_zeros(len(theta))
-            for batch in blocks:
+            total, loss = torch.zeros_like(theta), losses.new_zeros(len(theta))
+            grad = total                                                              # of the first block
+            for n, batch in enumerate(blocks):
                 k = len(batch.weight)
+                grad = torch.zeros_like(theta) if n == 1 else grad
                 loss[:k] += self._block_gradient(theta[:k], batch, grad[:k])
-                total[:k] += grad[:k]
+                if n > 0:
+                    total[:k] += grad[:k]
                 yield
             out[where], losses[where] = total, loss
 

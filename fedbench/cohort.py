@@ -461,9 +461,11 @@ class Cohort:
 
         def blocks(mine: np.ndarray) -> Iterator[Batch]:
             n = sizes[mine]
-            for at in range(0, int(n.max(initial=0)), width):
+            longest = int(n.max(initial=0))
+            size = -(-longest // max(1, -(-longest // width)))   # the last block as long as the others
+            for at in range(0, longest, max(1, size)):
                 now = mine[n > at]                               # a prefix: sizes descend
-                counts = np.minimum(sizes[now] - at, width)
+                counts = np.minimum(sizes[now] - at, size)
                 slot = np.minimum(at + np.arange(counts.max()), sizes[now][:, None] - 1)
                 index = part.indices[begin[now][:, None] + slot]
                 batch = Feed(self.federation, self.ids[now], index[None], counts[None])(0, len(now))

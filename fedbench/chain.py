@@ -8,7 +8,7 @@ ReLU, its gradient in its input's order of memory: 1.04 times for FedAvgCNN in b
 Large weights times the samples, not the samples times them, and a convolution's weights turned once: 1.02 and 1.00 to
 1.02 times.
 
-`Chain.of(program)` is None for anything else (branches, norms, dropout), which goes through autograd.
+`Chain.of(program)` is None for anything else (branches, norms, dropout, a layer used twice): autograd then.
 """
 
 from __future__ import annotations
@@ -199,7 +199,9 @@ class Chain:
         flat = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
         early = [link for link in links[:flat] if isinstance(link, Linear)]      # on more than one axis, or none
         whole = isinstance(before, fx.Node) and program.output is before
-        return cls(pooled_first(links)) if whole and not early and flat is not None else None
+        weights = [link.weight for link in links if hasattr(link, "weight")]
+        once = len(set(weights)) == len(weights)                                 # else a gradient is a sum of two
+        return cls(pooled_first(links)) if whole and once and not early and flat is not None else None
 
     @property
     def linear(self) -> list[str]:

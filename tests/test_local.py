@@ -50,6 +50,18 @@ class Counting(nn.Module):
         return self.head(self.body(x))
 
 
+class Twice(nn.Module):
+    """A layer that is applied two times, whose gradient is a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(16, 16), nn.Linear(16, 3)
+        self.flat, self.relu = nn.Flatten(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.relu(self.inner(self.relu(self.inner(self.flat(x))))))
+
+
 MODELS = {
     "chain": (mlp, (1, 4, 4)),
     "convolutions": (lambda: FedAvgCNN((1, 16, 16), 3, 8), (1, 16, 16)),
@@ -58,6 +70,7 @@ MODELS = {
     "batch norm": (lambda: ResNet((1, 4, 4), 3, [4], "batch"), (1, 4, 4)),
     "group norm": (lambda: ResNet((1, 4, 4), 3, [4], "group"), (1, 4, 4)),
     "mapped": (Odd, (1, 4, 4)),
+    "layer twice": (Twice, (1, 4, 4)),
     "own statistic": (Counting, (1, 4, 4)),
 }
 OPTIMIZERS: dict[str, tuple[Callable[[], Optimizer], Callable]] = {

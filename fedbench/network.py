@@ -272,6 +272,8 @@ def trace(module: nn.Module) -> Program | None:
     """The module as a Program, or None when it does anything the table does not know."""
     if len(list(module.named_parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
         return None                          # tied parameters have one name in the row, two in the layers
+    if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
+        return None                          # code around a layer, spectral normalization for one, is in no graph
     try:
         twin = copy.deepcopy(module, {id(p): p for p in module.parameters()})       # tracing may write into buffers
         in_training, graph = _Tracer().trace(twin.train()), _Tracer().trace(twin.eval())

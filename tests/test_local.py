@@ -62,6 +62,13 @@ class Twice(nn.Module):
         return self.head(self.relu(self.inner(self.relu(self.inner(self.flat(x))))))
 
 
+def hooked() -> nn.Module:
+    """Code that runs around a layer belongs to the model."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return module
+
+
 MODELS = {
     "chain": (mlp, (1, 4, 4)),
     "convolutions": (lambda: FedAvgCNN((1, 16, 16), 3, 8), (1, 16, 16)),
@@ -71,6 +78,7 @@ MODELS = {
     "group norm": (lambda: ResNet((1, 4, 4), 3, [4], "group"), (1, 4, 4)),
     "mapped": (Odd, (1, 4, 4)),
     "layer twice": (Twice, (1, 4, 4)),
+    "hooks": (hooked, (1, 4, 4)),
     "own statistic": (Counting, (1, 4, 4)),
 }
 OPTIMIZERS: dict[str, tuple[Callable[[], Optimizer], Callable]] = {

@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench import together
 from fedbench.config import check, config_hash, load_config, save_config, with_choices
+from fedbench.lock import MARK, NAME, Busy, writing
 from fedbench.options import ConfigError
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,29 @@ def run_cell(cfg: DictConfig) -> float:
     """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    if str(hydra.mode).endswith("MULTIRUN"):
+    swept = str(hydra.mode).endswith("MULTIRUN")
+    if swept:
         total = os.environ.get(TOTAL)
         print(f"\ncell {hydra.job.num + 1}{f' of {total}' if total else ''}: {folder.name}", flush=True)
-    return attempt(folder, lambda: _new_or_on(cfg, hydra, folder))
+    try:
+        with writing(folder):
+            return attempt(folder, lambda: _new_or_on(cfg, hydra, folder))
+    except Busy as busy:
+        say(str(busy))
+        if swept:
+            _leave(folder, Path(hydra.sweep.dir).absolute())
+        return math.nan
+
+
+def _leave(folder: Path, sweep: Path) -> None:
+    """Note, for the sweep's table, that another process has the cell."""
+    with open(met_by(sweep, os.environ.get(TOKEN, "")), "a", encoding="utf-8") as file:
+        file.write(f"{folder.absolute().relative_to(sweep)}\n")
+
+
+def met_by(sweep: Path, token: str) -> Path:
+    """The file of a sweep's folder that lists the cells which a command left to other processes."""
+    return sweep / f".met-{token}"
 
 
 def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, float]:
@@ -195,10 +215,12 @@ def _stored(folder: Path) -> dict[str, Any] | None:
 
 
 def _set_aside(folder: Path) -> None:
-    """Rename a folder that holds another run, so that nothing is lost, and make a new one."""
+    """Move what is in a folder that holds another run, so that nothing is lost; the folder, and its lock, stay."""
     old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
-    folder.rename(old)
-    folder.mkdir()
+    old.mkdir()
+    there = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
+    for path in sorted(there, key=lambda path: path.name == "config.yaml"):  # last: what it tells, if this is cut off
+        path.rename(old / path.name)
     print(f"{folder} held a run with another config: that one is now {old.name}", flush=True)
 
 

@@ -24,6 +24,7 @@ from fedbench import cells, resume
 from fedbench.config import WHEREABOUTS, check, with_choices
 from fedbench.groups import find_conf_dir
 from fedbench.hydra_bridge import COMPLAINTS, CONFIG_NAME, VERSION_BASE, Composer, explain, is_matched
+from fedbench.lock import Busy, held, holder, writing
 from fedbench.options import ConfigError, require
 
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
@@ -131,6 +132,16 @@ def single(composer: Composer, command: Command, full: DictConfig) -> int:
 
 def go_on(folder: Path, overrides: list[str], config_dir: str | None) -> int:
     """resume=: the run in its folder goes on; Hydra, which would make a new one, has no part in it."""
+    resume.require_run(folder)
+    try:
+        with writing(folder):
+            return _go_on(folder, overrides, config_dir)
+    except Busy as busy:
+        cells.say(str(busy))
+        return cells.FAILED
+
+
+def _go_on(folder: Path, overrides: list[str], config_dir: str | None) -> int:
     values, finished = resume.prepare(folder, overrides, config_dir)
     values["hardware"]["ddp"] = cells.TORCHRUN in os.environ  # with as many processes as there are now
     if finished:
@@ -243,8 +254,29 @@ def outcomes(folder: Path, token: str, planned: list[str]) -> list[dict[str, Any
                 status |= {"status": "died", "sentence": "the process ended without a word"}
             found[str(path.parent.relative_to(folder))] = status
     absent = {"status": "not started", "score": None, "sentence": ""}
+    found |= {name: elsewhere(folder / name) for name in _left(folder, token) if name not in found}
     names = [*planned, *(name for name in found if name not in planned)]
     return [{"cell": name, **found.get(name, absent)} for name in names]
+
+
+def _left(folder: Path, token: str) -> list[str]:
+    """The cells that this command left to other processes."""
+    path = cells.met_by(folder, token)
+    if not path.exists():
+        return []
+    names = path.read_text(encoding="utf-8").splitlines()
+    path.unlink()
+    return list(dict.fromkeys(names))
+
+
+def elsewhere(cell: Path) -> dict[str, Any]:
+    """How a cell stands that another process had: what that one says of it, unless it still has it."""
+    if held(cell):
+        return {"status": "with another process", "score": None, "sentence": holder(cell)}
+    status = cells.read_json(cell / "status.json") or {"status": "running", "score": None}
+    if status["status"] == "running":
+        return {**status, "status": "died", "sentence": "the other process ended without a word"}
+    return {**status, "status": "finished already" if status["status"] == "finished" else status["status"]}
 
 
 def show_table(rows: list[dict[str, Any]]) -> None:

@@ -66,10 +66,15 @@ def hardware_kept(folder: Path, values: Mapping[str, Any], overrides: list[str])
     return f"{folder} keeps the hardware options it was started with ({kept}): resuming is then exact"
 
 
+def require_run(folder: Path) -> None:
+    """Refuse a folder that is none of a run."""
+    require(folder.is_dir(), f"resume={folder}: there is no such run directory")
+    path = folder / "config.yaml"
+    require(path.is_file(), f"resume={folder}: this is not a run directory (it has no config.yaml)")
+
+
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
-    require(folder.is_dir(), f"resume={folder}: there is no such run directory")
-    require(path.is_file(), f"resume={folder}: this is not a run directory (it has no config.yaml)")
     stored = OmegaConf.to_container(load_config(path))
     known = isinstance(stored, dict) and {"rounds", "choices", "hardware", "optimizer"} <= stored.keys()
     require(known, f"resume={folder}: its config.yaml is not one that fedbench saved")

@@ -13,6 +13,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedbench.cells import Console
 from fedbench.config import check, compose, flatten, load_config
 from fedbench.groups import find_conf_dir, group_options
 from fedbench.launch import make_folder
+from fedbench.lock import writing
 from fedbench.options import ConfigError
 
 # What ``name=`` says happens; otherwise a run that finishes.  Lines of calls.txt are the calls it got.
@@ -539,6 +541,83 @@ def test_a_sweep_reads_its_files_once_and_composes_what_was_checked_no_more(
 def test_a_sweeper_of_ones_choice() -> None:
     assert main(["-m", "hydra/sweeper=basic", "seed=0,1", "sweep_dir=own"]) == 0
     assert len(runs("own")) == 2
+
+
+# One writer
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files below a folder but the locks."""
+    return {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_a_second_resume_is_one_sentence_and_touches_nothing(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(stopped)
+    with writing(stopped):
+        before = everything(stopped)
+        assert main([f"resume={stopped}", "rounds=12"]) == 1
+        assert f"{stopped} is being written by process {os.getpid()} on " in sentence(capsys)
+        assert everything(stopped) == before
+    assert main([f"resume={stopped}"]) == 0
+
+
+def test_a_second_run_in_a_named_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether it asks for the same run or for another, which used to rename the folder away."""
+    main(["hydra.run.dir=mine"])
+    capsys.readouterr()
+    with writing(Path("mine")):
+        before = everything(Path("mine"))
+        for seed in (0, 1):
+            assert main([f"seed={seed}", "hydra.run.dir=mine"]) == 1
+            assert "mine is being written by process" in sentence(capsys)
+        assert everything(Path()) == before
+
+
+@pytest.mark.parametrize("launcher", ["basic", "together"])
+def test_a_sweep_goes_on_with_the_cells_that_nobody_has(
+    launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("sweeps/seed=1").mkdir(parents=True)
+    command = ["-m", "seed=0,1,2", f"hydra/launcher={launcher}"]
+    with writing(Path("sweeps/seed=1")):
+        assert main(command) == 1
+        out, error = capsys.readouterr()
+        assert "3 cells: 2 finished, 1 with another process" in out
+        assert re.search(rf"seed=1 +with another process +process {os.getpid()} on ", out)
+        assert error.count("is being written by process") == 1 and not list(Path("sweeps").glob(".met*"))
+        assert [path.name for path in Path("sweeps/seed=1").iterdir()] == [".lock"]
+    assert main(command) == 0
+    assert "3 cells: 2 finished already, 1 finished" in capsys.readouterr().out
+
+
+def test_a_cell_that_the_other_process_has_finished_meanwhile(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table tells how it stands at the end of the sweep, not when it was met."""
+    main(["-m", "seed=0,1"])
+    module = sys.modules["fedbench.simulator"]
+    run = module.run
+    with ExitStack() as met:
+        met.enter_context(writing(Path("sweeps/seed=0")))
+
+        def release(*given: Any, **how: Any) -> Any:  # in seed=2, after seed=0 was met
+            met.close()
+            return run(*given, **how)
+
+        monkeypatch.setattr(module, "run", release)
+        assert main(["-m", "seed=0,1,2"]) == 0
+    assert "3 cells: 2 finished already, 1 finished" in capsys.readouterr().out
+
+
+def test_joblib_cells_are_locked_too(elsewhere: dict[str, str], tmp_path: Path) -> None:
+    command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=fine,other"]
+    Path("sweeps/name=fine").mkdir(parents=True)
+    with writing(Path("sweeps/name=fine")):
+        done = subprocess.run([sys.executable, "-m", "fedbench", *command], env=elsewhere, cwd=tmp_path,
+                              capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "2 cells: 1 with another process, 1 finished" in done.stdout, done.stderr
 
 
 # The installation

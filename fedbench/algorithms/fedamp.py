@@ -8,6 +8,8 @@ easyFL does), and is not run to the minimum.  Partial participation: w_j is the 
 made one (peers="last_cohort": of the last cohort only, as PFLlib).  Distances are over the trained columns: with a
 million of them they are in the hundreds, so that X is I unless sigma grows with the model.  sigma="auto": the median
 of the cohort's squared distances to the others; cap: the X_ij, j != i, are scaled to a sum of at most cap.
+Departs from PFLlib, whose values the options have: its term ||w - u_i|| is built of numbers without a gradient, so that
+there FedAMP trains as Local does; here it pulls, and squared, as the paper's.
 Reduces to: Local at lam = 0.
 """
 

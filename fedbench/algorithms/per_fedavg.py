@@ -5,7 +5,8 @@ derivative, "hf" takes its product with the gradient by a central difference of 
 Every local step draws one batch of 2 (hf: 3) times local.batch_size and cuts it into independent parts; a tail
 smaller than that is dropped.  A client deploys w after one step of size alpha on one of its training batches.
 Departs from the paper: aggregation weighted by samples, as the released code of the PFL benchmarks (weights="uniform"
-is the paper's).   Reduces to: SGD on the second part of the batches at alpha = 0.
+is the paper's).  Departs from that code: it adapts by a step of the outer rate, whatever alpha is (adapt="lr").
+Reduces to: SGD on the second part of the batches at alpha = 0.
 """
 
 from typing import Literal
@@ -21,10 +22,12 @@ from fedbench.per_client import own, per_client
 class PerFedAvg(Algorithm):
     """alpha: size of the inner step (null: the optimizer's learning rate, which is the outer one); delta: of the
     difference, at which the product with the Hessian is taken.  Both may be lists, one for each client, in training and
-    when it adapts.  State: w [P]."""
+    when it adapts; adapt: by a step of size alpha, or "lr", the optimizer's learning rate.  State: w [P]."""
 
     def __init__(self, mode: Literal["fo", "hf"] = "fo", alpha: NonNegative | list[NonNegative] | None = None,
-                 delta: Positive | list[Positive] = 1e-3, weights: Literal["samples", "uniform"] = "samples"):
+                 delta: Positive | list[Positive] = 1e-3, weights: Literal["samples", "uniform"] = "samples",
+                 adapt: Literal["alpha", "lr"] = "alpha"):
+        self.adapt = adapt
         self.alpha, self.delta, self.weights = per_client(alpha), per_client(delta), weights
         self.parts = {"fo": 2, "hf": 3}[mode]
 
@@ -57,7 +60,7 @@ class PerFedAvg(Algorithm):
         s.descend(g)
 
     def personalized(self, cohort, final):
-        rate = cohort.rate() if self.alpha is None else own(self.alpha, cohort)
+        rate = cohort.rate() if self.alpha is None or self.adapt == "lr" else own(self.alpha, cohort)
         return cohort.train(self.w, steps=1, key="adapt", lr=rate, optimizer=SGD(1.0)).theta
 
     def global_row(self):

@@ -8,7 +8,8 @@ ReLU, its gradient in its input's order of memory: 1.04 times for FedAvgCNN in b
 Large weights times the samples, not the samples times them, and a convolution's weights turned once: 1.02 and 1.00 to
 1.02 times.
 
-`Chain.of(program)` is None for anything else (branches, norms, dropout, a layer used twice): autograd then.
+Linear layers and ReLU alone are a chain too, which flat inputs need not be flattened for.  `Chain.of(program)` is None
+for anything else (branches, norms, dropout, a layer used twice): autograd then.
 """
 
 from __future__ import annotations
@@ -197,11 +198,13 @@ class Chain:
             links.append(link(str(node.target), module))
             before = node
         flat = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
-        early = [link for link in links[:flat] if isinstance(link, Linear)]      # on more than one axis, or none
+        early = flat is not None and any(isinstance(link, Linear) for link in links[:flat])      # on several axes
+        vectors = all(isinstance(link, Linear | ReLU) for link in links)         # nothing to flatten
         whole = isinstance(before, fx.Node) and program.output is before
         weights = [link.weight for link in links if hasattr(link, "weight")]
         once = len(set(weights)) == len(weights)                                 # else a gradient is a sum of two
-        return cls(pooled_first(links)) if whole and once and not early and flat is not None else None
+        plain = whole and once and not early and (flat is not None or (vectors and weights))
+        return cls(pooled_first(links)) if plain else None
 
     @property
     def linear(self) -> list[str]:

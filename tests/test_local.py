@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedbench import fused, rng
 from fedbench.cohort import Cohort, Engine
 from fedbench.federation import Augment
+from fedbench.flat import FlatModel
 from fedbench.fused import Product
 from fedbench.linalg import dot
 from fedbench.local import Batch
@@ -165,6 +166,35 @@ def test_frozen_layers_of_a_chain_stay_where_they_are(plan: str) -> None:
         close(out.theta[i], Bare(e, i, start, "sgd").train()[0])
         x, _ = e.federation.gather(torch.from_numpy(e.federation.splits["test"][i]))
         close(scores[i], module(x).detach())
+
+
+FLAT = {"flat mlp": lambda: nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)),
+        "one layer": lambda: nn.Sequential(nn.Linear(16, 3, bias=False))}
+
+
+@pytest.mark.parametrize("plan", ["loop", "vmap"])
+@pytest.mark.parametrize("name", FLAT)
+def test_linear_layers_on_flat_inputs_are_a_chain(name: str, plan: str) -> None:
+    """They need no nn.Flatten for their written-out gradient, which is that of the same layers behind one."""
+    arrays, split = ragged(shape=(16,))
+    e = engine(arrays, split, seeded(FLAT[name]), SGD(lr=0.1), plan=plan, epochs=2)
+    assert e.model.chain is not None and e.model.chain.linear
+    start = e.model.init_row()
+    out, scores = everyone(e).train(start), everyone(e).forward(start.expand(len(IDS), -1).clone())
+    behind = engine(arrays, split, nn.Sequential(nn.Flatten(), *e.model.module), SGD(lr=0.1), plan=plan, epochs=2)
+    equal(out.theta, everyone(behind).train(start).theta)
+    equal(everyone(e).gradient(out.theta)[0], everyone(behind).gradient(out.theta)[0])
+    for i in IDS:
+        close(out.theta[i], Bare(e, i, start, "sgd").train()[0])
+        x, _ = e.federation.gather(torch.from_numpy(e.federation.splits["test"][i]))
+        close(scores[i], e.model.module(x).detach())
+
+
+def test_layers_that_have_several_axes_to_flatten_are_no_chain() -> None:
+    """Convolutions, and linear layers before the flattening, have a gradient by autograd."""
+    for module in (nn.Sequential(nn.Conv2d(1, 3, 3)), nn.Sequential(nn.ReLU()),
+                   nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))):
+        assert FlatModel(module).chain is None
 
 
 @pytest.mark.parametrize("how", [{"steps": 3}, {"epochs": 1, "drop_last": True}, {"batch_size": 8}, {"steps": 0},

@@ -26,6 +26,7 @@ from fedbench.hydra_bridge import Composer
 from fedbench.optim import SGD, Optimizer
 from fedbench.partition.base import Ragged, Split
 from fedbench.rows import RowStore
+from fedbench.task import Task
 
 CPU = torch.device("cpu")
 PLANS = {"loop": Plan("loop", 1, 1, 1), "threads": Plan("threads", 1, 2, 1), "vmap": Plan("vmap", 0, 1, 1),
@@ -121,7 +122,7 @@ HEAD = {"base": ["body.*"], "head": ["head.*"]}
 
 
 # -- problems with known answers -------------------------------------------------------------------------
-class Squares:
+class Squares(Task):
     """0.5 ||output - y||^2 per sample: with one constant input 1 and a linear layer without bias, whose d weights
     are the row theta, f_i(theta) = 0.5 mean ||theta - y||^2, of gradient theta - mean(y) and Hessian I."""
 
@@ -131,7 +132,7 @@ class Squares:
         return 0.5 * (logits - y).square().sum(-1)
 
 
-class Affine:
+class Affine(Task):
     """<output, y> per sample: f_i(theta) = theta . mean(y), affine in theta."""
 
     name = "affine"

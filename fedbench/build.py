@@ -133,7 +133,8 @@ def _federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.dev
             "null, and see model.augment")
     reader = _module(cfg, arrays)
     built = Federation.build(reader.prepare(arrays, split, device), split, device, cfg.dataset.normalize)
-    built.augment, built.present = reader.training_view, reader.evaluation_view
+    built.augment = lambda x, y, random: (reader.training_view(x, random), y)
+    built.present = reader.evaluation_view
     return built
 
 

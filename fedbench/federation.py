@@ -28,25 +28,39 @@ Inputs = Tensor | dict[str, Tensor]
 @dataclass
 class Augment:
     """Training-time augmentation of image batches: random horizontal flip; random crop after `crop` pixels of
-    zero padding (of the normalized image)."""
+    zero padding (of the normalized image).  A target that is a mask of the image's size moves with its image;
+    outside: what it says of the pixels that padding adds."""
 
     flip: bool = False
     crop: int = 0
+    outside: int = 0
 
-    def __call__(self, x: Tensor, random: RowRandom) -> Tensor:
-        """x [k, B, C, H, W]; one draw per sample, keyed by client and step."""
-        k, b, _, rows, cols = x.shape
+    def __call__(self, x: Tensor, y: Tensor, random: RowRandom) -> tuple[Tensor, Tensor]:
+        """x [k, B, C, H, W], y [k, B, H, W] or anything else; one draw per sample, keyed by client and step."""
+        b, masks = x.shape[1], y.dim() == 4 and y.shape[2:] == x.shape[3:]
         if self.flip:
-            flipped = random.uniform(b)[..., None, None, None] < 0.5
-            x = torch.where(flipped, x.flip(-1), x)
+            flipped = random.uniform(b) < 0.5                                         # [k, B]
+            x, y = _flipped(x, flipped), _flipped(y[:, :, None], flipped)[:, :, 0] if masks else y
         if self.crop:
             offset = (random.uniform(b, 2) * (2 * self.crop + 1)).long()              # [k, B, 2]
-            x = torch.nn.functional.pad(x, (self.crop,) * 4)
-            r = offset[..., 0, None] + torch.arange(rows, device=x.device)            # [k, B, H]
-            c = offset[..., 1, None] + torch.arange(cols, device=x.device)            # [k, B, W]
-            x = x.gather(-2, r[:, :, None, :, None].expand(k, b, x.shape[2], rows, x.shape[-1]))
-            x = x.gather(-1, c[:, :, None, None, :].expand(k, b, x.shape[2], rows, cols))
-        return x
+            x = _shifted(x, offset, self.crop, 0)
+            y = _shifted(y[:, :, None], offset, self.crop, self.outside)[:, :, 0] if masks else y
+        return x, y
+
+
+def _flipped(x: Tensor, which: Tensor) -> Tensor:
+    """Images x [k, B, C, H, W], those where which [k, B] from right to left."""
+    return torch.where(which[..., None, None, None], x.flip(-1), x)
+
+
+def _shifted(x: Tensor, offset: Tensor, border: int, fill: int) -> Tensor:
+    """Images x [k, B, C, H, W] within a border, cut to their own size at offset [k, B, 2]."""
+    k, b, channels, rows, cols = x.shape
+    x = torch.nn.functional.pad(x, (border,) * 4, value=fill)
+    r = offset[..., 0, None] + torch.arange(rows, device=x.device)                    # [k, B, H]
+    c = offset[..., 1, None] + torch.arange(cols, device=x.device)                    # [k, B, W]
+    x = x.gather(-2, r[:, :, None, :, None].expand(k, b, channels, rows, x.shape[-1]))
+    return x.gather(-1, c[:, :, None, None, :].expand(k, b, channels, rows, cols))
 
 
 @dataclass
@@ -69,7 +83,7 @@ class Federation:
     domain_names: list[str] | None = None
     scale: Tensor | None = None             # x * scale + shift normalizes, [channels, 1, 1]
     shift: Tensor | None = None
-    augment: Callable[[Any, RowRandom], Any] | None = None      # of a training batch [k, B, ...]
+    augment: Callable[[Any, Tensor, RowRandom], tuple[Any, Tensor]] | None = None       # of a training batch x, y
     present: Callable[[Any], Any] | None = None                 # of any other, where inputs hold more than one view
     template: str = "a photo of a {}."
     cohort_size: int = 1                    # K, clients per round

@@ -125,8 +125,9 @@ class Feed:
         active = int((self.counts[t] > 0).sum())
         self.x, self.y = self.federation.gather(self.index[t:stop, :active], self.augment is not None)
         if self.augment is not None:
-            self.x = _stack([self.augment(_at(self.x, i), RowRandom(self.keys[:active] ^ key("step", t + i) >> 1))
-                             for i in range(stop - t)])
+            moved = [self.augment(_at(self.x, i), self.y[i], RowRandom(self.keys[:active] ^ key("step", t + i) >> 1))
+                     for i in range(stop - t)]
+            self.x, self.y = _stack([x for x, _ in moved]), torch.stack([y for _, y in moved])
         self.block = (t, stop)
 
     def __call__(self, t: int, k: int) -> Batch:

@@ -260,11 +260,12 @@ def test_cached_views_are_drawn_for_training_only(tmp_path: Path):
     plain = build.federation(config(tmp_path), pictures(), split_of(SIZES), CPU)
     index = torch.tensor([[0, 1, 2, 3]])
     torch.testing.assert_close(f.gather(index)[0], plain.gather(index)[0])
-    raw = f.gather(index, training=True)[0]
-    drawn = torch.cat([f.augment(raw, RowRandom(torch.tensor([key]))) for key in range(40)])       # type: ignore
+    raw, y = f.gather(index, training=True)
+    drawn = torch.cat([f.augment(raw, y, RowRandom(torch.tensor([key])))[0] for key in range(40)])  # type: ignore
     assert not (drawn[:, 0] == plain.inputs[0]).all(1).any()                                       # type: ignore
     assert len(drawn[:, 0].unique(dim=0)) == len(drawn[:, 3].unique(dim=0)) == 3
-    again = f.augment(raw, RowRandom(torch.tensor([7])))                                           # type: ignore
+    again, same = f.augment(raw, y, RowRandom(torch.tensor([7])))                                  # type: ignore
+    assert same is y
     assert torch.equal(again[0], drawn[7])
 
 
@@ -273,8 +274,8 @@ def test_live_views_differ_at_every_visit_and_evaluation_does_not(tmp_path: Path
     plain = build.federation(config(tmp_path), pictures(), split_of(SIZES), CPU)
     index = torch.tensor([[0, 1, 2, 3]])
     torch.testing.assert_close(f.gather(index)[0], plain.gather(index)[0])
-    raw = f.gather(index, training=True)[0]
-    a, b, c = (f.augment(raw, RowRandom(torch.tensor([key]))) for key in (1, 1, 2))                # type: ignore
+    raw, y = f.gather(index, training=True)
+    a, b, c = (f.augment(raw, y, RowRandom(torch.tensor([key])))[0] for key in (1, 1, 2))          # type: ignore
     assert torch.equal(a, b) and not torch.allclose(a, c)
     torch.testing.assert_close(a.norm(dim=-1), torch.ones(1, 4))
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 from tiny import CPU, PLANS, arrays_of, close, engine, equal, everyone, mlp, ragged, split_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbench.federation import Augment, Federation
+from fedbench.local import Batch, Step
 from fedbench.options import ConfigError
 from fedbench.rng import RowRandom, client_keys
 
@@ -74,7 +75,7 @@ def random(ids: list[int], key: int = 1) -> RowRandom:
 
 def test_flips_are_flips_of_half_the_samples() -> None:
     x = torch.randn(3, 400, 2, 4, 5)
-    out = Augment(flip=True)(x, random([0, 1, 2]))
+    out, _ = Augment(flip=True)(x, torch.zeros(3, 400), random([0, 1, 2]))
     flipped = (out == x.flip(-1)).flatten(2).all(-1)
     same = (out == x).flatten(2).all(-1)
     assert (flipped ^ same).all() and abs(flipped.float().mean(1) - 0.5).max() < 0.1
@@ -82,7 +83,7 @@ def test_flips_are_flips_of_half_the_samples() -> None:
 
 def test_crops_are_windows_of_the_padded_image() -> None:
     x = torch.rand(2, 50, 1, 6, 5) + 1
-    out = Augment(crop=2)(x, random([0, 1]))
+    out, _ = Augment(crop=2)(x, torch.zeros(2, 50), random([0, 1]))
     assert out.shape == x.shape
     padded = torch.nn.functional.pad(x, (2,) * 4)
     places = set()
@@ -97,7 +98,8 @@ def test_crops_are_windows_of_the_padded_image() -> None:
 
 def test_augmentation_is_a_clients_own() -> None:
     x = torch.randn(3, 8, 1, 6, 6)
-    both = Augment(flip=True, crop=1)
+    def both(x: Tensor, random: RowRandom) -> Tensor:
+        return Augment(flip=True, crop=1)(x, torch.zeros(x.shape[:2]), random)[0]
     whole = both(x, random([4, 7, 9]))
     equal(whole[1:2], both(x[1:2], random([7])))
     equal(whole[:, :5], both(x[:, :5], random([4, 7, 9])))      # padding of the batch does not matter
@@ -128,6 +130,38 @@ def test_every_step_and_round_is_augmented_anew() -> None:
     equal(torch.stack(seen[0:2]), torch.stack(seen[2:4]))
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[4])
     assert not torch.equal(seen[0][0], seen[0][1])
+
+
+def test_masks_move_with_their_images() -> None:
+    """A mask that says which pixel is bright says so of the flipped and cropped image too; labels stay."""
+    x = torch.randn(3, 40, 2, 6, 5)
+    y = (x[:, :, 0] > 0).long()                                  # [k, B, H, W]
+    for augment in (Augment(flip=True), Augment(crop=2), Augment(flip=True, crop=2)):
+        moved, masks = augment(x, y, random([0, 1, 2]))
+        assert masks.dtype == y.dtype and not torch.equal(masks, y)
+        equal(masks, (moved[:, :, 0] > 0).long())                # an image is padded with 0
+        equal(augment(x, y[:, :, 0, 0], random([0, 1, 2]))[0], moved)
+        for other in (y[:, :, 0, 0], y[:, :, 0], y[..., :4]):    # a label, several of them, what is no mask
+            assert augment(x, other, random([0, 1, 2]))[1] is other
+    x, y = torch.randn(1, 200, 1, 4, 4), torch.ones(1, 200, 4, 4, dtype=torch.long)
+    assert Augment(crop=1, outside=-1)(x, y, random([0]))[1].unique().tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_training_shows_masks_as_they_moved(plan: str) -> None:
+    arrays, split = ragged(shape=(1, 6, 6))
+    arrays.targets = (arrays.inputs[:, 0] > 0).astype(np.int64)
+    arrays.task = "segmentation"
+    e = engine(arrays, split, nn.Conv2d(1, 3, 3, padding=1), plan=plan, augment={"flip": True, "crop": 1})
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def step(s: Step, batch: Batch) -> None:
+        seen.append((batch.x.clone(), batch.y.clone()))
+        s.descend(s.grad(batch))
+    everyone(e).train(e.model.init_row(), step=step)
+    assert seen and all(torch.equal(y, (x[:, :, 0] > 0).long()) for x, y in seen)
+    whole = torch.cat([x.flatten(0, 1) for x, _ in seen])
+    assert (whole[:, 0, 0] == 0).all(-1).any()                   # some were cropped
 
 
 def test_augmentation_that_cannot_be_is_refused() -> None:

@@ -195,7 +195,7 @@ def test_plans_agree_on_training_with_a_memory(plan: str):
 def test_keys_are_what_an_evaluation_sees():
     """Training shows altered images; the memory does not, and the sample is known by its number all the same."""
     e = prompts()
-    e.federation.augment = lambda x, random: F.normalize(x + random.normal(*x.shape[1:]), dim=-1)
+    e.federation.augment = lambda x, y, random: (F.normalize(x + random.normal(*x.shape[1:]), dim=-1), y)
     a = ready(e, in_training=True)
     bag = a.memory(everyone(e))
     for i in range(4):
@@ -203,7 +203,7 @@ def test_keys_are_what_an_evaluation_sees():
         equal(bag["keys"][i, :len(keys)], keys)
         equal(bag["labels"][i, :len(keys)], labels)
         assert bag["number"][i].tolist() == [*e.federation.splits["train"][i]] + [-1] * (max(SIZES) - len(keys))
-    assert isinstance(e.federation.augment(queries(), RowRandom(torch.tensor([1]))), Tensor)
+    assert isinstance(e.federation.augment(queries(), torch.zeros(4), RowRandom(torch.tensor([1])))[0], Tensor)
 
 
 def test_it_needs_single_labels():

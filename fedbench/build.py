@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,10 +31,12 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.executor import Executor, Plan
+from fedbench.faults import told
 from fedbench.federation import Federation
 from fedbench.finetune import FineTuned
 from fedbench.flat import FlatModel
 from fedbench.options import ConfigError, RunError, require
+from fedbench.outputs import check_outputs, check_parameters
 from fedbench.partition.base import Split, build_split
 from fedbench.partition.extra import count_extra
 from fedbench.privacy import Privacy
@@ -45,16 +48,24 @@ DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment"
 
 
 def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), **extra: Any) -> Any:
-    """Instantiate a group's target with its keys, less the reserved ones, and extra arguments.  A ConfigError of the
-    target's comes through as it is, not in Hydra's wrapping."""
+    """Instantiate a group's target with its keys, less the reserved ones, and extra arguments.
+
+    A ConfigError of the target's comes through as it is; whatever else it raises is told in one sentence.
+    """
     values: Any = OmegaConf.to_container(group, resolve=True) if isinstance(group, DictConfig) else group
     kept = {k: v for k, v in values.items() if k not in reserved}
     try:
         return instantiate({"_convert_": "all", "_recursive_": False, **kept}, **extra)
     except InstantiationException as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
-        raise
+        cause = error.__cause__ or error
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        raise ConfigError(f"{_key(group)}_target_={values['_target_']} cannot be built: {told(cause)}") from cause
+
+
+def _key(group: DictConfig | Mapping) -> str:
+    """``model.``, where a config's group is that of the model."""
+    return f"{group._get_full_key(None)}." if isinstance(group, DictConfig) else ""
 
 
 def device_of(cfg: DictConfig) -> torch.device:
@@ -139,20 +150,53 @@ def _federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.dev
 
 
 def _target(group: DictConfig) -> Any:
-    return get_object(group._target_)
+    try:
+        return get_object(group._target_)
+    except Exception as error:                                        # whatever the user's own module raises
+        raise ConfigError(f"{_key(group)}_target_={group._target_} cannot be imported: {told(error)}") from error
 
 
 def _module(cfg: DictConfig, data: Arrays | Federation, *number: int) -> Any:
     """The module for this data, its initialization keyed by the seed: the number-th draw.  A constructor is given of
     input_shape, num_classes, class_names, template and reads (what the algorithm reads of inputs) those it takes."""
-    target = _target(cfg.model)
     known = {"input_shape": data.input_shape, "num_classes": data.num_classes, "class_names": data.class_names,
              "template": data.template, "reads": getattr(_target(cfg.algorithm), "reads", ())}
-    takes = inspect.signature(target).parameters
-    given = {n: v for n, v in known.items() if n in takes or n in ("input_shape", "num_classes")}
+    named, passed_on = _taken(_target(cfg.model))
+    given = {name: value for name, value in known.items() if name in named}
+    tried = [n for n in ("input_shape", "num_classes") if n not in named] if passed_on else []
+    while True:
+        try:
+            return _drawn(cfg, given | {name: known[name] for name in tried}, *number)
+        except ConfigError as error:              # whom **kwargs reach, and what that one takes, only a call can tell
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown is None or unknown[1] not in tried:
+                raise
+            tried.remove(unknown[1])
+
+
+def _drawn(cfg: DictConfig, given: dict[str, Any], *number: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
         return make(cfg.model, ("columns",), **given)
+
+
+def _taken(target: Any) -> tuple[set[str], bool]:
+    """The names that a class or function takes, those that it passes on to its bases included; whether it takes and
+    passes on any other."""
+    named: set[str] = set()
+    for one in _constructors(target):
+        found = inspect.signature(one).parameters.values()
+        named.update(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        if not any(p.kind is p.VAR_KEYWORD for p in found):
+            return named, False
+    return named, True
+
+
+def _constructors(target: Any) -> list[Any]:
+    """What runs when a target is called: itself, or the __init__ of a class and of its bases."""
+    if not inspect.isclass(target):
+        return [target]
+    return [vars(c)["__init__"] for c in target.__mro__ if "__init__" in vars(c) and c not in (object, torch.nn.Module)]
 
 
 def _constants(model: FlatModel) -> str:
@@ -169,7 +213,7 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     def draw(*number: int) -> torch.nn.Module:
         return _module(cfg, federation, *number)
     module = draw()
-    require(isinstance(module, torch.nn.Module), f"model._target_={cfg.model._target_} does not build a torch module")
+    check_parameters(module, f"model._target_={cfg.model._target_}")
     columns = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
     return FlatModel(module, columns, federation.device, draw, int(cfg.seed))         # type: ignore[arg-type]
 
@@ -212,6 +256,7 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
                    cfg.eval.batch_size or shared_batch(device, training.sample_bytes), everyone=everyone)
     built.privacy = privacy(cfg, built.rows)
     flat.convolution = plans[0].convolution                                                   # type: ignore
+    check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if len(plans) > 1:
         choose_executor(built, plans)
     meet(built, cfg)

@@ -15,9 +15,13 @@ from fedbench.options import ConfigError
 
 
 class Task(Protocol):
-    """loss: per sample, before any weight; outputs(num_classes): width of the model's last layer."""
+    """loss: per sample, before any weight; output_shape: what a model must return."""
 
     name: str
+
+    def output_shape(self, y: Tensor, num_classes: int) -> tuple[int, ...]:
+        """Of the logits of samples with targets y [B, ...]."""
+        return len(y), num_classes
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor: ...
 
@@ -101,6 +105,9 @@ class Segmentation(Task):
     """Cross-entropy, mean over pixels; y [..., B, H, W] int64, logits [..., B, C, H, W]."""
 
     name = "segmentation"
+
+    def output_shape(self, y: Tensor, num_classes: int) -> tuple[int, ...]:
+        return len(y), num_classes, *y.shape[1:]
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         if class_mask is not None:

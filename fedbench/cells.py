@@ -243,11 +243,17 @@ def resumable(folder: Path) -> bool:
     return any(zipfile.is_zipfile(folder / name) for name in CHECKPOINTS)
 
 
+def began(folder: Path) -> bool:
+    """Whether a run came as far as its first round."""
+    return any((folder / name).exists() for name in ("summary.json", *CHECKPOINTS))
+
+
 def score_of(summary: Mapping[str, Any] | None) -> float:
     """The best value of the summary's metric (personal/accuracy), for sweepers; NaN where there is none."""
-    best = (summary or {}).get("best") or {}
-    value = (best.get("values") or {}).get(best.get("metric"))
-    return math.nan if value is None else float(value)
+    best = (summary or {}).get("best")
+    values = best.get("values") if isinstance(best, dict) else None
+    value = values.get(best.get("metric")) if isinstance(values, dict) else None
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def note(folder: Path, status: str, exit_status: int, score: float = math.nan, sentence: str = "") -> None:

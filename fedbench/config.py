@@ -21,14 +21,26 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.groups import GROUPS, find_conf_dir, group_options, nearest, target_of
+from fedbench.groups import (
+    GROUPS,
+    class_name,
+    find_conf_dir,
+    group_options,
+    is_class,
+    keys_said,
+    label_of,
+    nearest,
+    target_of,
+)
 from fedbench.hydra_bridge import Composer, cell_name, is_matched
 from fedbench.options import (
     ConfigError,
     Count,
     Device,
+    Folder,
     Fraction,
     Interior,
+    Name,
     Natural,
     NonNegative,
     Positive,
@@ -185,7 +197,7 @@ class OptimizerKeys:
 class RunConfig:
     """Every top-level key of a run.  paper: which printed cells it answers, for reports (report/paper.py)."""
 
-    name: str | None
+    name: Name | None
     seed: Natural
     rounds: Count
     sample_rate: Fraction
@@ -196,9 +208,9 @@ class RunConfig:
     new_clients: NewClientsConfig
     checkpoint: CheckpointConfig
     resume: str | None
-    data_dir: str
-    output_dir: str
-    sweep_dir: str
+    data_dir: Folder
+    output_dir: Folder
+    sweep_dir: Folder
     dataset: dict
     partition: dict
     model: dict
@@ -239,8 +251,8 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
     """A copy of a composed config with ``choices`` and without ``hydra``, whose node tells the choices.
 
-    Where the command line names another class (``model._target_=my.Net``) than the chosen option does, what the option
-    says for its own class is left out.
+    Where another class is named (``model._target_=my.Net``) than the chosen option has, that class is the choice; what
+    the option says for its own class is left out where the command line names the other one.
     """
     said: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
@@ -254,20 +266,62 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
             for text in said:
                 if match := re.match(rf"\+*{group}\.(\w+)", text):
                     given[match[1]] = f"{given.get(match[1], '')} {text}"
-            _leave_out(cfg, group, given, folders)
+            _name_class(cfg, group, given, folders)
+        _decide_cohort(cfg, said)
     return cfg
 
 
-def _leave_out(cfg: DictConfig, group: str, given: Mapping[str, str], folders: list[Path]) -> None:
-    """Drop the keys of the chosen option's class where the command line, which has given these, names another one."""
-    if "_target_" not in given or cfg[group]._target_ == target_of(group, str(cfg.choices[group]), folders):
+def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: list[Path]) -> None:
+    """Put the class that is built in the place of an option that has another one; where the command line, which has
+    given these keys, names that class, drop the option's."""
+    option, target = cfg.choices[group], _target(cfg, group)
+    if target is None or option is None:
         return
+    known = target_of(group, str(option), folders)
+    if known == target:
+        return
+    if "_target_" in given:
+        asked = {**_said_in_files(cfg, group, folders), **given}
+        _leave_out(cfg, group, asked)
+        cfg.choices[group] = class_name(group, target, folders)
+    else:
+        cfg.choices[group] = label_of(group, str(option), target, folders)
+
+
+def _target(cfg: DictConfig, group: str) -> str | None:
+    """The class that a group names; None where it names none, which ``check`` says."""
+    try:
+        target = OmegaConf.select(cfg, f"{group}._target_")
+    except OmegaConfBaseException:
+        return None
+    return target if isinstance(target, str) else None
+
+
+def _said_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
+    """The group's keys that experiment files, and this machine's, set: they were asked for, too."""
+    names = [f"experiment/{name}" for name in str(cfg.choices.experiment or "").split(",") if name]
+    found = [keys_said(name, group, folders) for name in ["local", *names]]
+    return {key: text for said in found for key, text in said.items()}
+
+
+def _leave_out(cfg: DictConfig, group: str, asked: Mapping[str, str]) -> None:
+    """Drop the keys of the chosen option that nobody has asked for."""
     ours = signature_of(f"{__name__}.{RESERVED[group]}").options if RESERVED[group] else {}
-    for key in set(cfg[group]) - {*given, *ours}:
+    for key in set(cfg[group]) - {*asked, *ours}:
         del cfg[group][key]
     for name in [*(cfg[group].get("columns") or ())]:          # they are patterns of that class's parameters
-        if not re.search(rf"\b{name}\b", given.get("columns", "")):
+        if not re.search(rf"\b{name}\b", asked.get("columns", "")):
             del cfg[group].columns[name]
+
+
+def _decide_cohort(cfg: DictConfig, said: list[str]) -> None:
+    """Of clients_per_round and sample_rate the command line's counts, whatever files say; ConfigError for both."""
+    given = dict(text.lstrip("+").split("=", 1) for text in said if "=" in text)
+    number, rate = given.get("clients_per_round", "null"), given.get("sample_rate")
+    require(number == "null" or rate is None, f"clients_per_round={number} and sample_rate={rate} both say how many "
+            "clients take part in a round: give one of them")
+    if rate is not None and "clients_per_round" in cfg:
+        cfg.clients_per_round = None
 
 
 def _lists(overrides: Any) -> dict[str, str]:
@@ -333,9 +387,9 @@ def _where(name: str, values: dict[str, Any]) -> str:
 
 
 def _owner(group: str, values: dict[str, Any]) -> str:
-    chosen, target = (values.get("choices") or {}).get(group), values[group].get("_target_", group)
-    own = chosen and target_of(group, str(chosen)) not in (target, None)
-    return f"{group}={chosen}" if chosen and not own else str(target)
+    """Who takes a group's keys, in a sentence: the chosen option, or the class in its place."""
+    chosen, target = (values.get("choices") or {}).get(group), str(values[group].get("_target_", group))
+    return f"{group}={chosen}" if chosen and not is_class(group, chosen, target) else target
 
 
 def _adjust(group: str) -> Callable[[Signature], Signature]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,15 +18,16 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.utils import configure_log
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedbench import cells, resume
-from fedbench.config import WHEREABOUTS, check, with_choices
+from fedbench.config import RESERVED, WHEREABOUTS, check, with_choices
 from fedbench.groups import find_conf_dir
 from fedbench.hydra_bridge import COMPLAINTS, CONFIG_NAME, VERSION_BASE, Composer, explain, is_matched
 from fedbench.lock import Busy, held, holder, writing
 from fedbench.options import ConfigError, require
+from fedbench.schema import show
 
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
@@ -123,11 +125,34 @@ def single(composer: Composer, command: Command, full: DictConfig) -> int:
     """One run, in a folder of its own."""
     check_processes(full, [*command.flags, *command.overrides])
     own = any(text.lstrip("+").startswith("hydra.run.dir=") for text in command.overrides)
-    folder = make_folder(Path(_select(full, "hydra.run.dir")), fresh=not own)
+    wanted = Path(_run_dir(full))
+    there = next(parent for parent in wanted.parents if parent.exists())
+    folder = make_folder(wanted, fresh=not own)
     token = uuid.uuid4().hex
     extra = [f"hydra.run.dir={_quoted(folder)}", f"+hydra.job.env_set.{cells.TOKEN}={token}"]
     through(command.flags, [*composer.rewrite(command.overrides), *extra])
-    return _exit_of(folder, token)
+    status = _exit_of(folder, token)
+    if status == cells.MISTAKE and not own and not cells.began(folder):
+        remove(folder, there)
+    return status
+
+
+def _run_dir(full: DictConfig) -> str:
+    """hydra.run.dir, where ${hydra.runtime.choices.model} is what ran: a class of the user's own by its name."""
+    named, choices = with_choices(full, full.hydra).choices, full.hydra.runtime.choices
+    with flag_override(choices, ["struct", "readonly"], [False, False]):
+        choices.update({group: named[group] for group in RESERVED})
+    return _select(full, "hydra.run.dir")
+
+
+def remove(folder: Path, there: Path) -> None:
+    """Take away the folder of a run that never began, and what was made above it: all that is below ``there``."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in folder.parents:
+        if parent == there:
+            break
+        with suppress(OSError):  # others have runs there
+            parent.rmdir()
 
 
 def go_on(folder: Path, overrides: list[str], config_dir: str | None) -> int:
@@ -288,7 +313,7 @@ def show_table(rows: list[dict[str, Any]]) -> None:
     for title in ("cell", "status", "best", ""):
         table.add_column(title, overflow="fold")
     for row in rows:
-        score = "" if row["score"] is None else f"{row['score']:.4f}"
+        score = f"{row['score']:.4f}" if isinstance(row["score"], int | float) else ""
         table.add_row(row["cell"], row["status"], score, row["sentence"])
     width = None if sys.stdout.isatty() else 240  # a file has room: nothing is folded there
     console = Console(markup=False, highlight=False, width=width)
@@ -344,10 +369,13 @@ def _exit_of(folder: Path, token: str) -> int:
 
 
 def _select(full: DictConfig, key: str) -> str:
+    """A key that names a folder, as text; "" would be where the command is typed."""
     try:
-        return str(OmegaConf.select(full, key, throw_on_missing=True))
+        value = OmegaConf.select(full, key, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
+    require(bool(str(value or "").strip()), f"{key} must name a folder, got {show(value)}")
+    return str(value)
 
 
 def _quoted(path: Path) -> str:

@@ -18,6 +18,8 @@ Count = Annotated[int, ">= 1"]
 Natural = Annotated[int, ">= 0"]
 Pair = Annotated[int, ">= 2"]
 Device = Annotated[str, "that is auto, cpu, cuda, cuda:1 (any number) or mps"]
+Folder = Annotated[str, "that names a folder"]
+Name = Annotated[str, "of one line that does not begin with = + - or @"]
 
 RANGES = {
     ">= 0": lambda v: v >= 0,
@@ -28,6 +30,9 @@ RANGES = {
     "in (0, 1)": lambda v: 0 < v < 1,
     ">= 1": lambda v: v >= 1,
     ">= 2": lambda v: v >= 2,
+    "that names a folder": lambda v: v.strip() != "",
+    "of one line that does not begin with = + - or @":  # which a spreadsheet would compute
+        lambda v: v.isprintable() and not v.startswith(("=", "+", "-", "@")),
     "that is auto, cpu, cuda, cuda:1 (any number) or mps": re.compile(r"auto|cpu|mps|cuda(:\d+)?").fullmatch,
 }
 

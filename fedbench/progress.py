@@ -165,14 +165,15 @@ def privacy_lines(found: dict[str, Any] | None) -> list[str]:
 
 
 def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
-    """Three commands worth typing after this run, each with its reason."""
-    algorithm, dataset = summary["algorithm"], summary["dataset"]
+    """The commands worth typing after this run, each with its reason; what was run by a class's name is no option."""
+    algorithm, dataset, own = summary["algorithm"], summary["dataset"], summary.get("classes") or {}
     runs = run_dir.parents[2] if run_dir.parts[-3:-1] == (algorithm, dataset) else run_dir.parent
-    methods = ",".join(dict.fromkeys(["local", "fedavg", algorithm]))
+    methods = ",".join(dict.fromkeys(["local", "fedavg", *([] if "algorithm" in own else [algorithm])]))
     chosen = "" if dataset == "digits" else f" dataset={dataset}"
+    sweep = f"python -m fedbench -m algorithm={methods} seed=0,1,2{chosen}"
     commands = {
         f"python -m fedbench.report {shlex.quote(str(runs))}": "tables of your runs",
-        f"python -m fedbench -m algorithm={methods} seed=0,1,2{chosen}": "compare methods over seeds",
+        **({} if "dataset" in own else {sweep: "compare methods over seeds"}),
         "python -m fedbench --help": "methods, data sets, options",
     }
     width = max(map(len, commands))

@@ -16,8 +16,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedbench.cells import CHECKPOINTS, read_json
-from fedbench.config import WHEREABOUTS, check, flatten, load_config, plain, with_choices
-from fedbench.groups import GROUPS, conf_dirs
+from fedbench.config import RESERVED, WHEREABOUTS, check, flatten, load_config, plain, with_choices
+from fedbench.groups import GROUPS, conf_dirs, is_class, label_of
 from fedbench.hydra_bridge import Composer, is_matched
 from fedbench.options import require
 from fedbench.schema import show
@@ -31,6 +31,9 @@ ABSENT: Any = object()
 def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple[dict[str, Any], bool]:
     """The config to go on with, and whether the run is finished; ConfigError for what forbids resuming."""
     stored = _read(folder)
+    for group in RESERVED:                            # runs of other classes were once named after the option
+        option, folders = stored["choices"].get(group), conf_dirs(config_dir)
+        stored["choices"][group] = label_of(group, option, _target(stored, group), folders)
     asked, changed = _asked(overrides, stored, config_dir) if overrides else ({}, {})
     named = {v for k, v in asked.items() if k.endswith("_target_")}
     for key, target in foreign(stored, config_dir):
@@ -45,7 +48,8 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
         if key == "rounds" or is_matched(key, FREE):
             OmegaConf.update(merged, key, value)
     summary = read_json(folder / "summary.json") or {}
-    finished = summary.get("status") == "finished" and rounds <= summary.get("rounds", 0)
+    done = summary.get("rounds")
+    finished = summary.get("status") == "finished" and isinstance(done, int) and rounds <= done
     _check_checkpoint(folder, finished)
     return check(merged), finished
 
@@ -81,13 +85,19 @@ def _read(folder: Path) -> dict[str, Any]:
     return stored  # type: ignore[return-value]
 
 
+def _target(stored: Mapping[str, Any], group: str) -> str | None:
+    """The class that a stored config builds for a group."""
+    return stored[group].get("_target_") if isinstance(stored.get(group), Mapping) else None
+
+
 def _asked(
     overrides: list[str], stored: Mapping[str, Any], config_dir: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All values (dotted) that the overrides give on top of the run's own options, and those they set."""
     composer = Composer(config_dir)
     named = {override.key_or_group for override in composer.parse(overrides)}
-    base = [f"{group}={name}" for group, name in stored["choices"].items() if name and group != "experiment"]
+    base = [f"{group}={name}" for group, name in stored["choices"].items()
+            if name and group != "experiment" and not is_class(group, name, _target(stored, group), composer.folders)]
     before, after = _values(composer, base), _values(composer, [*base, *overrides])
     said = [pattern for key in named if key not in GROUPS for pattern in (key, f"{key}.*")]
     changed = {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, said)}

@@ -28,8 +28,9 @@ from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, p
 from fedbench import ranks as processes
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
-from fedbench.config import config_hash
+from fedbench.config import RESERVED, config_hash
 from fedbench.executor import cores
+from fedbench.groups import is_class
 from fedbench.matrices import MatrixLog, write_measured
 from fedbench.options import require
 from fedbench.partition.base import Split
@@ -316,8 +317,10 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
     cost["peak_memory_mb"] = peak_memory(sim.engine.device)
     choices = cfg.choices
     name = cfg.name or str(choices.algorithm) + ("+ft" if cfg.finetune.epochs else "")
+    own = {group: cfg[group]._target_ for group in RESERVED if is_class(group, choices[group], cfg[group]._target_)}
     return {"status": status, "name": name, "rounds_done": sim.done,
             **{group: choices[group] for group in ("algorithm", "dataset", "partition", "model", "experiment")},
+            **({"classes": own} if own else {}),
             "seed": cfg.seed, "rounds": cfg.rounds, "num_clients": sim.engine.federation.num_clients,
             "cohort": sim.engine.federation.cohort_size, "personal_is_global": sim.algorithm.personal_is_global,
             "config_hash": sim.config_hash, "partition_hash": sim.split.hash, "last": sim.last, "best": sim.best,

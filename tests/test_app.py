@@ -42,6 +42,8 @@ class RunError(ConfigError):
 def run(cfg, run_dir, resume=False):
     with open(run_dir / "calls.txt", "a") as file:
         file.write(f"resume={resume} rounds={cfg.rounds} seed={cfg.seed} project={cfg.tracking.project}\\n")
+    if cfg.name == "refused":
+        raise ConfigError("dataset.path: there is no such file")
     if cfg.name != "early":
         zipfile.ZipFile(run_dir / "checkpoint.pt", "w").close()
     if cfg.name == "bug" and not resume:
@@ -279,6 +281,46 @@ def test_an_output_path_below_a_file(overrides: list[str], capsys: pytest.Captur
     assert Path("file").read_text() == "mine"
 
 
+def test_the_folder_of_a_run_that_never_began_is_taken_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["name=refused"]) == 2
+    assert sentence(capsys) == "dataset.path: there is no such file"
+    assert not list(Path().iterdir())
+    assert main(["seed=3"]) == 0
+    assert main(["name=refused", "algorithm=local"]) == 2
+    assert [path.parts[:3] for path in runs()] == [("runs", "pgfed", "digits")]
+    assert [path.name for path in Path("runs").iterdir()] == ["pgfed"]
+    assert main(["name=refused", "hydra.run.dir=mine"]) == 2
+    assert (Path("mine") / "error.txt").exists()  # a folder that the user named stays
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["output_dir="], "output_dir must be text that names a folder, got ''"),
+        (["hydra.run.dir="], "hydra.run.dir must name a folder, got ''"),
+        (["-m", "seed=0,1", "sweep_dir="], "sweep_dir must be text that names a folder, got ''"),
+        (["-m", "seed=0,1", "hydra.sweep.dir="], "hydra.sweep.dir must name a folder, got ''"),
+        (["-m", "seed=0", "hydra.sweep.subdir="], "hydra.sweep.subdir must name a folder, got ''"),
+    ],
+)
+def test_no_folder_is_no_place_to_write(
+    overrides: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty output_dir was the file system's root, an empty hydra.run.dir the folder the command is typed in."""
+    assert main(overrides) == 2
+    assert words in sentence(capsys)
+    assert not list(Path().iterdir())
+
+
+def test_a_run_of_ones_own_class_is_named_after_it(tmp_path: Path) -> None:
+    (tmp_path / "mymethod.py").write_text("class Mine:\n    def __init__(self, strength: float = 1.0): ...\n")
+    assert main(["algorithm._target_=mymethod.Mine", "dataset._target_=mymethod.Mine"]) == 0
+    (folder,) = runs()
+    assert folder.parts[:3] == ("runs", "Mine", "Mine")
+    choices = load_config(folder / "config.yaml").choices
+    assert (choices.algorithm, choices.dataset, choices.model) == ("Mine", "Mine", "mlp")
+
+
 def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A method of one Python file beside the command and one YAML file in a folder of the user's."""
     (tmp_path / "mymethod.py").write_text("class Mine:\n    def __init__(self, strength: float): ...\n")
@@ -304,6 +346,25 @@ def test_an_own_class_is_named_in_what_goes_on(tmp_path: Path, capsys: pytest.Ca
     assert main([*words, "algorithm.strength=3"]) == 2
     assert "it was run with algorithm.strength=2" in sentence(capsys)
     assert main(words) == 130                                            # it goes on, to be interrupted again
+    assert main([*words, "rounds=60", "algorithm.strength=2"]) == 130
+    assert main(["resume=run", "rounds=60"]) == 2                        # the stored name alone builds nothing
+    assert "builds mymethod.Mine, which nothing in this installation's conf names" in capsys.readouterr().err
+    cfg = load_config(Path("run/config.yaml"))
+    assert cfg.choices.algorithm == "Mine"
+    cfg.choices.algorithm = "pgfed"                                      # as it was once stored
+    OmegaConf.save(cfg, "run/config.yaml")
+    assert main([*words, "rounds=60"]) == 130
+
+
+def test_a_summary_without_numbers_is_no_traceback(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finish(stopped)
+    (stopped / "summary.json").write_text('{"status": "finished", "rounds": "ten", "best": 3}')
+    assert main([f"resume={stopped}"]) == 0
+    assert calls(stopped)[-1].startswith("resume=True")
+    best = '{"metric": "personal/accuracy", "values": {"personal/accuracy": "high"}}'
+    (stopped / "summary.json").write_text(f'{{"status": "finished", "rounds": 10, "best": {best}}}')
+    assert main([f"resume={stopped}"]) == 0
+    assert "finished already" in capsys.readouterr().out
 
 
 def test_resume_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -375,7 +436,7 @@ def test_a_finished_run_is_not_run_again_unless_it_grows(stopped: Path, capsys: 
         (["rounds=9"], "rounds=9 is below the run's 10"),
         (["+experiment=debug"], "partition.num_clients=20 (asked: 24)"),
         (["algorithm.muu=1"], "did you mean algorithm.mu?"),
-        (["model._target_=fedbench.models.logistic.Logistic", "~model.hidden"], "model._target_="),
+        (["model._target_=fedbench.models.logistic.Logistic", "~model.hidden"], "model='mlp' (asked: 'logistic')"),
     ],
 )
 def test_resume_refuses_another_config(

@@ -23,7 +23,7 @@ from fedbench.config import (
     save_config,
     with_choices,
 )
-from fedbench.groups import GROUPS
+from fedbench.groups import GROUPS, target_of
 from fedbench.hydra_bridge import NAME_LENGTH, Composer, cell_name
 from fedbench.options import ConfigError
 from fedbench.schema import check_target, signature_of
@@ -121,6 +121,11 @@ def test_composing_leaves_no_trace() -> None:
         ("dataset.test_fraction=1", "dataset.test_fraction must be a number in [0, 1), got 1"),
         ("dataset.augment={flip: 3}", "dataset.augment.flip must be true or false, got 3"),
         ("data_dir=${nothing}", "data_dir: Interpolation key 'nothing' not found"),
+        ("output_dir=", "output_dir must be text that names a folder, got ''"),
+        ("sweep_dir=' '", "sweep_dir must be text that names a folder, got ' '"),
+        ("data_dir=", "data_dir must be text that names a folder, got ''"),
+        ("name='=1+1'", "name must be text of one line that does not begin with = + - or @ or null, got '=1+1'"),
+        ("name='a\nb'", r"name must be text of one line that does not begin with = + - or @ or null, got 'a\nb'"),
     ],
 )
 def test_a_mistake_is_one_sentence(override: str, words: str) -> None:
@@ -156,6 +161,99 @@ def test_a_class_of_ones_own_takes_none_of_the_options_keys(tmp_path: Path, monk
     assert check(compose([same]))["model"] == check(compose([]))["model"]
     nested = ["dataset=apple/mnist", "dataset._target_=fedbench.data.mnist.MNIST"]
     assert check(compose(nested))["dataset"] == check(compose(nested[:1]))["dataset"]
+
+
+METHODS = """from fedbench.algorithms.fedavg import FedAvg
+
+class Mine(FedAvg):
+    def __init__(self, strength: float = 1.0): ...
+
+class FedProx(FedAvg): ...
+
+class Maker:
+    @classmethod
+    def small(cls): ...
+
+def mlp(): ...
+"""
+
+
+@pytest.fixture
+def methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of the user's own, ones_methods, and a folder of options."""
+    (tmp_path / "ones_methods.py").write_text(METHODS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "label"),
+    [
+        (["algorithm._target_=ones_methods.Mine"], "Mine"),
+        (["algorithm=fedprox", "algorithm._target_=ones_methods.Mine"], "Mine"),
+        (["algorithm._target_=ones_methods.FedProx"], "ones_methods.FedProx"),  # not what algorithm=fedprox is
+        (["algorithm._target_=fedbench.algorithms.fedprox.FedProx"], "fedprox"),
+        (["algorithm._target_=ones_methods.Maker.small"], "Maker.small"),
+        (["algorithm._target_=fedbench.algorithms.pgfed.PGFed"], "pgfed"),
+        (["model._target_=ones_methods.mlp"], "ones_methods.mlp"),
+        (["dataset._target_=ones_methods.Mine"], "Mine"),
+        (["partition._target_=ones_methods.Mine"], "Mine"),
+        (["optimizer._target_=ones_methods.Mine"], "Mine"),
+        (["+experiment=own"], "Mine"),
+    ],
+)
+def test_a_run_is_named_after_the_class_that_runs(methods: Path, overrides: list[str], label: str) -> None:
+    (methods / "experiment").mkdir()
+    text = "# @package _global_\nalgorithm: {_target_: ones_methods.Mine}\n"
+    (methods / "experiment" / "own.yaml").write_text(text)
+    group = "algorithm" if overrides[-1].startswith("+") else overrides[-1].split(".")[0]
+    cfg = compose(overrides, str(methods))
+    assert cfg.choices[group] == label
+    others = {name: choice for name, choice in compose([]).choices.items() if name not in (group, "experiment")}
+    assert {name: cfg.choices[name] for name in others} == others
+
+
+def test_keys_of_another_method_are_refused(methods: Path) -> None:
+    """What nobody asked for (pgfed's mu) is dropped; what the command line, or an experiment, says is not."""
+    own = "algorithm._target_=ones_methods.Mine"
+    assert check(compose([own]))["algorithm"] == {"_target_": "ones_methods.Mine"}
+    assert mistake(own, "algorithm.mu=0.1") == "algorithm.mu is unknown: ones_methods.Mine takes strength"
+    (methods / "experiment" / "below").mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [below/two, _self_]\nalgorithm: {mu: 0.2}\n"
+    (methods / "experiment" / "one.yaml").write_text(text)
+    (methods / "experiment" / "below" / "two.yaml").write_text("# @package _global_\nalgorithm: {beta: 0.3}\n")
+    for name, key in (("one", "mu"), ("below/two", "beta")):
+        with pytest.raises(ConfigError, match=f"algorithm.{key} is unknown: ones_methods.Mine takes strength"):
+            check(compose([own, f"+experiment={name}", *(["~algorithm.beta"] if key == "mu" else [])], str(methods)))
+    cfg = compose([own, "+experiment=one", "~algorithm.mu", "~algorithm.beta"], str(methods))
+    assert check(cfg)["algorithm"] == {"_target_": "ones_methods.Mine"}
+
+
+def test_an_option_may_stand_on_another_one(methods: Path) -> None:
+    (methods / "algorithm").mkdir()
+    (methods / "algorithm" / "ours.yaml").write_text("defaults: [pgfed]\nmu: 0.3\n")
+    cfg = compose(["algorithm=ours"], str(methods))
+    assert (cfg.choices.algorithm, cfg.algorithm.mu) == ("ours", 0.3)
+    assert target_of("algorithm", "ours", [find_conf_dir(), methods]) == cfg.algorithm._target_
+
+
+def test_the_number_of_clients_is_said_once(tmp_path: Path) -> None:
+    """Of files and the command line the latter counts; two answers on the command line are refused."""
+    assert mistake("clients_per_round=3", "sample_rate=0.5") == (
+        "clients_per_round=3 and sample_rate=0.5 both say how many clients take part in a round: give one of them")
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "few.yaml").write_text("# @package _global_\nclients_per_round: 3\n")
+    (tmp_path / "experiment" / "half.yaml").write_text("# @package _global_\nsample_rate: 0.5\n")
+
+    def found(*overrides: str) -> tuple[int | None, float]:
+        cfg = compose(list(overrides), str(tmp_path))
+        return cfg.clients_per_round, cfg.sample_rate
+
+    assert found("+experiment=few") == (3, 0.25)
+    assert found("+experiment=few", "sample_rate=0.75") == (None, 0.75)
+    assert found("+experiment=half", "clients_per_round=4") == (4, 0.5)
+    assert found("clients_per_round=null", "sample_rate=0.75") == (None, 0.75)
+    assert found("clients_per_round=4") == (4, 0.25)
 
 
 def test_a_config_dir_that_is_not_there() -> None:

@@ -111,6 +111,14 @@ def test_ending_without_a_global_model(capsys):
     assert "report elsewhere " in text
 
 
+def test_a_class_of_ones_own_is_no_option_to_type(capsys):
+    ending(summary(algorithm="Mine", classes={"algorithm": "my.Mine"}), Path("runs/Mine/digits/now"))
+    text = capsys.readouterr().out
+    assert "algorithm=local,fedavg seed=0,1,2" in text and "report runs " in text
+    ending(summary(dataset="Mine", classes={"dataset": "my.Mine"}), Path("runs/pgfed/Mine/now"))
+    assert "-m algorithm" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_ending_where_personal_equals_global(capsys, same):
     ending(summary(personal_is_global=same), Path("runs"))

@@ -348,6 +348,16 @@ def test_every_method_meets_the_same_clients(monkeypatch: pytest.MonkeyPatch, tm
     assert met["fedavg"] == met["scaffold"] and len(met["fedavg"]) == 4
 
 
+def test_the_summary_names_the_classes_that_ran(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ones_method.py").write_text("from fedbench.algorithms.fedavg import FedAvg\nclass Mine(FedAvg): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "classes" not in json.loads((whole / "summary.json").read_text())
+    cfg = config("algorithm._target_=ones_method.Mine", "rounds=1", "tracking=disabled")
+    found = run(cfg, tmp_path)
+    assert (found["name"], found["algorithm"], found["model"]) == ("Mine", "Mine", cfg.choices.model)
+    assert found["classes"] == {"algorithm": "ones_method.Mine"}
+
+
 def test_notes_keep_the_first_best_round() -> None:
     sim = Simulation.__new__(Simulation)
     sim.best = sim.best_val = None

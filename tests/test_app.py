@@ -42,6 +42,8 @@ class RunError(ConfigError):
 def run(cfg, run_dir, resume=False):
     with open(run_dir / "calls.txt", "a") as file:
         file.write(f"resume={resume} rounds={cfg.rounds} seed={cfg.seed} project={cfg.tracking.project}\\n")
+    with open(run_dir / "executors.txt", "a") as file:
+        file.write(f"{cfg.hardware.executor}\\n")
     if cfg.name == "refused":
         raise ConfigError("dataset.path: there is no such file")
     if cfg.name != "early":
@@ -449,7 +451,9 @@ def test_resume_refuses_another_config(
 
 def test_resume_keeps_the_hardware_and_says_so(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish(stopped)
-    assert main([f"resume={stopped}", "hardware=cuda"]) == 0
+    before = (stopped / "executors.txt").read_text().split()
+    assert main([f"resume={stopped}", "hardware=cuda", "hardware.executor=threads"]) == 0
+    assert (stopped / "executors.txt").read_text().split() == [*before, before[-1]] != [*before, "threads"]
     assert "keeps the hardware options it was started with (device='auto'" in sentence(capsys)
 
 
@@ -505,6 +509,15 @@ def test_a_failed_cell_does_not_stop_the_sweep(capsys: pytest.CaptureFixture[str
     assert main(["-m", "name=bug,fine"]) == 0  # the stand-in's bug is gone when it resumes
     assert calls(Path("sweeps/name=bug"))[-1].startswith("resume=True")
     assert not Path("sweeps/name=bug/error.txt").exists()
+
+
+def test_a_cell_goes_on_with_the_hardware_it_was_started_with() -> None:
+    """Resuming is exact with the same executor only, whatever this command says or leaves out."""
+    main(["-m", "name=bug,fine", "hardware.executor=loop"])
+    assert main(["-m", "name=bug,fine"]) == 0
+    cell = Path("sweeps/name=bug")
+    assert calls(cell)[-1].startswith("resume=True")
+    assert (cell / "executors.txt").read_text().split() == ["loop", "loop"]
 
 
 def test_an_interruption_stops_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:

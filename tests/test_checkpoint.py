@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import equal
+from tiny import equal, on_disk_first
 
 from fedbench import checkpoint
 from fedbench.checkpoint import NAME, PREVIOUS, Clock
@@ -68,6 +68,14 @@ def test_a_crash_while_writing_loses_nothing(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(OSError, match=r"No space"):
         checkpoint.save(tmp_path, state(2))
     assert checkpoint.load(tmp_path)["round"] == 1
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a power cut leaves the name on a file that is empty."""
+    with on_disk_first(monkeypatch) as renamed:
+        for r in (1, 2):
+            checkpoint.save(tmp_path, state(r))
+    assert renamed.count(NAME) == 2
 
 
 def test_none_and_none_readable_are_one_sentence(tmp_path: Path) -> None:

@@ -7,7 +7,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_local import MODELS
-from tiny import PLANS, SIZES, close, compose, engine, equal, everyone, mlp, ragged, seeded
+from tiny import (
+    PLANS,
+    SIZES,
+    Affine,
+    Point,
+    Squares,
+    close,
+    compose,
+    engine,
+    engine_on,
+    equal,
+    everyone,
+    mlp,
+    ragged,
+    seeded,
+    targets_federation,
+)
 from torch import Tensor, nn
 
 from fedbench import rng
@@ -265,6 +281,20 @@ def test_a_step_that_blows_up_is_found_though_its_loss_was_finite() -> None:
     e.optimizer = SGD(lr=3e38)
     with pytest.raises(RunError, match=r"round 1"):
         Cohort(e, IDS, 0).train(e.model.init_row(), steps=1)
+
+
+@pytest.mark.parametrize("task, sign", [("squares", 1), ("affine", 1), ("affine", -1)])
+def test_a_loss_beyond_every_scale_has_diverged_though_it_is_finite(task: str, sign: int) -> None:
+    """From 1e8 on, in either direction; not before."""
+    def loss_of(value: float) -> float:
+        target = sign * (value if task == "affine" else (2 * value) ** 0.5)
+        own = targets_federation([np.array([[target]])], Affine() if task == "affine" else Squares())
+        start = [1.0 if task == "affine" else 0.0]
+        e = engine_on(own, Point(start), SGD(lr=1e-12), batch_size=1)
+        return float(everyone(e).train(e.model.init_row()).loss)
+    assert loss_of(0.9e8) == pytest.approx(sign * 0.9e8, rel=1e-5)
+    with pytest.raises(RunError, match=r"client 0 has diverged \(-?1.1e\+08\) in round 1"):
+        loss_of(1.1e8)
 
 
 def test_rows_are_not_shared_between_trainings() -> None:

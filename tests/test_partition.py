@@ -224,6 +224,24 @@ def test_dirichlet_cap(alpha: float, digits: Arrays):
     assert (table[before >= len(digits) / 10] > 0).any()
 
 
+class Shares(np.random.RandomState):
+    """A generator whose Dirichlet draws are given."""
+
+    def __init__(self, *shares: list[float]):
+        super().__init__(0)
+        self.shares = list(shares)
+
+    def dirichlet(self, alpha, size=None):
+        return np.array(self.shares.pop(0))
+
+
+def test_who_holds_just_the_even_share_gets_nothing_more():
+    arrays = labelled(10, 10)
+    pool = np.arange(20)
+    split = Dirichlet(0.1, min_size=10).assign(arrays.targets, [pool], 2, Shares([1.0, 0.0], [0.5, 0.5]))
+    assert [set(arrays.targets[split[0][i]]) for i in range(2)] == [{0}, {1}]
+
+
 def test_dirichlet_minima_hold_in_both_pools(digits: Arrays):
     split = build_split(digits, Dirichlet(0.5, min_size=20, min_test=5), 20, 0, split="published")
     assert split.train.sizes.min() >= 20
@@ -501,6 +519,13 @@ def test_merged_cut_floors_the_training_part():
     assert split.train.sizes.tolist() == [5, 5, 5]
     split = build_split(arrays, IID(), 3, 0, test_fraction=0.9)
     assert split.train.sizes.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("size, fraction, kept", [(20, 0.9, 2), (50, 0.9, 5), (10, 0.7, 3), (20, 0.8, 4), (21, 0.9, 2)])
+def test_a_cut_is_not_one_sample_short_by_rounding(size: int, fraction: float, kept: int):
+    """(1 - 0.9) * 20 is 1.9999999999999996 in floating point."""
+    split = build_split(labelled(size, size), IID(), 2, 0, test_fraction=fraction)
+    assert split.train.sizes.tolist() == [kept, kept]
 
 
 def test_validation_part_is_cut_from_train(digits: Arrays):

@@ -52,6 +52,15 @@ def test_row_random_depends_on_the_row_key_and_the_call() -> None:
     assert not torch.equal(again.uniform(4, 2), again.uniform(4, 2))
 
 
+def test_the_draws_of_a_key_have_no_number_in_common() -> None:
+    """A second draw is no shifted copy of the first: sums of clients' noise would otherwise be correlated."""
+    random = rng.RowRandom(torch.from_numpy(rng.client_keys(7, np.arange(3))))
+    draws = [random.uniform(500).numpy() for _ in range(20)]
+    for client in range(3):
+        found = np.concatenate([d[client] for d in draws])
+        assert len(np.unique(found)) > 0.999 * len(found)           # 24 random bits: 3 of 10,000 meet by chance
+
+
 def test_a_wider_draw_starts_with_the_narrower_one() -> None:
     """Dropout on a padded batch: the real samples meet the same mask whatever the padding."""
     keys = torch.from_numpy(rng.client_keys(7, np.arange(2)))

@@ -185,6 +185,29 @@ def test_no_more_rows_count_than_the_rounds_can_write() -> None:
         equal(r.whole(), torch.arange(50.0)[:, None].expand(-1, 3))
 
 
+@pytest.mark.parametrize("place", ["disk", "host"])
+def test_a_big_store_has_room_for_what_the_rounds_can_write_and_no_more(place: str, monkeypatch: pytest.MonkeyPatch
+                                                                        ) -> None:
+    """All the rows that are expected at once, where the first write is of all of them, too."""
+    monkeypatch.setattr("fedbench.rows.BIG", 0)
+    for first in (1, 4, 5):
+        r = Rows("x", 50, DEFAULT, CPU, place, most=5)
+        r[ids(*range(first))] = torch.zeros(first, 3)
+        assert len(r.store) == 5
+    r[ids(40)] = torch.ones(1, 3)                                   # one more than expected
+    assert 6 <= len(r.store) <= 50
+    equal(r[ids(0, 40, 41)], torch.stack([torch.zeros(3), torch.ones(3), DEFAULT]))
+
+
+def test_a_store_that_grows_big_has_room_for_what_the_rounds_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubling 12 rows would leave 4 of 24 unused."""
+    monkeypatch.setattr("fedbench.rows.BIG", 20 * 12)
+    r = Rows("x", 50, DEFAULT, CPU, most=20)
+    r[ids(*range(12))] = torch.zeros(12, 3)
+    r[ids(*range(20))] = torch.ones(20, 3)
+    assert len(r.store) == 20
+
+
 def test_what_fits_nowhere_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An N x N method of a million clients: before round 1, not when the disk is full."""
     monkeypatch.setattr("fedbench.rows.disk_space", lambda: 100 << 30)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from tiny import on_disk_first
 
 from fedbench.options import ConfigError
 from fedbench.tracking import Tracker, wandb_key_is_configured, wandb_mode
@@ -175,6 +176,17 @@ def test_summary_is_json_without_numpy_or_nan(tmp_path):
         )
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert read == {"a": 0.5, "b": None, "c": [0, 1], "d": {"e": ["x", None]}}
+
+
+def test_the_files_that_are_replaced_are_on_the_disk_first(tmp_path, monkeypatch):
+    with on_disk_first(monkeypatch) as names:
+        with Tracker(tmp_path, config()) as tracker:
+            for number in range(2):
+                tracker.summary({"a": number})
+                tracker.metrics(number + 1, {"x": 0.5})
+        with Tracker(tmp_path, config(), 1):                  # rows beyond the checkpoint are cut off
+            pass
+    assert names.count("summary.json") == 2 and names.count("metrics.csv") == 1
 
 
 def test_failed_write_of_the_summary_leaves_the_old_one(tmp_path):

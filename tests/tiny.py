@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,30 @@ def equal(a: Any, b: Any) -> None:
             equal(a[name], b[name])
     else:
         assert torch.equal(a, b), f"differ by {float((a - b).abs().max())}"
+
+
+@contextlib.contextmanager
+def on_disk_first(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Watches os.replace, which gives a file its name, for files whose bytes were not all synchronized before; yields
+    the names given."""
+    names: list[str] = []
+    synchronized: dict[int, int] = {}                         # bytes by inode
+    fsync, replace = os.fsync, os.replace
+
+    def note(file: int) -> None:
+        fsync(file)
+        synchronized[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def check(source: Path, target: Path) -> None:
+        found = os.stat(source)
+        assert synchronized.get(found.st_ino) == found.st_size, f"{target} may be empty after a power cut"
+        names.append(Path(target).name)
+        replace(source, target)
+
+    with patch.context() as patched:
+        patched.setattr(os, "fsync", note)
+        patched.setattr(os, "replace", check)
+        yield names
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

@@ -44,7 +44,9 @@ from fedbench.options import (
     Natural,
     NonNegative,
     Positive,
+    Seed,
     Share,
+    Unbounded,
     require,
 )
 from fedbench.schema import Kind, Signature, check_options, check_target, show, signature_of
@@ -103,9 +105,9 @@ class NewClientsConfig:
 class PrivacyConfig:
     """Clipping, and noise on everything that clients upload (privacy.py); epsilon null: off."""
 
-    epsilon: Positive | None
+    epsilon: Unbounded | None
     delta: Interior
-    clip: Positive | None
+    clip: Unbounded | None
     calibration: Literal["paper", "analytic"]
     sensitivity: Literal["clip", "lr_over_n"]
 
@@ -176,7 +178,7 @@ class PartitionKeys:
     """How many clients (null: as many as the partition makes by itself), and the partition's own seed."""
 
     num_clients: Count | None
-    seed: Natural
+    seed: Seed
 
 
 @dataclass

@@ -5,11 +5,13 @@ checker (config.py) reads these annotations from the source, without importing t
 value in one sentence.  At run time they are plain ``float``, ``int`` and so on.
 """
 
+import math
 import re
 from typing import Annotated
 
 NonNegative = Annotated[float, ">= 0"]
 Positive = Annotated[float, "> 0"]
+Unbounded = Annotated[float, "> 0 or inf"]
 Fraction = Annotated[float, "in (0, 1]"]
 Share = Annotated[float, "in [0, 1)"]
 Probability = Annotated[float, "in [0, 1]"]
@@ -17,19 +19,23 @@ Interior = Annotated[float, "in (0, 1)"]
 Count = Annotated[int, ">= 1"]
 Natural = Annotated[int, ">= 0"]
 Pair = Annotated[int, ">= 2"]
+Seed = Annotated[int, "from 0 to 4294967295"]  # of NumPy's RandomState
 Device = Annotated[str, "that is auto, cpu, cuda, cuda:1 (any number) or mps"]
 Folder = Annotated[str, "that names a folder"]
 Name = Annotated[str, "of one line that does not begin with = + - or @"]
 
+LARGEST = 2**63 - 1  # what an int64 holds
 RANGES = {
-    ">= 0": lambda v: v >= 0,
-    "> 0": lambda v: v > 0,
+    ">= 0": lambda v: 0 <= v <= LARGEST if isinstance(v, int) else 0 <= v < math.inf,
+    "> 0": lambda v: 0 < v <= LARGEST if isinstance(v, int) else 0 < v < math.inf,
+    "> 0 or inf": lambda v: v > 0,
     "in (0, 1]": lambda v: 0 < v <= 1,
     "in [0, 1)": lambda v: 0 <= v < 1,
     "in [0, 1]": lambda v: 0 <= v <= 1,
     "in (0, 1)": lambda v: 0 < v < 1,
-    ">= 1": lambda v: v >= 1,
-    ">= 2": lambda v: v >= 2,
+    ">= 1": lambda v: 1 <= v <= LARGEST,
+    ">= 2": lambda v: 2 <= v <= LARGEST,
+    "from 0 to 4294967295": lambda v: 0 <= v < 2**32,
     "that names a folder": lambda v: v.strip() != "",
     "of one line that does not begin with = + - or @":  # which a spreadsheet would compute
         lambda v: v.isprintable() and not v.startswith(("=", "+", "-", "@")),

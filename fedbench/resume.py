@@ -19,7 +19,7 @@ from fedbench.cells import CHECKPOINTS, read_json
 from fedbench.config import RESERVED, WHEREABOUTS, check, flatten, load_config, plain, with_choices
 from fedbench.groups import GROUPS, conf_dirs, is_class, label_of
 from fedbench.hydra_bridge import Composer, is_matched
-from fedbench.options import require
+from fedbench.options import ConfigError, require
 from fedbench.schema import show
 
 FREE = ("name", "paper", "paper.*", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
@@ -39,6 +39,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     for key, target in foreign(stored, config_dir):
         why = f"resume={folder}: its config builds {target}, which nothing in this installation's conf names"
         require(target in named, f"{why}; if it is yours, say {key}={target} as well")
+    _check_stored(folder, stored)
     stored["rounds"] = max([stored["rounds"], *_earlier_rounds(folder)])
     rounds = changed.pop("rounds", stored["rounds"])
     _check_same(folder, stored, changed)
@@ -80,7 +81,7 @@ def require_run(folder: Path) -> None:
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     stored = OmegaConf.to_container(load_config(path))
-    known = isinstance(stored, dict) and {"rounds", "choices", "hardware", "optimizer"} <= stored.keys()
+    known = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
     require(known, f"resume={folder}: its config.yaml is not one that fedbench saved")
     return stored  # type: ignore[return-value]
 
@@ -88,6 +89,14 @@ def _read(folder: Path) -> dict[str, Any]:
 def _target(stored: Mapping[str, Any], group: str) -> str | None:
     """The class that a stored config builds for a group."""
     return stored[group].get("_target_") if isinstance(stored.get(group), Mapping) else None
+
+
+def _check_stored(folder: Path, stored: Mapping[str, Any]) -> None:
+    """Refuse a stored config whose values are not those of a run, before anything is computed with them."""
+    try:
+        check(OmegaConf.create(dict(stored)))
+    except ConfigError as error:
+        raise ConfigError(f"resume={folder}: its config.yaml is not one that fedbench saved: {error}") from error
 
 
 def _asked(

@@ -9,12 +9,13 @@ be read are left unchecked.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedbench.groups import nearest
-from fedbench.options import RANGES, require
+from fedbench.options import LARGEST, RANGES, require
 from fedbench.source import Found, Module, decorators, last_word, locate, lookup, words
 
 INSTANTIATE_KEYS = {"_target_", "_convert_", "_recursive_"}
@@ -101,7 +102,15 @@ def check_value(key: str, value: Any, kind: Kind) -> None:
     if isinstance(value, Mapping) and kind.fields is not None:
         return check_options(key, value, kind.fields, key)
     hint = nearest(value, kind.choices) if isinstance(value, str) else ""
-    require(kind.fits(value), f"{key} must be {kind.words}, got {show(value)}{';' if hint else ''}{hint}")
+    excess = f", which is {_excess(value)}" if _excess(value) else ""
+    require(kind.fits(value), f"{key} must be {kind.words}, got {show(value)}{excess}{';' if hint else ''}{hint}")
+
+
+def _excess(value: Any) -> str:
+    """What is wrong with a number that is within its range but for its size."""
+    if not _is_number(value) or abs(value) <= LARGEST:
+        return ""
+    return "too large" if isinstance(value, int) else "not finite" if math.isinf(value) else ""
 
 
 def _takes(name: str, signature: Signature, prefix: str, owner: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from omegaconf import OmegaConf
@@ -467,6 +468,22 @@ def test_resume_of_what_is_no_run(stopped: Path, capsys: pytest.CaptureFixture[s
     (stopped / "config.yaml").unlink()
     assert main([f"resume={stopped}"]) == 2
     assert "this is not a run directory" in sentence(capsys)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("rounds", "four"), ("rounds", None), ("rounds", 10**23), ("seed", "x"), ("model", None), ("dataset", None),
+    ("optimizer", None), ("optimizer", 3), ("hardware", None), ("local", None), ("choices", None)])
+@pytest.mark.parametrize("more", [[], ["rounds=3"]])
+def test_resume_of_an_edited_config_is_one_sentence(
+    stopped: Path, key: str, value: object, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value that no run can have, a group that is null: said, with the folder, before anything comes of it."""
+    path = stopped / "config.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), key: value}))
+    assert main([f"resume={stopped}", *more]) == 2
+    said = sentence(capsys)
+    assert f"resume={stopped}: its config.yaml is not one that fedbench saved" in said
+    assert key in said or key == "choices"
 
 
 @pytest.mark.parametrize("where", ["algorithm", "model.columns"])

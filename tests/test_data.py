@@ -11,6 +11,7 @@ import struct
 import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -280,6 +281,47 @@ def test_npz_of_broken_files_is_one_sentence(tmp_path: Path):
     assert sentence(Npz("d", str(path))) == f"{path} is damaged or no npz file"
     np.save(tmp_path / "single.npy", np.zeros(3))
     assert "single array" in sentence(Npz("d", str(tmp_path / "single.npy")))
+
+
+@pytest.mark.parametrize("name, packed", [("huge.npz", True), ("huge.npy", False)])
+def test_npz_whose_header_claims_more_than_there_is(tmp_path: Path, name: str, packed: bool) -> None:
+    """3.6 TiB in a file of some hundred bytes: refused before NumPy asks for that memory."""
+    member = io.BytesIO()
+    np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (500_000_000_000,)})
+    member.write(bytes(64))
+    path = tmp_path / name
+    path.write_bytes(member.getvalue())
+    if packed:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("train_images.npy", member.getvalue())
+            archive.writestr("train_labels.npy", member.getvalue())
+    said = sentence(Npz("d", str(path)))
+    assert "damaged or no npz file" in said
+    assert not packed or "train_images claims 4,000,000,000,000 bytes and there are 64" in said
+
+
+def test_npz_that_does_not_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "a.npz", X=np.zeros((4, 3)), y=np.arange(4))
+
+    def full(*args: object) -> None:
+        raise MemoryError("Unable to allocate 3.64 TiB")
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", full)
+    assert "does not fit in memory (Unable to allocate 3.64 TiB)" in sentence(Npz("d", str(tmp_path / "a.npz")))
+
+
+def test_npz_of_classes_that_hardly_occur(tmp_path: Path) -> None:
+    """3,001 outputs for 4 classes: said, unless the file names them or most of them occur."""
+    path = tmp_path / "a.npz"
+
+    def load(labels: object, **more: object) -> Arrays:
+        np.savez(path, X=np.zeros((4, 3), np.float32), y=np.array(labels), **more)
+        return Npz("d", str(path)).load()
+    with pytest.raises(ConfigError, match=r"up to 3,000, which makes 3,001 classes, and only 4 .* \(0, 5, 10, 3000\)"):
+        load([0, 5, 10, 3000])
+    with pytest.raises(ConfigError, match="256 classes, and only 2 of them occur"):
+        load(np.array([0, 255] * 8).reshape(4, 2, 2))
+    assert load([1, 2, 3, 4]).num_classes == 5 and load([0, 1, 2, 7]).num_classes == 8
+    assert load([0, 1, 2, 9], classes=np.array(list("abcdefghij"))).num_classes == 10
 
 
 def test_npz_never_runs_a_pickle(tmp_path: Path):

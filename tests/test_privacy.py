@@ -438,12 +438,12 @@ def test_a_resumed_run_has_the_same_noise_and_account(calibration: str, tmp_path
 def test_mistakes_are_one_sentence() -> None:
     on = "privacy.epsilon=25"
     for overrides, words in [
-            (["privacy.epsilon=0"], "privacy.epsilon must be a number > 0 or null, got 0"),
-            (["privacy.epsilon=-3"], "privacy.epsilon must be a number > 0 or null, got -3"),
-            (["privacy.epsilon=much"], "privacy.epsilon must be a number > 0 or null, got 'much'"),
+            (["privacy.epsilon=0"], "privacy.epsilon must be a number > 0 or inf or null, got 0"),
+            (["privacy.epsilon=-3"], "privacy.epsilon must be a number > 0 or inf or null, got -3"),
+            (["privacy.epsilon=much"], "privacy.epsilon must be a number > 0 or inf or null, got 'much'"),
             (["privacy.delta=0"], "privacy.delta must be a number in (0, 1), got 0"),
             (["privacy.delta=1"], "privacy.delta must be a number in (0, 1), got 1"),
-            (["privacy.clip=0"], "privacy.clip must be a number > 0 or null, got 0"),
+            (["privacy.clip=0"], "privacy.clip must be a number > 0 or inf or null, got 0"),
             ([on, "privacy.clip=null"], "privacy.clip must be a finite number > 0 where privacy.epsilon=25 asks for"),
             ([on, "privacy.clip=inf"], "in proportion to it, got inf; null goes with privacy.epsilon=inf"),
             (["privacy.calibration=exact"], "privacy.calibration must be one of paper, analytic, got 'exact'"),

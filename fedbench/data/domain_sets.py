@@ -22,7 +22,7 @@ from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.files import log
 from fedbench.data.image_folder import SUFFIXES
 from fedbench.data.images import CLIP_MEAN, CLIP_STD, centre_squares
-from fedbench.options import ConfigError, Count, Natural, require
+from fedbench.options import ConfigError, Count, Seed, require
 
 if TYPE_CHECKING:
     from fedbench.partition.base import Split
@@ -55,7 +55,7 @@ class DomainSet:
         self,
         data_dir: str,
         path: str | None = None,
-        seed: Natural = 0,
+        seed: Seed = 0,
         resize: Count = 224,
         label_pairing: Literal["correct", "official_bug"] = "correct",
     ):

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -83,13 +84,16 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     path = Path(path)
     require(path.is_file(), f"{path} is not there (dataset.path and data_dir say where files are looked for)")
     try:
-        file = np.load(path, allow_pickle=False)
+        _check_sizes(path)
+        file = np.load(path, mmap_mode="r", allow_pickle=False)  # a single array is only looked at
         require(not isinstance(file, np.ndarray), f"{path} holds a single array, not an npz of named ones")
         with file:
             arrays = {name: file[name] for name in file.files}
             return {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     except ConfigError:
         raise
+    except MemoryError as error:
+        raise ConfigError(f"{path} does not fit in memory ({error})") from error
     except DAMAGE as error:
         with open(path, "rb") as opened:
             first = opened.read(1)
@@ -101,6 +105,32 @@ def read_npz(path: str | Path) -> dict[str, np.ndarray]:
             ) from error
         said = "" if "pickle" in str(error) else f" ({error})"
         raise ConfigError(f"{path} is damaged or no npz file{said}") from error
+
+
+def _check_sizes(path: Path) -> None:
+    """ValueError where an array's header claims another number of bytes than the file holds of it: NumPy would ask for
+    that memory first."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.filename.endswith(".npy"):
+                with archive.open(info) as file:
+                    claimed = _claimed(file)
+                    held = info.file_size - file.tell()
+                if claimed is not None and claimed != held:
+                    name = info.filename.removesuffix(".npy")
+                    raise ValueError(f"{name} claims {claimed:,} bytes and there are {held:,}")
+
+
+def _claimed(file: IO[bytes]) -> int | None:
+    """How many bytes of numbers the header of a .npy file announces; None where it holds objects, or is unreadable."""
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        return None
+    shape, _, dtype = readers[version](file)
+    return None if dtype.hasobject else math.prod(shape) * dtype.itemsize
 
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:

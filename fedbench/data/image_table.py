@@ -18,7 +18,7 @@ from fedbench.data.extra import join_extra
 from fedbench.data.files import cached, log
 from fedbench.data.image_folder import PARTS, ImageFolder
 from fedbench.data.images import half, open_pictures
-from fedbench.options import ConfigError, Count, Natural, require
+from fedbench.options import ConfigError, Count, Seed, require
 
 COLUMNS = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}
 FIELD = re.compile(r"\{([^{}]*)\}")
@@ -48,7 +48,7 @@ class ImageTable:
         classes: list | None = None,
         silos: list | None = None,
         negatives: list | None = None,
-        seed: Natural = 0,
+        seed: Seed = 0,
         resize: Count = 224,
         color: Literal["rgb", "grey"] = "grey",
         extra: str | None = None,

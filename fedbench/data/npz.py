@@ -40,12 +40,26 @@ class Npz:
     def load(self) -> Arrays:
         """Read the file; ConfigError where it is missing, damaged, of another layout, or carries a pickle."""
         require(self.path is not None, "dataset=npz needs dataset.path=<your file>.npz")
-        return load_file(Path(str(self.path)), self.data_dir, self.resize, self.task)
+        return most_occur(load_file(Path(str(self.path)), self.data_dir, self.resize, self.task), str(self.path))
 
 
 def load_file(path: Path, data_dir: str, size: int | None, task: str = "auto") -> Arrays:
     """A file of either layout as checked Arrays, uint8 images resized (and then cached)."""
     return resized(from_layout(read_npz(path), str(path), task), size, data_dir, path)
+
+
+def most_occur(arrays: Arrays, name: str) -> Arrays:
+    """The arrays; ConfigError where labels without names leave out most of the classes that they span."""
+    if arrays.task == "multilabel" or arrays.class_names is not None:
+        return arrays
+    found = np.unique(arrays.targets)
+    shown = ", ".join(map(str, [*found[:4], *(["..."] if len(found) > 4 else [])]))
+    require(
+        2 * len(found) >= arrays.num_classes,
+        f"{name}: labels go up to {found[-1]:,}, which makes {arrays.num_classes:,} classes, and only {len(found):,} "
+        f"of them occur ({shown}): number the classes from 0 on, or name all of them in an array `classes`",
+    )
+    return arrays
 
 
 def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path) -> Arrays:

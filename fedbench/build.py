@@ -6,13 +6,11 @@ model.columns, ...) are taken out here.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import json
 import logging
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +22,19 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from fedbench import autotune, rng, together
 from fedbench import executor as executors
 from fedbench import ranks as processes
-from fedbench import rng, together
 from fedbench.algorithms.base import Algorithm
-from fedbench.cohort import Cohort, Engine
+from fedbench.autotune import use
+from fedbench.cohort import Engine
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.executor import Executor, Plan
 from fedbench.faults import told
 from fedbench.federation import Federation
 from fedbench.finetune import FineTuned
 from fedbench.flat import FlatModel
-from fedbench.options import ConfigError, RunError, require
+from fedbench.options import ConfigError, require
 from fedbench.outputs import check_outputs, check_parameters
 from fedbench.partition.base import Split, build_split
 from fedbench.partition.extra import count_extra
@@ -257,7 +256,7 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     built.privacy = privacy(cfg, built.rows)
     flat.convolution = plans[0].convolution                                                   # type: ignore
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
-    if len(plans) > 1:
+    if not stored and (len(plans) > 1 or flat.mapped):
         choose_executor(built, plans)
     meet(built, cfg)
     return built
@@ -327,53 +326,14 @@ def draw_cohort(seed: int, round: int, num_clients: int, size: int) -> np.ndarra
 
 
 def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
-    """Time a few local steps of at most 8 clients (64 on a GPU) and 32 samples under each plan and keep the fastest.
-
-    A plan whose warm-up takes four times the best time so far is not timed further: batched convolutions on a CPU
-    can be that slow.  A CPU times all twice, but what took ten times as long as the best: another process may have been
-    in the way.  Where processes share the run, the first one times and all keep what it found.
-    """
+    """Keep the plan that is the fastest for a few local steps of at most 8 clients (64 on a GPU) and 32 samples, of
+    those that the model can be trained by.  Where processes share the run, the first one times and all keep what it
+    found."""
     ranks = engine.executor.ranks
-    best = ranks.decide("choice of the executor", _fastest(engine, plans, steps) if ranks.first else plans[0])
-    use(engine, best, ranks)
-
-
-def use(engine: Engine, plan: Plan, ranks: processes.Ranks | None = None) -> None:
-    """Compute by this plan from now on."""
-    engine.executor = Executor(plan, engine.device, ranks)
-    engine.model.convolution = plan.convolution                                               # type: ignore
-
-
-def _fastest(engine: Engine, plans: list[Plan], steps: int) -> Plan:
-    federation = engine.federation
-    ids = draw_cohort(engine.seed, 0, federation.num_clients, federation.cohort_size)
+    ids = draw_cohort(engine.seed, 0, engine.federation.num_clients, engine.federation.cohort_size)
     ids = ids[:8 if engine.device.type == "cpu" else 64]
-    start, seconds = engine.model.init_row(), dict.fromkeys(plans, float("inf"))
-
-    def passes(count: int) -> float:
-        began = time.perf_counter()
-        with contextlib.suppress(RunError):                       # a loss that diverges is round 1's to report
-            Cohort(engine, ids, 0, "trial").train(start, steps=count, batch_size=min(engine.batch_size, 32))
-        if engine.device.type == "cuda":
-            torch.cuda.synchronize(engine.device)
-        return (time.perf_counter() - began) / count
-
-    slow = engine.device.type == "cuda"                          # the first call: kernels are loaded, graphs recorded
-    for plan in plans if slow else 2 * plans:
-        best = min(seconds.values())
-        if best < seconds[plan] / 10 < float("inf"):             # a second look at it is not worth its time
-            continue
-        use(engine, plan)
-        warm = min(passes(1), passes(1)) if slow else passes(1)
-        if warm < 4 * best:                                      # what a training costs by itself must not decide
-            warm = min(passes(30), passes(30)) if slow else passes(steps)
-        off = plan.graphs and getattr(engine.executor.gradients, "off", False)
-        seconds[plan] = float("inf") if off else min(seconds[plan], warm)
-        engine.executor.close()
-    chosen = min(seconds, key=seconds.__getitem__)
-    log.info("executor %s (%s)", chosen, ", ".join(f"{p.short}: {s * 1e3:.2f} ms a step"
-                                                 for p, s in seconds.items()))
-    return chosen
+    best = autotune.fastest(engine, ids, plans, steps) if ranks.first else plans[0]
+    use(engine, ranks.decide("choice of the executor", best), ranks)
 
 
 def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:

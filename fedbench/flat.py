@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fedbench import rng
 from fedbench.chain import Chain, LowChain
 from fedbench.groups import models_with
+from fedbench.keyed import Keyed
 from fedbench.network import CONVOLUTIONS, LOW, Call, Convolution, KeyedDropout, never_called, trace
 from fedbench.options import ConfigError, require
 
@@ -110,7 +111,8 @@ class FlatModel:
         self.autocast = False
         self._chains = {(way, kind is LowChain): kind.of(self.program, way)
                         for way in CONVOLUTIONS for kind in (Chain, LowChain)}
-        self.has_dropout = any(isinstance(m, nn.Dropout) for m in module.modules())
+        self.mapped = self.program is None and not isinstance(module, Batched)
+        self.has_dropout = self.mapped or any(isinstance(m, nn.Dropout) for m in module.modules())
         self._lay_out()
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         require(all(m.track_running_stats and m.momentum is not None for m in norms),
@@ -294,9 +296,10 @@ class FlatModel:
         def one(p: dict[str, Tensor], x: Tensor | dict[str, Tensor], key: Tensor | None) -> Tensor:
             for dropout in self._local.dropouts:
                 dropout.key = key
-            if until is None:
-                return torch.func.functional_call(module, p, (x,))
-            return _until(module, until, lambda: torch.func.functional_call(module, p, (x,)))
+            with Keyed(key, many):
+                if until is None:
+                    return torch.func.functional_call(module, p, (x,))
+                return _until(module, until, lambda: torch.func.functional_call(module, p, (x,)))
         if not many:
             return one(own, inputs, None if call.keys is None else call.keys[0])
         return torch.vmap(one, (0, 0, None if call.keys is None else 0), randomness="error")(own, inputs, call.keys)

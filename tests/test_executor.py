@@ -1,7 +1,7 @@
 """How the work is cut changes nothing but time and memory."""
 
 import threading
-import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import torch
 from test_local import MODELS
 from tiny import CPU, PLANS, close, engine, equal, everyone, ragged, seeded
 
-from fedbench import build
+from fedbench import autotune, build
 from fedbench.cohort import Cohort, Engine
 from fedbench.executor import Executor, Plan, cores, plans
 from fedbench.flat import FlatModel
@@ -159,15 +159,32 @@ def test_candidates() -> None:
     assert str(Plan("vmap", 0, 1, 1)) == "vmap: all clients a chunk, 1 at a time, 1 intra-op thread(s)"
 
 
-def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow ones sleep; the choice is stored as a plan, and leaves no trace in the results."""
-    real = Cohort.train
+class Clock:
+    """Time that passes in local training alone: a call takes so many seconds by a function of what calls there were,
+    each (plan, clients, steps), the last one its own."""
 
-    def slow(self, *args, **how):
-        if self.engine.executor.plan.name != "threads":
-            time.sleep(0.2)
-        return real(self, *args, **how)
-    monkeypatch.setattr(Cohort, "train", slow)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[list], float]):
+        self.now, self.calls, real = 0.0, [], Cohort.train
+
+        def train(cohort, *args, **how):
+            self.calls.append((cohort.engine.executor.plan.name, len(cohort), how["steps"]))
+            self.now += seconds(self.calls)
+            return real(cohort, *args, **how)
+        monkeypatch.setattr(autotune, "now", lambda: self.now)
+        monkeypatch.setattr(Cohort, "train", train)
+
+    @classmethod
+    def steady(cls, monkeypatch: pytest.MonkeyPatch, step: float) -> "Clock":
+        """A step of one client always takes as long; threads take half."""
+        def seconds(calls: list) -> float:
+            name, clients, steps = calls[-1]
+            return step * clients * steps / (2 if name == "threads" else 1)
+        return cls(monkeypatch, seconds)
+
+
+def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is stored as a plan, and leaves no trace in the results."""
+    Clock.steady(monkeypatch, 0.001)
     caplog.set_level("INFO", "fedbench")
     e = make()
     build.choose_executor(e, plans("auto", None, 2, CPU, 6))
@@ -179,18 +196,41 @@ def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPa
 
 def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faster plan is held up when it is first tried, for more than four times what the other one takes a step."""
-    real, calls = Cohort.train, []
-
-    def held_up(self, *args, **how):
-        calls.append(self.engine.executor.plan.name)
-        first = calls.count("threads") == 1
-        time.sleep(0.3 if calls[-1] == "threads" and first else 0.2 if calls[-1] == "vmap" else 0.0)
-        return real(self, *args, **how)
-    monkeypatch.setattr(Cohort, "train", held_up)
-    e = make()
+    def seconds(calls: list) -> float:
+        names = [name for name, *_ in calls]
+        held_up = names[-1] == "threads" and names.count("threads") == 1
+        return 0.3 if held_up else 0.2 if names[-1] == "vmap" else 0.01
+    clock, e = Clock(monkeypatch, seconds), make(rounds=1000)
     build.choose_executor(e, plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads"
-    assert calls == ["vmap", "vmap", "threads", "vmap", "vmap", "threads", "threads"]
+    assert [name for name, *_ in clock.calls[2:]] == ["vmap", "vmap", "threads", "vmap", "vmap", "threads", "threads"]
+
+
+@pytest.mark.parametrize("step", [0.001, 0.05, 0.3, 1.0, 2.0, 30.0])
+def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds, and two steps of one client from which that is known; the faster plan is found all the same."""
+    clock, e = Clock.steady(monkeypatch, step), make(rounds=100_000)
+    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    assert e.executor.plan.name == "threads"
+    assert clock.now <= autotune.SECONDS + 2 * step
+    assert ("vmap" in {name for name, *_ in clock.calls}) == (step < 2)               # else there is nothing to time
+    if step == 0.001:                                                                 # all of it, as often as wanted
+        assert clock.calls == [("loop", 1, 1), *[(n, 6, s) for _ in range(2) for n in ("vmap", "threads")
+                                                 for s in (1, 3)]]
+
+
+def test_a_short_run_is_timed_for_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of what its steps will take, of which there are 4 x 17."""
+    clock, e = Clock.steady(monkeypatch, 0.3), make(rounds=4)
+    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    assert e.executor.plan.name == "threads" and clock.now <= 0.1 * 4 * 17 * 0.3 + 2 * 0.3
+
+
+def test_what_was_not_timed_is_said(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level("INFO", "fedbench")
+    Clock.steady(monkeypatch, 30.0)
+    build.choose_executor(make(), plans("auto", None, 2, CPU, 6))
+    assert "threads: 1 client a chunk" in caplog.text and "not timed: a step of one client takes 30 s" in caplog.text
 
 
 def test_an_executor_sets_the_threads_before_it_runs_anything():

@@ -10,9 +10,10 @@ from pathlib import Path
 from fedbench.options import ConfigError
 from fedbench.report import figures, scores
 from fedbench.report import method_figures as draw
-from fedbench.report.runs import Run, find_runs
+from fedbench.report.runs import Run, find_runs, sound
 from fedbench.report.summary import Options, group_runs
 
+DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # what files with foreign content raise
 EXAMPLES = """examples:
   python -m fedbench.figures runs/apple/mnist/2026-01-01_12-00-00 --rounds 0,10,160
   python -m fedbench.figures sweeps --target 0.7 --out figures
@@ -46,13 +47,20 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         wanted = numbers(args.rounds)
-        runs = [run for run in find_runs(args.folders) if run.metrics]
+        found, damaged = sound(find_runs(args.folders))
+        for path, why in damaged.items():
+            print(f"damaged, left out: {path}: {why}", file=sys.stderr)
+        runs = [run for run in found if run.metrics]
         if not runs:
             raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
         scores.check_metric(args.metric, runs)
         folder = args.out or args.folders[0] / "figures"
         for run in runs:
-            of_run(run, folder, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, wanted)
+            try:
+                of_run(run, folder, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, wanted)
+            except DAMAGE as error:
+                why = run.left_out or (str(error) or type(error).__name__).splitlines()[0]
+                print(f"damaged, not all drawn: {run.path}: {why}", file=sys.stderr)
         together(runs, folder, Options(metric=args.metric, target=args.target))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

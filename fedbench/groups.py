@@ -50,7 +50,15 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
     An option that no folder here has is believed: it may be one of a --config-dir.
     """
     known = target_of(group, option, folders) if option and target else None
-    return option if known in (None, target) or "${" in str(known) else class_name(group, str(target), folders)
+    moved = known is not None and _moved(known, str(target))
+    same = known in (None, target) or "${" in str(known) or moved
+    return option if same else class_name(group, str(target), folders)
+
+
+def _moved(known: str, target: str) -> bool:
+    """Whether both are one class of ours, whose file has moved since a run was stored."""
+    return all(path.startswith("fedbench.") for path in (known, target)) and \
+        known.rpartition(".")[2] == target.rpartition(".")[2]
 
 
 def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -> str:

@@ -13,6 +13,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedbench.options import require
+
+
+class Direction(NamedTuple):
+    """What a metric's numbers mean: which of two is better, and whether they are shares of 1, shown in per cent."""
+
+    higher_is_better: bool
+    fraction: bool
+
+
+SCORE = Direction(higher_is_better=True, fraction=True)
+DIRECTIONS = {
+    "loss": Direction(higher_is_better=False, fraction=False),
+    **{"accuracy": SCORE, "balanced_accuracy": SCORE, "f1": SCORE, "auc": SCORE},
+    **{"iou": SCORE, "dice_iou": SCORE, "label_iou": SCORE, "label_iou_majority": SCORE},
+}
+ENDS = ("_weighted", "_std", "_worst")  # of what over_clients makes of a metric
+
 
 class SegmentationCounts(NamedTuple):
     """Pixels per sample and class: all that the segmentation scores need, so that masks need not be kept.
@@ -65,12 +83,33 @@ def per_client(
     raise ValueError(f"task is {task!r}; allowed are classification, multilabel, segmentation")
 
 
+def direction(column: str) -> Direction:
+    """That of a metric, also of a column such as personal/accuracy_worst; of a spread (_std) the smaller is better.
+
+    ConfigError for one that DIRECTIONS does not tell: nothing is guessed from a name.
+    """
+    name = column.rpartition("/")[2]
+    end = next((end for end in ENDS if name.endswith(end)), "")
+    known = DIRECTIONS.get(name.removesuffix(end))
+    require(known is not None, f"whether {column} is better high or low is not known; DIRECTIONS in "
+            f"fedbench/metrics.py tells it of {', '.join(DIRECTIONS)}")
+    assert known is not None
+    return known._replace(higher_is_better=False) if end == "_std" else known
+
+
+def is_better(column: str, value: float, than: float) -> bool:
+    """Whether a value of a metric is better than another one; a number is better than NaN."""
+    if value != value or than != than:
+        return value == value and than != than
+    return value > than if direction(column).higher_is_better else value < than
+
+
 def over_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> dict[str, float]:
     """For each metric m [N] of ``per_client``: ``m``, ``m_weighted``, ``m_std`` and ``m_worst``.
 
     They are the unweighted mean over clients, the mean weighted by ``num_test`` [N], the population standard
     deviation (ddof 0, the papers' habit), and the mean over the worst decile (a tenth of the clients, rounded
-    down, at least one; for a loss the largest).  NaN clients are left out; with none left the value is NaN.
+    down, at least one; the largest where lower is better).  NaN clients are left out; with none left the value is NaN.
     """
     found: dict[str, float] = {}
     for name, value in values.items():
@@ -80,7 +119,7 @@ def over_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> dict[st
         if len(value):
             ascending = np.sort(value)
             few = max(1, len(value) // 10)
-            worst = ascending[-few:] if name.rpartition("/")[2] == "loss" else ascending[:few]
+            worst = ascending[:few] if direction(name).higher_is_better else ascending[-few:]
             found[name] = float(value.mean())
             found[name + "_weighted"] = float(_ratio((weight * value).sum(), weight.sum()))
             found[name + "_std"] = float(value.std())

@@ -38,7 +38,7 @@ from fedbench.progress import Progress, ending
 from fedbench.tracking import Tracker
 
 log = logging.getLogger(__name__)
-SCORE = "personal/accuracy"
+SCORE, VAL = "personal/accuracy", "val/accuracy"
 
 
 def now() -> str:
@@ -96,12 +96,13 @@ class Simulation:
     def note(self, values: dict[str, float]) -> None:
         """Remember the last evaluation, the best one, and the best one by validation."""
         self.last = values
-        score, val = values.get(SCORE, float("nan")), values.get("val/accuracy", float("nan"))
-        best = self.best["values"].get(SCORE, float("nan")) if self.best else float("nan")
-        if score > best or best != best:
+        nan = float("nan")
+        score, best = (v.get(SCORE, nan) for v in (values, self.best["values"] if self.best else {}))
+        if metrics.is_better(SCORE, score, best) or best != best:
             self.best = {"metric": SCORE, "round": self.done, "values": values}
-        if val == val and (self.best_val is None or val > self.best_val["values"]["val/accuracy"]):
-            self.best_val = {"metric": "val/accuracy", "round": self.done, "values": values}
+        val, best = (v.get(VAL, nan) for v in (values, self.best_val["values"] if self.best_val else {}))
+        if metrics.is_better(VAL, val, best):
+            self.best_val = {"metric": VAL, "round": self.done, "values": values}
 
     def spend(self, ledger: Ledger, seconds: dict[str, float]) -> dict[str, float]:
         """Add a round to the totals; returns its row of costs.csv."""

@@ -29,7 +29,7 @@ def make(folder: Path, mu: Any, seed: int = 0, val: list[float] | None = None, t
     """A finished run of four clients, evaluated twice; in its first round all have the accuracy that others prefer."""
     path = folder / f"{len(list(folder.glob('*')))}"
     path.mkdir(parents=True)
-    full = {"seed": seed, "rounds": 2, "algorithm": {"_target_": "x", "mu": mu},
+    full = {"seed": seed, "rounds": 2, "algorithm": {"mu": mu},
             "choices": {"algorithm": "pgfed", "dataset": "digits"}} | (config or {})
     (path / "config.yaml").write_text(yaml.safe_dump(full))
     known = mu if isinstance(mu, float | int) else None
@@ -101,7 +101,7 @@ def test_choice_of_losses_and_of_what_is_not_known():
 
 @pytest.mark.parametrize(("change", "sentence"), [
     (lambda folder: make(folder, 3.0, val=[]), "no column val/accuracy; set dataset.val_fraction, e.g. 0.2"),
-    (lambda folder: make(folder, 3.0, config={"rounds": 5, "algorithm": {"_target_": "x", "mu": 3.0, "beta": 1}}),
+    (lambda folder: make(folder, 3.0, config={"rounds": 5, "algorithm": {"mu": 3.0, "beta": 1}}),
      "the runs differ in rounds, algorithm.beta too; give folders whose runs differ in algorithm.mu and the seed only"),
     (lambda folder: make(folder, 3.0, config={"choices": {"algorithm": "pgfed_ce", "dataset": "digits"}}),
      "the runs differ in algorithm too"),

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from fedbench.metrics import SegmentationCounts, over_clients, per_client, segmentation_counts
+from fedbench.metrics import (
+    DIRECTIONS,
+    SegmentationCounts,
+    direction,
+    is_better,
+    over_clients,
+    per_client,
+    segmentation_counts,
+)
+from fedbench.options import ConfigError
 
 CLASSIFICATION = ["loss", "accuracy", "balanced_accuracy", "f1", "auc"]
 
@@ -184,6 +193,33 @@ def test_worst_decile(num, worst):
     found = over_clients({"accuracy": values, "loss": values}, np.ones(num))
     assert found["accuracy_worst"] == pytest.approx(np.sort(values)[:worst].mean())
     assert found["loss_worst"] == pytest.approx(np.sort(values)[-worst:].mean())
+
+
+def test_every_metric_has_a_direction():
+    """The name does not tell: a metric called lossless is refused until it is declared."""
+    y, offsets = np.array([0, 1, 1, 0]), np.array([0, 2, 4])
+    tasks = {
+        "classification": (np.zeros((4, 2)), y),
+        "multilabel": (np.zeros((4, 2)), np.eye(2)[y]),
+        "segmentation": (np.zeros((4, 2, 3, 3)), np.zeros((4, 3, 3), int)),
+    }
+    for task, (logits, targets) in tasks.items():
+        assert set(per_client(task, logits, targets, offsets, np.zeros(4))) <= set(DIRECTIONS)
+    assert not direction("personal/loss").higher_is_better and not direction("train/loss").fraction
+    assert direction("val/label_iou_majority_worst") == direction("auc") == (True, True)
+    assert direction("personal/accuracy_std") == (False, True)
+    for name in ("personal/lossless", "loss_of_sleep"):
+        with pytest.raises(ConfigError, match=f"whether {name} is better high or low is not known"):
+            direction(name)
+        with pytest.raises(ConfigError, match=name):
+            over_clients({name: np.ones(3)}, np.ones(3))
+
+
+def test_is_better():
+    nan = float("nan")
+    assert is_better("accuracy", 0.2, 0.1) and not is_better("accuracy", 0.1, 0.1)
+    assert is_better("loss", 0.1, 0.2) and not is_better("loss", 0.2, 0.1)
+    assert is_better("loss", 0.1, nan) and not is_better("loss", nan, 0.1) and not is_better("loss", nan, nan)
 
 
 def test_no_defined_client_gives_nan():

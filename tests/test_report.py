@@ -14,10 +14,12 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from fedbench.figures import main as figures_main
+from fedbench.groups import target_of
 from fedbench.options import ConfigError
 from fedbench.report import scores
 from fedbench.report.__main__ import main
-from fedbench.report.figures import against
+from fedbench.report.figures import against, literal
 from fedbench.report.runs import Run, find_runs
 from fedbench.report.summary import Options, differing, group_runs, over_seeds
 from fedbench.report.table import Column, Spread, Table, render, show
@@ -48,7 +50,7 @@ def make_run(
         "output_dir": str(path),
         "tracking": {"mode": "disabled"},
         "optimizer": {"lr": 0.1},
-        "algorithm": {"_target_": f"x.{algorithm}"},
+        "algorithm": {"_target_": target_of("algorithm", algorithm)},
     }
     full |= {key: value for key, value in given.items() if key != "choices"}
     full["choices"] = chosen | given.get("choices", {})
@@ -326,6 +328,138 @@ def test_run_that_died_before_its_summary_is_listed(tmp_path, capsys):
         file.write("4,0.5")  # cut off
     assert main([str(tmp_path)]) == 0
     assert "no summary.json  3 of 3" in capsys.readouterr().out
+
+
+def test_a_killed_run_has_the_rounds_of_its_files(tmp_path, capsys):
+    """Its summary is from before round 1; a last line cut by the kill, even between two digits, does not count."""
+    path = with_checkpoint(make_run(tmp_path, status="running", summary={"rounds": 2000, "rounds_done": 0}))
+    for name, line in (("metrics.csv", "4,0.7,0.6,0.3,0."), ("costs.csv", "4,8.0,100.0,10"), ("clients.csv", "4,0,9")):
+        with (path / name).open("a") as file:
+            file.write(line)
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "interrupted  3 of 2000" in shown and "damaged" not in shown
+    assert list(Run(path).clients("personal/accuracy")[0]) == [1, 2, 3]
+
+
+def test_a_run_killed_before_its_first_round_is_listed(sweep, capsys):
+    path = make_run(sweep, "ditto", 5)
+    for file in path.glob("*.*"):
+        if file.name != "config.yaml":
+            file.unlink()
+    (path / "status.json").write_text(json.dumps({"status": "running"}))
+    assert main([str(sweep)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(str(path)))
+    assert "interrupted" in line and "0 of 3" in line and "start it again" in line
+
+
+BEST = {"metric": "personal/accuracy", "round": "two", "values": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("summary.json", b"{", "summary.json cannot be read"),
+        ("summary.json", b"\xff\x00\x80", "summary.json cannot be read"),
+        ("summary.json", {"rounds": "three"}, "rounds must be a number, got 'three'"),
+        ("summary.json", {"seed": [1]}, "seed must be a number, got [1]"),
+        ("summary.json", {"cost": {"images_per_s": "fast"}}, "cost.images_per_s must be a number, got 'fast'"),
+        ("summary.json", {"best_val": 3}, "best_val must be a mapping, got 3"),
+        ("summary.json", {"best": BEST}, "best.round must be a number, got 'two'"),
+        ("summary.json", {"algorithm": 7}, "algorithm must be text, got 7"),
+        ("config.yaml", b"a: [1", "config.yaml is damaged"),
+        ("config.yaml", b"\xff\x00\x80", "config.yaml is damaged"),
+        ("config.yaml", b"- 1", "config.yaml is damaged: it is no mapping"),
+        ("config.yaml", b"choices: [1]", "config.yaml is damaged: choices is [1]"),
+        ("config.yaml", None, "config.yaml is missing"),
+        ("metrics.csv", None, "metrics.csv is missing"),
+        ("metrics.csv", b"", "its tables end at round"),
+        ("metrics.csv", b"round,personal/accuracy\n1,abc\n", "metrics.csv is damaged: could not convert"),
+        ("metrics.csv", b"round,personal/accuracy\n1\n2,0.5\n", "metrics.csv is damaged: line 2 has not 2 cells"),
+        ("metrics.csv", b"\xff\x00\x80\n", "metrics.csv is damaged"),
+        ("costs.csv", b"round,train_s\n1,\x00\n", "costs.csv is damaged"),
+        (".hydra/overrides.yaml", b"a: [1", "overrides.yaml is damaged"),
+    ],
+)
+def test_a_damaged_run_is_named_and_the_others_reported(sweep, capsys, name, content, words):
+    bad = make_run(sweep, "ditto", 7)
+    (bad / ".hydra").mkdir()
+    if content is None:
+        (bad / name).unlink()
+    elif isinstance(content, dict):
+        (bad / name).write_text(json.dumps(json.loads((bad / name).read_text()) | content))
+    else:
+        (bad / name).write_bytes(content)
+    if words.startswith("its tables"):
+        (bad / "costs.csv").write_bytes(content)
+        (bad / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 3, "rounds_done": 0}))
+    assert main([str(sweep)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("personal/accuracy (%): ") and "pgfed" in said and "ditto  " not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("damaged, left out: ")]
+    assert str(bad) in line and words in line
+    assert {row["method"] for row in table_of(capsys, str(sweep))} == {"local", "fedavg", "pgfed"}
+    assert main([str(sweep), "--format", "csv"]) == 0
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\x00\n", b"round,client,personal/accuracy\n1,0,abc\n"])
+def test_clients_that_cannot_be_read_are_named(sweep, capsys, content):
+    bad = make_run(sweep, "ditto", 0)
+    (bad / "clients.csv").unlink() if content is None else (bad / "clients.csv").write_bytes(content)
+    rows = {row["method"]: row for row in table_of(capsys, str(sweep))}
+    assert rows["ditto"]["last_mean"] and not rows["ditto"]["gain_last_mean"] and rows["pgfed"]["gain_last_mean"]
+    assert main([str(sweep)]) == 0
+    assert f"damaged, without its clients: {bad}: clients.csv is " in capsys.readouterr().out
+
+
+def test_a_run_stored_under_an_options_name_is_reported_under_its_classs(tmp_path, capsys):
+    """As runs of model._target_=my.Net and algorithm._target_=my.Method once were."""
+    own = {"algorithm": {"_target_": "my.Method"}, "model": {"_target_": "my.Net"}}
+    make_run(tmp_path, "pgfed", config=own)
+    make_run(tmp_path, "pgfed", config=own, seed=1, summary={"name": "ours"})
+    make_run(tmp_path, "pgfed", config=own, seed=2, summary={"name": "pgfed+ft"})
+    make_run(tmp_path, "local", config={"algorithm": {"_target_": "my.Method"}})
+    make_run(tmp_path, "pgfed", config={"algorithm": {"_target_": "fedbench.engine.elsewhere.PGFed"}})  # its file moved
+    rows = table_of(capsys, str(tmp_path))
+    assert sorted((row["method"], row["model"]) for row in rows) == [
+        ("Method", "Net"), ("Method", "mlp"), ("Method+ft", "Net"), ("ours", "Net"), ("pgfed", "mlp")]
+    assert not any(scores.is_local(run) for run in find_runs([tmp_path]))
+
+
+def test_a_name_is_no_part_of_a_table(tmp_path, capsys):
+    """A formula would be computed by a spreadsheet, a line break would be a row, dollars a formula of matplotlib's."""
+    for seed, name in enumerate(("=1+1", "two\nlines", "$x$ \\frac", "_hidden")):
+        make_run(tmp_path, seed=seed, summary={"name": name})
+    rows = table_of(capsys, str(tmp_path))
+    assert {row["method"] for row in rows} == {"'=1+1", "two\\nlines", "$x$ \\frac", "_hidden"}
+    assert main([str(tmp_path)]) == 0
+    assert "two\\nlines" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    assert main([str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    assert literal("_a$") == r" _a\$"
+
+
+def test_a_metric_without_a_direction_is_refused(sweep, capsys):
+    """The letters loss in a name do not make it one."""
+    for path in sweep.rglob("metrics.csv"):
+        path.write_text(path.read_text().replace("personal/loss", "personal/lossless"))
+    assert main([str(sweep), "--metric", "personal/lossless"]) == 1
+    assert "whether personal/lossless is better high or low is not known" in capsys.readouterr().err
+
+
+def test_figures_of_sound_runs_are_drawn(sweep, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = sorted(sweep.glob("pgfed-*"))[0]
+    (folder / "metrics.csv").write_text("round,personal/accuracy\n1,abc\n")
+    other = sorted(sweep.glob("fedavg-*"))[0]
+    (other / "clients.csv").write_bytes(b"\xff\x00\n")
+    keep = sorted(sweep.glob("local-*"))[0]
+    assert figures_main([str(folder), str(other), str(keep), "--out", str(tmp_path / "drawn")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[:2] for line in said] == [
+        ["damaged, left out", str(folder)], ["damaged, not all drawn", str(other)]]
+    assert [path.name for path in (tmp_path / "drawn").glob("*_run.png")] == [f"{keep.name}_run.png"]
 
 
 def test_out_file_decides_the_format(sweep, tmp_path, capsys):

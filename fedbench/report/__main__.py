@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedbench.options import ConfigError, require
 from fedbench.report import scores
-from fedbench.report.runs import Run, find_runs
-from fedbench.report.summary import Options, group_runs, narrow, notes, results, unfinished
-from fedbench.report.table import FORMATS, Table, render
+from fedbench.report.runs import find_runs, sound
+from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
+from fedbench.report.table import FORMATS, Table, one_line, render
 
 SUFFIXES = {".md": "markdown", ".csv": "csv"}
 EXAMPLES = """examples:
@@ -74,7 +74,7 @@ def default_folders() -> list[Path]:
 
 def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
     """The tables of all runs found, and the figures drawn."""
-    runs = find_runs(args.folders or default_folders() or ["runs"])
+    runs, damaged = sound(find_runs(args.folders or default_folders() or ["runs"]))
     options = Options(args.metric, args.select, args.target, args.group.split(",") if args.group else None)
     scores.check_metric(options.metric, runs)
     fraction = scores.is_fraction(options.metric)
@@ -88,6 +88,7 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
     left = unfinished(runs)
     if left is not None and form != "csv":
         tables.append(left)
+    say_damage(left_out(damaged, runs), tables, form)
     drawn: list[Path] = []
     if args.figures:
         from fedbench.report.figures import draw
@@ -107,7 +108,9 @@ def chosen(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]
     from fedbench.report.choose import check_flags, choose
 
     check_flags(args, parser())
-    return [choose(find_runs(args.folders or default_folders() or ["runs"]), args.choose, args.metric)], []
+    runs, damaged = sound(find_runs(args.folders or default_folders() or ["runs"]))
+    say_damage(left_out(damaged, []), [], "csv")
+    return [choose(runs, args.choose, args.metric)], []
 
 
 def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
@@ -119,7 +122,7 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
     paper.read_table(name)  # a misspelt name is told before the runs are read
     require(args.target <= 1, f"--target is {args.target:g}; an accuracy is at most 1")
     folders = args.folders or default_folders()
-    runs: list[Run] = find_runs(folders) if folders else []
+    runs, damaged = sound(find_runs(folders)) if folders else ([], {})
     known = paper.experiments(find_conf_dir())
     cells = paper.compare(name, runs, known, args.target)
     tables = [paper.cell_table(name, cells, tidy=form == "csv")]
@@ -127,12 +130,22 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
         tables += paper.remarks(name, cells, runs, known, args.target)
         left = unfinished([run for run in runs if paper.is_of(name, run)])
         tables += [left] if left is not None else []
+    say_damage(left_out(damaged, runs), tables, form)
     drawn: list[Path] = []
     if args.figures and cells:
         from fedbench.report.figures import draw_paper
 
         drawn = [draw_paper(cells, args.figures / f"paper_{name}.png")]
     return tables, drawn
+
+
+def say_damage(lines: list[str], tables: list[Table], form: str) -> None:
+    """Below the tables, or, where those are for a program, on standard error."""
+    if form == "csv":
+        for line in lines:
+            print(one_line(line), file=sys.stderr)
+    elif lines:
+        tables.append(Table("", [], notes=lines))
 
 
 def write(text: str, path: Path | None) -> None:

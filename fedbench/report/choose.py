@@ -125,6 +125,7 @@ def _comparable(runs: list[Run], key: str) -> None:
 def _last(run: Run, metric: str, key: str) -> np.ndarray:
     """A metric of all clients at the last evaluated round.  [N]"""
     rounds, ids, values = run.clients(metric)  # [R], [N], [R, N]
+    require(run.left_out is None, f"--choose {key}: {run.path}: {run.left_out}")
     name = metric.partition("/")[2]
     require(len(rounds) > 0, f"--choose {key}: {run.path / 'clients.csv'} has no column {metric}; "
             + (f"set dataset.val_fraction, e.g. 0.2, and run again: clients choose by their own validation {name}"

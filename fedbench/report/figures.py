@@ -14,6 +14,7 @@ from fedbench.report import scores
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
 from fedbench.report.summary import SHOWN, Group, Options
+from fedbench.report.table import one_line
 
 # Okabe and Ito's colours, told apart with any colour vision; then again with another line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -54,6 +55,11 @@ def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
     return settings
 
 
+def literal(text: str) -> str:
+    """A name as matplotlib shows it: no formula between dollars, and in a legend even where it begins with _."""
+    return (" " if text.startswith("_") else "") + one_line(text).replace("$", r"\$")
+
+
 def file_name(*words: str) -> str:
     """Words as a part of a file's name."""
     return re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, words)))
@@ -71,12 +77,12 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
             continue
         look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
         few = "o" if len(rounds) < 3 else None  # a line through one point is invisible
-        axes.plot(rounds, scale * mean, label=f"{group.name} (n={len(group.runs)})", marker=few, **look)
+        axes.plot(rounds, scale * mean, label=literal(f"{group.name} (n={len(group.runs)})"), marker=few, **look)
         axes.fill_between(rounds, scale * (mean - std), scale * (mean + std), color=look["color"], alpha=0.15, lw=0)
         top.append(np.nanmax(mean))
     if top and max(top) > options.target / 2 and scale == 100:
         axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1)
-    axes.set(xlabel="round", ylabel=options.metric + (" (%)" if scale == 100 else ""), title=title)
+    axes.set(xlabel="round", ylabel=options.metric + (" (%)" if scale == 100 else ""), title=literal(title))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
@@ -115,7 +121,7 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
         xs = sorted(line)
         look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
         axes.errorbar(xs, [scale * line[x].mean() for x in xs], yerr=[scale * line[x].std() for x in xs], marker="o",
-                      capsize=2, label=f"{name} (n={min(map(len, line.values()))})", **look)  # fmt: skip
+                      capsize=2, label=literal(f"{name} (n={min(map(len, line.values()))})"), **look)  # fmt: skip
     axes.set(xlabel=key, ylabel=options.metric + (" (%)" if scale == 100 else ""))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -136,13 +142,13 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
         colours = np.where(each >= 0, COLOURS[0], COLOURS[1])
         axes.bar(np.arange(len(each)), scale * each, color=colours, width=0.8)
         axes.axhline(0, color="black", lw=0.8)
-        axes.set_title(f"{name}: mean {scale * np.nanmean(each):+.2f}", fontsize=9, loc="left")
+        axes.set_title(f"{literal(name)}: mean {scale * np.nanmean(each):+.2f}", fontsize=9, loc="left")
         axes.grid(axis="y", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1, 0].set_xlabel("client")
     panels[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     unit = ", percentage points" if scale == 100 else ""
-    figure.suptitle(f"gain over Local of {options.metric}@{convention(options)}{unit}; {title}", fontsize=10)
+    figure.suptitle(f"gain over Local of {options.metric}@{convention(options)}{unit}; {literal(title)}", fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path

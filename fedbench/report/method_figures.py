@@ -15,7 +15,7 @@ import numpy as np
 from fedbench.data.files import read_npz
 from fedbench.options import require
 from fedbench.report import scores
-from fedbench.report.figures import COLOURS, LINES, pyplot
+from fedbench.report.figures import COLOURS, LINES, literal, pyplot
 from fedbench.report.runs import Run, read_columns, read_json
 from fedbench.report.summary import Group
 
@@ -246,15 +246,15 @@ def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
         left.hlines(100 * curves[:, 0].mean(), i - 0.35, i + 0.35, color="black", lw=1.2)
         mean, std, epochs = 100 * curves.mean(0), 100 * curves.std(0), np.arange(curves.shape[1])
         look = {"color": colour, "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
-        right.plot(epochs, mean, label=f"{name} (n={len(curves)})", **look)
+        right.plot(epochs, mean, label=literal(f"{name} (n={len(curves)})"), **look)
         right.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
-    left.set_xticks(range(len(found)), [name for name, _ in found], rotation=30, ha="right", fontsize=8)
+    left.set_xticks(range(len(found)), [literal(name) for name, _ in found], rotation=30, ha="right", fontsize=8)
     left.set(title="best epoch (line: before the first)", ylabel="mean accuracy of new clients (%)")
     right.set(title="over epochs of their own", xlabel="epoch")
     right.legend(fontsize=8, frameon=False)
     for axes in (left, right):
         tidy(axes)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(literal(title), fontsize=10)
     return save(figure, path)
 
 
@@ -296,8 +296,7 @@ def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
 
 # -- looks -----------------------------------------------------------------------------------------------
 def title_of(run: Run) -> str:
-    s = run.summary
-    return f"{s.get('name')}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}"
+    return literal(f"{run.method}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}")
 
 
 def whole_numbers(axes: Any, both: bool = True) -> None:

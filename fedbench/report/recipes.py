@@ -73,8 +73,8 @@ def own_best(metric: str, client: int) -> Recipe:
 
     def recipe(run: Run, question: Question) -> Answer:
         _, ids, values = run.clients(metric)
-        mine = values[:, ids == client - 1]
-        return Answer(100 * float(np.nanmax(mine)) if mine.size and not np.isnan(mine).all() else NAN)
+        mine = values[:, ids == client - 1]  # [R, 1] or [R, 0]
+        return Answer(100 * float(scores.best_of(mine, metric)[0]) if mine.size else NAN)
 
     return recipe
 
@@ -155,7 +155,8 @@ def domain_of(row: dict[str, str]) -> str | None:
 
 def clients_of(run: Run, domain: str) -> list[int]:
     """Clients whose domain, in partition.json's ``domains`` [N], is this one."""
-    names = read_json(run.path / "partition.json").get("domains") or []
+    names = read_json(run.path / "partition.json").get("domains")
+    names = names if isinstance(names, list) else []
     return [client for client, name in enumerate(names) if simplified(str(name)) == simplified(domain)]
 
 

@@ -1,11 +1,15 @@
-"""Finding run directories and reading them; everything is read when it is first asked for."""
+"""Finding run directories and reading them; everything is read when it is first asked for.
+
+What is read was written by a run that may have been killed, on a disk that may be bad: ``sound`` parts the runs that
+can be read from those that cannot.  A last line cut by a kill is no damage: it is left out.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,16 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedbench.groups import label_of
 from fedbench.options import ConfigError, require
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SKIPPED = (".hydra", "wandb")
+BEGUN = {"metrics.csv", "error.txt", "status.json"}  # beside a config.yaml: a run, or what a kill left of one
+# what a summary may hold under these keys, where it has them; null everywhere
+NUMBERS = ("seed", "rounds", "rounds_done", "num_clients", "cohort")
+TEXTS = ("status", "name", "algorithm", "dataset", "partition", "model", "experiment", "partition_hash", "finished")
+MAPPINGS = ("cost", "last", "best", "best_val", "new_clients", "privacy")
 
 
 class Run:
@@ -25,6 +35,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.summary = read_json(path / "summary.json")
+        self.left_out: str | None = None  # why the run's clients are not reported, if they cannot be read
 
     @property
     def finished(self) -> bool:
@@ -36,17 +47,30 @@ class Run:
 
     def choice(self, group: str) -> str | None:
         """The option chosen in a config group: choice("dataset")."""
-        chosen = self.summary.get(group)
-        return (self.config.get("choices") or {}).get(group) if chosen is None else chosen
+        chosen = (self.config.get("choices") or {}).get(group)
+        return self.summary.get(group) if chosen is None else chosen
+
+    @property
+    def method(self) -> str:
+        """What the run is called: its name, else the algorithm chosen, or the class that was run in its place."""
+        said, option = self.summary.get("name"), self.summary.get("algorithm")
+        given = said is not None and said not in (option, f"{option}+ft")
+        return str(said) if given else f"{self.choice('algorithm')}{'+ft' if said != option and said else ''}"
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, nested; empty where there is none."""
+        """The resolved configuration, nested; empty where there is none.
+
+        A choice whose option has another class than the run built (as runs were once stored) is that class's name.
+        """
         path = self.path / "config.yaml"
-        if not path.is_file():
-            return {}
-        with path.open(encoding="utf-8") as file:
-            return yaml.load(file, LOADER) or {}
+        found = read_yaml(path) if path.is_file() else {}
+        require(isinstance(found, dict), f"{path} is damaged: it is no mapping")
+        chosen = found.get("choices")
+        for group, built in found.items() if isinstance(chosen, dict) else ():
+            if group in chosen and isinstance(built, dict):
+                chosen[group] = label_of(group, chosen[group], built.get("_target_"))
+        return found
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
@@ -65,15 +89,20 @@ class Run:
 
     def clients(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rounds [R], client ids [N], values [R, N]) of a column of clients.csv; NaN without a row."""
+        nothing = np.empty(0), np.empty(0), np.empty((0, 0))
         path = self.path / "clients.csv"
-        header = read_header(path)
-        if metric not in header:
-            return np.empty(0), np.empty(0), np.empty((0, 0))
-        columns = (header.index("round"), header.index("client"), header.index(metric))
         try:
-            cells = np.loadtxt(path, delimiter=",", skiprows=1, usecols=columns, ndmin=2)  # [rows, 3]
-        except ValueError as error:
-            raise ConfigError(f"{path} is damaged: {error}") from error
+            header = read_header(path)
+            if metric not in header:
+                self.left_out = self.left_out or (None if path.is_file() else f"{path.name} is missing")
+                return nothing
+            columns = [header.index(name) for name in ("round", "client", metric)]
+            cells = np.loadtxt(whole_lines(path), delimiter=",", skiprows=1, usecols=columns, ndmin=2)  # [rows, 3]
+        except (ConfigError, ValueError, OSError) as error:
+            self.left_out = f"{path.name} is damaged: {_first(error)}"
+            return nothing
+        if not len(cells):
+            return nothing
         rounds, row = np.unique(cells[:, 0], return_inverse=True)
         ids, column = np.unique(cells[:, 1], return_inverse=True)
         values = np.full((len(rounds), len(ids)), np.nan)  # [R, N]
@@ -89,7 +118,7 @@ def find_runs(folders: Iterable[str | Path]) -> list[Run]:
         require(folder.is_dir(), f"{folder} is not a folder; give folders that contain runs")
         for here, inside, files in os.walk(folder):
             inside[:] = [name for name in inside if name not in SKIPPED]
-            if "summary.json" in files or ("config.yaml" in files and {"metrics.csv", "error.txt"} & set(files)):
+            if "summary.json" in files or ("config.yaml" in files and BEGUN & set(files)):
                 found.add(Path(here))
     where = " or ".join(map(str, folders))
     require(
@@ -97,6 +126,70 @@ def find_runs(folders: Iterable[str | Path]) -> list[Run]:
         f"no runs found in {where}: a run is a folder with a summary.json (python -m fedbench makes one)",
     )
     return [Run(path) for path in sorted(found)]
+
+
+def sound(runs: list[Run]) -> tuple[list[Run], dict[Path, str]]:
+    """The runs that can be read, and of the others what is damaged: path -> a few words."""
+    damaged = {run.path: why for run in runs if (why := fault(run))}
+    return [run for run in runs if run.path not in damaged], damaged
+
+
+def fault(run: Run) -> str | None:
+    """What is damaged in a run's directory, in a few words; clients.csv is looked at when it is asked for."""
+    try:
+        _check_summary(run)
+        for name in ("config.yaml", "metrics.csv", "costs.csv") if run.finished else ():
+            require((run.path / name).is_file(), f"{name} is missing")
+        chosen, about = run.config.get("choices"), run.config.get("paper")
+        for name, value in (("choices", chosen), ("paper", about)):
+            require(isinstance(value, dict | None), f"config.yaml is damaged: {name} is {value!r}")
+        require(all(isinstance(value, str | None) for value in (chosen or {}).values()),
+                "config.yaml is damaged: choices are not names")
+        given = run.path / ".hydra" / "overrides.yaml"
+        require(not given.is_file() or isinstance(read_yaml(given), list | None), f"{given.name} is damaged")
+        done, rounds = rounds_of(run), run.summary.get("rounds")
+        require(not run.finished or rounds is None or done >= rounds, f"its tables end at round {done} of {rounds}")
+    except (ConfigError, OSError) as error:
+        return _first(error).replace(f"{run.path}{os.sep}", "")
+    return None
+
+
+def rounds_of(run: Run) -> int:
+    """The rounds that a run's files hold; its summary is written when it begins and when it ends."""
+    ends = [columns.get("round", np.zeros(1)) for columns in (run.costs, run.metrics)]
+    return int(max(np.nan_to_num(np.concatenate([*ends, [run.summary.get("rounds_done") or 0]]))))
+
+
+def _check_summary(run: Run) -> None:
+    path = run.path / "summary.json"
+    require(bool(run.summary) or not path.is_file(), "summary.json cannot be read")
+    s = run.summary
+    for kind, keys, words in ((int | float, NUMBERS, "a number"), (str, TEXTS, "text"), (dict, MAPPINGS, "a mapping")):
+        for key in keys:
+            fits = isinstance(s.get(key), kind | None) and not isinstance(s.get(key), bool)
+            require(fits, f"summary.json is damaged: {key} must be {words}, got {s.get(key)!r}")
+    for where, key in (("cost", "images_per_s"), ("best", "round"), ("best_val", "round"), ("new_clients", "best")):
+        value = (s.get(where) or {}).get(key)
+        require(isinstance(value, int | float | None), f"summary.json is damaged: {where}.{key} must be a number, "
+                f"got {value!r}")
+
+
+def _first(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds, {} where it is empty; ConfigError where it is damaged."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), LOADER) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged: {_first(error)}") from error
+
+
+def whole_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, without a last one that a kill cut off."""
+    with path.open(encoding="utf-8", newline="") as file:
+        yield from (line for line in file if line.endswith("\n"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -109,24 +202,27 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> list[str]:
-    """Column names of a CSV file; none where it is missing or empty."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return next(csv.reader(file), [])
+    """Column names of a CSV file; none where it is missing or empty; ConfigError where it is damaged."""
+    try:
+        return next(csv.reader(whole_lines(path)), []) if path.is_file() else []
+    except (csv.Error, ValueError) as error:
+        raise ConfigError(f"{path} is damaged: {_first(error)}") from error
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a CSV file of numbers, float64; empty cells are NaN; a line cut by a crash is left out."""
+    """Columns of a CSV file of numbers, float64; empty cells are NaN; ConfigError where it is damaged."""
     header = read_header(path)
     if not header:
         return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.reader(file) if len(row) == len(header)][1:]
     try:
+        rows = list(csv.reader(whole_lines(path)))[1:]
+        odd = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
+        require(odd is None, f"{path} is damaged: line {odd} has not {len(header)} cells")
         return {name: np.array([float(row[i] or "nan") for row in rows]) for i, name in enumerate(header)}
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
+    except ConfigError:
+        raise
+    except (csv.Error, ValueError) as error:
+        raise ConfigError(f"{path} is damaged: {_first(error)}") from error
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

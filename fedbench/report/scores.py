@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
+from fedbench.metrics import direction
 from fedbench.options import require
 from fedbench.report.runs import Run
 
@@ -25,13 +26,13 @@ class Gain:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric is a loss."""
-    return metric.rpartition("/")[2].startswith("loss")
+    """Whether the smaller of two values of a metric is the better one (fedbench/metrics.py says)."""
+    return not direction(metric).higher_is_better
 
 
 def is_fraction(metric: str) -> bool:
     """Whether a metric lies in [0, 1] and is shown in percent."""
-    return not lower_is_better(metric)
+    return direction(metric).fraction
 
 
 def check_metric(metric: str, runs: list[Run]) -> None:
@@ -44,9 +45,9 @@ def check_metric(metric: str, runs: list[Run]) -> None:
 
 
 def curve(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds [R], values [R]) of a metric."""
+    """(rounds [R], values [R]) of a metric; both empty where it was not measured."""
     empty = np.empty(0)
-    return run.metrics.get("round", empty), run.metrics.get(metric, empty)
+    return (run.metrics["round"], run.metrics[metric]) if {"round", metric} <= run.metrics.keys() else (empty, empty)
 
 
 def best_row(values: np.ndarray, metric: str) -> int | None:
@@ -63,6 +64,11 @@ def selected_round(run: Run, metric: str, select: str) -> float | None:
         return (run.summary.get("best_val") or {}).get("round")
     row = best_row(values, metric) if select == "best" else len(values) - 1
     return None if row is None or row < 0 else float(rounds[row])
+
+
+def best_of(values: np.ndarray, metric: str) -> np.ndarray:
+    """The best values along the first axis, NaN left out; NaN where all are."""
+    return (np.fmin if lower_is_better(metric) else np.fmax).reduce(values, axis=0)
 
 
 def value_at(run: Run, metric: str, round: float | None) -> float:
@@ -131,8 +137,7 @@ def _by_convention(run: Run, metric: str) -> dict[str, tuple[np.ndarray, np.ndar
     if not len(rounds):
         return {}
     best = value_row(rounds, selected_round(run, metric, "best"))
-    pick = np.fmin.reduce if lower_is_better(metric) else np.fmax.reduce  # both skip NaN
-    found = {"last": (ids, values[-1]), "own_best": (ids, pick(values, axis=0))}
+    found = {"last": (ids, values[-1]), "own_best": (ids, best_of(values, metric))}
     return found | ({"best_mean": (ids, values[best])} if best is not None else {})
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbench.options import require
+from fedbench.options import ConfigError, require
 from fedbench.report import scores
-from fedbench.report.runs import Run
+from fedbench.report.runs import Run, read_json, rounds_of
 from fedbench.report.table import Column, Spread, Table
 
 SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
@@ -60,10 +61,6 @@ def identity(run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def method(run: Run) -> str:
-    return str(run.summary.get("name") or run.choice("algorithm"))
-
-
 def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Group], int]:
     """Finished runs grouped by all but the seed, or by ``keys``; and how many repeated runs were left out.
 
@@ -73,7 +70,7 @@ def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Gro
     finished = [run for run in runs if run.finished]
     for run in sorted(finished, key=lambda r: str(r.summary.get("finished"))):
         if keys is None:
-            key = (method(run), *sorted((k, repr(v)) for k, v in identity(run).items()))
+            key = (run.method, *sorted((k, repr(v)) for k, v in identity(run).items()))
             same_cell: Any = run.seed
         else:
             key = tuple(repr(lookup(run, k)) for k in keys)
@@ -87,7 +84,7 @@ def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Gro
 def lookup(run: Run, key: str) -> Any:
     """A config value by its dotted name; a group's name means the option chosen; ``name`` the method."""
     if key in ("name", "method"):
-        return method(run)
+        return run.method
     chosen = run.choice(key)
     value = run.flat_config.get(key) if chosen is None else chosen
     require(chosen is not None or key in run.flat_config, f"--group {key}: {run.path} has no such config key")
@@ -104,12 +101,12 @@ def _label(groups: list[Group], keys: list[str] | None) -> None:
     shown = [name for name in SHOWN if len({run.choice(name) for run in firsts}) > 1]
     namesakes: dict[Any, list[Run]] = {}
     for run in firsts:
-        namesakes.setdefault((method(run), *(run.choice(name) for name in SHOWN)), []).append(run)
+        namesakes.setdefault((run.method, *(run.choice(name) for name in SHOWN)), []).append(run)
     telling = dict.fromkeys(key for same in namesakes.values() for key in differing(same))
     for group in groups:
         run, ours = group.runs[0], identity(group.runs[0])
         values = {_short(key, telling): ours.get(key) for key in telling}
-        group.labels = {"method": method(run)} | {name: run.choice(name) for name in shown} | values
+        group.labels = {"method": run.method} | {name: run.choice(name) for name in shown} | values
         group.setting = {name: run.choice(name) for name in SHOWN}
         group.setting |= {_short(key, telling): ours.get(key) for key in telling if not key.startswith(OF_METHOD)}
 
@@ -282,26 +279,41 @@ def unfinished(runs: list[Run]) -> Table | None:
     open_runs = [run for run in runs if not run.finished]
     if not open_runs:
         return None
-    from fedbench.cells import resumable, to_go_on  # Hydra: reports of finished runs start without it
-
     rows = []
     for run in open_runs:
-        done = run.summary.get("rounds_done", int(max(run.costs.get("round", [0]), default=0)))
         rows.append({
             "run": str(run.path),
             "status": _status(run),
-            "rounds": f"{done} of {run.summary.get('rounds', run.config.get('rounds', '?'))}",
-            "command": to_go_on(run.path) if resumable(run.path) else "start it again: no checkpoint",
+            "rounds": f"{rounds_of(run)} of {run.summary.get('rounds', run.config.get('rounds', '?'))}",
+            "command": _to_finish(run),
         })  # fmt: skip
     columns = [Column("run", "run"), Column("status", "status"), Column("rounds", "rounds"),
                Column("command", "to finish it")]  # fmt: skip
     return Table("not finished", columns, rows)
 
 
+def _to_finish(run: Run) -> str:
+    """The command that goes on with an unfinished run, or why there is none."""
+    from fedbench.cells import resumable, to_go_on  # Hydra: reports of finished runs start without it
+
+    try:
+        return to_go_on(run.path) if resumable(run.path) else "start it again: no checkpoint"
+    except ConfigError as error:
+        return f"start it again: {error}"
+
+
+def left_out(damaged: Mapping[Path, str], runs: list[Run]) -> list[str]:
+    """A line for each damaged run: what of it is in no table, and why."""
+    lines = [f"damaged, left out: {path}: {why}" for path, why in damaged.items()]
+    return lines + [f"damaged, without its clients: {run.path}: {run.left_out}" for run in runs if run.left_out]
+
+
 def _status(run: Run) -> str:
     """failed with the first line of error.txt, or the status as written."""
     error = run.path / "error.txt"
-    status = str(run.summary.get("status") or ("failed" if error.is_file() else "no summary.json"))
+    killed = read_json(run.path / "status.json").get("status") in ("running", "interrupted")
+    none = "failed" if error.is_file() else "running" if killed else "no summary.json"
+    status = str(run.summary.get("status") or none)
     if status == "running" or not error.is_file():
         return "interrupted" if status == "running" else status
     lines = error.read_text(encoding="utf-8", errors="replace").strip().splitlines()

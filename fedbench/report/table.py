@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 FORMATS = ("text", "markdown", "csv")
@@ -47,6 +47,7 @@ class Table:
 
 def render(tables: list[Table], form: str) -> str:
     """The tables as one text, ending in a newline; a CSV holds them one below the other, without notes."""
+    tables = [replace(table, title=one_line(table.title), notes=[*map(one_line, table.notes)]) for table in tables]
     write = {"text": as_text, "markdown": as_markdown, "csv": as_csv}[form]
     return "\n".join(write(table) for table in tables)
 
@@ -100,7 +101,12 @@ def show(value: Any, column: Column) -> str:
         return _show_spread(value, column)
     if isinstance(value, float) and column.digits is not None:
         return column.none if math.isnan(value) else f"{value * column.scale:,.{column.digits}f}"
-    return column.none if value is None else str(value)
+    return column.none if value is None else one_line(str(value))
+
+
+def one_line(text: str) -> str:
+    """The text with line breaks and other control characters written out: a name is no part of a table's form."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _show_spread(value: Spread, column: Column) -> str:
@@ -121,4 +127,7 @@ def _is_number(table: Table, column: Column) -> bool:
 
 
 def _plain(value: Any) -> Any:
+    """A cell of a CSV; text that a spreadsheet would compute has a ' before it."""
+    if isinstance(value, str):
+        return f"'{one_line(value)}" if value.startswith(("=", "+", "-", "@")) else one_line(value)
     return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value

@@ -1,6 +1,8 @@
 """What a cohort computes over whole splits is plain PyTorch, client by client; exchanges are metered."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from test_local import MODELS
 from tiny import (
+    HEAD,
     PLANS,
     SIZES,
     Affine,
@@ -27,7 +30,11 @@ from tiny import (
 from torch import Tensor, nn
 
 from fedbench import rng
+from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.ditto import Ditto
+from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedprox import FedProx
+from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.build import make, shared_batch
 from fedbench.cohort import Cohort, Engine
 from fedbench.config import check
@@ -35,6 +42,7 @@ from fedbench.flat import FlatModel
 from fedbench.models.resnet import ResNet
 from fedbench.optim import SGD
 from fedbench.options import ConfigError, RunError
+from fedbench.partition.base import Ragged
 from fedbench.per_client import PerClient
 
 IDS = np.array([4, 0, 5, 2])                # unsorted, not all
@@ -248,9 +256,36 @@ def test_training_is_counted() -> None:
     assert cohort.ledger.samples == 2 * sum(SIZES[i] for i in IDS)
     assert cohort.ledger.steps == out.steps.sum() == 2 * (4 + 2 + 2 + 3)
     assert cohort.ledger.loss == pytest.approx(out.loss.mean().item())
+    for share, samples in ((0.5, 3), (0, 3)):                 # what a batch serves beside its update is no sample more
+        cohort.train(e.model.init_row(), counted=share)
+        assert cohort.ledger.samples == samples * sum(SIZES[i] for i in IDS)
+
+
+@pytest.mark.parametrize("make, share", [(FedAvg, 1), (Ditto, 1), (PerFedAvg, 1 / 2),
+                                         (partial(PerFedAvg, "hf"), 1 / 3)])
+def test_methods_that_read_a_sample_twice_count_it_once(make: Callable[[], Algorithm], share: float) -> None:
+    """Images per second are those of the updates: 12 samples of each of four clients."""
+    arrays, split = ragged((12,) * 4)
+    e = engine(arrays, split, mlp(), batch_size=2, columns=HEAD)
+    algorithm = make()
+    algorithm.setup(e.federation, e.model, e.rows)
+    cohort = everyone(e)
+    algorithm.round(cohort)
+    assert cohort.ledger.samples == 4 * 12 * share
 
 
 # -- mistakes that must not stay hidden ------------------------------------------------------------------
+def test_the_training_loss_is_of_those_who_trained() -> None:
+    """Clients without a sample of a split take no step: they are no losses of 0 in the mean."""
+    e = build()
+    e.federation.splits["some"] = Ragged.from_lists([np.arange(3) if i in (0, 4) else np.empty(0, np.int64)
+                                                     for i in range(len(SIZES))])
+    cohort = Cohort(e, IDS, 0)
+    out = cohort.train(e.model.init_row(), split="some")
+    assert out.steps.tolist() == [1, 1, 0, 0] and (out.loss > 0.1).tolist() == [True, True, False, False]
+    assert cohort.ledger.loss == pytest.approx(float(out.loss[:2].mean()))
+
+
 @pytest.mark.parametrize("plan", ["loop", "threads", "vmap", "pairs"])
 def test_a_closure_over_the_cohorts_rows_is_found(plan: str) -> None:
     """A [K, P] tensor that does not come in as a state is in the wrong order, or of the wrong length, under every

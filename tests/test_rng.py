@@ -33,6 +33,14 @@ def test_lengths_are_those_of_the_batches(how: dict, drop_last: bool) -> None:
     assert steps.tolist() == (counts > 0).sum(0).tolist() and samples.tolist() == counts.sum(0).tolist()
 
 
+def test_row_draws_are_pinned() -> None:
+    keys = torch.from_numpy(rng.client_keys(rng.key(0, "noise", 1), np.array([0, 5])))
+    random = rng.RowRandom(keys)
+    assert (random.uniform(3) * 2**24).tolist() == [[10966864, 891112, 3889936], [16471293, 8596768, 10971933]]
+    normal = torch.tensor([[-0.914310396, 0.054729931], [-1.141252637, 0.251689881]])
+    assert torch.allclose(random.normal(2), normal, atol=1e-6)
+
+
 def test_generators_do_not_touch_global_state() -> None:
     before = global_state()
     rng.generator(1, "x").normal(size=5)

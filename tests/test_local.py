@@ -625,7 +625,9 @@ def test_several_gradients_in_a_step_are_apart() -> None:
         equal(one, first)
         assert not torch.equal(one, two)
         s.descend(two.sub_(two).add_(one))
-    close(everyone(e).train(e.model.init_row(), step=step).theta, everyone(e).train(e.model.init_row()).theta)
+    twice, plain = (everyone(e).train(e.model.init_row(), step=how) for how in (step, None))
+    close(twice.theta, plain.theta)
+    close(twice.loss, plain.loss)                             # train/loss is that of the first of them
 
 
 def test_a_learning_rate_per_client() -> None:
@@ -729,6 +731,13 @@ def test_draws_inside_a_step_are_keyed() -> None:
     assert not torch.equal(whole, run([0, 1, 2, 3], round=1))
     assert not torch.equal(whole, run([0, 1, 2, 3], key="other"))
     assert len(whole.unique()) == whole.numel()
+
+
+def test_every_step_draws_anew() -> None:
+    """Else dropout would leave out the same units in all steps of a round."""
+    drawn: list[Tensor] = []
+    everyone(build()).train(build().model.init_row(), steps=3, step=lambda s, b: drawn.append(s.rng.uniform(2)))
+    assert len(torch.stack(drawn).unique()) == 3 * len(IDS) * 2
 
 
 @pytest.mark.parametrize("plan", PLANS)

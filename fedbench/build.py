@@ -28,7 +28,9 @@ from fedbench import ranks as processes
 from fedbench.algorithms.base import Algorithm
 from fedbench.autotune import use
 from fedbench.cohort import Engine
+from fedbench.data import known
 from fedbench.data.base import EXTRA, Arrays
+from fedbench.data.known import DATASET_KEYS
 from fedbench.executor import Executor, Plan
 from fedbench.faults import told
 from fedbench.federation import Federation
@@ -43,7 +45,6 @@ from fedbench.rows import RowStore, disk_space, memory
 
 log = logging.getLogger(__name__)
 MOST_CELLS = 200_000           # of clients x classes in partition.json
-DATASET_KEYS = ("split", "test_fraction", "val_fraction", "normalize", "augment", "subset")
 
 
 def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), **extra: Any) -> Any:
@@ -95,7 +96,13 @@ def set_precision(name: str) -> None:
 
 
 def data(cfg: DictConfig) -> Arrays:
-    return together.share(("data", _text(cfg.dataset, DATASET_KEYS)), lambda: make(cfg.dataset, DATASET_KEYS).load())
+    key = known.key_of(_plain(cfg.dataset))
+    return together.share(("data", key), lambda: known.load(key, str(cfg.data_dir), lambda: load(cfg)))
+
+
+def load(cfg: DictConfig) -> Arrays:
+    """The data set, read (or downloaded, or generated) anew."""
+    return make(cfg.dataset, DATASET_KEYS).load()
 
 
 def partition(cfg: DictConfig, arrays: Arrays) -> Split:
@@ -339,10 +346,27 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
 def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:
     """The partition as an artifact: partition.npz, and partition.json with its hash and sizes."""
     split.save(run_dir / "partition.npz")
-    facts = {"hash": split.hash, "num_clients": split.num_clients, "num_classes": arrays.num_classes,
-             "train": split.train.sizes.tolist(), "val": split.val.sizes.tolist(), "test": split.test.sizes.tolist(),
-             **described(split, arrays)}
-    (run_dir / "partition.json").write_text(json.dumps(facts) + "\n")
+    (run_dir / "partition.json").write_text(json.dumps(facts(split, arrays)) + "\n")
+
+
+def mend_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:
+    """Write the partition's files again where they are no longer what they were."""
+    try:
+        now, there = facts(split, arrays), json.loads((run_dir / "partition.json").read_text())
+        fits = Split.load(run_dir / "partition.npz").hash == split.hash and there["hash"] == split.hash and \
+            all(now.get(name) == value for name, value in there.items())      # of an older version: some are missing
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        fits = False
+    if not fits:
+        log.warning("%s: partition.npz or partition.json was not that of the run; both are written again", run_dir)
+        save_partition(split, arrays, run_dir)
+
+
+def facts(split: Split, arrays: Arrays) -> dict[str, Any]:
+    """What partition.json says."""
+    return {"hash": split.hash, "num_clients": split.num_clients, "num_classes": arrays.num_classes,
+            "train": split.train.sizes.tolist(), "val": split.val.sizes.tolist(), "test": split.test.sizes.tolist(),
+            **described(split, arrays)}
 
 
 def described(split: Split, arrays: Arrays) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench import together
 from fedbench.config import check, config_hash, load_config, save_config, with_choices
+from fedbench.digests import differing, digest
 from fedbench.lock import MARK, NAME, Busy, writing
-from fedbench.options import ConfigError
+from fedbench.options import ConfigError, require
 
 log = logging.getLogger(__name__)
 TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
@@ -91,7 +92,7 @@ def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, fl
         stored = None
     if stored is None:
         _save(values, hydra, folder)
-    elif _is_finished(folder):
+    elif is_finished(folder, values):
         return skipped(folder)
     elif resumable(folder):
         # What was chosen for this machine stays: it is part of bit-exact resuming.
@@ -234,8 +235,43 @@ def _save(values: Mapping[str, Any], hydra: HydraConf, folder: Path) -> None:
     save_config(values, folder / "config.yaml")
 
 
-def _is_finished(folder: Path) -> bool:
-    return (read_json(folder / "summary.json") or {}).get("status") == "finished"
+def is_finished(folder: Path, values: Mapping[str, Any]) -> bool:
+    """Whether the run is finished, its files still what it wrote; ConfigError where its data have changed since."""
+    summary = read_json(folder / "summary.json") or {}
+    if summary.get("status") != "finished":
+        return False
+    if (name := _damaged(folder, summary)) is not None:
+        say(f"{folder} is finished, but {name} is no longer what the run wrote: it goes on from its checkpoint")
+        return False
+    then = summary.get("data_hash")
+    now = _data_hash(folder, values) if then else None
+    require(now in (None, then), f"{folder} is finished, but the data are no longer those of the run (digest "
+            f"{str(now)[:12]}, the run's {str(then)[:12]}): put its files back, or move the folder away to run it anew")
+    return True
+
+
+def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
+    """The first file of a finished run that is not what its summary says, if the summary says it."""
+    if "digest" not in summary:
+        return None
+    if digest({name: value for name, value in summary.items() if name != "digest"}) != summary["digest"]:
+        return "summary.json"
+    return differing(folder, summary.get("files", {}), whole=True)
+
+
+def _data_hash(folder: Path, values: Mapping[str, Any]) -> str | None:
+    """The digest of a run's data as they are now; None where they are not to be had."""
+    from fedbench.data import known
+
+    def load() -> Any:
+        from fedbench.build import load  # torch
+
+        return load(OmegaConf.create(dict(values)))
+    try:
+        return known.digest(known.key_of(values["dataset"]), values["data_dir"], load)
+    except ConfigError as error:
+        say(f"{folder}: whether its data have changed cannot be told ({error})")
+        return None
 
 
 def resumable(folder: Path) -> bool:

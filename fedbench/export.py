@@ -30,7 +30,7 @@ def open_run(run_dir: str | Path, overrides: Sequence[str] = ()) -> Simulation:
     overrides name the targets that are yours ("model._target_=my_package.MyNet"): nothing else of your own is built.
     """
     values, _ = resume.prepare(Path(run_dir), list(overrides), None)
-    return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir)))
+    return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir), tables=False))
 
 
 def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:

@@ -7,6 +7,7 @@ distances, the initial values and the last round always among them; nothing for 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from fedbench import evaluate
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine
 from fedbench.data.files import read_npz, write_npz
+from fedbench.digests import digest
+from fedbench.options import require
 
 FILE, MEASURED = "matrices.npz", "measured.npz"
 BUDGET = 16 << 20       # bytes of one name
@@ -34,12 +37,17 @@ class MatrixLog:
         self.active = room >= 2 and bool(algorithm.matrices())
         self.rounds: list[int] = []
         self.kept: list[dict[str, np.ndarray]] = []
+        self.digests: dict[str, str] = {}               # of what was kept of each round
 
     def note(self, round: int) -> None:
         """Take the matrices as they are after a round (0: before the first), if it is one to be kept."""
-        if self.active and (round % self.step == 0 or round == self.last):
-            self.rounds.append(round)
-            self.kept.append({name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
+        if self.active and self._wanted(round):
+            self._keep(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
+
+    def _keep(self, round: int, matrices: dict[str, np.ndarray]) -> None:
+        self.rounds.append(round)
+        self.kept.append(matrices)
+        self.digests[str(round)] = digest(matrices)
 
     def save(self) -> None:
         """Replace the file, beside a checkpoint, so that a resumed run has all up to where it goes on."""
@@ -47,14 +55,20 @@ class MatrixLog:
             stacked = {name: np.stack([k[name] for k in self.kept]) for name in self.kept[0]}
             write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)
 
-    def load(self, done: int) -> None:
-        """What an earlier part of the run recorded, up to the round it goes on from."""
+    def load(self, done: int, digests: Mapping[str, str] | None = None) -> None:
+        """What an earlier part of the run recorded, up to the round it goes on from.  digests: what it was."""
         if self.active and self.path.is_file():
             stored = read_npz(self.path)
             for r, round in enumerate(stored.pop("rounds").tolist()):
-                if round <= done and (round % self.step == 0 or round == self.last):
-                    self.rounds.append(round)
-                    self.kept.append({name: values[r] for name, values in stored.items()})
+                if round <= done and self._wanted(round):
+                    self._keep(round, {name: values[r] for name, values in stored.items()})
+        if self.active and digests is not None:
+            wanted = {round: text for round, text in digests.items() if self._wanted(int(round))}
+            require(self.digests == wanted, f"{self.path} is not what the run wrote up to round {done}, and what it "
+                    "held is nowhere else")
+
+    def _wanted(self, round: int) -> bool:
+        return round % self.step == 0 or round == self.last
 
 
 def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from fedbench.cells import CHECKPOINTS, read_json
+from fedbench.cells import CHECKPOINTS, is_finished, read_json
 from fedbench.config import RESERVED, WHEREABOUTS, check, flatten, load_config, plain, with_choices
 from fedbench.groups import GROUPS, conf_dirs, is_class, label_of
 from fedbench.hydra_bridge import Composer, is_matched
@@ -43,16 +43,16 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     stored["rounds"] = max([stored["rounds"], *_earlier_rounds(folder)])
     rounds = changed.pop("rounds", stored["rounds"])
     _check_same(folder, stored, changed)
-    _check_rounds(folder, stored, rounds)
+    check_rounds(folder, stored, stored["rounds"], rounds)
     merged = OmegaConf.create(stored)
     for key, value in {**changed, "rounds": rounds}.items():
         if key == "rounds" or is_matched(key, FREE):
             OmegaConf.update(merged, key, value)
-    summary = read_json(folder / "summary.json") or {}
-    done = summary.get("rounds")
-    finished = summary.get("status") == "finished" and isinstance(done, int) and rounds <= done
+    values = check(merged)
+    there = (read_json(folder / "summary.json") or {}).get("rounds", 0)
+    finished = isinstance(there, int) and rounds <= there and is_finished(folder, values)
     _check_checkpoint(folder, finished)
-    return check(merged), finished
+    return values, finished
 
 
 def record(folder: Path, overrides: list[str]) -> None:
@@ -136,8 +136,8 @@ def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, A
     require(not lines, f"{said}; a run goes on as it was, so leave these out or start a new one")
 
 
-def _check_rounds(folder: Path, stored: Mapping[str, Any], rounds: int) -> None:
-    before = stored["rounds"]
+def check_rounds(folder: Path, stored: Mapping[str, Any], before: int, rounds: int) -> None:
+    """Refuse fewer rounds than a run had before, and more where its learning rates depended on their number."""
     require(rounds >= before, f"resume={folder}: rounds={rounds} is below the run's {before}")
     schedule = (stored["optimizer"].get("schedule") or {}).get("name", "constant")
     why = f"the learning rates of optimizer.schedule.name={schedule} so far were those of {before} rounds"
@@ -153,10 +153,28 @@ def _check_checkpoint(folder: Path, finished: bool) -> None:
 def _earlier_rounds(folder: Path) -> Iterator[int]:
     """rounds= of earlier resumes: what they added stays asked for."""
     for path in sorted((folder / ".hydra").glob("overrides.resume-*.yaml")):
-        for text in yaml.safe_load(path.read_text(encoding="utf-8")) or []:
+        try:
+            words = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path} cannot be read ({str(error).splitlines()[0]}): it tells the rounds that an "
+                              "earlier resume= asked for") from error
+        for text in words if isinstance(words, list) else ():
             match = re.fullmatch(r"\+*rounds=(\d+)", str(text))
             if match:
                 yield int(match[1])
+
+
+def rounds_asked(folder: Path) -> list[int]:
+    """Every number of rounds that the run in a folder was ever asked for."""
+    path = folder / "config.yaml"
+    return [*([int(load_config(path).rounds)] if path.is_file() else []), *_earlier_rounds(folder)]
+
+
+def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys (dotted) of a run's config whose values were others, as key=now (was: then)."""
+    return [f"{key}={show(now.get(key))} (was: {show(then.get(key))})" for key in sorted({*then, *now})
+            if then and then.get(key, ABSENT) != now.get(key, ABSENT) and key != "rounds"
+            and not is_matched(key, KEPT_OR_FREE)]
 
 
 def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:

@@ -119,12 +119,24 @@ class Rows:
         return {"ids": torch.from_numpy(order), "rows": rows.cpu()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """ValueError where the rows are none of these clients', or not of this kind."""
+        self._check(state["ids"], state["rows"])
         self.slot[:] = -1
         self.used, self.store = 0, self._allocate(0)
         ids, size = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))
         self._grow(len(ids))
         for a in range(0, len(ids), size):
             self[ids[a:a + size]] = state["rows"][a:a + size]
+
+
+    def _check(self, ids: Tensor, rows: Tensor) -> None:
+        fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
+        if not fits or rows.shape != (len(ids), *self.default.shape):
+            raise ValueError(f"the rows {self.name!r} are {rows.dtype} {tuple(rows.shape)}, not {self.default.dtype} "
+                             f"{(len(ids), *self.default.shape)}")
+        known = ids.numpy()
+        if len(np.unique(known)) < len(known) or ((known < 0) | (known >= self.num_clients)).any():
+            raise ValueError(f"the rows {self.name!r} are of other clients than 0 to {self.num_clients - 1}")
 
 
 def memory(device: torch.device) -> int:
@@ -187,5 +199,7 @@ class RowStore:
         return {name: rows.state_dict() for name, rows in self.all.items()}
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
+        if unknown := state.keys() - self.all.keys():
+            raise ValueError(f"it has rows {', '.join(sorted(unknown))}, which the run has not")
         for name, rows in self.all.items():
             rows.load_state_dict(state[name])

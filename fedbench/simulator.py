@@ -26,18 +26,23 @@ from omegaconf import DictConfig
 import fedbench
 from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, privacy, rng, together
 from fedbench import ranks as processes
+from fedbench import resume as resuming
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, Engine, Ledger
-from fedbench.config import RESERVED, config_hash
+from fedbench.config import RESERVED, config_hash, flatten, plain
+from fedbench.digests import Mark, digest, mark_of
 from fedbench.executor import cores
 from fedbench.groups import is_class
 from fedbench.matrices import MatrixLog, write_measured
-from fedbench.options import require
+from fedbench.options import ConfigError, require
 from fedbench.partition.base import Split
 from fedbench.progress import Progress, ending
 from fedbench.tracking import Tracker
+from fedbench.tracking import plain as writable
 
 log = logging.getLogger(__name__)
+# what a run leaves beside its tables, for reports: whoever believes a summary that says finished looks at them again
+OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
 SCORE, VAL = "personal/accuracy", "val/accuracy"
 
 
@@ -61,6 +66,8 @@ class Simulation:
     last: dict[str, float] = field(default_factory=dict)
     newcomers: dict[str, Any] | None = None
     matrices: MatrixLog | None = None
+    data_hash: str = ""
+    rotate: bool = True                               # whether checkpoint.pt is sound: the next one keeps it
     uneven: bool = False
     command: str = field(default_factory=cells.typed)
     started: str = field(default_factory=now)
@@ -71,27 +78,46 @@ class Simulation:
     def config_hash(self) -> str:
         return config_hash(self.cfg)                  # 8 ms: more than the rest of a small checkpoint
 
+    @functools.cached_property
+    def config_text(self) -> str:
+        return json.dumps(flatten(plain(self.cfg)))
+
     def state(self) -> dict[str, Any]:
         """Everything the rounds to come depend on, as plain tensors, numbers and text."""
         return {"round": self.done, "config_hash": self.config_hash, "partition_hash": self.split.hash,
+                "config": self.config_text, "data_hash": self.data_hash,
+                "matrices": json.dumps(self.matrices.digests if self.matrices else {}),
                 "algorithm": self.algorithm.state_dict(), "rows": self.engine.rows.state_dict(),
                 "record": json.dumps({"best": self.best, "best_val": self.best_val, "last": self.last,
                                       "cost": self.cost}), "executor": json.dumps(self.engine.executor.state())}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; ConfigError where it, or the data, do not fit the run."""
+        then, now = state.get("data_hash", self.data_hash), self.data_hash
+        require(then == now, f"resume={self.run_dir}: the data are no longer those of the run (digest {now[:12]}, the "
+                f"run's {then[:12]}): put its files back, or start a new run")
         require(state["partition_hash"] == self.split.hash,
                 f"resume={self.run_dir}: the data now gives another partition ({self.split.hash[:12]}) than the "
                 f"run's ({state['partition_hash'][:12]}); the data set's files have changed")
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+            said = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            raise ConfigError(f"resume={self.run_dir}: the checkpoint does not fit the run ({said})") from error
+
+    def _load(self, state: dict[str, Any]) -> None:
         for name in state["rows"]:                    # stores of optimizer buffers are made when first used
             if name.startswith("optimizer/") and name not in self.engine.rows.all:
                 _, owner, buffer = name.split("/")
                 self.engine.memory(owner, buffer, state["rows"][name]["rows"].shape[1])
         self.engine.rows.load_state_dict(state["rows"])
         device = self.engine.device                   # checkpoints are read to host memory
+        check_like(self.algorithm.state_dict(), state["algorithm"])
         self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
+        self.rotate = state.get("file", checkpoint.NAME) == checkpoint.NAME
 
     def note(self, values: dict[str, float]) -> None:
         """Remember the last evaluation, the best one, and the best one by validation."""
@@ -115,6 +141,15 @@ class Simulation:
         return row
 
 
+def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
+    """ValueError unless a method's stored tensors are those that it begins with, and of their kinds; more may have
+    come in its rounds."""
+    for name, tensor in fresh.items():
+        other = stored[name]
+        if (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+            raise ValueError(f"{name} is {other.dtype} {tuple(other.shape)}, not {tensor.dtype} {tuple(tensor.shape)}")
+
+
 def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
     """Run (or go on with) the experiment of a checked config in run_dir; returns the summary.
 
@@ -134,11 +169,12 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
 def _run(cfg: DictConfig, run_dir: Path, resume: bool, first: bool) -> dict[str, Any]:
     began = time.monotonic()
     saved = checkpoint.load(run_dir) if resume else None
-    sim = prepare(cfg, run_dir, saved)
+    sim = prepare(cfg, run_dir, saved, write=first)
     announce(sim)
     earlier, clock = sim.cost["total_s"], checkpoint.Clock(cfg.checkpoint.every)
     label = run_dir.name if together.current() else ""
-    with (Tracker(run_dir, cfg, sim.done if saved else None) if first else Silent() as tracker,
+    marks = saved.get("tables") if saved else None
+    with (Tracker(run_dir, cfg, sim.done if saved else None, marks=marks) if first else Silent() as tracker,
           Progress(cfg.rounds, sim.done, label) if first else Silent() as progress, Signals() as signals):
         tracker.summary(summary(sim, "running"))
         try:
@@ -147,7 +183,7 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, first: bool) -> dict[str,
                 sim.cost["total_s"] = earlier + time.monotonic() - began
                 stop = signals.asked()
                 if first and clock.due(sim.done, sim.done == cfg.rounds or stop):
-                    clock.time(lambda: keep(sim))
+                    clock.time(lambda: keep(sim, tracker.marks() or {}))
                 if stop and sim.done < cfg.rounds:
                     raise KeyboardInterrupt
             write_measured(run_dir, sim.algorithm, sim.engine, evaluated_clients(sim))
@@ -157,18 +193,32 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, first: bool) -> dict[str,
         except Exception:
             tracker.summary(summary(sim, "failed"))
             raise
-        tracker.summary(result := summary(sim, "finished"))
+        result = summary(sim, "finished")
+        if first:
+            tracker.summary(sealed({**result, "files": {**(tracker.marks() or {}), **outputs(run_dir)}}))
     sim.engine.executor.close()
     if first:
         ending(result, run_dir)
     return result
 
 
-def keep(sim: Simulation) -> None:
-    """Save all that a resumed run goes on from."""
+def keep(sim: Simulation, tables: dict[str, Mark]) -> None:
+    """Save all that a resumed run goes on from.  tables: the marks of those on the disk."""
     if sim.matrices is not None:
         sim.matrices.save()
-    checkpoint.save(sim.run_dir, sim.state())
+    checkpoint.save(sim.run_dir, {**sim.state(), "tables": tables}, sim.rotate)
+    sim.rotate = True
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """A summary with the digest of all that it says, as it will be read."""
+    values = writable(values)
+    return {**values, "digest": digest(values)}
+
+
+def outputs(run_dir: Path) -> dict[str, Mark]:
+    """The marks of what else a finished run leaves."""
+    return {name: mark_of(run_dir / name) for name in OUTPUTS if (run_dir / name).is_file()}
 
 
 def play(sim: Simulation, tracker: Tracker | Silent, progress: Progress | Silent) -> None:
@@ -247,10 +297,13 @@ def evaluated_clients(sim: Simulation) -> np.ndarray:
     return np.sort(rng.generator(int(sim.cfg.seed), "evaluated").choice(n, wanted, replace=False, shuffle=False))
 
 
-def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None) -> Simulation:
-    """Build every part; the partition is saved with the run."""
+def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write: bool = False) -> Simulation:
+    """Build every part; the partition is saved with the run.  write: where this process writes the run's files."""
+    if saved is not None:
+        check_saved(cfg, run_dir, saved)
     ranks = processes.current()
     arrays = ranks.in_turn(lambda: build.data(cfg))
+    ranks.agree("data set", arrays.digest)
     split = build.partition(cfg, arrays)
     ranks.agree("partition", split.hash)
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None)
@@ -258,14 +311,33 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None) -> Sim
     privacy.check(engine, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
     matrices = MatrixLog(run_dir, algorithm, engine.federation.num_clients, cfg.rounds, cfg.eval.every)
-    sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices=matrices if ranks.first else None)
+    sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices=matrices if ranks.first else None,
+                     data_hash=arrays.digest)
     if saved is not None:
         sim.load(saved)
-        matrices.load(sim.done)
+        matrices.load(sim.done, json.loads(saved["matrices"]) if "matrices" in saved else None)
+        if write:
+            build.mend_partition(split, arrays, run_dir)
     elif ranks.first:
         build.save_partition(split, arrays, run_dir)
         matrices.note(0)
     return sim
+
+
+def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
+    """ConfigError unless a checkpoint was written by a run of this config; rounds may have grown."""
+    values, done = plain(cfg), saved["round"]
+    then = json.loads(saved["config"]) if "config" in saved else {}
+    known = [then["rounds"]] if then else [cfg.rounds, *resuming.rounds_asked(run_dir)]
+    wrote = next((r for r in known if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)
+    keys = resuming.changed(then, flatten(values))
+    names = f" ({', '.join(keys)})" if keys else ""
+    require(wrote > 0 and not any(key.startswith("choices.") for key in keys),
+            f"resume={run_dir}: config.yaml is not the one that its checkpoint was written with{names}; put it back, "
+            "or start a new run")
+    require(type(done) is int and 1 <= done <= wrote,
+            f"resume={run_dir}: the checkpoint says that {done} rounds were done, of {wrote}")
+    resuming.check_rounds(run_dir, values, wrote, cfg.rounds)
 
 
 def announce(sim: Simulation) -> None:
@@ -324,7 +396,8 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             **({"classes": own} if own else {}),
             "seed": cfg.seed, "rounds": cfg.rounds, "num_clients": sim.engine.federation.num_clients,
             "cohort": sim.engine.federation.cohort_size, "personal_is_global": sim.algorithm.personal_is_global,
-            "config_hash": sim.config_hash, "partition_hash": sim.split.hash, "last": sim.last, "best": sim.best,
+            "config_hash": sim.config_hash, "partition_hash": sim.split.hash,
+            "data_hash": sim.data_hash, "last": sim.last, "best": sim.best,
             "best_val": sim.best_val, **({"new_clients": sim.newcomers} if sim.newcomers else {}),
             **({"privacy": sim.engine.privacy.summary()} if sim.engine.privacy else {}), "cost": cost,
             "executor": {**sim.engine.executor.state(), "ranks": sim.engine.executor.ranks.size}, **surroundings(),

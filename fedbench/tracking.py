@@ -21,7 +21,7 @@ import netrc
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,12 +31,14 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench import together
+from fedbench.digests import Mark, Running, mark_of
 from fedbench.options import ConfigError
 
 MODES = ("auto", "online", "offline", "disabled")
 TABLES = ("metrics", "clients", "costs")
 SECONDS_TO_CONNECT = 20.0
 SECONDS_TO_UPLOAD = 60.0
+ROWS = 10_000  # of a table that are written at a time
 MOST_CLIENTS_IN_A_TABLE = 10_000  # of W&B; clients.csv has them all
 RESULTS = ("last", "best", "best_val", "new_clients", "cost")  # of the summary, to W&B's summary
 FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor", "command")  # to W&B's config
@@ -49,6 +51,7 @@ class Tracker:
 
     ``resume_round``: the round of the checkpoint that the run goes on from (rows of later rounds, which will
     be computed again, are removed), or None for a new run (rows left by an earlier attempt are removed).
+    ``marks``: of the tables at that round, if they are known; the tables are then cut where these end.
     ``notice`` takes the few lines meant for the user, the log by default.
     """
 
@@ -58,9 +61,12 @@ class Tracker:
         cfg: DictConfig,
         resume_round: int | None = None,
         notice: Callable[[str], None] = logger.info,
+        marks: Mapping[str, Mark] | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
         keep = -1 if resume_round is None else resume_round
+        for name, mark in (marks or {}).items():
+            cut(self.run_dir / name, mark[0])
         self._tables = {name: CsvTable(self.run_dir / f"{name}.csv", keep) for name in TABLES}
         self._summary: dict[str, Any] = {}
         self._open = True
@@ -81,6 +87,12 @@ class Tracker:
         """Add the row of a round to costs.csv."""
         self._tables["costs"].append([{"round": round, **values}])
         self._wandb.log(round, {f"cost/{name}": value for name, value in values.items()})
+
+    def marks(self) -> dict[str, Mark]:
+        """What the tables hold by now, which is on the disk when this returns."""
+        for table in self._tables.values():
+            table.sync()
+        return {table.path.name: table.written.mark for table in self._tables.values()}
 
     def summary(self, values: dict[str, Any]) -> None:
         """Replace summary.json atomically; numbers that are not finite become null."""
@@ -117,13 +129,14 @@ class CsvTable:
     def __init__(self, path: Path, keep: int) -> None:
         self.path = path
         self.columns = truncate(path, keep)
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self.written = Running(*mark_of(path))
+        self._file = path.open("ab")
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         """Write rows and flush; a row may lack columns, but one with an unknown column is refused."""
         for row in rows:
             self._known(row)
-            self._file.write(",".join(cell(row.get(name)) for name in self.columns) + "\n")
+            self._write([",".join(cell(row.get(name)) for name in self.columns) + "\n"])
         self._file.flush()
 
     def extend(self, columns: Mapping[str, np.ndarray]) -> None:
@@ -133,17 +146,27 @@ class CsvTable:
         count = max(len(a) for a in arrays if a is not None)
         texts = [repeat("", count) if a is None else map(repr, a.tolist()) if a.dtype.kind == "f" else
                  map(str, a.astype(np.int64).tolist()) for a in arrays]
-        self._file.writelines(",".join(row) + "\n" for row in zip(*texts, strict=True))
+        self._write(",".join(row) + "\n" for row in zip(*texts, strict=True))
         self._file.flush()
+
+    def _write(self, lines: Iterable[str]) -> None:
+        left = iter(lines)
+        while data := "".join(islice(left, ROWS)).encode():
+            self._file.write(data)
+            self.written.add(data)
 
     def _known(self, names: Iterable[str]) -> None:
         """Begin the file with these columns, or refuse one that it does not have."""
         if not self.columns:
             self.columns = list(names)
-            self._file.write(",".join(self.columns) + "\n")
+            self._write([",".join(self.columns) + "\n"])
         unknown = ", ".join(name for name in names if name not in self.columns)
         if unknown:
             raise ValueError(f"{self.path.name} has no column {unknown}; the first row fixed the columns")
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -156,6 +179,14 @@ def cell(value: Any) -> str:
     if isinstance(value, (float, np.floating)):
         return repr(float(value))
     return str(int(value))
+
+
+def cut(path: Path, size: int) -> None:
+    """Leave the first bytes of a file (0: remove it)."""
+    if size == 0:
+        path.unlink(missing_ok=True)
+    elif path.stat().st_size > size:
+        os.truncate(path, size)
 
 
 def truncate(path: Path, keep: int) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,7 @@ from tiny import compose
 from fedbench import build, checkpoint, simulator
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.cohort import Cohort, Engine
+from fedbench.data.base import Arrays
 from fedbench.options import ConfigError, RunError
 from fedbench.partition.base import Split
 from fedbench.simulator import Simulation, run
@@ -275,10 +278,96 @@ def test_auto_is_as_good_as_its_choice(tmp_path: Path) -> None:
     same_tables(tmp_path / "auto", tmp_path / "named")
 
 
-def test_data_that_changed_is_refused(whole: Path, tmp_path: Path) -> None:
+def test_data_that_changed_is_refused(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their digest; where a checkpoint of an older version has none, by the partition that they give."""
     shutil.copytree(whole, tmp_path / "run")
+    real = build.load
+
+    def changed(cfg: DictConfig) -> Arrays:
+        arrays = real(cfg)
+        arrays.targets[:100] = (arrays.targets[:100] + 1) % 10
+        return arrays
+    monkeypatch.setattr(build, "load", changed)
+    with pytest.raises(ConfigError, match=r"resume=.*the data are no longer those of the run \(digest"):
+        run(config(), tmp_path / "run", resume=True)
+    saved = checkpoint.load(whole)
+    del saved["data_hash"], saved["file"]
+    checkpoint.save(tmp_path / "run", saved)
     with pytest.raises(ConfigError, match=r"resume=.*the data now gives another partition"):
-        run(config("partition.alpha=2"), tmp_path / "run", resume=True)
+        run(config(), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr=0.2", "seed=1", "local.batch_size=32", "model.hidden=[9]",
+                                      "partition.alpha=2", "eval.every=2"])
+def test_another_config_is_refused(override: str, whole: Path, tmp_path: Path) -> None:
+    """What an edited config.yaml comes to: the checkpoint was made with another one."""
+    shutil.copytree(whole, tmp_path / "run")
+    key = override.split("=")[0]
+    with pytest.raises(ConfigError, match=rf"not the one that its checkpoint was written with \({key}=.* \(was: ") as e:
+        run(config(override), tmp_path / "run", resume=True)
+    assert "\n" not in str(e.value)
+    same_tables(tmp_path / "run", whole)
+
+
+def test_another_label_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    cfg = config()
+    cfg.choices.algorithm = "fedavg"
+    with pytest.raises(ConfigError, match=r"choices\.algorithm='fedavg' \(was: 'pgfed'\)"):
+        run(cfg, tmp_path / "run", resume=True)
+
+
+def test_rounds_of_a_schedule_do_not_grow_by_an_edit(tmp_path: Path) -> None:
+    run(config("rounds=2", "optimizer.schedule.name=cosine"), tmp_path)
+    with pytest.raises(ConfigError, match=r"rounds cannot grow"):
+        run(config("rounds=3", "optimizer.schedule.name=cosine"), tmp_path, resume=True)
+    with pytest.raises(ConfigError, match=r"rounds=1 is below the run's 2"):
+        run(config("rounds=1", "optimizer.schedule.name=cosine"), tmp_path, resume=True)
+
+
+def foreign_ids(state: dict[str, Any]) -> None:
+    next(iter(state["rows"].values()))["ids"][0] = 6
+
+
+def repeated_ids(state: dict[str, Any]) -> None:
+    ids = next(rows["ids"] for rows in state["rows"].values() if len(rows["ids"]) > 1)
+    ids[0] = ids[1]
+
+
+def narrow_rows(state: dict[str, Any]) -> None:
+    rows = next(iter(state["rows"].values()))
+    rows["rows"] = rows["rows"][:, :-1]
+
+
+@pytest.mark.parametrize("edit, words", [
+    (lambda state: state.update(round=99), "the checkpoint says that 99 rounds were done, of 4"),
+    (lambda state: state.update(round=-3), "the checkpoint says that -3 rounds were done, of 4"),
+    (lambda state: state.update(round=True), "the checkpoint says that True rounds were done, of 4"),
+    (lambda state: state.update(algorithm={}), "does not fit the run (it has no 'w')"),
+    (lambda state: state["algorithm"].update(w=state["algorithm"]["w"][:-1]), "w is torch.float32 (609,), not"),
+    (lambda state: state["algorithm"].update(w=state["algorithm"]["w"].double()), "w is torch.float64 (610,), not"),
+    (lambda state: state.update(rows={}), "does not fit the run (it has no "),
+    (lambda state: state["rows"].update(x=next(iter(state["rows"].values()))), "it has rows x, which the run has not"),
+    (lambda state: state.update(record="[1"), "does not fit the run (Expecting"),
+    (foreign_ids, "are of other clients than 0 to 5"),
+    (repeated_ids, "are of other clients than 0 to 5"),
+    (narrow_rows, "not torch.float32"),
+])
+@pytest.mark.parametrize("digest", [True, False])
+def test_what_no_run_saves_is_refused(edit: Any, words: str, digest: bool, whole: Path, tmp_path: Path) -> None:
+    """Also where a checkpoint of an older version carries no digest."""
+    shutil.copytree(whole, tmp_path / "run")
+    state = {name: value for name, value in checkpoint.load(whole).items() if name not in ("digest", "file")}
+    state = copy.deepcopy(state)
+    edit(state)
+    if digest:
+        checkpoint.save(tmp_path / "run", state)
+    else:
+        torch.save(state, tmp_path / "run" / checkpoint.NAME)
+    with pytest.raises(ConfigError, match=re.escape(words)) as error:
+        run(config(), tmp_path / "run", resume=True)
+    assert str(error.value).startswith(f"resume={tmp_path / 'run'}: ") and "\n" not in str(error.value)
+    same_tables(tmp_path / "run", whole)
 
 
 def test_server_state_returns_to_the_device(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ A source is a class whose constructor takes the options of its YAML and whose ``
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from fedbench import digests
 from fedbench.options import require
 
 if TYPE_CHECKING:
@@ -55,6 +57,16 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that the samples are, so that changed values or labels are noticed."""
+        return digests.digest({f.name: getattr(self, f.name) for f in fields(self) if f.name != "shown"})
+
+    @property
+    def nbytes(self) -> int:
+        """What inputs and targets take in memory."""
+        return sum(values.nbytes for values in self._parts().values()) + self.targets.nbytes
 
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import tarfile
 import urllib.error
 import urllib.request
@@ -46,6 +47,12 @@ def whole(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small text file, whole or not at all."""
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:
@@ -145,7 +152,7 @@ def cached(data_dir: str, name: str, key: object, make: Callable[[], dict[str, n
     key: whatever the result depends on (its repr is hashed).  A cache that cannot be read is made again; one
     that cannot be written is a warning, for the next start will be slow too.
     """
-    path = _cache_path(data_dir, name, key, "npz")
+    path = cache_path(data_dir, name, key, "npz")
     if path.is_file():
         try:
             return read_npz(path)
@@ -166,7 +173,7 @@ def cached_array(
 
     blocks(): the rows, some at a time, so that the whole is never in memory.  ConfigError where there is no room.
     """
-    path = _cache_path(data_dir, name, key, "npy")
+    path = cache_path(data_dir, name, key, "npy")
     if path.is_file():
         try:
             return _mapped(path, shape)
@@ -199,12 +206,14 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def _cache_path(data_dir: str, name: str, key: object, suffix: str) -> Path:
+def cache_path(data_dir: str, name: str, key: object, suffix: str) -> Path:
+    """data_dir/cache/<name>-<hash of the key>.<suffix>"""
     digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     return Path(data_dir) / "cache" / f"{name}-{digest}.{suffix}"
 
 
 def fingerprint(path: Path) -> tuple[str, int, int]:
     """Name, size and time of change: a key that follows the file without reading it."""
+    sys.audit("fedbench.read", str(path))  # for data/known.py: what follows depends on it, opened or not
     stat = path.stat()
     return path.name, stat.st_size, stat.st_mtime_ns

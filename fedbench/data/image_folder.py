@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.extra import join_extra
-from fedbench.data.files import cached, log
+from fedbench.data.files import cached, fingerprint, log
 from fedbench.data.images import half, open_pictures
 from fedbench.options import ConfigError, Count, require
 
@@ -91,8 +91,7 @@ class ImageFolder:
         return tops, [p[1] for p in parts]
 
     def _key(self, root: Path, files: list[str]) -> object:
-        stats = [os.stat(root / f) for f in files]
-        listing = [(f, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats)]
+        listing = [(f, *fingerprint(root / f)[1:]) for f in files]
         return listing, self.resize, self.color
 
     def _decode(self, root: Path, files: list[str]) -> dict[str, np.ndarray]:

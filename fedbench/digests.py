@@ -1,0 +1,75 @@
+"""Digests: what was written, or what data a run had, is recognized when it is met again.
+
+Arrays count by their CRC-32, at 2.8 GB/s against the 0.7 of sha256 on one core: what is looked for is damage and
+mistakes, not a forger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BLOCK = 1 << 20
+Mark = list  # [bytes, CRC-32 as hex]: of a file, or of what stood in it once
+
+
+def digest(value: Any) -> str:
+    """sha256 (hex) of numbers, text, None, arrays, and lists and mappings of them."""
+    found = hashlib.sha256()
+    for line in _lines("", value):
+        found.update(f"{line}\n".encode())
+    return found.hexdigest()
+
+
+def _lines(where: str, value: Any) -> Iterator[str]:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        yield f"{where} {len(value)} entries"
+        for name in sorted(value, key=str):
+            yield from _lines(f"{where}/{name!r}", value[name])
+    elif isinstance(value, list | tuple):
+        yield f"{where} {len(value)} items"
+        for i, item in enumerate(value):
+            yield from _lines(f"{where}/{i}", item)
+    elif isinstance(value, np.ndarray):
+        yield f"{where} {value.dtype} {value.shape} {zlib.crc32(np.ascontiguousarray(value).data):08x}"
+    elif value is None or isinstance(value, bool | int | float | str):
+        yield f"{where} {value!r}"
+    else:
+        raise ValueError(f"it holds a {type(value).__name__}")
+
+
+class Running:
+    """The mark of bytes that come one after another, from one on that is known."""
+
+    def __init__(self, size: int = 0, crc: str = "0"):
+        self.size, self.crc = size, int(crc, 16)
+
+    def add(self, data: bytes) -> None:
+        self.size, self.crc = self.size + len(data), zlib.crc32(data, self.crc)
+
+    @property
+    def mark(self) -> Mark:
+        return [self.size, f"{self.crc:08x}"]
+
+
+def mark_of(path: Path, size: int | None = None) -> Mark:
+    """The mark of a file, or of its first bytes; of one that is not there: of none."""
+    running, left = Running(), -1 if size is None else size
+    if path.is_file():
+        with open(path, "rb") as file:
+            while data := file.read(BLOCK if left < 0 else min(BLOCK, left - running.size)):
+                running.add(data)
+    return running.mark
+
+
+def differing(folder: Path, marks: Mapping[str, Mark], whole: bool) -> str | None:
+    """The first file that does not hold what these marks say: from its beginning on, or as a whole."""
+    return next((name for name, mark in marks.items() if mark_of(folder / name, None if whole else mark[0]) != mark),
+                None)

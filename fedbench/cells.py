@@ -30,7 +30,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench import together
 from fedbench.config import check, config_hash, load_config, save_config, with_choices
-from fedbench.digests import differing, digest
 from fedbench.lock import MARK, NAME, Busy, writing
 from fedbench.options import ConfigError, require
 
@@ -254,6 +253,8 @@ def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
     """The first file of a finished run that is not what its summary says, if the summary says it."""
     if "digest" not in summary:
         return None
+    from fedbench.digests import differing, digest  # NumPy
+
     if digest({name: value for name, value in summary.items() if name != "digest"}) != summary["digest"]:
         return "summary.json"
     return differing(folder, summary.get("files", {}), whole=True)

@@ -42,6 +42,7 @@ from fedbench.partition.base import Split, build_split
 from fedbench.partition.extra import count_extra
 from fedbench.privacy import Privacy
 from fedbench.rows import RowStore, disk_space, memory
+from fedbench.tracking import replace_file
 
 log = logging.getLogger(__name__)
 MOST_CELLS = 200_000           # of clients x classes in partition.json
@@ -346,7 +347,7 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
 def save_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:
     """The partition as an artifact: partition.npz, and partition.json with its hash and sizes."""
     split.save(run_dir / "partition.npz")
-    (run_dir / "partition.json").write_text(json.dumps(facts(split, arrays)) + "\n")
+    replace_file(run_dir / "partition.json", [json.dumps(facts(split, arrays)) + "\n"])
 
 
 def mend_partition(split: Split, arrays: Arrays, run_dir: Path) -> None:

@@ -7,12 +7,12 @@ the cells, in whichever process.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
 import os
 import shlex
-import signal
 import sys
 import threading
 import traceback
@@ -28,7 +28,7 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench import together
+from fedbench import signals, together
 from fedbench.config import check, config_hash, load_config, save_config, with_choices
 from fedbench.lock import MARK, NAME, Busy, writing
 from fedbench.options import ConfigError, require
@@ -39,6 +39,8 @@ TOTAL = "FEDBENCH_CELLS"  # environment variable: how many cells the sweep has
 TYPED = "FEDBENCH_COMMAND"  # environment variable: the command's words as typed
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # environment variable: torchrun started this process, perhaps with others
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.prev.pt")
+LEFTOVERS = ("*.part", "*.partial")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
 
 
@@ -52,6 +54,17 @@ class Console(logging.StreamHandler):
     def stream(self) -> Any:
         """The current standard output."""
         return sys.stdout
+
+
+class LogFile(logging.FileHandler):
+    """run.log; where it cannot be written, as on a full disk, the run goes on without it and nothing is printed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # of opening it, which logging.FileHandler leaves until the first line
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print no traceback between the run's own lines."""
 
 
 def run_cell(cfg: DictConfig) -> float:
@@ -101,6 +114,7 @@ def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, fl
 
 def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> tuple[str, float]:
     """Run the simulator on a checked config; (status, score)."""
+    clean(folder)
     note(folder, "running", FAILED)
     (folder / "error.txt").unlink(missing_ok=True)
     from fedbench.simulator import run  # torch: not before it is needed
@@ -132,24 +146,56 @@ def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
         note(folder, "interrupted", INTERRUPTED, sentence="interrupted")
         say(f"interrupted; it is {how_to_go_on(folder)}")
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a method that calls sys.exit() has not finished its run
         _failed(folder, error)
         return math.nan
     note(folder, status, OK, score)
     return score
 
 
-def _failed(folder: Path, error: Exception) -> None:
+def _failed(folder: Path, error: BaseException) -> None:
     """error.txt: the sentence, then the traceback; the terminal gets the sentence."""
-    known = isinstance(error, ConfigError)
-    first = next(iter(str(error).splitlines()), "no message")
-    sentence = str(error) if known else f"{type(error).__name__}: {first}"
-    with suppress(OSError):
-        (folder / "error.txt").write_text(f"{sentence}\n\n{traceback.format_exc()}", encoding="utf-8")
+    sentence = _sentence_of(error, folder)
+    told = _replace(folder / "error.txt", f"{sentence}\n\n{traceback.format_exc()}")
     # A ConfigError itself is a mistake in the command; its subclasses are runs that could not go on.
     note(folder, "failed", MISTAKE if type(error) is ConfigError else FAILED, sentence=sentence)
     log.debug("failed", exc_info=True)  # into run.log only
-    say(sentence if known else f"{sentence} (the traceback is in {folder / 'error.txt'})")
+    clear = isinstance(error, ConfigError) or not told
+    say(sentence if clear else f"{sentence} (the traceback is in {folder / 'error.txt'})")
+
+
+def _sentence_of(error: BaseException, folder: Path) -> str:
+    """What went wrong, in one line if it is not ours."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"the run is not finished: something in it called sys.exit({error.code!r})"
+    if isinstance(error, OSError) and error.errno in FULL:
+        on = how_to_go_on(folder)
+        return f"no room is left on the disk of {folder} ({error.strerror}): make some; the run is {on}"
+    first = next(iter(str(error).splitlines()), "no message")
+    return f"{type(error).__name__}: {first}"
+
+
+def _replace(path: Path, text: str) -> bool:
+    """Write a file whole, or leave it as it was and say so: a full disk must not hide why the run failed."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process was writing: files that were to be renamed when they were whole."""
+    for pattern in LEFTOVERS:
+        for path in [*folder.glob(pattern), *(folder / ".hydra").glob(pattern)]:
+            if path.is_file():
+                path.unlink(missing_ok=True)
 
 
 def how_to_go_on(folder: Path) -> str:
@@ -189,7 +235,7 @@ def say(sentence: str) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM as KeyboardInterrupt, as Ctrl-C is, so that a scheduler's signal lets the run be saved."""
+    """SIGTERM and its like as KeyboardInterrupt, as Ctrl-C is, so that a scheduler's signal lets the run be saved."""
     if threading.current_thread() is not threading.main_thread() or together.current():
         yield
         return
@@ -197,11 +243,8 @@ def terminable() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with signals.answered(interrupt, [name for name in signals.STOPPING if name != "SIGINT"]):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _stored(folder: Path) -> dict[str, Any] | None:
@@ -296,10 +339,7 @@ def score_of(summary: Mapping[str, Any] | None) -> float:
 def note(folder: Path, status: str, exit_status: int, score: float = math.nan, sentence: str = "") -> None:
     """Write status.json: how this attempt at the run stands."""
     line = {"token": os.environ.get(TOKEN, ""), "status": status, "exit": exit_status, "sentence": sentence}
-    part = folder / "status.json.part"
-    with suppress(OSError):  # a full disk must not hide why the run failed
-        part.write_text(json.dumps({**line, "score": None if math.isnan(score) else score}), encoding="utf-8")
-        os.replace(part, folder / "status.json")
+    _replace(folder / "status.json", json.dumps({**line, "score": None if math.isnan(score) else score}))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

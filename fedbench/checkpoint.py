@@ -12,7 +12,7 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -31,13 +31,27 @@ def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
     state = on_host({name: value for name, value in state.items() if name not in ("digest", "file")})
     state["digest"] = digest(_arrays(state))
     path, partial = run_dir / NAME, run_dir / (NAME + ".partial")
-    with open(partial, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(partial, "wb") as file:
+            dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
     if path.exists() and rotate:
         os.replace(path, run_dir / PREVIOUS)
     os.replace(partial, path)
+
+
+def dump(state: dict[str, Any], file: IO[bytes]) -> None:
+    """torch.save, whose own words for a full disk name neither the disk nor that it is full."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def on_host(value: Any) -> Any:

@@ -246,7 +246,9 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
 
     Raises ConfigError for whatever Hydra refuses.  Values are not checked here: see ``check``.
     """
-    full = Composer(config_dir).compose(overrides)
+    composer = Composer(config_dir)
+    composer.refuse_repeated(overrides)
+    full = composer.compose(overrides)
     return with_choices(full, full.hydra)
 
 
@@ -449,8 +451,12 @@ def save_config(cfg: DictConfig | Mapping[str, Any], path: Path) -> None:
     """Write a resolved config as YAML, atomically."""
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     part = path.with_name(f"{path.name}.part")
-    OmegaConf.save(OmegaConf.create(values), part)
-    os.replace(part, path)
+    try:
+        OmegaConf.save(OmegaConf.create(values), part)
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def load_config(path: Path) -> DictConfig:

@@ -321,7 +321,7 @@ def follow(ranks: Ranks) -> int:
                 raise
             except (ConfigError, KeyboardInterrupt):
                 continue                                                   # rank 0 says so
-            except Exception:
+            except (Exception, SystemExit):
                 log.warning("%s", traceback.format_exc())                  # rank 0 says what, this says where
     except Lost as error:
         log.error("%s", error)

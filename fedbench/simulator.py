@@ -8,12 +8,12 @@ import logging
 import platform
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 from omegaconf import DictConfig
 
 import fedbench
-from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, privacy, rng, together
+from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, privacy, rng, signals, together
 from fedbench import ranks as processes
 from fedbench import resume as resuming
 from fedbench.algorithms.base import Algorithm
@@ -154,14 +154,14 @@ def run(cfg: DictConfig, run_dir: Path, resume: bool = False) -> dict[str, Any]:
     """Run (or go on with) the experiment of a checked config in run_dir; returns the summary.
 
     Raises ConfigError for what the user can mend, and KeyboardInterrupt, with the state saved, after Ctrl-C or
-    SIGTERM (the round under way is finished first; a second signal stops at once).  Where processes share the run all
-    call this, and the first alone writes and prints.
+    SIGTERM, SIGHUP, SIGQUIT (the round under way is finished first; a second signal stops at once).  Where processes
+    share the run all call this, and the first alone writes and prints.
     """
     try:
         return _run(cfg, run_dir, resume, processes.current().first)
     except processes.Lost as error:
         raise processes.Lost(f"{error}; up to its last checkpoint the run is {cells.how_to_go_on(run_dir)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         processes.current().report(error)
         raise
 
@@ -175,23 +175,24 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, first: bool) -> dict[str,
     label = run_dir.name if together.current() else ""
     marks = saved.get("tables") if saved else None
     with (Tracker(run_dir, cfg, sim.done if saved else None, marks=marks) if first else Silent() as tracker,
-          Progress(cfg.rounds, sim.done, label) if first else Silent() as progress, Signals() as signals):
+          Progress(cfg.rounds, sim.done, label) if first else Silent() as progress, Signals() as heard):
         tracker.summary(summary(sim, "running"))
         try:
             while sim.done < cfg.rounds:
                 play(sim, tracker, progress)
                 sim.cost["total_s"] = earlier + time.monotonic() - began
-                stop = signals.asked()
+                stop = heard.asked()
                 if first and clock.due(sim.done, sim.done == cfg.rounds or stop):
                     clock.time(lambda: keep(sim, tracker.marks() or {}))
                 if stop and sim.done < cfg.rounds:
                     raise KeyboardInterrupt
             write_measured(run_dir, sim.algorithm, sim.engine, evaluated_clients(sim))
             if cfg.new_clients.count:
-                welcome(sim, signals.heed)
+                welcome(sim, heard.heed)
                 sim.cost["total_s"] = earlier + time.monotonic() - began
-        except Exception:
-            tracker.summary(summary(sim, "failed"))
+        except (Exception, SystemExit):                # a method that calls sys.exit() has not finished
+            with suppress(OSError):                   # of a full disk: what failed first is what is told
+                tracker.summary(summary(sim, "failed"))
             raise
         result = summary(sim, "finished")
         if first:
@@ -443,13 +444,13 @@ class Silent:
 
 
 class Signals:
-    """Ctrl-C and SIGTERM ask for a stop after the round under way; a second one interrupts at once.  A meeting of runs
-    hears them for all."""
+    """Ctrl-C and its like (signals.py) ask for a stop after the round under way; a second one interrupts at once.  A
+    meeting of runs hears them for all."""
 
     def __enter__(self) -> Signals:
-        self.stop, self.old = False, {}
+        self.stop, self.answering = False, ExitStack()
         if threading.current_thread() is threading.main_thread() and not together.current():
-            self.old = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+            self.answering.enter_context(signals.answered(self._ask))
         return self
 
     def asked(self) -> bool:
@@ -471,5 +472,4 @@ class Signals:
             log.warning("stopping after this round, which is saved; once more to stop at once")
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self.old.items():
-            signal.signal(number, handler)
+        self.answering.close()

@@ -15,13 +15,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
-import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedbench import signals
 from fedbench.options import require
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Meeting:
     def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
         """What the jobs return, in order.  The first exception of a job is raised when all have ended.
 
-        Ctrl-C (SIGTERM) asks all runs to stop after their round; a second one stops them at once.
+        Ctrl-C and its like (signals.py) ask all runs to stop after their round; a second one stops them at once.
         """
         global _now
         waiting = deque(Run(i, job) for i, job in enumerate(jobs))
@@ -151,12 +151,8 @@ class Meeting:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        old = {s: signal.signal(s, self._ask_to_stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with signals.answered(self._ask_to_stop):
             yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         if self.stop:

@@ -21,6 +21,7 @@ import netrc
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from itertools import islice, repeat
 from pathlib import Path
 from types import TracebackType
@@ -105,7 +106,8 @@ class Tracker:
         if self._open:
             self._open = False
             for table in self._tables.values():
-                table.close()
+                with nullcontext() if status == "finished" else suppress(OSError):  # what failed first is told
+                    table.close()
             self._wandb.close(status, self._summary)
 
     def __enter__(self) -> Tracker:
@@ -117,7 +119,7 @@ class Tracker:
         if kind is None:
             self.close("finished")
         else:
-            self.close("failed" if issubclass(kind, Exception) else "running")
+            self.close("running" if issubclass(kind, KeyboardInterrupt) else "failed")
 
 
 class CsvTable:
@@ -206,11 +208,15 @@ def truncate(path: Path, keep: int) -> list[str]:
 def replace_file(path: Path, lines: Iterable[str]) -> None:
     """Write a file so that whoever reads it, also after a crash, sees the old or the new one, whole."""
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:  # a full disk has no room for what is left, either
+        part.unlink(missing_ok=True)
+        raise
 
 
 def plain(value: Any) -> Any:

@@ -227,10 +227,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(place: str, killed: dic
     assert finished["cost"]["samples"] == uninterrupted["cost"]["samples"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_finishes_the_round_and_saves(number: int, whole: Path, tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    real, before = PGFed.train, signal.getsignal(number)      # a job in the background begins with SIGINT ignored
+    real, before = PGFed.train, signal.default_int_handler
+    outside = signal.signal(number, before)                   # a job in the background begins with SIGINT ignored
 
     def signalled(self, *args) -> Any:
         os.kill(os.getpid(), number)
@@ -241,7 +242,7 @@ def test_a_signal_finishes_the_round_and_saves(number: int, whole: Path, tmp_pat
             run(config("checkpoint.every=0"), tmp_path)
     assert checkpoint.load(tmp_path)["round"] == 2
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "running"
-    assert signal.getsignal(number) == before
+    assert signal.signal(number, outside) == before
     run(config("checkpoint.every=0"), tmp_path, resume=True)
     same_tables(tmp_path, whole)
 

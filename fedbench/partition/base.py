@@ -171,9 +171,13 @@ class Split:
         """Write an uncompressed npz, whole or not at all."""
         path = Path(path)
         partial = path.with_name(path.name + ".partial")
-        with open(partial, "wb") as file:
-            np.savez(file, **self._arrays())  # type: ignore[arg-type]
-        os.replace(partial, path)
+        try:
+            with open(partial, "wb") as file:
+                np.savez(file, **self._arrays())  # type: ignore[arg-type]
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> "Split":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.groups import GROUPS, find_conf_dir, group_options, menu
-from fedbench.options import ConfigError
+from fedbench.options import ConfigError, refused
 
 WIDTH = 100
 KNOBS = (  # the dozen keys people turn
@@ -67,6 +67,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `... --help | head`: nobody reads on, and Python must not complain at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"fedbench: {refused(error)}", file=sys.stderr)
+        return 2
 
 
 def help_text() -> str:

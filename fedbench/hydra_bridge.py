@@ -23,7 +23,7 @@ from hydra.core.utils import setup_globals
 from hydra.errors import HydraException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.groups import GROUPS, conf_dirs, find_conf_dir, group_options, menu, nearest
@@ -57,7 +57,10 @@ class KeptFiles(ConfigRepository):
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self.kept:
-            self.kept[config_path] = super().load_config(config_path)
+            try:
+                self.kept[config_path] = super().load_config(config_path)
+            except OSError as error:  # no right to read it; OmegaConf says the same of a file that is no mapping
+                raise ConfigError(f"{config_path}.yaml is no file of keys that can be read: {error}") from error
         return copy.deepcopy(self.kept[config_path])
 
 
@@ -70,6 +73,7 @@ class Composer:
     """
 
     def __init__(self, config_dir: str | None = None):
+        require(config_dir != "", "--config-dir '' names no folder")
         require(config_dir is None or Path(config_dir).is_dir(), f"--config-dir {config_dir}: no such folder")
         version.setbase(VERSION_BASE)
         setup_globals()
@@ -85,9 +89,21 @@ class Composer:
     def parse(self, overrides: list[str]) -> list[Override]:
         """One Override per text; ConfigError for text that is none."""
         try:
-            return OverridesParser.create(self.loader).parse_overrides(overrides)
+            parsed = OverridesParser.create(self.loader).parse_overrides(overrides)
         except OverrideParseException as error:
             raise ConfigError(_unreadable(error.override, self.folders)) from error
+        for override in parsed:
+            _check_key(override)
+        return parsed
+
+    def refuse_repeated(self, overrides: list[str]) -> None:
+        """Refuse a command that gives a key two values: Hydra would take the last without a word."""
+        given: dict[str, str] = {}
+        for override in self.parse(overrides):
+            for key in _leaves(override):
+                before = given.setdefault(key, str(override.input_line))
+                require(before == override.input_line,
+                        f"{key} is given twice, in {before} and in {override.input_line}: leave one of them out")
 
     def expand(self, overrides: list[str]) -> list[str]:
         """The overrides with a group's ``glob(pattern)`` written out, nested options (table/row) included.
@@ -116,13 +132,14 @@ class Composer:
         """Hydra's full config, with its ``hydra`` node; ConfigError with one sentence where it refuses."""
         parsed = self.parse(overrides)
         for override in parsed:
+            _check_swept(override)
             self._check_choice(override)
             require(multirun or not override.is_sweep_override(),
                     f"{override.input_line} is several values: add -m to run them all (a list is written "
                     f"{override.key_or_group}=[a,b])")
         while True:
             try:
-                return self._load(self.rewrite(overrides), multirun)
+                return _with_good_log(self._load(self.rewrite(overrides), multirun))
             except COMPLAINTS as error:
                 unknown = re.match(r"Could not override '([^']+)'", str(error))
                 keys = {override.key_or_group for override in parsed if not override.is_hydra_override()}
@@ -138,6 +155,11 @@ class Composer:
     def cells(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
         """The runs of a sweep, each as its overrides: the product of the swept values, in Hydra's order."""
         parsed = self.parse([*params, *overrides])
+        for override in parsed:
+            _check_swept(override)
+            key = override.key_or_group
+            require(not override.is_interval_sweep(), f"{override.input_line} is an interval: this sweeper goes "
+                    f"through values that are listed, {key}=1,2,3 or {key}=range(1,4)")
         try:
             return BasicSweeper.split_arguments(parsed, None)[0]
         except HydraException as error:
@@ -157,6 +179,8 @@ class Composer:
         if group not in GROUPS or override.is_delete():
             return
         options, plus = group_options(group, self.folders), "+" if group == "experiment" else ""
+        require(bool(plus) or not _is_list(override), f"{override.input_line} is a list, and a run takes one option "
+                f"of {group}; to run each of several: -m {group}=a,b")
         for value in _values(override):
             if value in options:
                 continue
@@ -171,11 +195,63 @@ class Composer:
 
 
 def _values(override: Override) -> list[Any]:
+    return [one for value in _given(override) for one in (value if isinstance(value, list) else [value])]
+
+
+def _given(override: Override) -> list[Any]:
+    """The values of an override, several in a sweep."""
     if override.is_sweep_override():
-        values = list(override.sweep_iterator()) if override.is_discrete_sweep() else []
-    else:
-        values = [override.value()]
-    return [one for value in values for one in (value if isinstance(value, list) else [value])]
+        return list(override.sweep_iterator()) if override.is_discrete_sweep() else []
+    return [override.value()]
+
+
+def _is_list(override: Override) -> bool:
+    return any(isinstance(value, list) for value in _given(override))
+
+
+def _check_key(override: Override) -> None:
+    """Refuse a word that names no key, or one that is not the user's to set."""
+    key, text = override.key_or_group, override.input_line
+    require(key != "", f"{text!r} names no key: write key=value, as in seed=3")
+    require(key != "hydra", f"{text} would replace all of Hydra's keys: write one of them, as in hydra.run.dir=folder")
+    require(key.split(".")[0] != "choices", f"{text}: choices is what a run notes of its groups; choose an option by "
+            "the name of the group, as in algorithm=fedavg")
+    if "/" in key and not override.is_delete() and not override.is_sweep_override():
+        require(isinstance(override.value(), str | list), f"{text}: {key} is chosen by the name of an option, got "
+                f"{show(override.value())}")
+
+
+def _check_swept(override: Override) -> None:
+    """Refuse a sweep over nothing."""
+    if not override.is_sweep_override() or override.is_interval_sweep():
+        return
+    try:
+        some = any(True for _ in override.sweep_iterator())
+    except ValueError as error:  # range(0,9,0)
+        raise ConfigError(f"{override.input_line} cannot be counted out: {error}") from error
+    require(some, f"{override.input_line} is no value at all: give {override.key_or_group} one or more "
+            f"({override.key_or_group}=range(0,3) is 0, 1, 2)")
+
+
+def _leaves(override: Override) -> list[str]:
+    """The dotted keys that an override sets; none where it deletes."""
+    if override.is_delete():
+        return []
+    key = override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
+    value = None if override.is_sweep_override() else override.value()
+    return [f"{key}.{inner}" for inner in _inner(value)] if isinstance(value, dict) and value else [key]
+
+
+def _inner(values: dict[Any, Any]) -> list[str]:
+    return [leaf for key, value in values.items()
+            for leaf in ([f"{key}.{inner}" for inner in _inner(value)] if isinstance(value, dict) else [str(key)])]
+
+
+def _with_good_log(full: DictConfig) -> DictConfig:
+    verbose = full.hydra.verbose
+    require(isinstance(verbose, bool | str) or OmegaConf.is_list(verbose),
+            f"hydra.verbose must be true, false or names of loggers, got {show(verbose)}")
+    return full
 
 
 def explain(error: BaseException) -> str:
@@ -204,6 +280,8 @@ SENTENCES = (
     (r"Could not delete from config\. '([^']*)'", lambda m, *_: f"~{m[1]}: there is no such key to delete"),
     (r"Could not delete", lambda m, t, _: t.split("\n")[0]),
     (r"Multiple values for (\S+?)\.?\s", lambda m, *_: f"{m[1]} is given twice"),
+    (r"Could not append to config\. An item is already at '([^']*)'", lambda m, *_: f"{m[1]} is there already: write "
+     "it without the plus"),
     (r"Sweeping over Hydra's configuration.*'(.*)'", lambda m, *_: f"{m[1]}: Hydra's keys cannot be swept"),
     (r"Error merging override \+*(.*)", lambda m, _, cause: f"{m[1]} does not fit there: {cause}"),
     (r'in "(.*)", line (\d+)', lambda m, t, _: f"{m[1]}, line {m[2]}: {t.splitlines()[0]}"),

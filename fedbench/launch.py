@@ -31,6 +31,7 @@ from fedbench.schema import show
 
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
+ABSENT = {"status": "not started", "score": None, "sentence": ""}
 REFUSED = ("--config-name", "--config-path", "--experimental-rerun")
 
 
@@ -61,20 +62,24 @@ def obey(argv: list[str]) -> int:
     """Do what the command line says."""
     command = read(argv)
     args = command.args
+    asked = args.cfg or args.info
+    require(not args.package or args.cfg == "job", "--package shows a part of what --cfg job shows: add --cfg job")
     if os.getcwd() not in sys.path:  # the console script, too, finds a user's own module where it is started
         sys.path.append(os.getcwd())
     if args.shell_completion or args.hydra_help:
         return through(command.flags, command.overrides)
     if command.resume:
         require(not args.multirun, "resume= is for one run: a sweep finds its unfinished cells by itself")
+        require(not asked, "resume= goes on with a run, --cfg and --info show what one would be: leave one of them out")
         return go_on(Path(command.resume), command.overrides, args.config_dir)
     composer = Composer(args.config_dir)
+    composer.refuse_repeated(command.overrides)
     command.overrides = composer.expand(command.overrides)
-    if args.multirun and not args.cfg and not args.info:
+    if args.multirun and not asked:
         return sweep(composer, command)
     full = checked(composer, command.overrides)
-    if args.cfg or args.info:
-        return through(command.flags, composer.rewrite(command.overrides))
+    if asked:
+        return cells.MISTAKE if through(command.flags, composer.rewrite(command.overrides)) else cells.OK
     if str(full.hydra.mode).endswith("MULTIRUN"):  # an experiment file may say so
         return sweep(composer, command)
     return single(composer, command, full)
@@ -92,8 +97,10 @@ def read(argv: list[str]) -> Command:
     for text in args.overrides:
         flags.remove(text)
     # Read as typed: a run directory may hold characters that Hydra's grammar takes for its own.
-    paths = [text.split("=", 1)[1].strip("'\"") for text in args.overrides if text.startswith("resume=")]
-    overrides = [text for text in args.overrides if not text.startswith("resume=")]
+    said = [text for text in args.overrides if text.lstrip("+").startswith("resume=")]
+    paths = list(dict.fromkeys(text.split("=", 1)[1].strip("'\"") for text in said))
+    require(len(paths) < 2, f"resume is given twice, in {' and in '.join(said)}: a command goes on with one run")
+    overrides = [text for text in args.overrides if text not in said]
     path = paths[-1] if paths and paths[-1] != "null" else None
     require(path != "", "resume= names no run directory (resume=null starts a new run)")
     return Command(args, flags, overrides, path)
@@ -204,14 +211,18 @@ def sweep(composer: Composer, command: Command) -> int:
     if _is_basic(master) and not any(text.startswith("hydra/sweeper=") for text in command.overrides):
         extra += ["hydra/sweeper=planned", f"hydra.sweeper.checked={bool(planned)}"]
     flags = command.flags if command.args.multirun else [*command.flags, "-m"]
-    interrupted = False
+    interrupted, stopped = False, None
     try:
         through(flags, [*composer.rewrite(command.overrides), *extra])
     except KeyboardInterrupt:
         interrupted = True
     except Exception as error:  # the launcher's: the cells' own failures are in their status files
-        cells.say(f"the sweep stopped: {explain(error)}")
+        stopped = error
     rows = outcomes(folder, token, planned)
+    if stopped is not None:
+        if isinstance(stopped, ConfigError) and all(row["status"] == ABSENT["status"] for row in rows):
+            raise stopped  # a mistake in the command: nothing began
+        cells.say(f"the sweep stopped: {explain(stopped)}")
     show_table(rows)
     print(f"tables with mean and spread over seeds: python -m fedbench.report {shlex.quote(str(folder))}", flush=True)
     failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
@@ -278,10 +289,10 @@ def outcomes(folder: Path, token: str, planned: list[str]) -> list[dict[str, Any
             if status["status"] == "running":
                 status |= {"status": "died", "sentence": "the process ended without a word"}
             found[str(path.parent.relative_to(folder))] = status
-    absent = {"status": "not started", "score": None, "sentence": ""}
     found |= {name: elsewhere(folder / name) for name in _left(folder, token) if name not in found}
+    planned = [str(Path(name)) for name in planned]  # "" is the sweep's own folder
     names = [*planned, *(name for name in found if name not in planned)]
-    return [{"cell": name, **found.get(name, absent)} for name in names]
+    return [{"cell": name, **found.get(name, ABSENT)} for name in names]
 
 
 def _left(folder: Path, token: str) -> list[str]:
@@ -332,7 +343,7 @@ def through(flags: list[str], overrides: list[str]) -> int:
         with _environment({"HYDRA_FULL_ERROR": "1"}), cells.terminable():
             main(cells.run_cell)()
     except SystemExit as done:
-        return int(done.code or 0)
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
     except COMPLAINTS as error:
         raise ConfigError(explain(error)) from error
     finally:

@@ -51,6 +51,11 @@ class RunError(ConfigError):
     """A run that cannot go on: the loss is not finite, a single client does not fit in memory."""
 
 
+def refused(error: OSError) -> str:
+    """What the system said of a file, in one sentence."""
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+
+
 def require(condition: bool, sentence: str) -> None:
     """Raise ConfigError(sentence) unless condition holds."""
     if not condition:

@@ -104,6 +104,7 @@ def _asked(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All values (dotted) that the overrides give on top of the run's own options, and those they set."""
     composer = Composer(config_dir)
+    composer.refuse_repeated(overrides)
     named = {override.key_or_group for override in composer.parse(overrides)}
     base = [f"{group}={name}" for group, name in stored["choices"].items()
             if name and group != "experiment" and not is_class(group, name, _target(stored, group), composer.folders)]

@@ -1,0 +1,245 @@
+"""What is malformed, interrupted half-way or written on a full disk ends in one sentence, and spoils nothing."""
+
+import errno
+import json
+import logging
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedbench import cells
+from fedbench.app import main
+from fedbench.hydra_bridge import Composer
+from fedbench.options import ConfigError
+
+SMALL = ["rounds=3", "tracking=disabled", "hardware.executor=vmap", "hardware.threads=1", "model.hidden=[8]",
+         "local.epochs=1", "partition.num_clients=4", "sample_rate=0.5", "checkpoint.every=1", "hydra.run.dir=run"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder, with what Hydra does to the root logger undone."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedbench"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was said on standard error: one line, and no traceback."""
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    return lines[0].removeprefix("fedbench: ").removeprefix("error: ")
+
+
+# -- the command line ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "seed=range(0,0)"], "seed=range(0,0) is no value at all: give seed one or more"),
+        (["-m", "seed=range(3,1)", "algorithm=local,fedavg"], "seed=range(3,1) is no value at all"),
+        (["-m", "algorithm=range(0,0)"], "algorithm=range(0,0) is no value at all"),
+        (["-m", "seed=glob(*)"], "seed=glob(*) is no value at all"),
+        (["-m", "seed=range(0,9,0)"], "seed=range(0,9,0) cannot be counted out"),
+        (["-m", "seed=interval(0,1)"], "seed=interval(0,1) is an interval"),
+        (["algorithm=[a,b]"], "algorithm=[a,b] is a list, and a run takes one option of algorithm"),
+        (["dataset=[digits,mnist]"], "dataset=[digits,mnist] is a list"),
+        (["-m", "model=[mlp,logistic],mlp"], "model=[mlp,logistic],mlp is a list"),
+        (["local=3"], "local must be a group of keys (epochs, batch_size, drop_last), got 3"),
+        (["=3"], "'=3' names no key: write key=value"),
+        (["="], "'=' names no key"),
+        (["~"], "'~' names no key"),
+        (["-m", "=3,4"], "'=3,4' names no key"),
+        (["hydra=3"], "hydra=3 would replace all of Hydra's keys"),
+        (["hydra/launcher=3"], "hydra/launcher is chosen by the name of an option, got 3"),
+        (["hydra.verbose=3"], "hydra.verbose must be true, false or names of loggers, got 3"),
+        (["choices=1"], "choices is what a run notes of its groups"),
+        (["+choices.algorithm=fedavg"], "choices is what a run notes of its groups"),
+        (["+seed=1"], "seed is there already: write it without the plus"),
+        (["seed=1", "seed=2"], "seed is given twice, in seed=1 and in seed=2"),
+        (["seed=1", "++seed=2"], "seed is given twice, in seed=1 and in ++seed=2"),
+        (["algorithm=fedprox", "algorithm=fedavg"], "algorithm is given twice"),
+        (["-m", "seed=0,1", "seed=2,3"], "seed is given twice"),
+        (["local={epochs:1}", "local.epochs=2"], "local.epochs is given twice, in local={epochs:1} and in local.ep"),
+        (["resume=a", "resume=b"], "resume is given twice, in resume=a and in resume=b"),
+        (["+resume=nowhere"], "resume=nowhere: there is no such run directory"),
+        (["resume=nowhere", "--cfg", "job"], "leave one of them out"),
+        (["--config-dir", ""], "--config-dir '' names no folder"),
+        (["--package", "optimizer"], "--package shows a part of what --cfg job shows"),
+    ],
+)  # fmt: skip
+def test_a_malformed_word_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == cells.MISTAKE
+    assert said in sentence(capsys)
+    assert not list(Path().iterdir())
+
+
+def test_what_is_said_twice_alike_is_no_mistake() -> None:
+    composer = Composer()
+    composer.refuse_repeated(["seed=1", "seed=1", "local={epochs:1}", "local.batch_size=2", "~algorithm.mu"])
+    with pytest.raises(ConfigError, match=r"local\.epochs is given twice"):
+        composer.refuse_repeated(["local.epochs=1", "local={batch_size:3,epochs:2}"])
+
+
+def test_a_file_of_options_that_is_no_mapping(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine/algorithm").mkdir(parents=True)
+    Path("mine/algorithm/bad.yaml").write_text("3\n")
+    assert main(["--config-dir", "mine", "algorithm=bad"]) == cells.MISTAKE
+    assert "algorithm/bad.yaml is no file of keys that can be read" in sentence(capsys)
+
+
+def test_a_mistake_that_only_the_launcher_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "hydra/launcher=together", "hydra.launcher.at_once=0", "seed=0,1"]) == cells.MISTAKE
+    assert "hydra.launcher.at_once must be a whole number >= 1, got 0" in sentence(capsys)
+
+
+def test_a_part_of_the_config_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cfg", "job", "--package", "nothing"]) == cells.MISTAKE
+    assert "nothing" in sentence(capsys)
+
+
+# -- a run that stops itself -----------------------------------------------------------------------------
+def method(name: str, body: str) -> list[str]:
+    """A method of the user's whose round does this; the words that choose it."""
+    Path("mine/algorithm").mkdir(parents=True)
+    Path(f"mine/algorithm/{name}.yaml").write_text(f"_target_: {name}.Own\n")
+    Path(f"{name}.py").write_text("import sys\nfrom fedbench.algorithms.fedavg import FedAvg\n\n\nclass Own(FedAvg):\n"
+                                  f"    def round(self, cohort):\n        {body}\n")
+    return ["--config-dir", "mine", f"algorithm={name}"]
+
+
+@pytest.mark.parametrize("code", ["", "0", "'done'"])
+def test_a_method_that_ends_the_process_is_a_failed_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = method(f"quits{len(code)}", f"sys.exit({code})")
+    assert main([*SMALL, *words]) == cells.FAILED
+    assert f"something in it called sys.exit({code or None})" in sentence(capsys)
+    assert json.loads(Path("run/status.json").read_text())["status"] == "failed"
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+    assert "sys.exit" in Path("run/error.txt").read_text()
+
+
+def test_a_sweep_goes_on_after_a_cell_that_ended_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    words = method("leaves", "sys.exit(0)")
+    assert main(["-m", *[word for word in SMALL if "hydra" not in word], *words, "seed=0,1"]) == cells.FAILED
+    assert "2 cells: 2 failed" in capsys.readouterr().out
+
+
+# -- a full disk, and what a killed process leaves ---------------------------------------------------------
+def failing(real: Callable[..., Any], call: int) -> Callable[..., Any]:
+    """The function, which raises from its call of that number on."""
+    calls = [0]
+
+    def fails(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] >= call:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*args, **options)
+    return fails
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert main([*SMALL[:-1], f"hydra.run.dir={folder}"]) == 0
+    return folder
+
+
+def same(folder: Path, whole: Path) -> None:
+    for name in ("metrics.csv", "clients.csv"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert not [path for path in folder.rglob("*") if path.suffix in (".part", ".partial")]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        ("fedbench.config.OmegaConf", "save", 1),            # config.yaml
+        ("fedbench.partition.base.np", "savez", 1),          # partition.npz
+        ("fedbench.build", "replace_file", 1),               # partition.json
+        ("fedbench.tracking.CsvTable", "append", 1),         # metrics.csv
+        ("fedbench.tracking.CsvTable", "extend", 2),         # clients.csv
+        ("fedbench.tracking.CsvTable", "append", 4),         # costs.csv
+        ("fedbench.checkpoint.os", "fsync", 3),              # the first checkpoint
+        ("fedbench.checkpoint.os", "fsync", 4),              # the second one
+        ("fedbench.checkpoint", "dump", 2),
+        ("fedbench.simulator", "write_measured", 1),
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_where_it_was(
+    owner: str, name: str, call: int, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as m:
+        m.setattr(f"{owner}.{name}", failing(pkgutil.resolve_name(f"{owner}.{name}"), call))
+        assert main(SMALL) == cells.FAILED
+    said = sentence(capsys)
+    saved = Path("run/checkpoint.pt").exists()
+    assert said.startswith("no room is left on the disk of ") and ("go on with" in said) is saved
+    assert not Path("run/error.txt").exists() or Path("run/error.txt").stat().st_size
+    assert main(["resume=run"] if saved else SMALL) == 0
+    same(Path("run"), whole)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a disk of so many KiB, or makes it larger."""
+    folder = tmp_path / "disk"
+
+    def sized(kib: int) -> Path:
+        again = "remount," if folder.exists() else ""
+        folder.mkdir(exist_ok=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"{again}size={kib}k", "none", str(folder)], check=False,
+                              capture_output=True)
+        if done.returncode:
+            pytest.skip("needs the right to mount a file system")
+        return folder
+    yield sized
+    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("kib", [8, 40, 80, 108])
+def test_a_disk_that_is_really_full(kib: int, disk: Callable[[int], Path], whole: Path,
+                                    capsys: pytest.CaptureFixture[str]) -> None:
+    """In config.yaml, partition.json, the first checkpoint, a later one."""
+    folder = disk(kib) / "run"
+    words = [*SMALL[:-1], f"hydra.run.dir={folder}"]
+    assert main(words) == cells.FAILED
+    assert sentence(capsys).startswith("no room is left on the disk of ")
+    assert not [path for path in folder.iterdir() if path.name in ("error.txt", "status.json", "summary.json")
+                and not path.stat().st_size]
+    disk(4096)
+    assert main([f"resume={folder}"] if (folder / "checkpoint.pt").exists() else words) == 0
+    same(folder, whole)
+
+
+def test_what_a_killed_process_was_writing_is_removed(whole: Path) -> None:
+    left = ["summary.json.part", "status.json.part", "metrics.csv.part", "checkpoint.pt.partial",
+            "matrices.npz.4711.partial", ".hydra/config.yaml.part"]
+    Path("run/.hydra").mkdir(parents=True)
+    for name in left:
+        Path("run", name).write_text("half")
+    Path("run/mine.part").mkdir()
+    Path("run/status.json").write_text(json.dumps({"token": "of another command", "status": "finished", "exit": 0}))
+    assert main(SMALL) == 0
+    assert Path("run/mine.part").is_dir()
+    Path("run/mine.part").rmdir()
+    same(Path("run"), whole)
+
+
+def test_a_log_that_cannot_be_written_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    for path in (Path("folder"), Path("/dev/full")):
+        handler = cells.LogFile(path, delay=True)
+        handler.emit(logging.LogRecord("a", logging.INFO, "", 0, "hello", None, None))
+        handler.close()
+    assert capsys.readouterr() == ("", "")

@@ -66,6 +66,11 @@ class LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Print no traceback between the run's own lines."""
 
+    def close(self) -> None:
+        """Hydra closes it between the cells of a sweep."""
+        with suppress(OSError):
+            super().close()
+
 
 def run_cell(cfg: DictConfig) -> float:
     """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""

@@ -248,6 +248,8 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     """
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
+    idle = next((text for text in overrides if text.lstrip("+~").startswith(("resume=", "hydra."))), None)
+    require(idle is None, f"{idle} is for python -m fedbench: it says where a run is, and there is none here")
     full = composer.compose(overrides)
     return with_choices(full, full.hydra)
 

@@ -9,6 +9,7 @@ The run is rebuilt from its own config and checkpoint; nothing that is loaded ca
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from fedbench import checkpoint, resume
 from fedbench.cohort import Cohort
-from fedbench.options import ConfigError, require
+from fedbench.destination import check_file, write_file
+from fedbench.options import ConfigError, refused, require
 from fedbench.simulator import Simulation, prepare
 
 
@@ -35,8 +37,10 @@ def open_run(run_dir: str | Path, overrides: Sequence[str] = ()) -> Simulation:
 
 def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
     """The cohort of these clients, and what they would deploy (rows, or a dict with "theta")."""
-    require(bool(len(ids)) and int(ids.max()) < sim.engine.federation.num_clients,
-            f"there are {sim.engine.federation.num_clients} clients, from 0")
+    n = sim.engine.federation.num_clients
+    outside = [i for i in ids.tolist() if not 0 <= i < n]
+    require(bool(len(ids)) and not outside, f"client {(outside or ['none'])[0]} is not among the {n} clients, which "
+            f"are 0 to {n - 1}")
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
     with torch.no_grad():
         return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
@@ -66,29 +70,43 @@ def predictions(run_dir: str | Path, split: str = "test", overrides: Sequence[st
     return {"client": part.owners(), "index": part.indices, "target": targets, "logits": logits}
 
 
+def _client(text: str) -> int:
+    """argparse's type of --client."""
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise argparse.ArgumentTypeError(f"must be the number of a client, a whole number >= 0, got {text!r}")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fedbench.export", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("overrides", nargs="*", help="targets of your own: model._target_=my_package.MyNet")
-    parser.add_argument("--client", type=int, metavar="N", help="save this client's state_dict under --out")
+    parser.add_argument("--client", type=_client, metavar="N", help="save this client's state_dict under --out")
     parser.add_argument("--out", type=Path, metavar="FILE.pt", help="default: client<N>.pt")
     parser.add_argument("--predictions", type=Path, metavar="FILE.npz", help="save all clients' test predictions")
     args = parser.parse_intermixed_args()
     if args.client is None and args.predictions is None:
         parser.error("say what to export: --client N, or --predictions FILE.npz")
     try:
+        require(args.out is None or args.client is not None, "--out is where --client N goes: give that number, too")
+        require(args.out is None or args.out != args.predictions, f"--out and --predictions are both {args.out}")
+        out = args.out or Path(f"client{args.client}.pt")
+        check_file("--out", None if args.client is None else out)
+        check_file("--predictions", args.predictions)
         if args.client is not None:
-            out = args.out or Path(f"client{args.client}.pt")
-            torch.save(state := client_state(args.run_dir, args.client, args.overrides), out)
+            state = client_state(args.run_dir, args.client, args.overrides)
+            write_file("--out", out, lambda file: checkpoint.dump(state, file))
             print(f"{out}: state_dict of client {args.client}, {sum(t.numel() for t in state.values()):,} numbers")
         if args.predictions is not None:
             found = predictions(args.run_dir, overrides=args.overrides)
-            with open(args.predictions, "wb") as file:
-                np.savez(file, **found)                                                # type: ignore[arg-type]
+            write_file("--predictions", args.predictions, lambda file: np.savez(file, **found))   # type: ignore
             print(f"{args.predictions}: {', '.join(found)} of {len(found['client']):,} test samples")
     except ConfigError as error:
         print(f"fedbench: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"fedbench: {refused(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbench.options import ConfigError, require
+from fedbench.destination import check_file, write_file
+from fedbench.options import ConfigError, refused, require
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,9 +76,8 @@ def make_network(choice: str, weights: str | None, data_dir: str, device: Any) -
         return random_network(device)
     if choice == "inception":
         return inception(Path(weights or Path(data_dir) / WEIGHTS), device)
-    require(
-        Path(choice).is_dir(), f"--network {choice}: neither inception nor random, and there is no such run directory"
-    )
+    there = choice != "" and Path(choice).is_dir()
+    require(there, f"--network {choice}: neither inception nor random, and there is no such run directory")
     return of_run(Path(choice))
 
 
@@ -224,9 +224,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
     args = parser().parse_intermixed_args(argv)
     try:
+        check_file("--out", args.out)
+        require(not args.weights or args.network == "inception",
+                f"--weights {args.weights} are of --network inception, not of {args.network}")
         write(measured(args.overrides, args.network, args.weights), args.out)
     except ConfigError as mistake:
         print(f"fedbench: {mistake}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"fedbench: {refused(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -253,9 +259,8 @@ def write(rows: list[dict[str, Any]], path: Path | None) -> None:
     title = f"Frechet distance between real and extra training pictures; features: {rows[0]['network']}"
     print(render([Table(title, columns, rows)], "text"), end="")
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         wide = Table(title, [*columns, Column("network", "network")], rows)
-        path.write_text(render([wide], "csv"), encoding="utf-8")
+        write_file("--out", path, lambda file: file.write(render([wide], "csv").encode()))
         print(f"table: {path}", file=sys.stderr)
 
 

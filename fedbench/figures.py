@@ -7,7 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from fedbench.options import ConfigError
+from fedbench.destination import check_folder
+from fedbench.options import ConfigError, refused, require
 from fedbench.report import figures, scores
 from fedbench.report import method_figures as draw
 from fedbench.report.runs import Run, find_runs, sound
@@ -47,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         wanted = numbers(args.rounds)
+        require(args.target == args.target, "--target must be a number, got nan")
+        check_folder("--out", args.out)
         found, damaged = sound(find_runs(args.folders))
         for path, why in damaged.items():
             print(f"damaged, left out: {path}: {why}", file=sys.stderr)
@@ -65,15 +68,19 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error: {refused(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
 def numbers(text: str | None) -> list[int] | None:
     """0,10,160 as numbers."""
-    try:
-        return None if text is None else [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--rounds {text}: whole numbers with commas between them, such as 0,10,160") from error
+    if text is None:
+        return None
+    require(re.fullmatch(r"\d{1,18}(,\d{1,18})*", text) is not None,
+            f"--rounds {text}: whole numbers >= 0 with commas between them, such as 0,10,160")
+    return [int(part) for part in text.split(",")]
 
 
 def label(run: Run, runs: list[Run]) -> str:

@@ -1,6 +1,7 @@
 """What is malformed, interrupted half-way or written on a full disk ends in one sentence, and spoils nothing."""
 
 import errno
+import importlib
 import json
 import logging
 import os
@@ -204,7 +205,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
             pytest.skip("needs the right to mount a file system")
         return folder
     yield sized
-    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
+    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
 
 
 @pytest.mark.parametrize("kib", [8, 40, 80, 108])
@@ -243,3 +244,120 @@ def test_a_log_that_cannot_be_written_is_left_alone(capsys: pytest.CaptureFixtur
         handler.emit(logging.LogRecord("a", logging.INFO, "", 0, "hello", None, None))
         handler.close()
     assert capsys.readouterr() == ("", "")
+
+
+# -- the other commands ----------------------------------------------------------------------------------
+COMMANDS = {"export": "fedbench.export", "report": "fedbench.report.__main__", "figures": "fedbench.figures",
+            "partition": "fedbench.partition.__main__", "fid": "fedbench.fid"}
+
+
+def command(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit status of python -m fedbench.<name>."""
+    monkeypatch.setattr(sys, "argv", [f"fedbench.{name}", *words])
+    try:
+        return int(importlib.import_module(COMMANDS[name]).main())
+    except SystemExit as done:                               # argparse's
+        return int(done.code or 0)
+
+
+@pytest.fixture
+def around(whole: Path) -> None:
+    """A run, a file and a folder to name."""
+    Path("run").symlink_to(whole)
+    Path("folder").mkdir()
+    Path("plain").write_text("hello")
+
+
+RESULTS = [("export", ["run", "--client", "0", "--out"]), ("export", ["run", "--predictions"]),
+           ("report", ["run", "--out"]), ("partition", ["--out"]), ("partition", ["--figure"]),
+           ("fid", ["--network", "random", "--out"])]
+NAMES = ["folder", "plain/x.pt", "", "a" * 300 + ".pt"]
+
+
+@pytest.mark.parametrize(("name", "words"), RESULTS)
+@pytest.mark.parametrize("path", NAMES)
+def test_a_file_that_cannot_be_written_is_told_before_the_work(
+    name: str, words: list[str], path: str, around: None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = words[-1]
+    assert command(name, [*words, path], monkeypatch) == (1 if name == "report" else 2)
+    out, error = capsys.readouterr()
+    assert flag in error and len(error.splitlines()) == 1 and out == ""
+    assert {entry.name for entry in Path().iterdir()} == {"run", "folder", "plain"}
+
+
+@pytest.mark.parametrize("words", [["--client", "1", "--out", "new/below/x.pt"], ["--predictions", "new/below/x.npz"]])
+def test_an_export_makes_the_folder_that_is_missing(words: list[str], around: None, monkeypatch: pytest.MonkeyPatch
+                                                    ) -> None:
+    assert command("export", ["run", *words], monkeypatch) == 0
+    assert [path.suffix for path in Path("new/below").iterdir()] in ([".pt"], [".npz"])
+
+
+@pytest.mark.parametrize(("name", "words"), [*RESULTS[:3]])
+def test_a_full_disk_leaves_the_file_as_it_was(name: str, words: list[str], around: None,
+                                               monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+                                               ) -> None:
+    Path("old.pt").write_text("old")
+    monkeypatch.setattr("fedbench.destination.os.replace", failing(os.replace, 1))
+    assert command(name, [*words, "old.pt"], monkeypatch) == (1 if name == "report" else 2)
+    assert "old.pt cannot be written: No space left on device" in sentence(capsys)
+    assert Path("old.pt").read_text() == "old" and not list(Path().glob("*.part"))
+
+
+def test_a_device_is_written_to_and_not_replaced(around: None, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert command("report", ["run", "--format", "csv", "--out", "pipe"], monkeypatch) == 0
+    assert os.read(reader, 6) == b"method" and Path("pipe").is_fifo()
+    os.close(reader)
+    assert command("partition", ["--out", "pipe"], monkeypatch) == 2
+    assert "pipe is no file" in capsys.readouterr().err and Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        *(("export", ["run", "--client", text], f"must be the number of a client, a whole number >= 0, got {text!r}")
+          for text in ("x", "1.5", "", "9" * 30)),
+        ("export", ["run", "--client", "-1"], "--client"),
+        ("export", ["run", "--client", "4"], "client 4 is not among the 4 clients, which are 0 to 3"),
+        ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out is where --client N goes"),
+        ("export", ["run", "--client", "0", "--out", "x", "--predictions", "x"], "--out and --predictions are both x"),
+        ("export", ["run", "--client", "0", "=3"], "'=3' names no key"),
+        ("export", ["plain", "--client", "0"], "plain"),
+        ("partition", ["resume=nowhere"], "resume=nowhere is for python -m fedbench"),
+        ("partition", ["hydra.run.dir=x"], "hydra.run.dir=x is for python -m fedbench"),
+        ("partition", ["algorithm=[a,b]"], "algorithm=[a,b] is a list"),
+        ("partition", ["seed=1", "seed=2"], "seed is given twice"),
+        ("partition", ["--figure", "picture"], "its suffix says in which form it is drawn"),
+        ("partition", ["--figure", "x.png", "--out", "x.png"], "--out and --figure are both x.png"),
+        ("fid", ["--network", ""], "neither inception nor random"),
+        ("fid", ["--network", "random", "--weights", "plain"], "--weights plain are of --network inception"),
+        ("fid", ["--network", "random", "=3"], "'=3' names no key"),
+        ("report", ["run", "--paper", ""], "--paper '' names nothing"),
+        ("report", ["run", "--metric", ""], "--metric '' names nothing"),
+        ("report", ["run", "--group", ""], "--group '' names nothing"),
+        ("report", ["run", "--group", "seed,,rounds"], "--group seed,,rounds: config keys with commas"),
+        ("report", ["run", "--against", "", "--figures", "f"], "--against '' names nothing"),
+        ("report", ["run", "--choose", ""], "--choose '' names nothing"),
+        ("report", ["run", "--target", "-1"], "--target is -1; personal/accuracy is at most 1 and at least 0"),
+        ("report", ["run", "--target", "nan"], "--target must be a number, got nan"),
+        ("report", ["run", "--paper", "pgfed_table1_cifar", "--select", "best"], "leave out --select"),
+        ("report", ["run", "--paper", "pgfed_table1_cifar", "--group", "seed"], "leave out --group"),
+        ("report", ["run", "--figures", "plain"], "--figures plain cannot be made: File exists"),
+        ("report", ["run", "--figures", ""], "--figures names no folder"),
+        ("figures", ["run", "--out", "plain/x"], "--out plain/x cannot be made: Not a directory"),
+        ("figures", ["run", "--out", ""], "--out names no folder"),
+        ("figures", ["run", "--rounds", "-1"], "--rounds"),
+        ("figures", ["run", "--rounds", "0,,1"], "whole numbers >= 0 with commas between them"),
+        ("figures", ["run", "--target", "nan"], "--target must be a number, got nan"),
+    ],
+)  # fmt: skip
+def test_a_malformed_use_of_a_command(name: str, words: list[str], said: str, around: None,
+                                      monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(name, words, monkeypatch) in (1, 2)
+    out, error = capsys.readouterr()
+    assert said in error and "Traceback" not in error and out == ""
+    assert {entry.name for entry in Path().iterdir()} <= {"run", "folder", "plain", "f"}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedbench.options import ConfigError
+from fedbench.destination import check_file
+from fedbench.options import ConfigError, refused, require
 from fedbench.partition.base import Split
 from fedbench.partition.extra import count_extra
 
@@ -46,6 +47,11 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("fedbench").setLevel(logging.INFO)
     try:
+        check_file("--out", args.out)
+        check_file("--figure", args.figure)
+        require(args.figure is None or args.figure.suffix != "",
+                f"--figure {args.figure}: its suffix says in which form it is drawn, as in partition.png")
+        require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}")
         arrays, split, title = build(args.overrides)
         show(arrays, split, title)
         if args.out is not None:
@@ -54,6 +60,9 @@ def main(argv: list[str] | None = None) -> int:
             _write(args.figure, lambda path: draw(arrays, split, title, path))
     except ConfigError as mistake:
         print(f"fedbench: {mistake}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"fedbench: {refused(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -129,7 +138,6 @@ def _facts(arrays: Arrays, split: Split, table: np.ndarray, parts: dict[str, np.
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} could not be written ({error})") from error

@@ -170,6 +170,7 @@ class Split:
     def save(self, path: str | Path) -> None:
         """Write an uncompressed npz, whole or not at all."""
         path = Path(path)
+        require(path.is_file() or not path.exists(), f"{path} is no file: a partition is written beside it and renamed")
         partial = path.with_name(path.name + ".partial")
         try:
             with open(partial, "wb") as file:

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedbench.options import ConfigError, require
+from fedbench.destination import check_file, check_folder, write_file
+from fedbench.options import ConfigError, refused, require
 from fedbench.report import scores
 from fedbench.report.runs import find_runs, sound
 from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a mistake told in one sentence."""
     args = parser().parse_args(argv)
     try:
+        check_flags(args)
         form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
         asked = chosen if args.choose else beside_paper if args.paper else overview
         tables, drawn = asked(args, form)
@@ -64,7 +66,25 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error: {refused(error)}", file=sys.stderr)
+        return 1
     return 0
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Refuse flags that name nothing or would have no effect, and files that cannot be written."""
+    for name in ("paper", "metric", "group", "against", "choose"):
+        require(getattr(args, name) != "", f"--{name} '' names nothing: leave it out")
+    require(args.group is None or all(args.group.split(",")), f"--group {args.group}: config keys with commas between "
+            "them, such as algorithm,partition.alpha")
+    require(args.target == args.target, "--target must be a number, got nan")
+    idle = [name for name in ("metric", "select", "group", "against") if args.paper and not args.choose
+            and getattr(args, name) != parser().get_default(name)]
+    require(not idle, f"--paper {args.paper} prints a table of its own: leave out "
+            + ", ".join(f"--{name}" for name in idle))
+    check_file("--out", args.out)
+    check_folder("--figures", args.figures)
 
 
 def default_folders() -> list[Path]:
@@ -78,7 +98,8 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
     options = Options(args.metric, args.select, args.target, args.group.split(",") if args.group else None)
     scores.check_metric(options.metric, runs)
     fraction = scores.is_fraction(options.metric)
-    require(not fraction or options.target <= 1, f"--target is {options.target:g}; {options.metric} is at most 1")
+    require(not fraction or 0 <= options.target <= 1, f"--target is {options.target:g}; {options.metric} is at most 1 "
+            "and at least 0")
     groups, repeated = group_runs(runs, options.group)
     tables = [Table("no run has finished yet", [])]
     if groups:
@@ -120,7 +141,7 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
 
     name = args.paper
     paper.read_table(name)  # a misspelt name is told before the runs are read
-    require(args.target <= 1, f"--target is {args.target:g}; an accuracy is at most 1")
+    require(0 <= args.target <= 1, f"--target is {args.target:g}; an accuracy is at most 1 and at least 0")
     folders = args.folders or default_folders()
     runs, damaged = sound(find_runs(folders)) if folders else ([], {})
     known = paper.experiments(find_conf_dir())
@@ -153,8 +174,7 @@ def write(text: str, path: Path | None) -> None:
     if path is None:
         print(text, end="")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_file("--out", path, lambda file: file.write(text.encode()))
     print(f"table: {path}", file=sys.stderr)
 
 

@@ -77,7 +77,7 @@ def test_every_step_is_done_once_and_in_order(lengths: list[int], workers: int) 
 
 
 def waiting(done: threading.Event) -> None:
-    assert done.wait(30)
+    assert done.wait(300)
 
 
 def test_an_item_goes_on_in_another_thread() -> None:
@@ -126,13 +126,36 @@ def test_an_exception_ends_all(item: int, step: int) -> None:
         log.spread(3)
 
 
-def test_who_waits_for_the_other_half_learns_of_its_failure() -> None:
+class Known(threading.Event):
+    """What spread waits for; waited: somebody has begun to.  made: all there are."""
+
+    made: list[Known] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = threading.Event()
+        self.made.append(self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.set()
+        return super().wait(timeout)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[Known]:
+    """The events of the spread to come: one for each item that is cut in two."""
+    monkeypatch.setattr(balance, "Event", Known)
+    monkeypatch.setattr(Known, "made", [])
+    return Known.made
+
+
+def test_who_waits_for_the_other_half_learns_of_its_failure(known: list[Known]) -> None:
     log, over = Log([20, 20, 20]), threading.Event()
 
     def begin(item: int):
         if item == 1:
             waiting(over)
-            time.sleep(0.1)                                              # for the other thread to begin to wait
+            waiting(known[0].waited)                                     # the other thread waits for the first half
             raise ZeroDivisionError
         yield from log(item)
         over.set()
@@ -142,39 +165,37 @@ def test_who_waits_for_the_other_half_learns_of_its_failure() -> None:
 
 
 def test_a_failure_ends_the_others_at_their_step() -> None:
-    """Item 1 fails while item 0 has 1,000 steps of 10 ms to go."""
+    """Item 1 fails while item 0 has ten minutes of steps to go."""
+    begun, steps = threading.Event(), []
+
+    def begin(item: int):
+        if item == 1:
+            waiting(begun)
+            raise ZeroDivisionError
+        for t in range(60_000):
+            steps.append(t)
+            begun.set()
+            time.sleep(0.01)
+            yield
+    with pytest.raises(ZeroDivisionError), ThreadPoolExecutor(2) as pool:
+        spread(pool, 2, begin, [60_000, 60_000])
+    assert len(steps) < 60_000
+
+
+def test_the_first_failure_in_time_is_raised(known: list[Known]) -> None:
+    """Item 0, which goes first, fails in the step that it was at when item 1, half of it, had failed."""
     begun = threading.Event()
 
     def begin(item: int):
         if item == 1:
             waiting(begun)
             raise ZeroDivisionError
-        for _ in range(1000):
-            begun.set()
-            time.sleep(0.01)
-            yield
-    began = time.monotonic()
-    with pytest.raises(ZeroDivisionError), ThreadPoolExecutor(2) as pool:
-        spread(pool, 2, begin, [1000, 1000])
-    assert time.monotonic() - began < 5
-
-
-def test_the_first_failure_in_time_is_raised() -> None:
-    """Item 0, which goes first, fails in the step that it was at when item 1 failed."""
-    begun, failing = threading.Event(), threading.Event()
-
-    def begin(item: int):
-        if item == 1:
-            waiting(begun)
-            failing.set()
-            raise ZeroDivisionError
         begun.set()
-        waiting(failing)
-        time.sleep(0.1)                                                  # for the other one to have failed
+        waiting(known[0])                                                # its second half need not be waited for
         raise ValueError
         yield
     with pytest.raises(ZeroDivisionError), ThreadPoolExecutor(2) as pool:
-        spread(pool, 2, begin, [5, 5])
+        spread(pool, 2, begin, [20, 20, 20])
 
 
 @pytest.mark.parametrize("interrupt", [RuntimeError("can't start new thread"), KeyboardInterrupt()])

@@ -1,12 +1,12 @@
 """Metrics agree with scikit-learn client by client, on ragged data with ties and missing classes."""
 
-import time
 import warnings
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from sklearn import metrics as sk
+from tiny import calls
 
 from fedbench.metrics import (
     DIRECTIONS,
@@ -233,12 +233,10 @@ def test_unknown_task_is_refused():
         per_client("regression", np.zeros((1, 2)), np.zeros(1, int), np.array([0, 1]), np.zeros(1))
 
 
-@pytest.mark.parametrize(("num_clients", "size", "limit"), [(100, 150, 0.15), (10_000, 15, 1.5)])
-def test_cost_does_not_grow_with_the_number_of_clients(num_clients, size, limit):
-    """Measured at 10 and 130 ms on one core; the limits leave room for a busy machine."""
+@pytest.mark.parametrize(("num_clients", "size"), [(100, 150), (10_000, 15)])
+def test_cost_does_not_grow_with_the_number_of_clients(num_clients, size):
+    """As many calls for either, 864: nothing is done client by client."""
     rng = np.random.RandomState(0)
     n = num_clients * size
     logits, y = rng.randn(n, 10).astype(np.float32), rng.randint(0, 10, n)
-    start = time.perf_counter()
-    per_client("classification", logits, y, np.arange(0, n + 1, size), np.zeros(n))
-    assert time.perf_counter() - start < limit
+    assert calls(lambda: per_client("classification", logits, y, np.arange(0, n + 1, size), np.zeros(n))) < 2000

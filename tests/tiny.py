@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,22 @@ def deployed(e: Engine, algorithm: Algorithm, round: int = 0, final: bool = True
     if isinstance(rows, Tensor) and rows.dim() == 1:
         rows = rows.expand(e.federation.num_clients, -1)
     return rows
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions some work calls, in this thread: what it takes, whatever else the machine does."""
+    count = 0
+
+    def seen(frame: Any, event: str, function: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 def global_state() -> tuple[Tensor, np.ndarray]:

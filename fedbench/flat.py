@@ -106,12 +106,13 @@ class FlatModel:
         self._local = threading.local()
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
-        self.program = None if isinstance(module, Batched) else trace(module)
+        self._batched = isinstance(module, Batched)              # asking is slow
+        self.program = None if self._batched else trace(module)
         self.convolution: Convolution = "grouped"
         self.autocast = False
         self._chains = {(way, kind is LowChain): kind.of(self.program, way)
                         for way in CONVOLUTIONS for kind in (Chain, LowChain)}
-        self.mapped = self.program is None and not isinstance(module, Batched)
+        self.mapped = self.program is None and not self._batched
         self.has_dropout = self.mapped or any(isinstance(m, nn.Dropout) for m in module.modules())
         self._lay_out()
         norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -275,8 +276,9 @@ class FlatModel:
         if many and len(next(iter(params.values()))) == 1:                 # one client: the plain kernels
             single = {n: p[0] for n, p in params.items()}
             return self._apply(single, _first(inputs), False, call, until)[None]
-        if isinstance(self.module, Batched):
-            return self.module.run(params, (inputs,), many, call, until)
+        if self._batched:
+            module: Any = self.module
+            return module.run(params, (inputs,), many, call, until)
         if self.program is not None and isinstance(inputs, Tensor):
             return self.program.run(self.complete(params, many), (inputs,), many, call, until)
         return self._mapped(params, inputs, many, call, until)

@@ -6,8 +6,9 @@ stands between the module and torch for the time of a pass and answers what draw
 and recurrent layers included), Bernoulli masks (stochastic depth), uniform and normal noise.  What draws otherwise is
 noticed before round 1 (autotune.py).
 
-Recurrent layers run in training mode, without torch's own dropout: cuDNN has a gradient in that mode alone.  While the
-mode is active, PyTorch's encoder layers take no fast path of evaluation, which neither vmap nor autograd can follow.
+Recurrent layers run in training mode, without torch's own dropout (cuDNN has a gradient in that mode alone), and are
+written out for several clients.  While the mode is active, PyTorch's encoder layers take no fast path of evaluation,
+which neither vmap nor autograd can follow.
 """
 
 from __future__ import annotations
@@ -140,26 +141,65 @@ def _hidden(a: SimpleNamespace, q: Tensor) -> Tensor | None:
 def _recurrent(mode: Keyed, func: Any, *args: Any) -> tuple[Tensor, ...]:
     """torch.lstm, torch.gru, ...: (x, state, weights, biases?, layers, dropout, train, both ways?, batch first?); of a
     packed sequence (data, sizes, state, weights, biases?, layers, dropout, train, both ways?)."""
-    packed = not isinstance(args[2], list | tuple)
+    packed = isinstance(args[3], list | tuple)
     at = 6 if packed else 5
     dropout, train = args[at:at + 2]
-    if not (dropout and train):
+    if not mode.many and not (dropout and train):
         return func(*args[:at], 0.0, True, *args[at + 2:])
     if packed:
-        raise ConfigError("a recurrent layer with dropout between its layers takes no packed sequence here: pad the "
-                          "sequences, or set its dropout to 0")
+        raise ConfigError("a recurrent layer on packed sequences has no dropout between its layers here, and no form "
+                          "for several clients at once: pad the sequences, or set its dropout to 0")
     x, state, weights, biases, layers, _, _, both, batch_first = args
     states = state if isinstance(state, tuple | list) else (state,)                       # each [layers * D, ...]
     each, ways, lasts = len(weights) // layers, 1 + both, []
     for i in range(layers):
-        own = tuple(s[i * ways:(i + 1) * ways] for s in states)
-        x = mode.masked(x, dropout, x.shape) if i else x
-        x, *last = func(x, own if isinstance(state, tuple | list) else own[0], weights[i * each:(i + 1) * each], biases,
-                        1, 0.0, True, both, batch_first)
+        own, parts = [s[i * ways:(i + 1) * ways] for s in states], weights[i * each:(i + 1) * each]
+        x = mode.masked(x, dropout, x.shape) if i and dropout and train else x
+        if mode.many:
+            x, *last = _unrolled(CELLS[func], x, own, parts, biases, ways, batch_first)
+        else:
+            x, *last = func(x, tuple(own) if isinstance(state, tuple | list) else own[0], parts, biases, 1, 0.0, True,
+                            both, batch_first)
         lasts.append(last)
     return x, *(torch.cat(parts) for parts in zip(*lasts))
 
 
+def _unrolled(cell: Callable[..., tuple], x: Tensor, states: list[Tensor], weights: Any, biases: bool, ways: int,
+              batch_first: bool) -> tuple[Tensor, ...]:
+    """One layer in plain operations: outputs, and the last states, each [D, ...].  One product for all inputs."""
+    axis, each, outputs, lasts = int(batch_first and x.dim() == 3), len(weights) // ways, [], []
+    for way in range(ways):
+        w_in, w_own, *others = weights[way * each:(way + 1) * each]
+        b_in, b_own = others[:2] if biases else (None, None)
+        turned = others[-1].t() if len(others) > 2 * biases else None              # an LSTM's projection
+        inputs, now, found = F.linear(x, w_in, b_in).unbind(axis), tuple(s[way] for s in states), []
+        for given in reversed(inputs) if way else inputs:
+            now = cell(given, F.linear(now[0], w_own, b_own), *now)
+            now = now if turned is None else (now[0] @ turned, *now[1:])
+            found.append(now[0])
+        outputs.append(torch.stack(found[::-1] if way else found, axis))
+        lasts.append(now)
+    return torch.cat(outputs, -1), *(torch.stack(parts) for parts in zip(*lasts))
+
+
+def _lstm(given: Tensor, own: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    into, forget, new, out = (given + own).chunk(4, -1)
+    c = forget.sigmoid() * c + into.sigmoid() * new.tanh()
+    return out.sigmoid() * c.tanh(), c
+
+
+def _gru(given: Tensor, own: Tensor, h: Tensor) -> tuple[Tensor]:
+    (reset, keep, new), (r, k, n) = given.chunk(3, -1), own.chunk(3, -1)
+    new = (new + (reset + r).sigmoid() * n).tanh()
+    return (new + (keep + k).sigmoid() * (h - new),)
+
+
+CELLS: dict[Any, Callable[..., tuple]] = {          # (from the input, from the state, *states) -> new states
+    torch.lstm: _lstm, torch.gru: _gru, torch.rnn_tanh: lambda given, own, h: ((given + own).tanh(),),
+    torch.rnn_relu: lambda given, own, h: ((given + own).relu(),)}
+
+
+# -- the rest --------------------------------------------------------------------------------------------------
 def _embedding(mode: Keyed, func: Any, input: Tensor, weight: Tensor, padding_idx: int | None = None,
                max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
                sparse: bool = False) -> Tensor:
@@ -174,7 +214,6 @@ def _embedding(mode: Keyed, func: Any, input: Tensor, weight: Tensor, padding_id
     return torch.where((input == padding_idx % len(weight))[..., None], found.detach(), found)
 
 
-# -- noise -----------------------------------------------------------------------------------------------------
 def _bernoulli_(mode: Keyed, func: Any, x: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
     return x.copy_((mode.random(x).uniform(*x.shape)[0] < p).to(x.dtype))
 

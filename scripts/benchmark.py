@@ -5,6 +5,7 @@
     uv run python scripts/benchmark.py scale --clients 100 1000 1000000     # N grows
     uv run python scripts/benchmark.py growth --cohorts 6 25 100 400        # the cohort grows, and the model
     uv run python scripts/benchmark.py shares                   # evaluation, tracking and start-up of whole runs
+    uv run python scripts/benchmark.py modules                  # networks that are no model of fedbench's
     uv run python scripts/benchmark.py gpu --json gpu.json      # all that is worth measuring on a GPU
     uv run python scripts/benchmark.py gpu --device cpu --rounds 2 --samples 20     # is that wired?
 
@@ -33,6 +34,7 @@ from typing import Any
 import torch
 from bench_clock import Rival, Turns
 from bench_growth import WIDTHS, curves, over_clients, over_cohorts, over_models
+from bench_modules import NETWORKS, Network
 from bench_roofline import machine, roofline
 from bench_shares import SETTINGS, shares
 from bench_work import Bare, Ours, Workload, every_plan, from_file, generated, ours, paper
@@ -138,6 +140,22 @@ def all_shares(bench: Bench) -> None:
         bench.add(shares(SETTINGS[name], name, bench.args.rounds or 20, bench.args.tracking))
 
 
+def modules(bench: Bench) -> None:
+    """Networks of all kinds, by what auto chooses beside the bare loop; without a roofline, since the FLOPs of fused
+    layers are not counted."""
+    for name in NETWORKS:
+        work = bench.cut(Network(name))
+        makers: dict[str, Callable[[], Rival]] = {"bare loop": partial(Bare, work, bench.device)}
+        makers |= ours(work, ["auto"], bench.device)
+        rounds = min(bench.args.rounds or len(work.schedule), len(work.schedule))
+        turns = Turns(makers, bench.device).play(rounds)
+        bench.add(rows := turns.rows(str(work), "bare loop"))
+        bare, auto = rows
+        print(f"{work}: auto {auto['ratio']:.2f} times the bare loop ({auto['min']:.2f} to {auto['max']:.2f}, n="
+              f"{auto['n']}), {auto['images_per_s']:,.0f} to {bare['images_per_s']:,.0f} images/s; "
+              f"{turns.rivals['auto'].plan}", flush=True)
+
+
 def gpu(bench: Bench) -> None:
     """The checklist for a GPU: PGFed's CIFAR-10 setting at 25 and 100 clients, precisions, and a growing cohort."""
     for clients in (25, 100):
@@ -171,7 +189,8 @@ def precisions(bench: Bench, work: Workload) -> None:
 
 WORKLOADS: dict[str, Callable[[Bench], None]] = {
     **{name: partial(executors, name=name) for name in FILES}, "many1000": partial(executors, name="many"),
-    "pgfed": pgfed, "scale": scale, "growth": growth, "shares": all_shares, "gpu": gpu}
+    "pgfed": pgfed, "scale": scale, "growth": growth, "shares": all_shares,
+    "modules": modules, "gpu": gpu}
 
 
 # -- the command line ------------------------------------------------------------------------------------------

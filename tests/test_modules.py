@@ -49,6 +49,23 @@ class Recurrent(nn.Module):
         return self.head(self.body(x)[0][:, -1])
 
 
+class Ways(Recurrent):
+    """Both ways, two layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LSTM, 2, 0.3, bidirectional=True)
+        self.head = nn.Linear(10, 3)
+
+
+class Packed(Recurrent):
+    """The same on sequences of different lengths."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.arange(len(x)) % 4 + 1
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.body(packed)[1][0][-1])
+
+
 class Attention(nn.Module):
     """[B, T, 6] -> [B, 3] by one layer of attention."""
 
@@ -103,9 +120,11 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "deep lstm": lambda: Recurrent(nn.LSTM, 2, 0.4),
     "gru": lambda: Recurrent(nn.GRU),
     "deep gru": lambda: Recurrent(nn.GRU, 2, 0.4),
+    "both ways": Ways,
+    "packed": lambda: Packed(nn.LSTM),
     "attention": Attention, "transformer": Encoder, "embedding": Words, "noise": Noisy}
-DRAWING = ["deep lstm", "deep gru", "attention", "transformer", "noise"]
-ALONE = ["lstm", "deep lstm", "gru", "deep gru"]                   # torch.vmap has no rule for them
+DRAWING = ["deep lstm", "deep gru", "both ways", "attention", "transformer", "noise"]
+ALONE = ["packed"]                                                 # what is computed for one client at a time
 
 
 @functools.cache
@@ -151,7 +170,7 @@ def test_every_module_under_every_kind_of_method(name: str, method: str) -> None
 @pytest.mark.parametrize("name", MODULES)
 def test_every_plan_that_can_gives_the_same_rows(name: str, plan: str) -> None:
     if name in ALONE and PLANS[plan].chunk != 1:
-        with pytest.raises(ConfigError, match=r"layer body \((LSTM|GRU)\) cannot be computed for several clients"):
+        with pytest.raises(ConfigError, match=r"the model \(Packed\) cannot be computed for several clients"):
             autotune.able(make(name), [PLANS[plan]])
         return
     assert autotune.able(make(name), [PLANS[plan]]) == [PLANS[plan]]
@@ -275,13 +294,39 @@ def test_layers_with_dropout_between_them_are_torchs_layers(kind: type[nn.RNNBas
     equal(none, other)
 
 
+@pytest.mark.parametrize("more", [{}, {"bidirectional": True}, {"bias": False}, {"batch_first": False},
+                                  {"num_layers": 2}, {"proj_size": 3, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, functools.partial(nn.RNN, nonlinearity="relu")])
+@pytest.mark.parametrize("batch", [True, False])
+def test_written_out_layers_are_torchs(kind: Callable[..., nn.RNNBase], more: dict, batch: bool) -> None:
+    """Outputs, last states and gradients, from a state of its own."""
+    if "proj_size" in more and kind is not nn.LSTM:
+        pytest.skip("an LSTM's alone")
+    net = seeded(lambda: kind(6, 5, **{"batch_first": True, **more}))
+    x = torch.randn(4, 7, 6) if batch else torch.randn(7, 6)
+    first = 4 if more.get("batch_first", True) else 7
+    sizes = [more.get("proj_size", 5), 5] if kind is nn.LSTM else [5]
+    lead = (net.num_layers * (1 + net.bidirectional), *([first] if batch else []))
+    states = tuple(torch.randn(*lead, size) for size in sizes)
+
+    def run() -> list[Tensor]:
+        out, last = net(x, states if kind is nn.LSTM else states[0])
+        lasts = list(last) if kind is nn.LSTM else [last]
+        loss = sum((t * torch.linspace(-1, 1, t.numel()).view(t.shape)).sum() for t in (out, *lasts))
+        return [out, *lasts, *torch.autograd.grad(loss, list(net.parameters()))]
+    with Keyed(None, True):
+        found = run()
+    for a, b in zip(found, run()):
+        close(a, b)
+
+
 # -- what cannot be done ---------------------------------------------------------------------------------------
 def test_auto_leaves_out_what_a_module_cannot_do_and_says_so_once(caplog) -> None:
     caplog.set_level("INFO", "fedbench")
-    e = auto(make("lstm"))
+    e = auto(make("packed"))
     assert e.executor.plan.name == "threads"
     assert caplog.text.count("left out") == 1
-    assert "executor vmap is left out: the model's layer body (LSTM) cannot be computed for several" in caplog.text
+    assert "executor vmap is left out: the model (Packed) cannot be computed for several clients" in caplog.text
     caplog.clear()
     auto(make("transformer"))
     assert "left out" not in caplog.text

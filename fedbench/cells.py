@@ -76,28 +76,27 @@ def run_cell(cfg: DictConfig) -> float:
     """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    swept = str(hydra.mode).endswith("MULTIRUN")
-    if swept:
+    if str(hydra.mode).endswith("MULTIRUN"):
         total = os.environ.get(TOTAL)
         print(f"\ncell {hydra.job.num + 1}{f' of {total}' if total else ''}: {folder.name}", flush=True)
+        _enter(folder, Path(hydra.sweep.dir).absolute())
     try:
         with writing(folder):
             return attempt(folder, lambda: _new_or_on(cfg, hydra, folder))
     except Busy as busy:
         say(str(busy))
-        if swept:
-            _leave(folder, Path(hydra.sweep.dir).absolute())
         return math.nan
 
 
-def _leave(folder: Path, sweep: Path) -> None:
-    """Note, for the sweep's table, that another process has the cell."""
+def _enter(folder: Path, sweep: Path) -> None:
+    """Note, for the sweep's table, that the command came to the cell: another one may have it, or come to it later and
+    write its own status."""
     with open(met_by(sweep, os.environ.get(TOKEN, "")), "a", encoding="utf-8") as file:
         file.write(f"{folder.absolute().relative_to(sweep)}\n")
 
 
 def met_by(sweep: Path, token: str) -> Path:
-    """The file of a sweep's folder that lists the cells which a command left to other processes."""
+    """The file of a sweep's folder that lists the cells which a command came to."""
     return sweep / f".met-{token}"
 
 

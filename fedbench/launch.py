@@ -289,14 +289,14 @@ def outcomes(folder: Path, token: str, planned: list[str]) -> list[dict[str, Any
             if status["status"] == "running":
                 status |= {"status": "died", "sentence": "the process ended without a word"}
             found[str(path.parent.relative_to(folder))] = status
-    found |= {name: elsewhere(folder / name) for name in _left(folder, token) if name not in found}
+    found |= {name: elsewhere(folder / name) for name in _met(folder, token) if name not in found}
     planned = [str(Path(name)) for name in planned]  # "" is the sweep's own folder
     names = [*planned, *(name for name in found if name not in planned)]
     return [{"cell": name, **found.get(name, ABSENT)} for name in names]
 
 
-def _left(folder: Path, token: str) -> list[str]:
-    """The cells that this command left to other processes."""
+def _met(folder: Path, token: str) -> list[str]:
+    """The cells that this command came to."""
     path = cells.met_by(folder, token)
     if not path.exists():
         return []
@@ -306,7 +306,7 @@ def _left(folder: Path, token: str) -> list[str]:
 
 
 def elsewhere(cell: Path) -> dict[str, Any]:
-    """How a cell stands that another process had: what that one says of it, unless it still has it."""
+    """How a cell stands of which another process has the last word: what that one says, unless it still has it."""
     if held(cell):
         return {"status": "with another process", "score": None, "sentence": holder(cell)}
     status = cells.read_json(cell / "status.json") or {"status": "running", "score": None}

@@ -23,6 +23,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from omegaconf import OmegaConf
 
+from fedbench import cells
 from fedbench.app import main
 from fedbench.cells import Console
 from fedbench.config import check, compose, flatten, load_config
@@ -696,6 +697,25 @@ def test_a_cell_that_the_other_process_has_finished_meanwhile(
         monkeypatch.setattr(module, "run", release)
         assert main(["-m", "seed=0,1,2"]) == 0
     assert "3 cells: 2 finished already, 1 finished" in capsys.readouterr().out
+
+
+def test_a_cell_that_another_command_finds_finished_meanwhile(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status is then the other command's, and the table must not take it for a cell that never began."""
+    module = sys.modules["fedbench.simulator"]
+    run = module.run
+
+    def meanwhile(cfg: Any, folder: Path, **how: Any) -> Any:
+        if cfg.seed == 1:
+            with monkeypatch.context() as other:
+                other.setenv(cells.TOKEN, "another command")
+                cells.note(folder.with_name("seed=0"), "finished already", 0, 0.5)
+        return run(cfg, folder, **how)
+
+    monkeypatch.setattr(module, "run", meanwhile)
+    assert main(["-m", "seed=0,1"]) == 0
+    assert "2 cells: 1 finished already, 1 finished" in capsys.readouterr().out
 
 
 def test_joblib_cells_are_locked_too(elsewhere: dict[str, str], tmp_path: Path) -> None:

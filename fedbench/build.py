@@ -28,6 +28,7 @@ from fedbench import ranks as processes
 from fedbench.algorithms.base import Algorithm
 from fedbench.autotune import use
 from fedbench.cohort import Engine
+from fedbench.config import check_cohort, clients_to_train
 from fedbench.data import known
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.data.known import DATASET_KEYS
@@ -36,11 +37,13 @@ from fedbench.faults import told
 from fedbench.federation import Federation
 from fedbench.finetune import FineTuned
 from fedbench.flat import FlatModel
+from fedbench.optim import Optimizer
 from fedbench.options import ConfigError, require
 from fedbench.outputs import check_outputs, check_parameters
 from fedbench.partition.base import Split, build_split
 from fedbench.partition.extra import count_extra
 from fedbench.privacy import Privacy
+from fedbench.privacy import check as check_method
 from fedbench.rows import RowStore, disk_space, memory
 from fedbench.tracking import replace_file
 
@@ -96,6 +99,37 @@ def set_precision(name: str) -> None:
     torch.backends.cudnn.allow_tf32 = name == "tf32"
 
 
+def check_settings(cfg: DictConfig, method: Algorithm) -> None:
+    """Refuse what can be refused before any data are loaded: parts of the wrong kind, and what they say themselves."""
+    device = device_of(cfg)
+    graphs(cfg.hardware.graphs, device)
+    source, module = _target(cfg.dataset), _target(cfg.model)
+    require(not inspect.isclass(source) or hasattr(source, "load"),
+            f"dataset._target_={cfg.dataset._target_} is no data source, which has load()")
+    require(not inspect.isclass(module) or issubclass(module, torch.nn.Module),
+            f"model._target_={cfg.model._target_} is no torch.nn.Module")
+    part(cfg, "partition")
+    everyone, new = cfg.partition.num_clients, cfg.new_clients.count
+    method.check_settings(None if everyone is None else clients_to_train(everyone, new),
+                          list(cfg.model.get("columns") or ()), part(cfg, "optimizer"))
+
+
+KINDS = {"dataset": (DATASET_KEYS, "a data source, which has load()", lambda x: callable(getattr(x, "load", None))),
+         "partition": (("num_clients", "seed"), "a partition, which has assign(...)",
+                       lambda x: callable(getattr(x, "assign", None))),
+         "optimizer": ((), "a fedbench.optim.Optimizer", lambda x: isinstance(x, Optimizer)),
+         "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm))}
+
+
+def part(cfg: DictConfig, group: str) -> Any:
+    """What a group's target makes of its keys, refused unless it is of the group's kind."""
+    reserved, words, fits = KINDS[group]
+    built = make(cfg[group], reserved)
+    require(fits(built), f"{group}._target_={cfg[group]._target_} makes an object of type {type(built).__name__}, "
+            f"expected {words}")
+    return built
+
+
 def data(cfg: DictConfig) -> Arrays:
     key = known.key_of(_plain(cfg.dataset))
     return together.share(("data", key), lambda: known.load(key, str(cfg.data_dir), lambda: load(cfg)))
@@ -103,12 +137,21 @@ def data(cfg: DictConfig) -> Arrays:
 
 def load(cfg: DictConfig) -> Arrays:
     """The data set, read (or downloaded, or generated) anew."""
-    return make(cfg.dataset, DATASET_KEYS).load()
+    source, name = part(cfg, "dataset"), f"dataset._target_={cfg.dataset._target_}"
+    try:
+        arrays = source.load()
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name} cannot load its data: {told(error)}") from error
+    require(isinstance(arrays, Arrays), f"{name}: load() returns an object of type {type(arrays).__name__}, expected "
+            "fedbench.data.base.Arrays")
+    return arrays
 
 
 def partition(cfg: DictConfig, arrays: Arrays) -> Split:
     """The split of the data over clients: a function of the dataset and partition groups alone."""
-    method = make(cfg.partition, ("num_clients", "seed"))
+    method = part(cfg, "partition")
     d = cfg.dataset
     return build_split(arrays, method, cfg.partition.num_clients, cfg.partition.seed, d.split, d.test_fraction,
                        d.val_fraction, d.get("subset", 1.0))
@@ -118,16 +161,14 @@ def cohort_size(cfg: DictConfig, num_clients: int) -> int:
     """K: clients_per_round, or max(1, floor(N * sample_rate))."""
     if cfg.clients_per_round is None:
         return max(1, int(num_clients * cfg.sample_rate + 1e-9))
-    require(cfg.clients_per_round <= num_clients,
-            f"clients_per_round={cfg.clients_per_round} is more than the {num_clients} clients there are")
+    check_cohort(cfg.clients_per_round, num_clients)
     return int(cfg.clients_per_round)
 
 
 def training_part(everyone: Federation, new: int) -> Federation:
     """The federation without its last `new` clients."""
-    n = everyone.num_clients
-    require(new < n, f"new_clients.count={new} leaves nobody to train: the partition has {n} clients")
-    return everyone.among(np.arange(n - new)) if new else everyone
+    n = clients_to_train(everyone.num_clients, new)
+    return everyone.among(np.arange(n)) if new else everyone
 
 
 def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
@@ -227,7 +268,7 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
 
 def algorithm(cfg: DictConfig) -> Algorithm:
     """The method, wrapped by fine-tuning where finetune.epochs > 0."""
-    method = make(cfg.algorithm)
+    method = part(cfg, "algorithm")
     tune = cfg.finetune
     return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
 
@@ -239,8 +280,10 @@ def memory_limits(device: torch.device, ranks: int = 1) -> tuple[int, int, int]:
     return (memory(device) // 2, host, disk) if device.type == "cuda" else (host, 0, disk)
 
 
-def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None) -> Engine:
-    """Everything a cohort needs.  stored: the executor's plan of a run that is resumed."""
+def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None,
+           method: Algorithm | None = None) -> Engine:
+    """Everything a cohort needs.  stored: the executor's plan of a run that is resumed.  method: what it is for, which
+    refuses what it cannot run on before executors are timed."""
     device, ranks = device_of(cfg), processes.current()
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -255,7 +298,7 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
         h.executor, h.chunk, h.threads, device, share, ranks.local_size, graphs(h.graphs, device), convolves(flat))
     store = RowStore(training.num_clients, device, *memory_limits(device, ranks.local_size),
                      cfg.rounds * training.cohort_size)
-    optimizer = make(cfg.optimizer)
+    optimizer = part(cfg, "optimizer")
     optimizer.check(training.num_clients)
     built = Engine(training, flat, optimizer, Executor(plans[0], device, ranks), store, int(cfg.seed),
                    cfg.rounds, cfg.local.epochs, cfg.local.batch_size, cfg.local.drop_last,
@@ -264,6 +307,8 @@ def engine(cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None
     built.privacy = privacy(cfg, built.rows)
     flat.convolution = plans[0].convolution                                                   # type: ignore
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
+    if method is not None:
+        check_method(built, method)
     if not stored and (len(plans) > 1 or flat.mapped):
         choose_executor(built, plans)
     meet(built, cfg)

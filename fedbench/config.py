@@ -47,6 +47,7 @@ from fedbench.options import (
     Seed,
     Share,
     Unbounded,
+    check_rates,
     require,
 )
 from fedbench.schema import Kind, Signature, check_options, check_target, show, signature_of
@@ -353,7 +354,30 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     _check_top(values)
     for group in RESERVED:
         check_target(group, values[group], _adjust(group), _owner(group, values))
+    _check_clients(values)
     return values
+
+
+def clients_to_train(everyone: int, new: int) -> int:
+    """N: all clients but those that come after training."""
+    require(new < everyone, f"new_clients.count={new} leaves nobody to train: the partition has {everyone} clients")
+    return everyone - new
+
+
+def check_cohort(clients_per_round: int | None, num_clients: int) -> None:
+    require(clients_per_round is None or clients_per_round <= num_clients,
+            f"clients_per_round={clients_per_round} is more than the {num_clients} clients there are")
+
+
+def _check_clients(values: Mapping[str, Any]) -> None:
+    """What asks for a number of clients, where the partition's is known before there are data."""
+    everyone = values["partition"]["num_clients"]
+    if everyone is None:
+        return
+    n = clients_to_train(everyone, values["new_clients"]["count"])
+    check_cohort(values["clients_per_round"], n)
+    check_rates("optimizer.lr", values["optimizer"].get("lr"), n)
+    check_rates("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, n)
 
 
 def _check_top(values: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ deploys the rows theta learn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +15,10 @@ from torch import Tensor
 from fedbench.algorithms.base import Algorithm
 from fedbench.cohort import Cohort, cut
 from fedbench.federation import Federation, Inputs
-from fedbench.flat import FlatModel
+from fedbench.flat import FlatModel, require_group
 from fedbench.local import Batch, Step
 from fedbench.optim import Optimizer
-from fedbench.options import require
+from fedbench.options import check_rates
 from fedbench.per_client import PerClient, own, per_client
 from fedbench.rows import RowStore
 
@@ -34,11 +34,14 @@ class FineTuned(Algorithm):
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         self.inner.check(federation, model, optimizer)
-        listed = len(self.lr) if isinstance(self.lr, PerClient) else federation.num_clients
-        require(listed == federation.num_clients, f"finetune.lr lists {listed:,} rates, and there are "
-                f"{federation.num_clients:,} clients to train: one each, or a single number for all")
+        self.check_settings(federation.num_clients, model.columns, optimizer)
+
+    def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
+        self.inner.check_settings(num_clients, groups, optimizer)
+        if isinstance(self.lr, PerClient) and num_clients is not None:
+            check_rates("finetune.lr", list(self.lr.values), num_clients)
         if self.part != "all":
-            model.group(self.part, "finetune.part")
+            require_group(self.part, "finetune.part", groups)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         self.inner.setup(federation, model, rows)

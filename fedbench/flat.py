@@ -78,6 +78,15 @@ def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def require_group(name: str, needed_by: str, groups: Iterable[str]) -> None:
+    """Refuse a model that does not declare a group of columns; groups: those that it does."""
+    if name not in groups:
+        others = ", ".join(models_with(name))
+        raise ConfigError(f"{needed_by} needs the column group {name!r}, which this model does not declare: "
+                          f"add it under model.columns (it has {', '.join(groups) or 'none'})"
+                          + (f", or take a model that does: {others}" if others else ""))
+
+
 class FlatModel:
     """A module seen as rows.  size: P; trained: the columns that learn; columns: named groups.
 
@@ -163,11 +172,7 @@ class FlatModel:
 
     def group(self, name: str, needed_by: str) -> Columns:
         """columns[name], or one sentence saying that this model declares no such group."""
-        if name not in self.columns:
-            others = ", ".join(models_with(name))
-            raise ConfigError(f"{needed_by} needs the column group {name!r}, which this model does not declare: "
-                              f"add it under model.columns (it has {', '.join(self.columns) or 'none'})"
-                              + (f", or take a model that does: {others}" if others else ""))
+        require_group(name, needed_by, self.columns)
         return self.columns[name]
 
     def extend(self, **extras: str | Tensor | nn.Module) -> None:

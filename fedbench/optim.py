@@ -18,7 +18,7 @@ from torch import Tensor
 from fedbench import fused
 from fedbench.fused import Product
 from fedbench.linalg import dot
-from fedbench.options import NonNegative, Positive, Probability, require
+from fedbench.options import NonNegative, Positive, Probability, check_rates, require
 
 Memory = dict[str, Tensor]          # buffer name -> [k, P] (or [k, 1])
 Rate = float | Tensor               # one learning rate, or one per row [k, 1]
@@ -68,9 +68,7 @@ class Optimizer:
 
     def check(self, num_clients: int) -> None:
         """Refuse a list of rates of another length than there are clients."""
-        listed = len(self.lr) if isinstance(self.lr, list) else num_clients
-        require(listed == num_clients, f"optimizer.lr lists {listed:,} rates, and there are {num_clients:,} clients to "
-                "train: one each, or a single number for all")
+        check_rates("optimizer.lr", self.lr, num_clients)
 
     def new(self, name: str, theta: Tensor) -> Tensor:
         """A fresh buffer for rows theta [k, P]."""

@@ -7,7 +7,7 @@ value in one sentence.  At run time they are plain ``float``, ``int`` and so on.
 
 import math
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 NonNegative = Annotated[float, ">= 0"]
 Positive = Annotated[float, "> 0"]
@@ -60,3 +60,10 @@ def require(condition: bool, sentence: str) -> None:
     """Raise ConfigError(sentence) unless condition holds."""
     if not condition:
         raise ConfigError(sentence)
+
+
+def check_rates(key: str, rates: Any, num_clients: int) -> None:
+    """Refuse a list of rates of another length than there are clients."""
+    listed = len(rates) if isinstance(rates, list | tuple) else num_clients
+    require(listed == num_clients, f"{key} lists {listed:,} rates, and there are {num_clients:,} clients to train: one "
+            "each, or a single number for all")

@@ -24,7 +24,7 @@ import torch
 from omegaconf import DictConfig
 
 import fedbench
-from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, privacy, rng, signals, together
+from fedbench import build, cells, checkpoint, evaluate, metrics, new_clients, rng, signals, together
 from fedbench import ranks as processes
 from fedbench import resume as resuming
 from fedbench.algorithms.base import Algorithm
@@ -303,13 +303,13 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
     if saved is not None:
         check_saved(cfg, run_dir, saved)
     ranks = processes.current()
+    algorithm = build.algorithm(cfg)
+    build.check_settings(cfg, algorithm)
     arrays = ranks.in_turn(lambda: build.data(cfg))
     ranks.agree("data set", arrays.digest)
     split = build.partition(cfg, arrays)
     ranks.agree("partition", split.hash)
-    engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None)
-    algorithm = build.algorithm(cfg)
-    privacy.check(engine, algorithm)
+    engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
     matrices = MatrixLog(run_dir, algorithm, engine.federation.num_clients, cfg.rounds, cfg.eval.every)
     sim = Simulation(cfg, run_dir, engine, algorithm, split, matrices=matrices if ranks.first else None,

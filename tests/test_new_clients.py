@@ -79,9 +79,13 @@ def test_a_federation_among_some_of_the_clients_keeps_what_is_theirs() -> None:
 
 @pytest.mark.parametrize("count", [8, 9])
 def test_somebody_has_to_train(count: int) -> None:
-    cfg = config(f"new_clients.count={count}")
+    words = f"new_clients.count={count} leaves nobody to train.*8 clients"
+    with pytest.raises(ConfigError, match=words):
+        config(f"new_clients.count={count}")
+    cfg = config()
     arrays = build.data(cfg)
-    with pytest.raises(ConfigError, match=f"new_clients.count={count} leaves nobody to train.*8 clients"):
+    cfg.new_clients.count = count                         # as where only the data say how many clients there are
+    with pytest.raises(ConfigError, match=words):
         build.engine(cfg, arrays, build.partition(cfg, arrays))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from tiny import arrays_of, compose, ragged, split_of
 from torch import Tensor, nn
 
-from fedbench import build
+from fedbench import build, simulator
+from fedbench.config import check
 from fedbench.flat import FlatModel
 from fedbench.options import ConfigError
 from fedbench.outputs import check_outputs
@@ -314,3 +316,87 @@ def test_a_constructor_gets_only_what_its_signature_takes() -> None:
 def test_what_was_not_injected_is_not_left_out() -> None:
     with pytest.raises(ConfigError, match="unexpected keyword argument 'depth'"):
         engine("picky", depth=3)
+
+
+# -- parts of the wrong kind, and what needs no data -------------------------------------------------------------
+
+class Source:
+    def load(self) -> Any:
+        return 3
+
+
+class Unreadable:
+    def load(self) -> Any:
+        raise OSError("cannot\n  read it")
+
+
+class Empty:
+    pass
+
+
+class Options:
+    def __init__(self, **options: Any): ...
+
+
+def nothing() -> dict:
+    return {}
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data must not be loaded."""
+    def load(cfg: Any) -> Any:
+        raise AssertionError("data were loaded")
+    monkeypatch.setattr(build, "data", load)
+
+
+@pytest.mark.parametrize("overrides, words", [
+    (["algorithm._target_={}.Empty"], "algorithm.* makes an object of type Empty, expected a fedbench.*Algorithm"),
+    (["algorithm._target_={}.nothing"], "algorithm.* makes an object of type dict, expected a fedbench.*Algorithm"),
+    (["optimizer._target_={}.Options"], "optimizer.* of type Options, expected a fedbench.optim.Optimizer"),
+    (["partition._target_={}.Empty"], "partition.* of type Empty, expected a partition, which has assign"),
+    (["dataset._target_={}.Empty"], "dataset.* is no data source, which has load"),
+    (["model._target_={}.Empty"], r"model.* is no torch\.nn\.Module"),
+    (["algorithm=scaffold", "optimizer.momentum=0.9"], "algorithm=scaffold needs plain SGD"),
+    (["algorithm=pgfed_ce", "algorithm.mode=pseudo_gradient", "optimizer.clip=1"], "algorithm.mode=pseudo_gradient"),
+    (["algorithm=pfedmoap"], "pfedmoap needs the column group 'prompt', which this model does not declare"),
+    (["finetune.epochs=1", "finetune.part=tail"], "finetune.part needs the column group 'tail'"),
+    (["algorithm.mu=[1,2]"], "algorithm.mu lists 2 numbers, and there are 20 clients"),
+    (["optimizer.momentum=0", "optimizer.nesterov=true"], "optimizer.nesterov=true needs"),
+    (["hardware.device=cuda:99"], "hardware.device=cuda:99"),
+    (["hardware.graphs=true", "hardware.device=cpu"], "hardware.graphs=true: CUDA graphs need"),
+])
+def test_what_needs_no_data_is_said_before_they_are_loaded(
+    overrides: list[str], words: str, tmp_path: Path, untouched: None
+) -> None:
+    cfg = compose([text.replace("{}", __name__) for text in overrides])
+    with pytest.raises(ConfigError, match=words):
+        simulator.prepare(cfg, tmp_path, None)
+
+
+@pytest.mark.parametrize("override, words", [
+    ("clients_per_round=21", "clients_per_round=21 is more than the 20 clients there are"),
+    ("new_clients.count=20", "new_clients.count=20 leaves nobody to train: the partition has 20 clients"),
+    ("optimizer.lr=[0.1,0.2]", "optimizer.lr lists 2 rates, and there are 20 clients to train"),
+])
+def test_what_needs_no_torch_is_said_by_the_configuration(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(compose([override]))
+    check(compose([override, "partition=domain"]))                 # the data say how many there are
+
+
+@pytest.mark.parametrize("name, words", [
+    ("Source", r"load\(\) returns an object of type int, expected fedbench\.data\.base\.Arrays"),
+    ("Unreadable", r"cannot load its data: OSError: cannot read it \(test_outputs\.py, line \d+\)"),
+    ("nothing", r"makes an object of type dict, expected a data source, which has load\(\)")])
+def test_a_source_that_gives_no_arrays(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^dataset._target_={__name__}.{name}.*{words}"):
+        build.data(compose([f"dataset._target_={__name__}.{name}"]))
+
+
+def test_a_method_refuses_before_executors_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time(*args: Any) -> None:
+        raise AssertionError("executors were timed")
+    monkeypatch.setattr(build, "choose_executor", time)
+    with pytest.raises(ConfigError, match="it needs model=clip_prompt"):
+        simulator.prepare(compose(["algorithm=pfedmoap", "model.columns.prompt=[head.*]"]), tmp_path, None)

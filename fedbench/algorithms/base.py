@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbench.cohort import Cohort
 from fedbench.federation import Federation, Inputs
-from fedbench.flat import FlatModel
+from fedbench.flat import FlatModel, require_group
 from fedbench.optim import Optimizer
 from fedbench.options import require
 from fedbench.per_client import PerClient
@@ -33,12 +33,19 @@ class Algorithm:
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Refuse, in one sentence, what the method cannot run on."""
+        self.check_settings(federation.num_clients, model.columns, optimizer)
+
+    def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
+        """The part of `check` for which neither data nor a module are needed: it comes before they are loaded.
+
+        num_clients: None where only the data say.  groups: the names of the model's column groups.
+        """
         for group in self.requires:
-            model.group(group, f"algorithm={type(self).__name__.lower()}")
+            require_group(group, f"algorithm={type(self).__name__.lower()}", groups)
         for option, value in vars(self).items():
-            listed = len(value) if isinstance(value, PerClient) else federation.num_clients
-            require(listed == federation.num_clients, f"algorithm.{option} lists {listed:,} numbers, and there are "
-                    f"{federation.num_clients:,} clients to train: one each, or a single number for all")
+            listed = len(value) if isinstance(value, PerClient) else num_clients
+            require(num_clients in (listed, None), f"algorithm.{option} lists {listed:,} numbers, and there are "
+                    f"{num_clients:,} clients to train: one each, or a single number for all")
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Make the state; rows(name, default) gives a lazy [N, ...] store."""

@@ -32,8 +32,8 @@ class PGFedCE(PGFed):
         super().__init__(mu, eta2, alpha_max=alpha_max, drop_last=drop_last)
         self.mode = mode
 
-    def check(self, federation, model, optimizer):
-        super().check(federation, model, optimizer)
+    def check_settings(self, num_clients, groups, optimizer):
+        super().check_settings(num_clients, groups, optimizer)
         plain = isinstance(optimizer, SGD) and not optimizer.weight_decay and optimizer.clip is None
         require(self.mode != "pseudo_gradient" or plain,
                 "algorithm.mode=pseudo_gradient needs optimizer=sgd with weight_decay=0 and clip=null: "

@@ -21,8 +21,8 @@ class Scaffold(Algorithm):
     def __init__(self, server_lr: Positive = 1.0, weights: Literal["uniform", "samples"] = "uniform"):
         self.server_lr, self.weights = server_lr, weights
 
-    def check(self, federation, model, optimizer):
-        super().check(federation, model, optimizer)
+    def check_settings(self, num_clients, groups, optimizer):
+        super().check_settings(num_clients, groups, optimizer)
         require(getattr(optimizer, "plain", False),
                 "algorithm=scaffold needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null): "
                 "its control variates are derived from theta - lr * gradient")

@@ -447,9 +447,11 @@ def test_a_list_of_hyperparameters_is_one_for_each_client() -> None:
 def test_a_list_of_rates_is_one_for_each_client() -> None:
     from fedbench import build as parts
     cfg = compose(["optimizer.lr=[0.1,0.2]", "partition.num_clients=3", "partition=iid"])
-    check(cfg)
+    words = r"optimizer.lr lists 2 rates, and there are 3 clients"
+    with pytest.raises(ConfigError, match=words):
+        check(cfg)
     arrays = parts.data(cfg)
-    with pytest.raises(ConfigError, match=r"optimizer.lr lists 2 rates, and there are 3 clients"):
+    with pytest.raises(ConfigError, match=words):
         parts.engine(cfg, arrays, parts.partition(cfg, arrays))
     with pytest.raises(ConfigError, match=r"optimizer.lr must be .*, got \[0.1, -1\]"):
         check(compose(["optimizer.lr=[0.1,-1]"]))

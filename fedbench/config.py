@@ -249,9 +249,9 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     """
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
+    full = composer.compose(overrides)
     idle = next((text for text in overrides if text.lstrip("+~").startswith(("resume=", "hydra."))), None)
     require(idle is None, f"{idle} is for python -m fedbench: it says where a run is, and there is none here")
-    full = composer.compose(overrides)
     return with_choices(full, full.hydra)
 
 
@@ -391,6 +391,7 @@ def _check_top(values: dict[str, Any]) -> None:
                 f"{group} must be one of its options ({', '.join(group_options(group))}), got "
                 f"{show(values.get(group))}")
     check_options("", {**values, **{group: {} for group in RESERVED}}, top, "a run")
+    require(values["name"] != "", "name must be text or null, got ''")
     _check_privacy(values.get("privacy") or {"epsilon": None})
 
 

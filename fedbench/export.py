@@ -89,6 +89,7 @@ def main() -> int:
     if args.client is None and args.predictions is None:
         parser.error("say what to export: --client N, or --predictions FILE.npz")
     try:
+        require(sum(word.startswith("--client") for word in sys.argv) < 2, "--client is given twice: export one by one")
         require(args.out is None or args.client is not None, "--out is where --client N goes: give that number, too")
         require(args.out is None or args.out != args.predictions, f"--out and --predictions are both {args.out}")
         out = args.out or Path(f"client{args.client}.pt")

@@ -57,6 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         if not runs:
             raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
         scores.check_metric(args.metric, runs)
+        require(not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
+                f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0")
         folder = args.out or args.folders[0] / "figures"
         for run in runs:
             try:

@@ -18,7 +18,8 @@ from fedbench.groups import nearest
 from fedbench.options import LARGEST, RANGES, require
 from fedbench.source import Found, Module, decorators, last_word, locate, lookup, words
 
-INSTANTIATE_KEYS = {"_target_", "_convert_", "_recursive_"}
+CONVERSIONS = {"_convert_": ("none", "partial", "object", "all"), "_recursive_": (True, False)}  # Hydra's own keys
+INSTANTIATE_KEYS = {"_target_", *CONVERSIONS}
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ def check_target(
     """
     target = values.get("_target_")
     require(isinstance(target, str), f"{key}._target_ must name the class to build, got {show(target)}")
+    for name, allowed in CONVERSIONS.items():
+        require(name not in values or any(values[name] is one or values[name] == one for one in allowed),
+                f"{key}.{name} must be one of {', '.join(map(show, allowed))}, got {show(values.get(name))}")
     signature = signature_of(str(target), f"{key}._target_")
     name = owner or str(target).rsplit(".")[-1]
     check_options(key, values, adjust(signature) if adjust else signature, name)

@@ -76,6 +76,9 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
         (["+resume=nowhere"], "resume=nowhere: there is no such run directory"),
         (["resume=nowhere", "--cfg", "job"], "leave one of them out"),
         (["--config-dir", ""], "--config-dir '' names no folder"),
+        (["+algorithm._convert_=nope"], "algorithm._convert_ must be one of 'none', 'partial', 'object', 'all', got"),
+        (["+model._recursive_=3"], "model._recursive_ must be one of true, false, got 3"),
+        (["name=''"], "name must be text or null, got ''"),
         (["--package", "optimizer"], "--package shows a part of what --cfg job shows"),
     ],
 )  # fmt: skip
@@ -159,7 +162,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def same(folder: Path, whole: Path) -> None:
     for name in ("metrics.csv", "clients.csv"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    assert not [path for path in folder.rglob("*") if path.suffix in (".part", ".partial")]
+    assert not half_written(folder)
+
+
+def half_written(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.suffix in (".part", ".partial")]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +194,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_where_it_was(
     saved = Path("run/checkpoint.pt").exists()
     assert said.startswith("no room is left on the disk of ") and ("go on with" in said) is saved
     assert not Path("run/error.txt").exists() or Path("run/error.txt").stat().st_size
+    assert not half_written(Path("run"))
     assert main(["resume=run"] if saved else SMALL) == 0
     same(Path("run"), whole)
 
@@ -218,6 +226,7 @@ def test_a_disk_that_is_really_full(kib: int, disk: Callable[[int], Path], whole
     assert sentence(capsys).startswith("no room is left on the disk of ")
     assert not [path for path in folder.iterdir() if path.name in ("error.txt", "status.json", "summary.json")
                 and not path.stat().st_size]
+    assert not half_written(folder)
     disk(4096)
     assert main([f"resume={folder}"] if (folder / "checkpoint.pt").exists() else words) == 0
     same(folder, whole)
@@ -321,7 +330,8 @@ def test_a_device_is_written_to_and_not_replaced(around: None, monkeypatch: pyte
     [
         *(("export", ["run", "--client", text], f"must be the number of a client, a whole number >= 0, got {text!r}")
           for text in ("x", "1.5", "", "9" * 30)),
-        ("export", ["run", "--client", "-1"], "--client"),
+        ("export", ["run", "--client", "-1"], "must be the number of a client, a whole number >= 0, got '-1'"),
+        ("export", ["run", "--client", "0", "--client", "1"], "--client is given twice"),
         ("export", ["run", "--client", "4"], "client 4 is not among the 4 clients, which are 0 to 3"),
         ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out is where --client N goes"),
         ("export", ["run", "--client", "0", "--out", "x", "--predictions", "x"], "--out and --predictions are both x"),
@@ -351,6 +361,7 @@ def test_a_device_is_written_to_and_not_replaced(around: None, monkeypatch: pyte
         ("figures", ["run", "--out", "plain/x"], "--out plain/x cannot be made: Not a directory"),
         ("figures", ["run", "--out", ""], "--out names no folder"),
         ("figures", ["run", "--rounds", "-1"], "--rounds"),
+        ("figures", ["run", "--target", "7"], "--target is 7; personal/accuracy is at most 1 and at least 0"),
         ("figures", ["run", "--rounds", "0,,1"], "whole numbers >= 0 with commas between them"),
         ("figures", ["run", "--target", "nan"], "--target must be a number, got nan"),
     ],

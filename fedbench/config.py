@@ -51,6 +51,7 @@ from fedbench.options import (
     require,
 )
 from fedbench.schema import Kind, Signature, check_options, check_target, show, signature_of
+from fedbench.source import family, locate
 
 __all__ = [
     "GROUPS",
@@ -228,6 +229,10 @@ class RunConfig:
 
 RESERVED = {"dataset": "DatasetKeys", "partition": "PartitionKeys", "model": "ModelKeys",
             "optimizer": "OptimizerKeys", "algorithm": None}
+# a name that every class of a group has or inherits, and what such a class is called
+KINDS = {"dataset": ("load", "data source, which has load()"), "partition": ("assign", "partition, which has assign()"),
+         "model": ("Module", "torch.nn.Module"), "optimizer": ("Optimizer", "fedbench.optim.Optimizer"),
+         "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm")}
 # constructor arguments that the data set (or the algorithm: reads) decides
 INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "reads")}
 
@@ -353,9 +358,20 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     values = plain(cfg)
     _check_top(values)
     for group in RESERVED:
-        check_target(group, values[group], _adjust(group), _owner(group, values))
+        try:
+            check_target(group, values[group], _adjust(group), _owner(group, values))
+        except ConfigError:
+            _check_kind(group, values[group].get("_target_"))          # then its options are beside the point
+            raise
     _check_clients(values)
     return values
+
+
+def _check_kind(group: str, target: Any) -> None:
+    """Refuse a class whose source says that it is none for its group."""
+    word, expected = KINDS[group]
+    names = family(locate(target, f"{group}._target_")) if isinstance(target, str) else None
+    require(names is None or word in names, f"{group}._target_={target} is no {expected}")
 
 
 def clients_to_train(everyone: int, new: int) -> int:

@@ -199,6 +199,23 @@ def _elsewhere(module: Module, path: list[str], hops: int) -> Any:
     return None if "__getattr__" in module.scope else MISSING
 
 
+def family(found: Found | None) -> set[str] | None:
+    """The names of a class, of its bases and of their methods; None: it is no class, or a base cannot be followed."""
+    if found is None or not isinstance(found.node, ast.ClassDef):
+        return None
+    known = {found.node.name, *(n.name for n in found.node.body if isinstance(n, ast.FunctionDef))}
+    for base in found.node.bases:
+        path = words(base.value if isinstance(base, ast.Subscript) else base)
+        if path in (["object"], ["ABC"], ["Protocol"], ["Generic"]):
+            continue
+        above = lookup(found.module, path) if path else None
+        inherited = family(above) if isinstance(above, Found) else None
+        if inherited is None:
+            return None
+        known |= inherited
+    return known
+
+
 def decorators(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
     """Last words of the decorators: dataclass for @dataclasses.dataclass(frozen=True)."""
     return {last_word(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list}

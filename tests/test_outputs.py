@@ -400,3 +400,18 @@ def test_a_method_refuses_before_executors_are_timed(tmp_path: Path, monkeypatch
     monkeypatch.setattr(build, "choose_executor", time)
     with pytest.raises(ConfigError, match="it needs model=clip_prompt"):
         simulator.prepare(compose(["algorithm=pfedmoap", "model.columns.prompt=[head.*]"]), tmp_path, None)
+
+
+@pytest.mark.parametrize("override, words", [
+    (f"algorithm._target_={__name__}.Net", "is no fedbench.algorithms.base.Algorithm"),
+    (f"partition._target_={__name__}.Net", "is no partition"),
+    ("dataset._target_=fedbench.models.mlp.MLP", "is no data source"),
+    ("algorithm._target_=fedbench.optim.SGD", "is no fedbench.algorithms.base.Algorithm"),
+    ("model._target_=fedbench.data.npz.Npz", r"is no torch\.nn\.Module"),
+    ("optimizer._target_=torch.optim.SGD", "optimizer.params must be given"),      # called Optimizer as well
+    (f"model._target_={__name__}.Net model.depth=3", "model.depth is unknown"),
+])
+def test_the_kind_of_a_class_comes_before_its_options(override: str, words: str) -> None:
+    """What is asked of a class that has no place there would lead astray: algorithm.input_shape must be given."""
+    with pytest.raises(ConfigError, match=words):
+        check(compose(override.split()))

@@ -29,7 +29,7 @@ from tiny import (
 )
 from torch import Tensor, nn
 
-from fedbench import rng
+from fedbench import evaluate, rng
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
@@ -201,6 +201,12 @@ def test_small_inputs_are_evaluated_many_at_once(device: str, sample_bytes: int,
 
 
 # -- who and how much ------------------------------------------------------------------------------------
+def test_rows_are_evaluated_as_many_at_once_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = build()
+    monkeypatch.setattr(evaluate, "SLICE_BYTES", 2 * 4 * e.model.size)
+    assert [s.tolist() for s in evaluate.slices(e, IDS[:3])] == [[4, 0], [5]]
+
+
 def test_weights_and_numbers() -> None:
     cohort = Cohort(build(), IDS, 3)
     n = torch.tensor([18.0, 7, 9, 12])

@@ -197,6 +197,7 @@ MODULES = {
     "pools": (lambda: convolution(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveMaxPool2d(2), nn.AdaptiveAvgPool2d(1),
                                   features=4), IMAGE),
     "batch norm": (lambda: convolution(nn.BatchNorm2d(4), nn.ReLU(), features=256), IMAGE),
+    "batch norm, its own numbers": (lambda: convolution(nn.BatchNorm2d(4, eps=0.1, momentum=0.4), features=256), IMAGE),
     "batch norm 1d": (lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)), VECTOR),
     "batch norm, not affine": (lambda: convolution(nn.BatchNorm2d(4, affine=False), features=256), IMAGE),
     "group norm": (lambda: convolution(nn.GroupNorm(2, 4), features=256), IMAGE),
@@ -301,6 +302,14 @@ def test_dropout_is_keyed_by_client_and_only_in_training() -> None:
                      torch.ones(1, 400, 50), True, Call(True, keys[:1]))
     close(out.unique(), torch.tensor([0, 1 / 0.6]))
     assert (out == 0).float().mean().item() == pytest.approx(0.4, abs=0.02)
+
+
+def test_every_dropout_layer_draws_by_itself() -> None:
+    """Two of them leave 0.6 x 0.6 of the units, not the same 0.6 twice."""
+    model = FlatModel(hidden_model(nn.Sequential(nn.Dropout(0.4), nn.Dropout(0.4))))
+    out = model.apply(model.named(model.init_row()[None]), torch.ones(1, 400, 50), True, Call(True, torch.tensor([5])))
+    close(out.unique(), torch.tensor([0, 1 / 0.36]))
+    assert (out == 0).float().mean().item() == pytest.approx(0.64, abs=0.02)
 
 
 def hidden_model(layer: nn.Module) -> nn.Module:

@@ -34,6 +34,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedbabu import FedBABU
 from fedbench.algorithms.feddyn import FedDyn
+from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.fedrep import FedRep
 from fedbench.algorithms.fedrod import FedRoD
 from fedbench.algorithms.lg_fedavg import LGFedAvg
@@ -229,6 +230,16 @@ def test_apfl_by_hand(adaptive: bool) -> None:
         close(deployed(e, m)[:, 0], a * v + (1 - a) * w.mean())          # with the aggregated w
 
 
+def test_apfls_share_ends_at_one() -> None:
+    """w = 0, a = 0.5, lr 0.5.  c = 1, v = 1.5: vbar = 0.75, slope 1.5 (-0.25), a = 0.6875.  c = 9, v = 5: vbar = 2.5,
+    slope 5 (-6.5), a = 16.75 cut to 1."""
+    e = points([[1], [9]], lr=0.5)
+    m = play(e, APFL(0.5, adaptive=True), rounds=0)
+    m.v[np.arange(2)] = torch.tensor([[1.5], [5.0]])
+    play(e, m, begin=1)
+    close(m.a[np.arange(2)][:, 0], row(0.6875, 1.0))
+
+
 def test_apfl_without_personal_share_is_fedavg() -> None:
     e, other = nets(epochs=2), nets(epochs=2)
     a, b = play(e, APFL(alpha=0.0), 3, COHORTS), play(other, FedAvg(), 3, COHORTS)
@@ -261,12 +272,32 @@ def test_apfl_all_personal_is_local_beside_fedavg(momentum: float, normed: bool)
     equal(a.w, c.w)
 
 
+def test_feddyn_averages_statistics_as_they_are() -> None:
+    """Running means and variances have no gradient: neither alpha nor h moves them."""
+    def fresh() -> Engine:
+        return engine(*ragged((10,) * 6), seeded(Normed), SGD(lr=0.1), columns=HEAD)        # FedDyn weighs all alike
+    e, f = fresh(), fresh()
+    a, b = play(e, FedDyn(alpha=0.5), 1), play(f, FedProx(mu=0.5), 1)          # a client's first round is FedProx's
+    statistics = e.model.trained.rest(e.model.size)
+    close(statistics.take(a.w), statistics.take(b.w), 1e-6)
+    assert not torch.equal(statistics.take(a.w), statistics.take(e.model.init_row()))
+
+
 # -- FedRep ----------------------------------------------------------------------------------------------
 def test_fedrep_by_hand() -> None:
     """u = 1, h = 2, lr 0.1, c = (3, 5).  Head: h = 2 + 0.1 (1, 3) = (2.1, 2.3).  Base, at the new head:
     u = 1 + 0.1 (0.9 x 2.1, 2.7 x 2.3) = (1.189, 1.621), of mean 1.405."""
     e = products([3, 5], SGD(lr=0.1))
     close(deployed(e, play(e, FedRep())), torch.tensor([[1.405, 2.1], [1.405, 2.3]]))
+
+
+def test_fedrep_keeps_counters_of_head_and_base_apart() -> None:
+    """Adam's corrections of the base are by the steps of the base, round after round."""
+    e = nets(Adam(lr=0.01, reset="never"))
+    play(e, FedRep(head_epochs=3), 2)
+    steps = everyone(e).train(e.model.init_row()).steps[:, None]             # of an epoch
+    close(e.memories["optimizer/head/count"].whole(), 6 * steps)
+    close(e.memories["optimizer/theta/count"].whole(), 3 * steps)             # with the training above
 
 
 def test_fedrep_counts_both_kinds_of_epochs() -> None:

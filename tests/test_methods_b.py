@@ -683,6 +683,7 @@ def test_apple_scheduler(scheduler: Any, middle: float) -> None:
     assert all(a > b for a, b in pairwise(strength[:21]))
     assert strength[20:] == [0.0] * 60
     assert APPLE().strength(15, 160) > 0 == APPLE().strength(16, 160)
+    assert APPLE(fraction=0.29).strength(28, 100) > 0 == APPLE(fraction=0.29).strength(29, 100)   # 28.999999999999996
     assert APPLE(fraction=0.0).strength(0, 160) == 0
 
 

@@ -88,6 +88,12 @@ def test_binary_auc_with_many_ties():
     assert ours == pytest.approx(expected, nan_ok=True)
 
 
+def test_the_two_zeros_tie():
+    logits, y = np.array([[0.0], [-0.0]], np.float32), np.array([[0], [1]])
+    for order in ([0, 1], [1, 0]):
+        assert per_client("multilabel", logits[order], y, np.array([0, 2]), np.zeros(2))["auc"] == [0.5]
+
+
 def test_auc_of_a_client_with_one_class_is_nan_and_is_skipped():
     logits = np.array([[0, 1], [0, 2], [1, 0], [0, 1]], dtype=np.float32)
     found = per_client("classification", logits, np.array([1, 1, 0, 1]), np.array([0, 2, 4]), np.ones(4))
@@ -185,6 +191,13 @@ def test_over_clients_by_hand():
     assert found == pytest.approx(expected)
     assert list(found) == list(expected)
     assert all(type(value) is float for value in found.values())
+
+
+def test_an_infinite_loss_is_no_missing_one():
+    """A client whose loss has blown up is in the mean, not left out of it."""
+    with np.errstate(invalid="ignore"):  # of the deviation
+        found = over_clients({"loss": np.array([1.0, np.inf])}, np.ones(2))
+    assert found["loss"] == found["loss_weighted"] == found["loss_worst"] == np.inf
 
 
 @pytest.mark.parametrize(("num", "worst"), [(5, 1), (20, 2), (29, 2), (30, 3)])

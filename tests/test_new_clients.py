@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from tiny import HEAD, Affine, Point, close, compose, engine, engine_on, equal, mlp, play, ragged, targets_federation
 
-from fedbench import build, new_clients, simulator
+from fedbench import build, new_clients, rng, simulator
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.lg_fedavg import LGFedAvg
@@ -131,6 +131,18 @@ def test_adaptation_by_hand(monkeypatch) -> None:
         for client, mean in enumerate([m, np.ones(2)]):
             theta = mean + 0.75**epoch * (np.array([5.0, 6.0]) - mean)
             assert loss[client] == pytest.approx(0.5 * ((theta - mean) ** 2).sum(), rel=1e-5)
+
+
+def test_every_epoch_is_shuffled_anew(monkeypatch) -> None:
+    drawn, batches = [], rng.batches
+
+    def draw(*args, **how):
+        drawn.append(batches(*args, **how))
+        return drawn[-1]
+    monkeypatch.setattr(rng, "batches", draw)
+    e = with_newcomers(engine(*ragged(), mlp()), 2)
+    new_clients.adapt(e, e.model.init_row(), 3, 0.1, 0.0)
+    assert len({position.tobytes() for position, _ in drawn}) == len(drawn) == 3
 
 
 def test_momentum_acts_within_an_epoch_and_not_across() -> None:

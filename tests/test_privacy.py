@@ -637,6 +637,15 @@ def test_what_says_that_it_leaks_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.algorithm(case("pgfed_exact").simulation().cfg).leaks is not None
 
 
+@pytest.mark.parametrize("name", ["fedavg_local", "pgfed"])
+def test_clients_deploy_what_they_trained_without_noise(name: str) -> None:
+    sim = prepared(case(name), "paper", epsilon=1.0, **{"optimizer.lr": 1e-30})
+    start = sim.engine.model.init_row()
+    rounds(sim, 1)
+    close(sim.algorithm.theta.whole(), start.expand(6, -1), 1e-6)
+    assert (sim.algorithm.w - start).norm() > 1
+
+
 @pytest.mark.parametrize("name, own, copies", [("fedamp", "theta", "w"), ("apple", "core", "cores")])
 def test_clients_go_on_from_their_own_rows(name: str, own: str, copies: str) -> None:
     """FedAMP and APPLE at learning rate 0 and noise of deviation 2.5: a client's row stays what it was, round by round,

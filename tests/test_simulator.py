@@ -77,15 +77,15 @@ def test_a_run_leaves_its_files(whole: Path) -> None:
 def test_the_columns_fit_together(whole: Path) -> None:
     """Means over clients are those of clients.csv; best, last and best by validation are rows of metrics.csv."""
     metrics, clients = table(whole / "metrics.csv"), table(whole / "clients.csv")
-    summary = json.loads((whole / "summary.json").read_text())
+    summary, split = json.loads((whole / "summary.json").read_text()), Split.load(whole / "partition.npz")
     for row in metrics:
         own = [c for c in clients if c["round"] == row["round"]]
         for name in ("personal/accuracy", "personal/loss", "global/accuracy", "val/accuracy"):
             each = np.array([float(c[name]) for c in own])
-            n = np.array([float(c["n_test"]) for c in own])
+            part = split.val if name.startswith("val") else split.test
+            n = part.sizes[[int(c["client"]) for c in own]]
             assert float(row[name]) == pytest.approx(each.mean())
-            if not name.startswith("val"):
-                assert float(row[f"{name}_weighted"]) == pytest.approx((each * n).sum() / n.sum())
+            assert float(row[f"{name}_weighted"]) == pytest.approx((each * n).sum() / n.sum())
     scores = [float(r["personal/accuracy"]) for r in metrics]
     val = [float(r["val/accuracy"]) for r in metrics]
     assert summary["best"]["round"] == 1 + int(np.argmax(scores)) and summary["best"]["metric"] == "personal/accuracy"

@@ -1,4 +1,4 @@
-from fedbench.app import main
+from fedbench.cli.app import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from fedbench import build
+from fedbench.simulation import build
 
 T = TypeVar("T")
 PROMISED = ("workload", "rival", "ratio", "min", "max", "n")        # of every row that is written

@@ -21,7 +21,7 @@ from bench_work import Ours, crowd
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.simulator import peak_memory
+from fedbench.simulation.simulator import peak_memory
 
 METHODS = {"fedavg": FedAvg, "fedper": FedPer, "pgfed": PGFed}
 WARMUP = 2                                          # PGFed's first round is FedAvg's

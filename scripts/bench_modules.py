@@ -16,8 +16,8 @@ from bench_work import SEED, Workload, digits, images, split_of
 from torch import Tensor, nn
 
 from fedbench.data.base import Arrays
-from fedbench.flat import FlatModel
 from fedbench.models.resnet import ResNet
+from fedbench.nn.flat import FlatModel
 
 
 class Rows(nn.Module):

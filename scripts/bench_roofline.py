@@ -33,8 +33,8 @@ from bench_clock import Clock, Turns, row
 from bench_work import Workload
 from torch import nn
 
-from fedbench import build
-from fedbench.executor import cores
+from fedbench.engine.executor import cores
+from fedbench.simulation import build
 
 NUMBER = 4                                      # bytes
 READS = {"fedavg": (0, 0), "pgfed": (1, 1)}     # rows read in a step: beside each client's own, and shared by all

@@ -14,20 +14,20 @@ import torch
 from bench_clock import Rival
 from torch import nn
 
-from fedbench import build
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import compose
+from fedbench.cli.config import compose
 from fedbench.data.base import Arrays
-from fedbench.executor import NAMES, Executor, Plan, plans
-from fedbench.federation import Federation
-from fedbench.flat import FlatModel
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.executor import NAMES, Executor, Plan, plans
+from fedbench.engine.federation import Federation
+from fedbench.engine.optim import SGD
+from fedbench.engine.rows import RowStore
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.mlp import MLP
-from fedbench.optim import SGD
+from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Ragged, Split
-from fedbench.rows import RowStore
+from fedbench.simulation import build
 
 SEED = 20261121
 COLUMNS = {"head": ["head.*"]}

@@ -41,7 +41,7 @@ from bench_work import Bare, Ours, Workload, every_plan, from_file, generated, o
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.simulator import now, peak_memory, surroundings
+from fedbench.simulation.simulator import now, peak_memory, surroundings
 
 FILES = {"mlp": "mlp", "many": "many1000", "cnn": "cnn"}
 GPU_ROUNDS = 4          # the first two for warm-up

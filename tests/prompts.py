@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from tiny import CPU, engine_on, seeded, split_of
 from torch import Tensor
 
-from fedbench.cohort import Engine
-from fedbench.federation import Federation, Inputs
-from fedbench.flat import FlatModel
+from fedbench.engine.cohort import Engine
+from fedbench.engine.federation import Federation, Inputs
+from fedbench.engine.optim import SGD, Optimizer
 from fedbench.models.clip_prompt import CLIPPrompt
-from fedbench.optim import SGD, Optimizer
+from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Split
-from fedbench.task import make_task
+from fedbench.tasks.task import make_task
 
 SIZES = (7, 12, 4, 9)
 NAMES = ("red apple", "green_pear", "plum", "fig")

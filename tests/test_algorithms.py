@@ -28,8 +28,8 @@ from tiny import (
 )
 from torch import Tensor
 
-from fedbench import fused
 from fedbench.algorithms import pgfed
+from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
@@ -38,12 +38,11 @@ from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.local import Local
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
-from fedbench.build import algorithm as built
-from fedbench.cohort import Cohort, Engine
-from fedbench.finetune import FineTuned
-from fedbench.flat import Columns
-from fedbench.optim import SGD, Adam, Optimizer
-from fedbench.options import ConfigError
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD, Adam, Optimizer
+from fedbench.nn.flat import Columns
+from fedbench.simulation.build import algorithm as built
 
 LR = 0.1
 COHORTS = ([0, 1, 3, 5], [1, 2, 3, 4], [0, 2, 4, 5], [0, 1, 3, 4])
@@ -432,7 +431,7 @@ def test_pgfed_is_its_spec_written_out(mu: float, eta2: float, momentum: float, 
     of torch, or in the compiled pass that large rows take on a CPU."""
     if compiled:
         pytest.importorskip("numba", reason="the compiled pass needs numba")
-        monkeypatch.setattr(fused, "LARGE", 0)
+        monkeypatch.setattr(compiled, "LARGE", 0)
     e = squares(steps=2, numbers=(1, 1, 1), cohort_size=2,
                 optimizer=SGD(lr=LR, momentum=momentum, reset="never"))
     algorithm = play(e, PGFed(mu, eta2, beta), 5, PAIRS)

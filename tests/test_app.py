@@ -23,25 +23,25 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from omegaconf import OmegaConf
 
-from fedbench import cells
-from fedbench.app import main
-from fedbench.cells import Console
-from fedbench.config import check, compose, flatten, load_config
-from fedbench.groups import find_conf_dir, group_options
-from fedbench.launch import make_folder
-from fedbench.lock import writing
-from fedbench.options import ConfigError
+from fedbench.cli import jobs
+from fedbench.cli.app import main
+from fedbench.cli.conf_tree import find_conf_dir, group_options
+from fedbench.cli.config import check, compose, flatten, load_config
+from fedbench.cli.jobs import Console
+from fedbench.cli.launch import make_folder
+from fedbench.core.lock import writing
+from fedbench.core.options import ConfigError
 
 # What ``name=`` says happens; otherwise a run that finishes.  Lines of calls.txt are the calls it got.
 STAND_IN = '''
 import json, os, time, zipfile
-from fedbench.config import config_hash
-from fedbench.options import ConfigError
+from fedbench.cli.config import config_hash
+from fedbench.core.options import ConfigError
 
 class RunError(ConfigError):
     pass
 
-def run(cfg, run_dir, resume=False):
+def run(cfg, run_dir, resume=False, origin=None):
     with open(run_dir / "calls.txt", "a") as file:
         file.write(f"resume={resume} rounds={cfg.rounds} seed={cfg.seed} project={cfg.tracking.project}\\n")
     with open(run_dir / "executors.txt", "a") as file:
@@ -72,10 +72,10 @@ def run(cfg, run_dir, resume=False):
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """fedbench.simulator is the stand-in, in this process; the working directory is empty."""
-    module = types.ModuleType("fedbench.simulator")
+    """fedbench.simulation.simulator is the stand-in, in this process; the working directory is empty."""
+    module = types.ModuleType("fedbench.simulation.simulator")
     exec(STAND_IN, module.__dict__)
-    monkeypatch.setitem(sys.modules, "fedbench.simulator", module)
+    monkeypatch.setitem(sys.modules, "fedbench.simulation.simulator", module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedbench"])
 
@@ -92,13 +92,13 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process whose fedbench.simulator is the stand-in."""
+    """The environment of a process whose fedbench.simulation.simulator is the stand-in."""
     (tmp_path / "site").mkdir()
-    text = f"import sys, types\nm = types.ModuleType('fedbench.simulator')\nsource = {STAND_IN!r}\n"
+    text = f"import sys, types\nm = types.ModuleType('fedbench.simulation.simulator')\nsource = {STAND_IN!r}\n"
     lazy = (
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'fedbench.simulator':\n"
+        "        if name == 'fedbench.simulation.simulator':\n"
         "            from importlib.machinery import ModuleSpec\n"
         "            return ModuleSpec(name, self)\n"
         "    def create_module(self, spec): return None\n"
@@ -153,7 +153,7 @@ def test_help_is_one_screen_with_groups_keys_and_examples(capsys: pytest.Capture
 def test_answers_come_before_heavy_imports(arguments: list[str], status: int, banned: str) -> None:
     code = (
         "import sys\n"
-        "from fedbench.app import main\n"
+        "from fedbench.cli.app import main\n"
         "status = main(sys.argv[1:])\n"
         f"bad = set({banned!r}.split()) & set(sys.modules); assert not bad, bad\n"
         "sys.exit(status)"
@@ -619,7 +619,7 @@ def test_a_sweep_reads_its_files_once_and_composes_what_was_checked_no_more(
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", composing)
     monkeypatch.setattr(ConfigRepository, "load_config", loading)
-    monkeypatch.setattr("fedbench.launch.MOST_CELLS", known)
+    monkeypatch.setattr("fedbench.cli.launch.MOST_CELLS", known)
     assert main(["-m", "seed=0,1,2", "sweep_dir=three"]) == 0
     assert sorted(composed) == sorted(times * [[f"seed={i}"] for i in range(3)])
     assert read["algorithm/pgfed"] <= 4  # the command's check, Hydra's own start, the sweeper
@@ -685,7 +685,7 @@ def test_a_cell_that_the_other_process_has_finished_meanwhile(
 ) -> None:
     """The table tells how it stands at the end of the sweep, not when it was met."""
     main(["-m", "seed=0,1"])
-    module = sys.modules["fedbench.simulator"]
+    module = sys.modules["fedbench.simulation.simulator"]
     run = module.run
     with ExitStack() as met:
         met.enter_context(writing(Path("sweeps/seed=0")))
@@ -703,14 +703,14 @@ def test_a_cell_that_another_command_finds_finished_meanwhile(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its status is then the other command's, and the table must not take it for a cell that never began."""
-    module = sys.modules["fedbench.simulator"]
+    module = sys.modules["fedbench.simulation.simulator"]
     run = module.run
 
     def meanwhile(cfg: Any, folder: Path, **how: Any) -> Any:
         if cfg.seed == 1:
             with monkeypatch.context() as other:
-                other.setenv(cells.TOKEN, "another command")
-                cells.note(folder.with_name("seed=0"), "finished already", 0, 0.5)
+                other.setenv(jobs.TOKEN, "another command")
+                jobs.note(folder.with_name("seed=0"), "finished already", 0, 0.5)
         return run(cfg, folder, **how)
 
     monkeypatch.setattr(module, "run", meanwhile)

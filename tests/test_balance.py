@@ -12,10 +12,10 @@ import pytest
 import torch
 from tiny import engine, equal, everyone, mlp, ragged
 
-from fedbench import balance
-from fedbench.balance import Piece, advance, queued, shortest, spread, wrapped
-from fedbench.executor import Plan
-from fedbench.local import Batch, Step, plain_step
+from fedbench.engine import threads
+from fedbench.engine.executor import Plan
+from fedbench.engine.local import Batch, Step, plain_step
+from fedbench.engine.threads import Piece, advance, queued, shortest, spread, wrapped
 
 CASES = [([1260, 1030, 900, 130, 130, 80], 2), ([7], 3), ([0, 0], 2), ([5, 5, 5], 3), ([9, 1, 1], 2), ([4, 4, 4], 2),
          *((sorted(np.random.default_rng(i).integers(0, 40, 3 + i).tolist())[::-1], 2 + i % 7) for i in range(40))]
@@ -144,7 +144,7 @@ class Known(threading.Event):
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> list[Known]:
     """The events of the spread to come: one for each item that is cut in two."""
-    monkeypatch.setattr(balance, "Event", Known)
+    monkeypatch.setattr(threads, "Event", Known)
     monkeypatch.setattr(Known, "made", [])
     return Known.made
 
@@ -231,7 +231,7 @@ def test_an_interrupt_stops_the_threads(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupted(futures) -> None:
         waiting(started)
         raise KeyboardInterrupt
-    monkeypatch.setattr(balance, "wait", interrupted)
+    monkeypatch.setattr(threads, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(2) as pool:        # which waits for its threads
         spread(pool, 2, begin, log.lengths)
     assert sum(map(len, log.steps.values())) < 100

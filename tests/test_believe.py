@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from tiny import compose
 
-from fedbench import build, cells, checkpoint
-from fedbench.config import check, save_config
-from fedbench.data import known
+from fedbench.cli import jobs
+from fedbench.cli.config import check, save_config
+from fedbench.core.options import ConfigError
+from fedbench.data import _known as known
 from fedbench.data.base import Arrays
-from fedbench.options import ConfigError
 from fedbench.partition.base import Split
-from fedbench.simulator import run
+from fedbench.simulation import build, checkpoint
+from fedbench.simulation.simulator import run
 
 OPTIONS = ["algorithm=pgfed", "model=logistic", "partition.num_clients=6", "rounds=4", "local.epochs=1",
            "tracking=disabled", "hardware.device=cpu", "hardware.executor=loop", "checkpoint.every=1"]
@@ -54,7 +55,7 @@ def as_the_whole(folder: Path, whole: Path) -> bool:
 
 
 def finished(folder: Path, whole: Path) -> bool:
-    return cells.is_finished(folder, check(config(whole)))
+    return jobs.is_finished(folder, check(config(whole)))
 
 
 # -- tables ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.mlp import MLP
-from fedbench.simulator import peak_memory
+from fedbench.simulation.simulator import peak_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import bench_clock

@@ -21,10 +21,10 @@ import torch
 import yaml
 from conftest import ROOT
 
-from fedbench import build, simulator
-from fedbench.app import main
-from fedbench.config import compose
-from fedbench.data import known
+from fedbench.cli.app import main
+from fedbench.cli.config import compose
+from fedbench.data import _known as known
+from fedbench.simulation import build, simulator
 
 SHARE = int(os.environ.get("FEDBENCH_CAMPAIGN", "1"))
 OPTIONS = ["model=logistic", "partition.num_clients=6", "rounds=8", "local.epochs=1", "tracking=disabled",
@@ -213,8 +213,8 @@ DRIVER = """
 import json, os, random, signal, sys, time
 import torch
 torch.set_num_threads(1)
-import numpy, fedbench.launch, fedbench.simulator, fedbench.report                       # before any fork
-from fedbench.app import main
+import numpy, fedbench.cli.launch, fedbench.simulation.simulator, fedbench.report         # before any fork
+from fedbench.cli.app import main
 
 def child(words, output, fatal=None):
     '''main(words) in a process of its own; fatal: the number of the event of a file in its folder at which it is

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny import equal, on_disk_first
 
-from fedbench import checkpoint
-from fedbench.checkpoint import NAME, PREVIOUS, Clock
-from fedbench.options import ConfigError
+from fedbench.core.options import ConfigError
+from fedbench.simulation import checkpoint
+from fedbench.simulation.checkpoint import NAME, PREVIOUS, Clock
 
 
 def state(round: int) -> dict:
@@ -121,7 +121,7 @@ def test_when_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [d for d in range(1, 8) if Clock(3).due(d, d == 7)] == [3, 6, 7]
     assert [d for d in range(1, 8) if Clock(0).due(d, d == 7)] == [7]
     now = [0.0]
-    monkeypatch.setattr("fedbench.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedbench.simulation.checkpoint.time.monotonic", lambda: now[0])
 
     def write() -> None:
         now[0] += 0.5

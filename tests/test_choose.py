@@ -11,13 +11,13 @@ import yaml
 from omegaconf import OmegaConf
 from tiny import compose
 
-from fedbench.config import check, save_config
+from fedbench.cli.config import check, save_config
 from fedbench.report.__main__ import main
 from fedbench.report.choose import choice, choose, override
 from fedbench.report.runs import find_runs
 from fedbench.report.table import Spread
-from fedbench.simulator import run
-from fedbench.tracking import Tracker
+from fedbench.simulation.simulator import run
+from fedbench.simulation.tracking import Tracker
 
 NAN = float("nan")
 VAL = {0.1: [0.9, 0.5, 0.6, 0.2], 0.5: [0.8, 0.5, 0.7, 0.6], 2: [0.8, 0.1, 0.9, 0.6]}    # averages 0.55, 0.65, 0.6

@@ -13,15 +13,15 @@ from omegaconf import DictConfig
 from tiny import CPU, arrays_of, compose, engine_on, split_of
 from torch import Tensor
 
-from fedbench import build, evaluate
-from fedbench.cohort import Cohort
+from fedbench.core.options import ConfigError
+from fedbench.core.rng import RowRandom
 from fedbench.data import digits_clip
 from fedbench.data.base import TEST, TRAIN
+from fedbench.engine.cohort import Cohort
 from fedbench.models import clip as towers
 from fedbench.models import clip_prompt, tiny_clip
 from fedbench.models.clip_prompt import CLIPPrompt
-from fedbench.options import ConfigError
-from fedbench.rng import RowRandom
+from fedbench.simulation import build, evaluate
 
 NAMES = ["dog", "ice cream", "grand_piano", "maple leaf"]
 BACKBONES = ["tiny-clip", "RN50-quickgelu", "ViT-B-16-quickgelu"]

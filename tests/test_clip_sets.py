@@ -19,13 +19,13 @@ import torch
 from PIL import Image
 from tiny import compose
 
-from fedbench.config import check
-from fedbench.data import images
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
+from fedbench.data import _images as images
+from fedbench.data._files import cached_array
+from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares, open_picture
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.clip_sets import DTD, Caltech101, Flowers102, Food101, OxfordPets, PictureSet, resplit
-from fedbench.data.files import cached_array
-from fedbench.data.images import CLIP_MEAN, CLIP_STD, centre_squares, open_picture
-from fedbench.options import ConfigError
 from fedbench.partition.base import Split, build_split
 from fedbench.partition.class_disjoint import ClassDisjoint
 
@@ -519,7 +519,7 @@ def test_no_room_for_the_pictures_is_one_sentence(tmp_path: Path, monkeypatch: p
 
 def test_a_run_on_the_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From the command line's words to a federation of scaled pictures."""
-    from fedbench import build
+    from fedbench.simulation import build
 
     food(tmp_path, monkeypatch)
     words = [f"data_dir={tmp_path}", "dataset=food101", "dataset.resize=8", "model=logistic", "algorithm=local"]

@@ -29,21 +29,22 @@ from tiny import (
 )
 from torch import Tensor, nn
 
-from fedbench import evaluate, rng
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.per_fedavg import PerFedAvg
-from fedbench.build import make, shared_batch
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import check
-from fedbench.flat import FlatModel
+from fedbench.cli.config import check
+from fedbench.core import rng
+from fedbench.core.options import ConfigError, RunError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
+from fedbench.engine.per_client import PerClient
 from fedbench.models.resnet import ResNet
-from fedbench.optim import SGD
-from fedbench.options import ConfigError, RunError
+from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Ragged
-from fedbench.per_client import PerClient
+from fedbench.simulation import evaluate
+from fedbench.simulation.build import make, shared_batch
 
 IDS = np.array([4, 0, 5, 2])                # unsorted, not all
 TEST = (3, 12, 0, 6, 8, 1)                  # client 2 has nothing to be tested on
@@ -451,7 +452,7 @@ def test_a_list_of_hyperparameters_is_one_for_each_client() -> None:
 
 
 def test_a_list_of_rates_is_one_for_each_client() -> None:
-    from fedbench import build as parts
+    from fedbench.simulation import build as parts
     cfg = compose(["optimizer.lr=[0.1,0.2]", "partition.num_clients=3", "partition=iid"])
     words = r"optimizer.lr lists 2 rates, and there are 3 clients"
     with pytest.raises(ConfigError, match=words):

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench.config import (
+from fedbench.cli.compose import NAME_LENGTH, Composer, cell_name
+from fedbench.cli.conf_tree import GROUPS, target_of
+from fedbench.cli.config import (
     WHEREABOUTS,
     check,
     compose,
@@ -23,10 +25,8 @@ from fedbench.config import (
     save_config,
     with_choices,
 )
-from fedbench.groups import GROUPS, target_of
-from fedbench.hydra_bridge import NAME_LENGTH, Composer, cell_name
-from fedbench.options import ConfigError
-from fedbench.schema import check_target, signature_of
+from fedbench.cli.schema import check_target, signature_of
+from fedbench.core.options import ConfigError
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "options.txt"
 
@@ -407,8 +407,8 @@ MODULE = '''
 raise RuntimeError("a config check must not import this")
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Optional, Sequence, Union
-from fedbench.options import Positive as Pos
-import fedbench.options as opt
+from fedbench.core.options import Positive as Pos
+import fedbench.core.options as opt
 from .other import *
 
 Word = Literal["red", "blue"]
@@ -518,7 +518,7 @@ def test_a_compiled_or_unreadable_target_is_left_unchecked() -> None:
 def test_checking_imports_nothing_heavy() -> None:
     """Config errors must not wait for torch."""
     code = (
-        "import sys; from fedbench.config import check, compose; check(compose([]));"
+        "import sys; from fedbench.cli.config import check, compose; check(compose([]));"
         "heavy = {'torch', 'sklearn', 'wandb', 'pandas', 'matplotlib', 'numpy'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

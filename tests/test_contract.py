@@ -21,17 +21,19 @@ from tiny import CPU, arrays_of, close, compose, deployed, engine_on, equal, eve
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedbench import build, checkpoint, evaluate, federation, rng
-from fedbench import cohort as cohort_module
 from fedbench.algorithms.base import Algorithm
-from fedbench.balance import Steps
-from fedbench.cohort import Cohort
-from fedbench.executor import Plan
-from fedbench.federation import Federation
-from fedbench.groups import group_options
-from fedbench.options import ConfigError
+from fedbench.cli.conf_tree import group_options
+from fedbench.core import rng
+from fedbench.core.options import ConfigError
+from fedbench.engine import cohort as cohort_module
+from fedbench.engine import federation
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.executor import Plan
+from fedbench.engine.federation import Federation
+from fedbench.engine.threads import Steps
 from fedbench.partition.base import Ragged, Split
-from fedbench.simulator import Simulation
+from fedbench.simulation import build, checkpoint, evaluate
+from fedbench.simulation.simulator import Simulation
 
 METHODS = group_options("algorithm")
 COHORTS = ([0, 1, 3, 5], [1, 2, 3, 4], [0, 2, 4, 5], [0, 1, 2, 5])

@@ -7,7 +7,7 @@ from test_contract import Case
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.simulator import Simulation
+from fedbench.simulation.simulator import Simulation
 
 
 class Closure(FedAvg):

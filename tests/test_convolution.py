@@ -10,13 +10,13 @@ import torch
 from tiny import close, engine, equal, everyone, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench import chain, network
-from fedbench.flat import FlatModel
-from fedbench.gradients import chain_gradient
-from fedbench.local import Batch
+from fedbench.engine.gradients import chain_gradient
+from fedbench.engine.local import Batch
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.task import Classification
+from fedbench.nn import chain, program
+from fedbench.nn.flat import FlatModel
+from fedbench.tasks.task import Classification
 
 K, B = 3, 4
 LAYERS = {                                                   # each on 2 channels of 9 x 7 pixels
@@ -92,8 +92,8 @@ def test_only_plain_layers_are_unfolded(layer: str, monkeypatch: pytest.MonkeyPa
     """Which path computes is seen by the number of F.conv2d calls of a chain's and of a program's forward pass."""
     model = net(**(LAYERS | GROUPED)[layer])
     rows, batch = problem(model)
-    calls, real = [], network.F.conv2d
-    monkeypatch.setattr(network.F, "conv2d", lambda *args: calls.append(1) or real(*args))
+    calls, real = [], program.F.conv2d
+    monkeypatch.setattr(program.F, "conv2d", lambda *args: calls.append(1) or real(*args))
     for convolution, left in (("grouped", 2), ("unfold", 1 if layer in GROUPED else 0), ("grouped", 2)):
         model.convolution = convolution
         for way in (by_chain, by_autograd, lambda model, rows, batch: model.predict(rows, batch.x)):
@@ -185,7 +185,7 @@ def test_a_gradient_of_the_input() -> None:
     model = net(**LAYERS["stride"])
     rows, batch = problem(model)
     found = []
-    for model.convolution in network.CONVOLUTIONS:
+    for model.convolution in program.CONVOLUTIONS:
         x = batch.x.clone().requires_grad_()
         found.append(torch.autograd.grad(model.predict(rows, x).square().sum(), x)[0])
     close(*found, 1e-12)
@@ -195,10 +195,10 @@ def test_large_inputs_are_unfolded_piece_by_piece(monkeypatch: pytest.MonkeyPatc
     """Without a gradient no more windows are held than WINDOWS_BYTES: here two images of four."""
     model = net(**LAYERS["plain"])
     rows, batch = problem(model)
-    model.convolution, sizes, real = "unfold", [], network.cut_windows
+    model.convolution, sizes, real = "unfold", [], program.cut_windows
     whole = model.predict(rows, batch.x)
-    monkeypatch.setattr(network, "cut_windows", lambda x, m: sizes.append(x.shape[1]) or real(x, m))
-    monkeypatch.setattr(network, "WINDOWS_BYTES", 2 * K * 2 * 9 * 7 * 9 * 8)
+    monkeypatch.setattr(program, "cut_windows", lambda x, m: sizes.append(x.shape[1]) or real(x, m))
+    monkeypatch.setattr(program, "WINDOWS_BYTES", 2 * K * 2 * 9 * 7 * 9 * 8)
     close(model.predict(rows, batch.x), whole, 1e-12)
     assert sizes == [2, 2, 2, 2]                             # of either layer
     sizes.clear()
@@ -223,7 +223,7 @@ def test_threads_share_a_model() -> None:
 
 @pytest.mark.parametrize("plan", ["vmap", "pairs", "threaded pairs"])
 def test_training_gives_the_loops_rows(plan: str) -> None:
-    def train(plan: str, convolution: network.Convolution) -> Tensor:
+    def train(plan: str, convolution: program.Convolution) -> Tensor:
         e = engine(*ragged(shape=(3, 16, 16)), seeded(lambda: FedAvgCNN((3, 16, 16), 3, width=8)), plan=plan)
         e.model.convolution = convolution
         return everyone(e).train(e.model.init_row(), epochs=1).theta

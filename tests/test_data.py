@@ -20,20 +20,20 @@ from hydra.utils import instantiate
 from PIL import Image
 from tiny import compose
 
-from fedbench.config import check, group_options
-from fedbench.data import files
+from fedbench.cli.config import check, group_options
+from fedbench.core.options import ConfigError
+from fedbench.data import _files as files
+from fedbench.data._files import cached, read_npz
+from fedbench.data._images import resize
 from fedbench.data.base import Arrays
 from fedbench.data.breast_cancer import BreastCancer
 from fedbench.data.cifar import CIFAR10, CIFAR100
 from fedbench.data.digits import Digits
-from fedbench.data.files import cached, read_npz
 from fedbench.data.image_folder import ImageFolder
-from fedbench.data.images import resize
 from fedbench.data.medmnist import FILES, MedMNIST
 from fedbench.data.mnist import MNIST, FashionMNIST
 from fedbench.data.npz import Npz
 from fedbench.data.synthetic import Synthetic
-from fedbench.options import ConfigError
 
 RNG = np.random.default_rng(0)
 RESERVED = ("split", "test_fraction", "val_fraction", "subset", "normalize", "augment")

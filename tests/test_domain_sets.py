@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from tiny import compose
 
-from fedbench import build
-from fedbench.config import check
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.domain_sets import DomainNet10, DomainSet, OfficeCaltech10, cut_domains, read_list
-from fedbench.options import ConfigError
 from fedbench.partition.base import build_split
 from fedbench.partition.domain import Domain
 from fedbench.partition.iid import IID
+from fedbench.simulation import build
 
 SETS = [OfficeCaltech10, DomainNet10]
 TABLE = Path(__file__).parents[1] / "fedbench" / "papers" / "pfedmoap_table5_datasets.csv"

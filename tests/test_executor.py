@@ -9,12 +9,12 @@ import torch
 from test_local import MODELS
 from tiny import CPU, PLANS, close, engine, equal, everyone, ragged, seeded
 
-from fedbench import autotune, build
-from fedbench.cohort import Cohort, Engine
-from fedbench.executor import Executor, Plan, cores, plans
-from fedbench.flat import FlatModel
-from fedbench.optim import SGD
-from fedbench.options import RunError
+from fedbench.core.options import RunError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.executor import Executor, Plan, cores, plans
+from fedbench.engine.optim import SGD
+from fedbench.nn.flat import FlatModel
+from fedbench.simulation import autotune, build
 
 
 def make(model: str = "no chain", plan: str | Plan = "vmap", **options) -> Engine:

@@ -13,15 +13,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedbench import build
-from fedbench.app import main
-from fedbench.config import check, compose, find_conf_dir, with_choices
+from fedbench.cli.app import main
+from fedbench.cli.compose import Composer
+from fedbench.cli.conf_tree import group_options
+from fedbench.cli.config import check, compose, find_conf_dir, with_choices
+from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA
-from fedbench.groups import group_options
-from fedbench.hydra_bridge import Composer
-from fedbench.options import ConfigError
 from fedbench.report import paper
 from fedbench.report.recipes import is_measured
+from fedbench.simulation import build
 
 NAMES = group_options("experiment")
 BESIDE = ("debug", "reduced/", "setting/")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench import export
-from fedbench.app import main
-from fedbench.export import client_state, open_run, predictions
+from fedbench.cli.app import main
+from fedbench.core.options import ConfigError
 from fedbench.models.mlp import MLP
-from fedbench.options import ConfigError
+from fedbench.tools import export
+from fedbench.tools.export import client_state, open_run, predictions
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import torch
 from tiny import CPU, PLANS, arrays_of, close, engine, equal, everyone, mlp, ragged, split_of
 from torch import Tensor, nn
 
-from fedbench.federation import Augment, Federation
-from fedbench.local import Batch, Step
-from fedbench.options import ConfigError
-from fedbench.rng import RowRandom, client_keys
+from fedbench.core.options import ConfigError
+from fedbench.core.rng import RowRandom, client_keys
+from fedbench.engine.federation import Augment, Federation
+from fedbench.engine.local import Batch, Step
 
 SIZES = (5, 3, 4)
 

@@ -13,13 +13,14 @@ from prompts import PROMPT, SIZES, prompts
 from tiny import HEAD, close, compose, deployed, engine, equal, everyone, mlp, play, ragged
 from torch import Tensor
 
-from fedbench import build, evaluate, transport
+from fedbench.algorithms import _transport
 from fedbench.algorithms.fedotp import FedOTP, similarities
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import check
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
 from fedbench.models.clip_prompt import CLIPPrompt
-from fedbench.optim import SGD
-from fedbench.options import ConfigError
+from fedbench.simulation import build, evaluate
 
 COHORTS = ([0, 1, 3], [1, 2], [0, 3])
 FINE = {"max_iter": 50_000, "thresh": 1e-10}
@@ -55,8 +56,8 @@ def by_definition(sim: Tensor, eps: float, mass: float, steps: int, balanced: bo
 def test_the_plan_is_that_of_pot(M: int, eps: float, mass: float):
     sim = cosines(2, 2, 2, M, seed=M)
     wanted = torch.stack([torch.stack([by_pot(sim[a, :, i], eps, mass) for i in range(2)], 1) for a in range(2)])
-    close(transport.plan(sim, eps, mass, **FINE), wanted, 1e-9)
-    found = transport.plan(sim.float(), eps, mass, max_iter=20_000, thresh=1e-6)
+    close(_transport.plan(sim, eps, mass, **FINE), wanted, 1e-9)
+    found = _transport.plan(sim.float(), eps, mass, max_iter=20_000, thresh=1e-6)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-6)
 
 
@@ -65,7 +66,7 @@ def test_the_plan_is_that_of_pot(M: int, eps: float, mass: float):
 def test_iterations_are_those_of_the_definition(steps: int, balanced: bool):
     """In blocks, of which one step is taken in the log domain and the others scale; also with a last block of one."""
     mass, sim = 1.0 if balanced else 0.9, cosines(1, 2, 3, 16)
-    found = transport.plan(sim, 0.05, mass, steps, 0.0, balanced)
+    found = _transport.plan(sim, 0.05, mass, steps, 0.0, balanced)
     close(found[0], torch.stack([by_definition(s, 0.05, mass, steps, balanced)[0] for s in sim[0].unbind(1)], 1), 1e-9)
 
 
@@ -73,14 +74,14 @@ def test_iterations_are_those_of_the_definition(steps: int, balanced: bool):
 @pytest.mark.parametrize("mass", [0.3, 0.8, 1.0])
 @pytest.mark.parametrize("steps", [1, 2, 10, 25])
 def test_columns_are_exact_whenever_it_ends(steps: int, mass: float, dtype: torch.dtype):
-    T = transport.plan(cosines(2, 2, 5, 49).to(dtype), 0.02, mass, steps, 0.0)
+    T = _transport.plan(cosines(2, 2, 5, 49).to(dtype), 0.02, mass, steps, 0.0)
     close(T.sum(-1), torch.full((2, 2, 5), mass / 2, dtype=dtype), 1e-6 if dtype == torch.float32 else 1e-13)
     assert (T >= 0).all()
 
 
 @pytest.mark.parametrize("mass, M", [(0.8, 16), (0.8, 49), (1.0, 16)])
 def test_rows_give_no_more_than_they_have(mass: float, M: int):
-    T = transport.plan(cosines(2, 2, 5, M), 0.02, mass, **FINE)
+    T = _transport.plan(cosines(2, 2, 5, M), 0.02, mass, **FINE)
     assert T.sum(1).max() <= (1 + 1e-7) / M
     close(T.sum((1, 3)), torch.full((2, 5), mass, dtype=torch.float64), 1e-12)
     if mass == 1:
@@ -92,7 +93,7 @@ def test_whole_mass_is_balanced_transport():
     wanted = torch.from_numpy(ot.sinkhorn(np.full(16, 1 / 16), np.full(2, 0.5), 1 - sim[0, :, 0].numpy().T, 0.1,
                                           numItermax=100_000, stopThr=1e-14)).T
     for balanced in (False, True):
-        close(transport.plan(sim, 0.1, 1.0, balanced=balanced, **FINE)[0, :, 0], wanted, 1e-9)
+        close(_transport.plan(sim, 0.1, 1.0, balanced=balanced, **FINE)[0, :, 0], wanted, 1e-9)
 
 
 @pytest.mark.parametrize("balanced", [False, True])
@@ -103,10 +104,10 @@ def test_float32_survives_any_cosine_at_a_small_eps(mass: float, balanced: bool)
         return
     sim = 2 * torch.rand(4, 2, 25, 49, generator=torch.Generator().manual_seed(0)) - 1
     sim[0, :, 0, :], sim[0, :, 1, 1:], sim[0, :, 1, 0] = -1, -1, 1
-    found = transport.plan(sim, 0.01, mass, balanced=balanced)
+    found = _transport.plan(sim, 0.01, mass, balanced=balanced)
     assert found.isfinite().all()
     close(found.sum(-1), torch.full((4, 2, 25), mass / 2), 1e-6)
-    torch.testing.assert_close(found.double(), transport.plan(sim.double(), 0.01, mass, balanced=balanced), rtol=0,
+    torch.testing.assert_close(found.double(), _transport.plan(sim.double(), 0.01, mass, balanced=balanced), rtol=0,
                                atol=1e-4)
 
 
@@ -114,7 +115,7 @@ def test_float32_survives_any_cosine_at_a_small_eps(mass: float, balanced: bool)
 def test_every_problem_ends_when_its_own_v_has_come_to_rest(balanced: bool):
     """After the first multiple of CHECK iterations of which the last moved no log v by thresh, beside whomever."""
     mass, eps, sim, ends = *((1.0, 0.01) if balanced else (0.9, 0.05)), cosines(2, 2, 20, 16), []
-    found = transport.plan(sim, eps, mass, 80, 1e-2, balanced)
+    found = _transport.plan(sim, eps, mass, 80, 1e-2, balanced)
     for a in range(2):
         for i in range(20):
             for n in range(10, 90, 10):
@@ -141,7 +142,7 @@ def test_without_a_choice_logits_are_the_mean():
 def test_equal_prompts_share_equally():
     one = cosines(2, 1, 3, 5, 16)
     sim = one.expand(-1, 2, -1, -1, -1)
-    T = transport.plan(sim, 0.1, 0.8)
+    T = _transport.plan(sim, 0.1, 0.8)
     close(T[:, 0], T[:, 1], 1e-12)
     close(logits(sim, gamma=1.0, max_iter=50_000), one.mean(4)[:, 0].transpose(1, 2), 1e-6)
 
@@ -156,7 +157,7 @@ def test_the_gradient_of_the_logits_is_the_plan():
     sim = cosines(2, 2, 3, 5, 16).requires_grad_()
     weight = torch.randn(2, 5, 3, dtype=torch.float64)
     found, = torch.autograd.grad((logits(sim, eps=0.05) * weight).sum(), sim)
-    T = transport.plan(sim.detach(), 0.05, 0.8, 2000, 1e-9)
+    T = _transport.plan(sim.detach(), 0.05, 0.8, 2000, 1e-9)
     close(found, weight.permute(0, 2, 1)[:, None, ..., None] * T, 1e-12)
     assert not T.requires_grad
 
@@ -308,7 +309,7 @@ def test_sinkhorn_moves_all_mass():
     with pytest.raises(ConfigError, match=r"algorithm.mode=sinkhorn transports everything: set algorithm.gamma=1, not"):
         FedOTP(mode="sinkhorn")
     sim, a = cosines(2, 2, 3, 5, 16), FedOTP(mode="sinkhorn", gamma=1.0, max_iter=3, thresh=0.0)
-    plan = transport.plan(sim, 0.1, 1.0, 3, 0.0, balanced=True)
+    plan = _transport.plan(sim, 0.1, 1.0, 3, 0.0, balanced=True)
     close(a.transported(sim), (plan * sim).sum((1, 4)).transpose(1, 2), 1e-12)
 
 

@@ -14,11 +14,12 @@ from scipy.linalg import sqrtm
 from test_silos import make_extra, make_table, overrides
 from tiny import SIZES, compose, ragged
 
-from fedbench import fid, simulator
-from fedbench.config import check
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA
-from fedbench.export import open_run
-from fedbench.options import ConfigError
+from fedbench.simulation import simulator
+from fedbench.tools import fid
+from fedbench.tools.export import open_run
 
 CPU = torch.device("cpu")
 

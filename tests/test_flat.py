@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from tiny import close, equal, mlp, seeded
 from torch import Tensor, nn
 
-from fedbench import network
-from fedbench.flat import Columns, FlatModel
+from fedbench.core.options import ConfigError
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.network import Call
-from fedbench.options import ConfigError
+from fedbench.nn import program
+from fedbench.nn.flat import Columns, FlatModel
+from fedbench.nn.program import Call
 
 K = 3
 
@@ -274,7 +274,7 @@ def test_gradients_of_many_clients_are_each_clients_own(name: str) -> None:
 
 def test_every_rule_is_covered_here() -> None:
     used = {type(m) for make, _ in MODULES.values() for m in seeded(make).modules()}
-    assert set(network.RULES) - used == {nn.Dropout}
+    assert set(program.RULES) - used == {nn.Dropout}
 
 
 @pytest.mark.parametrize("name", ["fedavg cnn", "residual network"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny import compose
 
-from fedbench.simulator import run
+from fedbench.simulation.simulator import run
 
 FOLDER = Path(__file__).parent / "golden"
 METHODS = ("fedavg", "fedper", "ditto", "scaffold", "pgfed")

@@ -14,19 +14,19 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedbench import gradients
 from fedbench.algorithms.apfl import APFL
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.cohort import Engine
-from fedbench.executor import Executor, Plan
-from fedbench.federation import Federation
-from fedbench.flat import FlatModel
-from fedbench.gradients import Direct, Graphs
-from fedbench.optim import SGD
-from fedbench.rows import RowStore
+from fedbench.engine import gradients
+from fedbench.engine.cohort import Engine
+from fedbench.engine.executor import Executor, Plan
+from fedbench.engine.federation import Federation
+from fedbench.engine.gradients import Direct, Graphs
+from fedbench.engine.optim import SGD
+from fedbench.engine.rows import RowStore
+from fedbench.nn.flat import FlatModel
 
 
 class Recording(TorchDispatchMode):

@@ -10,17 +10,18 @@ import torch.nn.functional as F
 from tiny import HEAD, PLANS, SIZES, close, engine, equal, everyone, mlp, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench import fused, rng
-from fedbench.cohort import Cohort, Engine
-from fedbench.federation import Augment
-from fedbench.flat import FlatModel
-from fedbench.fused import Product
-from fedbench.linalg import dot
-from fedbench.local import Batch
+from fedbench.core import rng
+from fedbench.core.linalg import dot
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.federation import Augment
+from fedbench.engine.local import Batch
+from fedbench.engine.optim import SGD, Adam, Optimizer
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.optim import SGD, Adam, Optimizer
-from fedbench.options import ConfigError
+from fedbench.nn import compiled
+from fedbench.nn.compiled import Product
+from fedbench.nn.flat import FlatModel
 
 IDS = np.arange(len(SIZES))
 
@@ -264,7 +265,7 @@ def test_a_step_along_the_gradient_and_more(model: str, optimizer: Optimizer, pl
     """In one pass, or by three operations: the same rows, products and buffers, whatever is clipped or frozen.  The
     weights of a chain that trains alone give the factors of their gradients, but not where these are rounded."""
     pytest.importorskip("numba", reason="the compiled pass needs numba")
-    monkeypatch.setattr(fused, "LARGE", 0)
+    monkeypatch.setattr(compiled, "LARGE", 0)
     given, give = [], Product.give
     monkeypatch.setattr(Product, "give", lambda self, *factors: (given.append(self.start), give(self, *factors)))
     e = build(model, plan=PLANS[plan])
@@ -695,7 +696,7 @@ def test_batches_are_gathered_in_blocks_of_any_size(model: str, monkeypatch: pyt
     e.federation.augment = Augment(flip=True, crop=1)
     whole = everyone(e).train(e.model.init_row())
     for size in (1, 1000):
-        monkeypatch.setattr("fedbench.local.BLOCK_BYTES", size)
+        monkeypatch.setattr("fedbench.engine.local.BLOCK_BYTES", size)
         equal(everyone(e).train(e.model.init_row()).theta, whole.theta)
 
 

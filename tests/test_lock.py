@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from fedbench.lock import MARK, NAME, Busy, held, writing
-from fedbench.options import ConfigError
+from fedbench.core.lock import MARK, NAME, Busy, held, writing
+from fedbench.core.options import ConfigError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedbench.lock import writing
+from fedbench.core.lock import writing
 with writing(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -13,15 +13,15 @@ import torch
 from omegaconf import OmegaConf
 from tiny import compose
 
-from fedbench import matrices, new_clients, simulator
+from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
-from fedbench.config import check
-from fedbench.data.files import read_npz
-from fedbench.figures import main
-from fedbench.finetune import FineTuned
-from fedbench.matrices import MatrixLog
+from fedbench.cli.config import check
+from fedbench.data._files import read_npz
 from fedbench.report import method_figures as draw
+from fedbench.report.method_command import main
 from fedbench.report.runs import Run
+from fedbench.simulation import new_clients, recorder, simulator
+from fedbench.simulation.recorder import MatrixLog
 
 SMALL = ["hardware=cpu", "hardware.executor=vmap", "tracking=disabled", "rounds=4", "partition.num_clients=6",
          "local.epochs=1", "model=logistic"]
@@ -47,13 +47,13 @@ class Counter(Algorithm):
 
 
 def rounds_kept(tmp_path: Path, rounds: int, every: int, room: int, monkeypatch) -> list[int]:
-    monkeypatch.setattr(matrices, "BUDGET", 4 * 9 * room)
+    monkeypatch.setattr(recorder, "BUDGET", 4 * 9 * room)
     kept = MatrixLog(tmp_path, Counter(), 3, rounds, every)
     for r in range(0, rounds + 1):
         if r % every == 0 or r == rounds:
             kept.note(r)
     kept.save()
-    return read_npz(tmp_path / matrices.FILE)["rounds"].tolist() if kept.active else []
+    return read_npz(tmp_path / recorder.FILE)["rounds"].tolist() if kept.active else []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_large_federations_are_not_even_asked(tmp_path: Path) -> None:
 def test_methods_say_what_they_learned(tmp_path: Path) -> None:
     """APPLE's d starts at the clients' shares of the data; entries of PGFed's A that no cohort touched stay."""
     run(tmp_path / "apple", "algorithm=apple", "sample_rate=1.0")
-    stored = read_npz(tmp_path / "apple" / matrices.FILE)
+    stored = read_npz(tmp_path / "apple" / recorder.FILE)
     sizes = np.array(json.loads((tmp_path / "apple" / "partition.json").read_text())["train"])
     assert stored["d"].shape == (5, 6, 6) and stored["rounds"].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(stored["d"][0], np.broadcast_to(sizes / sizes.sum(), (6, 6)), rtol=1e-6)
@@ -106,9 +106,9 @@ def test_a_resumed_run_has_the_matrices_of_all_its_rounds(tmp_path: Path, monkey
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(simulator, "play", stop)
         run(tmp_path / "run", *options)
-    assert read_npz(tmp_path / "run" / matrices.FILE)["rounds"].tolist() == [0, 1, 2]
+    assert read_npz(tmp_path / "run" / recorder.FILE)["rounds"].tolist() == [0, 1, 2]
     run(tmp_path / "run", *options, resume=True)
-    a, b = (read_npz(tmp_path / name / matrices.FILE) for name in ("whole", "run"))
+    a, b = (read_npz(tmp_path / name / recorder.FILE) for name in ("whole", "run"))
     for name in a:
         np.testing.assert_array_equal(a[name], b[name])
 
@@ -125,7 +125,7 @@ def test_a_line_by_hand_and_numpys() -> None:
 
 
 def made(folder: Path, before: np.ndarray, after: np.ndarray, sizes: list[int]) -> Run:
-    np.savez(folder / matrices.FILE, rounds=np.array([0, 9]), A=np.stack([before, after]))
+    np.savez(folder / recorder.FILE, rounds=np.array([0, 9]), A=np.stack([before, after]))
     (folder / "partition.json").write_text(json.dumps({"train": sizes}))
     return Run(folder)
 
@@ -169,7 +169,7 @@ def test_a_single_run_is_drawn_into_its_folder(tmp_path: Path) -> None:
 def test_many_clients_and_classes_are_drawn_too(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     one = made(tmp_path, np.zeros((50, 50)), rng.normal(size=(50, 50)), [7] * 50)      # equal sizes: no line
-    np.savez(tmp_path / matrices.FILE, **draw.matrices(one), d=rng.normal(size=(2, 50, 50)))
+    np.savez(tmp_path / recorder.FILE, **draw.matrices(one), d=rng.normal(size=(2, 50, 50)))
     assert is_picture(draw.draw_change(one, tmp_path / "a.png"))
     assert is_picture(draw.draw_relationships(one, tmp_path / "d.png"))                # labels are not recorded
     (tmp_path / "partition.json").write_text(json.dumps({"label_counts": np.ones((50, 30), int).tolist()}))
@@ -206,4 +206,4 @@ def test_the_command_is_light_until_it_draws() -> None:
 
 
 def test_new_clients_file_is_the_one_that_is_read() -> None:
-    assert draw.NEW_CLIENTS == new_clients.FILE and draw.MATRICES == matrices.FILE
+    assert draw.NEW_CLIENTS == new_clients.FILE and draw.MATRICES == recorder.FILE

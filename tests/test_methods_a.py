@@ -43,9 +43,9 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_exact import PGFedExact
-from fedbench.cohort import Cohort, Engine
-from fedbench.optim import SGD, Adam
-from fedbench.options import ConfigError
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD, Adam
 from fedbench.partition.base import Ragged, Split
 
 COHORTS = ([0, 2, 3], [1, 2], [0, 4, 5])

@@ -33,7 +33,6 @@ from tiny import (
 )
 from torch import Tensor, nn
 
-from fedbench import build, simulator
 from fedbench.algorithms.apple import APPLE
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedamp import FedAMP
@@ -44,14 +43,15 @@ from fedbench.algorithms.heurfedamp import HeurFedAMP
 from fedbench.algorithms.local import Local
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_ce import PGFedCE
-from fedbench.cohort import Cohort, Engine
-from fedbench.flat import FlatModel
-from fedbench.linalg import dot, products, squared_distances
-from fedbench.local import Batch
+from fedbench.core.linalg import dot, products, squared_distances
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.local import Batch
+from fedbench.engine.optim import SGD, Adam
 from fedbench.models.applenet import AppleNet
-from fedbench.optim import SGD, Adam
-from fedbench.options import ConfigError
+from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Ragged, Split
+from fedbench.simulation import build, simulator
 
 COHORTS = ([0, 2, 3], [1, 2], [0, 4, 5])
 MODES = ("server_alpha", "drop_mean", "pseudo_gradient")

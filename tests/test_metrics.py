@@ -8,7 +8,8 @@ import pytest
 from sklearn import metrics as sk
 from tiny import calls
 
-from fedbench.metrics import (
+from fedbench.core.options import ConfigError
+from fedbench.tasks.scores import (
     DIRECTIONS,
     SegmentationCounts,
     direction,
@@ -17,7 +18,6 @@ from fedbench.metrics import (
     per_client,
     segmentation_counts,
 )
-from fedbench.options import ConfigError
 
 CLASSIFICATION = ["loss", "accuracy", "balanced_accuracy", "f1", "auc"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedbench import cells
-from fedbench.app import main
-from fedbench.hydra_bridge import Composer
-from fedbench.options import ConfigError
+from fedbench.cli import jobs
+from fedbench.cli.app import main
+from fedbench.cli.compose import Composer
+from fedbench.core.options import ConfigError
 
 SMALL = ["rounds=3", "tracking=disabled", "hardware.executor=vmap", "hardware.threads=1", "model.hidden=[8]",
          "local.epochs=1", "partition.num_clients=4", "sample_rate=0.5", "checkpoint.every=1", "hydra.run.dir=run"]
@@ -83,7 +83,7 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )  # fmt: skip
 def test_a_malformed_word_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == cells.MISTAKE
+    assert main(words) == jobs.MISTAKE
     assert said in sentence(capsys)
     assert not list(Path().iterdir())
 
@@ -98,17 +98,17 @@ def test_what_is_said_twice_alike_is_no_mistake() -> None:
 def test_a_file_of_options_that_is_no_mapping(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine/algorithm").mkdir(parents=True)
     Path("mine/algorithm/bad.yaml").write_text("3\n")
-    assert main(["--config-dir", "mine", "algorithm=bad"]) == cells.MISTAKE
+    assert main(["--config-dir", "mine", "algorithm=bad"]) == jobs.MISTAKE
     assert "algorithm/bad.yaml is no file of keys that can be read" in sentence(capsys)
 
 
 def test_a_mistake_that_only_the_launcher_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", "hydra/launcher=together", "hydra.launcher.at_once=0", "seed=0,1"]) == cells.MISTAKE
+    assert main(["-m", "hydra/launcher=together", "hydra.launcher.at_once=0", "seed=0,1"]) == jobs.MISTAKE
     assert "hydra.launcher.at_once must be a whole number >= 1, got 0" in sentence(capsys)
 
 
 def test_a_part_of_the_config_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--cfg", "job", "--package", "nothing"]) == cells.MISTAKE
+    assert main(["--cfg", "job", "--package", "nothing"]) == jobs.MISTAKE
     assert "nothing" in sentence(capsys)
 
 
@@ -125,7 +125,7 @@ def method(name: str, body: str) -> list[str]:
 @pytest.mark.parametrize("code", ["", "0", "'done'"])
 def test_a_method_that_ends_the_process_is_a_failed_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = method(f"quits{len(code)}", f"sys.exit({code})")
-    assert main([*SMALL, *words]) == cells.FAILED
+    assert main([*SMALL, *words]) == jobs.FAILED
     assert f"something in it called sys.exit({code or None})" in sentence(capsys)
     assert json.loads(Path("run/status.json").read_text())["status"] == "failed"
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
@@ -134,7 +134,7 @@ def test_a_method_that_ends_the_process_is_a_failed_run(code: str, capsys: pytes
 
 def test_a_sweep_goes_on_after_a_cell_that_ended_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     words = method("leaves", "sys.exit(0)")
-    assert main(["-m", *[word for word in SMALL if "hydra" not in word], *words, "seed=0,1"]) == cells.FAILED
+    assert main(["-m", *[word for word in SMALL if "hydra" not in word], *words, "seed=0,1"]) == jobs.FAILED
     assert "2 cells: 2 failed" in capsys.readouterr().out
 
 
@@ -172,16 +172,16 @@ def half_written(folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
-        ("fedbench.config.OmegaConf", "save", 1),            # config.yaml
+        ("fedbench.cli.config.OmegaConf", "save", 1),            # config.yaml
         ("fedbench.partition.base.np", "savez", 1),          # partition.npz
-        ("fedbench.build", "replace_file", 1),               # partition.json
-        ("fedbench.tracking.CsvTable", "append", 1),         # metrics.csv
-        ("fedbench.tracking.CsvTable", "extend", 2),         # clients.csv
-        ("fedbench.tracking.CsvTable", "append", 4),         # costs.csv
-        ("fedbench.checkpoint.os", "fsync", 3),              # the first checkpoint
-        ("fedbench.checkpoint.os", "fsync", 4),              # the second one
-        ("fedbench.checkpoint", "dump", 2),
-        ("fedbench.simulator", "write_measured", 1),
+        ("fedbench.simulation.build", "replace_file", 1),               # partition.json
+        ("fedbench.simulation.tracking.CsvTable", "append", 1),         # metrics.csv
+        ("fedbench.simulation.tracking.CsvTable", "extend", 2),         # clients.csv
+        ("fedbench.simulation.tracking.CsvTable", "append", 4),         # costs.csv
+        ("fedbench.simulation.checkpoint.os", "fsync", 3),              # the first checkpoint
+        ("fedbench.simulation.checkpoint.os", "fsync", 4),              # the second one
+        ("fedbench.simulation.checkpoint", "dump", 2),
+        ("fedbench.simulation.simulator", "write_measured", 1),
     ],
 )
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_where_it_was(
@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_where_it_was(
 ) -> None:
     with monkeypatch.context() as m:
         m.setattr(f"{owner}.{name}", failing(pkgutil.resolve_name(f"{owner}.{name}"), call))
-        assert main(SMALL) == cells.FAILED
+        assert main(SMALL) == jobs.FAILED
     said = sentence(capsys)
     saved = Path("run/checkpoint.pt").exists()
     assert said.startswith("no room is left on the disk of ") and ("go on with" in said) is saved
@@ -222,7 +222,7 @@ def test_a_disk_that_is_really_full(kib: int, disk: Callable[[int], Path], whole
     """In config.yaml, partition.json, the first checkpoint, a later one."""
     folder = disk(kib) / "run"
     words = [*SMALL[:-1], f"hydra.run.dir={folder}"]
-    assert main(words) == cells.FAILED
+    assert main(words) == jobs.FAILED
     assert sentence(capsys).startswith("no room is left on the disk of ")
     assert not [path for path in folder.iterdir() if path.name in ("error.txt", "status.json", "summary.json")
                 and not path.stat().st_size]
@@ -249,15 +249,16 @@ def test_what_a_killed_process_was_writing_is_removed(whole: Path) -> None:
 def test_a_log_that_cannot_be_written_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     for path in (Path("folder"), Path("/dev/full")):
-        handler = cells.LogFile(path, delay=True)
+        handler = jobs.LogFile(path, delay=True)
         handler.emit(logging.LogRecord("a", logging.INFO, "", 0, "hello", None, None))
         handler.close()
     assert capsys.readouterr() == ("", "")
 
 
 # -- the other commands ----------------------------------------------------------------------------------
-COMMANDS = {"export": "fedbench.export", "report": "fedbench.report.__main__", "figures": "fedbench.figures",
-            "partition": "fedbench.partition.__main__", "fid": "fedbench.fid"}
+COMMANDS = {"export": "fedbench.tools.export", "report": "fedbench.report.__main__",
+            "figures": "fedbench.report.method_command",
+            "partition": "fedbench.tools.partitions", "fid": "fedbench.tools.fid"}
 
 
 def command(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -308,7 +309,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(name: str, words: list[str], arou
                                                monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
                                                ) -> None:
     Path("old.pt").write_text("old")
-    monkeypatch.setattr("fedbench.destination.os.replace", failing(os.replace, 1))
+    monkeypatch.setattr("fedbench.core.destination.os.replace", failing(os.replace, 1))
     assert command(name, [*words, "old.pt"], monkeypatch) == (1 if name == "report" else 2)
     assert "old.pt cannot be written: No space left on device" in sentence(capsys)
     assert Path("old.pt").read_text() == "old" and not list(Path().glob("*.part"))

@@ -17,20 +17,20 @@ import torch.nn.functional as F
 from tiny import CPU, PLANS, close, deployed, engine, equal, play, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench import autotune, build
 from fedbench.algorithms.apple import APPLE
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
-from fedbench.cohort import Engine
-from fedbench.executor import Plan, plans
-from fedbench.flat import FlatModel
-from fedbench.keyed import Keyed
-from fedbench.network import Call
-from fedbench.optim import SGD
-from fedbench.options import ConfigError
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Engine
+from fedbench.engine.executor import Plan, plans
+from fedbench.engine.optim import SGD
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.keyed import Keyed
+from fedbench.nn.program import Call
+from fedbench.simulation import autotune, build
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedavg": FedAvg, "pgfed": PGFed, "scaffold": Scaffold, "apple": APPLE,

@@ -12,19 +12,20 @@ import torch
 from omegaconf import OmegaConf
 from tiny import HEAD, Affine, Point, close, compose, engine, engine_on, equal, mlp, play, ragged, targets_federation
 
-from fedbench import build, new_clients, rng, simulator
+from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.lg_fedavg import LGFedAvg
 from fedbench.algorithms.local import Local
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import check
-from fedbench.finetune import FineTuned
-from fedbench.optim import SGD
-from fedbench.options import ConfigError, RunError
+from fedbench.cli.config import check
+from fedbench.core import rng
+from fedbench.core.options import ConfigError, RunError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
 from fedbench.report import scores
 from fedbench.report.recipes import RECIPES, Question
 from fedbench.report.runs import Run
+from fedbench.simulation import build, new_clients, simulator
 
 SMALL = ["hardware=cpu", "hardware.executor=vmap", "tracking=disabled", "rounds=3", "partition.num_clients=8",
          "new_clients.count=3", "new_clients.epochs=2", "local.epochs=1"]

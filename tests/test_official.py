@@ -27,7 +27,6 @@ import torch
 from tiny import HEAD, engine, everyone, seeded
 from torch import Tensor
 
-from fedbench import evaluate, rng
 from fedbench.algorithms.apfl import APFL
 from fedbench.algorithms.apple import APPLE
 from fedbench.algorithms.base import Algorithm
@@ -47,12 +46,14 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
-from fedbench.cohort import Cohort, Engine
-from fedbench.flat import FlatModel
+from fedbench.core import rng
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
 from fedbench.models.applenet import AppleNet
 from fedbench.models.mlp import MLP
-from fedbench.optim import SGD
+from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Ragged
+from fedbench.simulation import evaluate
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))

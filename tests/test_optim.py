@@ -10,11 +10,11 @@ from hydra.utils import instantiate
 from tiny import close, compose, equal
 from torch import Tensor, nn
 
-from fedbench import fused
-from fedbench.config import plain
-from fedbench.fused import Product
-from fedbench.optim import SGD, Adam, Optimizer, Schedule
-from fedbench.options import ConfigError
+from fedbench.cli.config import plain
+from fedbench.core.options import ConfigError
+from fedbench.engine.optim import SGD, Adam, Optimizer, Schedule
+from fedbench.nn import compiled
+from fedbench.nn.compiled import Product
 
 K, P, STEPS = 3, 7, 6
 GENERATOR = torch.Generator().manual_seed(0)
@@ -75,9 +75,9 @@ def test_a_step_along_a_sum_is_its_parts(name: str, compiled: bool, monkeypatch:
     optimizer, _ = CASES[name]
     if compiled:
         pytest.importorskip("numba", reason="the compiled pass needs numba")
-        monkeypatch.setattr(fused, "LARGE", 0)
-    width, calls, descend = 2 * fused.BLOCK + 100, [], fused.descend
-    monkeypatch.setattr(fused, "descend", lambda *args: (calls.append(1), descend(*args))[1])
+        monkeypatch.setattr(compiled, "LARGE", 0)
+    width, calls, descend = 2 * compiled.BLOCK + 100, [], compiled.descend
+    monkeypatch.setattr(compiled, "descend", lambda *args: (calls.append(1), descend(*args))[1])
     draws = torch.Generator().manual_seed(1)
     start, plus, each = (torch.randn(K, width, generator=draws) for _ in range(3))
     gradients = torch.randn(STEPS, K, width, generator=draws)
@@ -103,7 +103,7 @@ def test_a_gradient_given_as_its_factors(name: str, samples: int, monkeypatch: p
     """Two weights of a row, of 5 x 7 and 8 x 300 numbers, whose gradients are multiplied out within the step: what is
     written for them does not matter."""
     pytest.importorskip("numba", reason="the compiled pass needs numba")
-    monkeypatch.setattr(fused, "LARGE", 0)
+    monkeypatch.setattr(compiled, "LARGE", 0)
     optimizer, _ = CASES[name]
     draws = torch.Generator().manual_seed(2)
     theta, plus, along, grad = (torch.randn(1, 5 * 7 + 40 + 2400 + 3, generator=draws) for _ in range(4))
@@ -131,19 +131,19 @@ def test_a_gradient_given_as_its_factors(name: str, samples: int, monkeypatch: p
 
 def test_rows_that_the_compiled_pass_leaves_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba", reason="the compiled pass needs numba")
-    rows = torch.zeros(2, fused.LARGE)
-    assert fused.fits(rows, rows, rows[0])
-    assert not fused.fits(rows[:, 1:]) and not fused.fits(rows, rows[:, ::2]) and not fused.fits(rows.double())
-    assert not fused.fits(rows.to("meta"))
-    monkeypatch.setattr(fused, "installed", lambda: False)
-    assert not fused.fits(rows)
+    rows = torch.zeros(2, compiled.LARGE)
+    assert compiled.fits(rows, rows, rows[0])
+    assert not compiled.fits(rows[:, 1:]) and not compiled.fits(rows, rows[:, ::2]) and not compiled.fits(rows.double())
+    assert not compiled.fits(rows.to("meta"))
+    monkeypatch.setattr(compiled, "installed", lambda: False)
+    assert not compiled.fits(rows)
 
 
 def test_without_numba_torch_does_it_and_says_so(monkeypatch: pytest.MonkeyPatch,
                                                  caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     with caplog.at_level("INFO"):
-        assert not fused.installed.__wrapped__()
+        assert not compiled.installed.__wrapped__()
     assert "pip install 'fedbench[fast]'" in caplog.text
 
 

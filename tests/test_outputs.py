@@ -13,11 +13,11 @@ import torch
 from tiny import arrays_of, compose, ragged, split_of
 from torch import Tensor, nn
 
-from fedbench import build, simulator
-from fedbench.config import check
-from fedbench.flat import FlatModel
-from fedbench.options import ConfigError
-from fedbench.outputs import check_outputs
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
+from fedbench.nn.flat import FlatModel
+from fedbench.simulation import build, simulator
+from fedbench.simulation.outputs import check_outputs
 
 CLASSES = 3
 
@@ -353,7 +353,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("overrides, words", [
     (["algorithm._target_={}.Empty"], "algorithm.* makes an object of type Empty, expected a fedbench.*Algorithm"),
     (["algorithm._target_={}.nothing"], "algorithm.* makes an object of type dict, expected a fedbench.*Algorithm"),
-    (["optimizer._target_={}.Options"], "optimizer.* of type Options, expected a fedbench.optim.Optimizer"),
+    (["optimizer._target_={}.Options"], "optimizer.* of type Options, expected a fedbench.engine.optim.Optimizer"),
     (["partition._target_={}.Empty"], "partition.* of type Empty, expected a partition, which has assign"),
     (["dataset._target_={}.Empty"], "dataset.* is no data source, which has load"),
     (["model._target_={}.Empty"], r"model.* is no torch\.nn\.Module"),
@@ -406,7 +406,7 @@ def test_a_method_refuses_before_executors_are_timed(tmp_path: Path, monkeypatch
     (f"algorithm._target_={__name__}.Net", "is no fedbench.algorithms.base.Algorithm"),
     (f"partition._target_={__name__}.Net", "is no partition"),
     ("dataset._target_=fedbench.models.mlp.MLP", "is no data source"),
-    ("algorithm._target_=fedbench.optim.SGD", "is no fedbench.algorithms.base.Algorithm"),
+    ("algorithm._target_=fedbench.engine.optim.SGD", "is no fedbench.algorithms.base.Algorithm"),
     ("model._target_=fedbench.data.npz.Npz", r"is no torch\.nn\.Module"),
     ("optimizer._target_=torch.optim.SGD", "optimizer.params must be given"),      # called Optimizer as well
     (f"model._target_={__name__}.Net model.depth=3", "model.depth is unknown"),

@@ -19,10 +19,10 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_exact import PGFedExact
-from fedbench.cohort import Cohort
-from fedbench.metrics import over_clients
+from fedbench.engine.cohort import Cohort
 from fedbench.report.recipes import RECIPES, Question
 from fedbench.report.runs import Run
+from fedbench.tasks.scores import over_clients
 
 EPOCHS, TOTAL = 2, sum(SIZES)
 

@@ -11,12 +11,11 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tiny import calls
 
+from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.digits import Digits
 from fedbench.data.synthetic import Synthetic
-from fedbench.options import ConfigError
 from fedbench.partition import dirichlet
-from fedbench.partition.__main__ import counts, main
 from fedbench.partition.base import Ragged, Split, build_split
 from fedbench.partition.class_disjoint import ClassDisjoint
 from fedbench.partition.dirichlet import Dirichlet
@@ -25,6 +24,7 @@ from fedbench.partition.iid import IID
 from fedbench.partition.pachinko import CIFAR100, Pachinko
 from fedbench.partition.pathological import Pathological
 from fedbench.partition.practical import Practical
+from fedbench.tools.partitions import counts, main
 
 CONF = Path(__file__).parents[1] / "conf" / "partition"
 # Options that make a file of conf/partition fit 1,797 digits; the files of 100 clients ask for more.

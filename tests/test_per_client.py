@@ -28,12 +28,12 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.feddyn import FedDyn
-from fedbench.build import make
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import check
-from fedbench.optim import SGD
-from fedbench.options import ConfigError
-from fedbench.per_client import PerClient, mean, own, per_client, shares
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
+from fedbench.engine.per_client import PerClient, mean, own, per_client, shares
+from fedbench.simulation.build import make
 
 IDS = np.array([0, 1, 3, 5])            # of 6 clients with 7, 21, 4 and 9 samples: a step has them in another order
 CHANGED = 1                             # the client whose number is changed, second here and first in a step

@@ -17,20 +17,20 @@ from omegaconf import OmegaConf
 from tiny import arrays_of, close, compose, deployed, engine_on, equal, everyone, play, seeded, split_of
 from torch import Tensor
 
-from fedbench import evaluate, simulator
+from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pfedmoap import PFedMoAP
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import check
-from fedbench.data.files import read_npz
-from fedbench.federation import Federation
-from fedbench.figures import main
-from fedbench.finetune import FineTuned
-from fedbench.flat import FlatModel
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
+from fedbench.data._files import read_npz
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.federation import Federation
+from fedbench.engine.optim import SGD
+from fedbench.engine.privacy import Privacy
 from fedbench.models.clip_prompt import CLIPPrompt
-from fedbench.optim import SGD
-from fedbench.options import ConfigError
-from fedbench.privacy import Privacy
+from fedbench.nn.flat import FlatModel
+from fedbench.report.method_command import main
+from fedbench.simulation import evaluate, simulator
 
 NAMES = ["red", "blue circle", "dog", "green tree", "ice"]
 SIZES = (7, 12, 5, 9, 4, 8)

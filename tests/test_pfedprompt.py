@@ -12,16 +12,16 @@ from prompts import NAMES, SIZES, features, prompt, prompts
 from tiny import PLANS, close, deployed, engine_on, equal, everyone, play
 from torch import Tensor
 
-from fedbench import evaluate
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pfedprompt import PFedPrompt
-from fedbench.cohort import Cohort, Engine
-from fedbench.federation import Federation
-from fedbench.local import Batch
-from fedbench.optim import SGD
-from fedbench.options import ConfigError
-from fedbench.rng import RowRandom
-from fedbench.task import make_task
+from fedbench.core.options import ConfigError
+from fedbench.core.rng import RowRandom
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.federation import Federation
+from fedbench.engine.local import Batch
+from fedbench.engine.optim import SGD
+from fedbench.simulation import evaluate
+from fedbench.tasks.task import make_task
 
 C = len(NAMES)
 MODES = pytest.mark.parametrize("mode", ["logits", "attend"])

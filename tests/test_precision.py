@@ -12,11 +12,11 @@ from prompts import prompts
 from tiny import close, compose, engine, equal, everyone, mlp, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench import build, evaluate
-from fedbench.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort, Engine
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.network import Convolution
+from fedbench.nn.program import Convolution
+from fedbench.simulation import build, evaluate
 
 
 class Mapped(nn.Module):

@@ -32,21 +32,23 @@ from tiny import (
 )
 from torch import Tensor
 
-from fedbench import build, checkpoint, evaluate, privacy, rng, simulator
+from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.local import Local
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import check, config_hash
-from fedbench.finetune import FineTuned
-from fedbench.flat import Columns
+from fedbench.cli.config import check, config_hash
+from fedbench.core import rng
+from fedbench.core.options import ConfigError
+from fedbench.engine import privacy
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
+from fedbench.engine.privacy import Privacy, analytic_ratio, classic_ratio, delta_of, epsilon_of, within
 from fedbench.models.resnet import ResNet
-from fedbench.optim import SGD
-from fedbench.options import ConfigError
-from fedbench.privacy import Privacy, analytic_ratio, classic_ratio, delta_of, epsilon_of, within
-from fedbench.progress import privacy_lines
-from fedbench.simulator import Simulation
+from fedbench.nn.flat import Columns
+from fedbench.simulation import build, checkpoint, evaluate, simulator
+from fedbench.simulation.progress import privacy_lines
+from fedbench.simulation.simulator import Simulation
 
 CALIBRATIONS = ("paper", "analytic")
 IDS = np.array([4, 0, 5, 2])

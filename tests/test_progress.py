@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.progress import Progress, duration, ending
+from fedbench.simulation.progress import Progress, duration, ending
 
 
 def summary(**changes) -> dict:
@@ -72,7 +72,7 @@ def test_bar_on_a_terminal(monkeypatch):
 
 
 def test_importing_progress_does_not_import_rich():
-    code = "import sys, fedbench.progress; assert not {'rich', 'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, fedbench.simulation.progress; assert not {'rich', 'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

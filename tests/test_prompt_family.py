@@ -16,16 +16,16 @@ from prompts import LENGTH, PROMPT, prompts
 from tiny import SIZES, close, compose, deployed, engine, equal, everyone, play, ragged
 from torch import nn
 
-from fedbench import build, evaluate
+from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.fedamp import FedAMP
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.local import Local
-from fedbench.cohort import Cohort, Engine
-from fedbench.config import check
-from fedbench.finetune import FineTuned
-from fedbench.optim import SGD
+from fedbench.cli.config import check
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
+from fedbench.simulation import build, evaluate
 
 COHORTS = ([0, 1, 3], [1, 2], [0, 3])
 FULL = {"batch_size": 100}                          # one batch holds all of a client: its order does not matter

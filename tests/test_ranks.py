@@ -27,10 +27,12 @@ from conftest import ROOT
 from test_contract import METHODS, Case, case, config, everything, rounds, same
 from tiny import CPU, close, compose, engine, equal, everyone, mlp, once, ragged
 
-from fedbench import build, checkpoint, evaluate, launch, ranks, simulator
-from fedbench.executor import Executor, Plan
-from fedbench.options import ConfigError, RunError
-from fedbench.ranks import Ranks
+from fedbench.cli import launch
+from fedbench.core.options import ConfigError, RunError
+from fedbench.engine import ranks
+from fedbench.engine.executor import Executor, Plan
+from fedbench.engine.ranks import Ranks
+from fedbench.simulation import build, checkpoint, evaluate, simulator
 
 SIZES = (3, 8, 1, 8, 2)
 NORM = "fedavg, batch statistics"
@@ -287,7 +289,7 @@ def test_ddp_needs_torchrun_and_torchrun_needs_ddp(monkeypatch: pytest.MonkeyPat
 
 def test_the_number_of_processes_does_not_make_another_run() -> None:
     """A run may go on with another number of them, or in one: the config's hash is the same."""
-    from fedbench.config import check, config_hash
+    from fedbench.cli.config import check, config_hash
     assert config_hash(check(compose(["hardware=ddp"]))) == config_hash(check(compose(["hardware=auto"])))
 
 
@@ -366,7 +368,7 @@ def test_each_process_of_a_machine_has_its_own_gpu(monkeypatch: pytest.MonkeyPat
 
 
 def test_processes_of_a_machine_share_its_cores_and_memory() -> None:
-    from fedbench.executor import cores, plans
+    from fedbench.engine.executor import cores, plans
     assert plans("threads", None, None, CPU, 5, 2) == [Plan("threads", 1, max(1, cores() // 2), 1)]
     assert plans("threads", None, None, CPU, 5, 1000) == [Plan("threads", 1, 1, 1)]
     one, four = build.memory_limits(CPU), build.memory_limits(CPU, 4)

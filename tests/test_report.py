@@ -14,16 +14,16 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from fedbench.figures import main as figures_main
-from fedbench.groups import target_of
-from fedbench.options import ConfigError
+from fedbench.cli.conf_tree import target_of
+from fedbench.core.options import ConfigError
 from fedbench.report import scores
 from fedbench.report.__main__ import main
 from fedbench.report.figures import against, literal
+from fedbench.report.method_command import main as figures_main
 from fedbench.report.runs import Run, find_runs
 from fedbench.report.summary import Options, differing, group_runs, over_seeds
 from fedbench.report.table import Column, Spread, Table, render, show
-from fedbench.tracking import Tracker
+from fedbench.simulation.tracking import Tracker
 
 BASE = np.array([0.5, 0.6, 0.7, 0.8])  # of four clients at round 1
 

@@ -11,8 +11,8 @@ import yaml
 from scipy.stats import kendalltau
 from test_report import make_run, with_checkpoint
 
-from fedbench.groups import find_conf_dir
-from fedbench.options import ConfigError
+from fedbench.cli.conf_tree import find_conf_dir
+from fedbench.core.options import ConfigError
 from fedbench.report import paper
 from fedbench.report.__main__ import main
 from fedbench.report.recipes import RECIPES, Question, clients_of, domain_of, is_measured
@@ -62,7 +62,7 @@ def conf_dir(tmp_path, monkeypatch) -> Path:
     about = {"table": "pgfed_table1_cifar", "dataset": "CIFAR10", "clients": "${partition.num_clients}"}
     (conf / "experiment" / "t" / "base.yaml").write_text(yaml.safe_dump({"paper": about}))
     (conf / "experiment" / "debug.yaml").write_text("rounds: 2\n")
-    monkeypatch.setattr("fedbench.groups.find_conf_dir", lambda: conf)
+    monkeypatch.setattr("fedbench.cli.conf_tree.find_conf_dir", lambda: conf)
     return conf
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny import global_state, untouched
 
-from fedbench import rng
+from fedbench.core import rng
 
 
 def test_keys_differ_by_every_part_and_by_type() -> None:

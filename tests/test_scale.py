@@ -14,7 +14,6 @@ from tiny import CPU, HEAD, calls, engine_on, mlp
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedbench import build, evaluate
 from fedbench.algorithms.apple import APPLE
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedamp import FedAMP
@@ -23,12 +22,13 @@ from fedbench.algorithms.fedfomo import FedFomo
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_ce import PGFedCE
-from fedbench.cohort import Cohort, Engine
-from fedbench.federation import Federation
-from fedbench.options import ConfigError
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.federation import Federation
+from fedbench.engine.rows import RowStore
 from fedbench.partition.base import Ragged
-from fedbench.rows import RowStore
-from fedbench.task import make_task
+from fedbench.simulation import build, evaluate
+from fedbench.tasks.task import make_task
 
 MANY = 3_000_000
 COHORT, ROUNDS = 4, 3
@@ -100,7 +100,7 @@ N_BY_N = {"pgfed": PGFed, "pgfed_mo": partial(PGFed, beta=0.5), "pgfed_ce": PGFe
 def test_a_matrix_between_clients_that_fits_nowhere_is_refused_in_numbers(name: str, crowds: list[Engine],
                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Of millions of clients, before round 1; a few thousand are told what they take."""
-    monkeypatch.setattr("fedbench.rows.disk_space", lambda: 100 << 30)
+    monkeypatch.setattr("fedbench.engine.rows.disk_space", lambda: 100 << 30)
     def state(e: Engine) -> RowStore:
         algorithm = N_BY_N[name]()
         algorithm.check(e.federation, e.model, e.optimizer)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench import cells, signals
+from fedbench.cli import jobs
+from fedbench.core import signals
 
 ROOT = Path(__file__).resolve().parents[1]
 ALL = [getattr(signal, name) for name in signals.STOPPING]
@@ -49,15 +50,15 @@ def test_before_the_rounds_a_signal_is_an_interruption(name: str, tmp_path: Path
         pytest.fail("it went on")
     try:
         with pytest.raises(KeyboardInterrupt):
-            cells.attempt(tmp_path, work)
+            jobs.attempt(tmp_path, work)
     finally:
         signal.signal(number, mine)
-    assert (cells.read_json(tmp_path / "status.json") or {})["status"] == "interrupted"
+    assert (jobs.read_json(tmp_path / "status.json") or {})["status"] == "interrupted"
 
 
 CLOSED = """
 import os, signal, sys
-from fedbench.signals import answered
+from fedbench.core.signals import answered
 
 def hung_up(number, frame):
     print("still printing", flush=True)

@@ -12,18 +12,18 @@ from omegaconf import OmegaConf
 from PIL import Image
 from tiny import compose
 
-from fedbench import build, simulator
-from fedbench.config import check
+from fedbench.cli.config import check
+from fedbench.core.options import ConfigError
+from fedbench.data._images import open_picture
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.data.image_folder import ImageFolder
 from fedbench.data.image_table import ImageTable
-from fedbench.data.images import open_picture
-from fedbench.options import ConfigError
-from fedbench.partition.__main__ import main as show_partition
+from fedbench.partition._subjects import cut_subjects, rarest_label
 from fedbench.partition.base import Ragged, Split, build_split
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.domain import Domain
-from fedbench.partition.subjects import cut_subjects, rarest_label
+from fedbench.simulation import build, simulator
+from fedbench.tools.partitions import main as show_partition
 
 SILOS = ("A", "B", "C")
 PATIENTS = {"A": 20, "B": 12, "C": 16}

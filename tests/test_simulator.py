@@ -21,13 +21,13 @@ from conftest import ROOT
 from omegaconf import DictConfig
 from tiny import compose
 
-from fedbench import build, checkpoint, simulator
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.cohort import Cohort, Engine
+from fedbench.core.options import ConfigError, RunError
 from fedbench.data.base import Arrays
-from fedbench.options import ConfigError, RunError
+from fedbench.engine.cohort import Cohort, Engine
 from fedbench.partition.base import Split
-from fedbench.simulator import Simulation, run
+from fedbench.simulation import build, checkpoint, simulator
+from fedbench.simulation.simulator import Simulation, run
 
 OPTIONS = ["algorithm=pgfed", "model.hidden=[8]", "partition.num_clients=6", "partition=dirichlet", "partition.alpha=1",
            "rounds=4", "clients_per_round=3", "local.epochs=1", "local.batch_size=64", "optimizer.momentum=0.9",
@@ -134,8 +134,8 @@ import os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from fedbench import checkpoint, simulator
-from fedbench.config import compose
+from fedbench.simulation import checkpoint, simulator
+from fedbench.cli.config import compose
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -184,7 +184,7 @@ elif where == "between renames":            # checkpoint.pt has moved to checkpo
             die()
     os.replace = replace
 elif where == "during an evaluation":       # clients.csv lacks the second round's rows, metrics.csv has them
-    from fedbench.tracking import Tracker
+    from fedbench.simulation.tracking import Tracker
     Tracker.clients = after(Tracker.clients, 2)
 simulator.run(compose(sys.argv[2:]), Path(folder) / where)
 """

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from tiny import HEAD, PLANS, arrays_of, close, deployed, engine, mlp, play, seeded, split_of
 from torch import Tensor, nn
 
-from fedbench import evaluate
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.cohort import Cohort, Engine
-from fedbench.options import ConfigError
-from fedbench.task import Classification, MultiLabel, Segmentation, make_task
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.simulation import evaluate
+from fedbench.tasks.task import Classification, MultiLabel, Segmentation, make_task
 
 SIZES, TEST, VAL = (7, 12, 3, 9), (4, 6, 2, 5), (0, 2, 0, 3)
 N = sum(SIZES) + sum(TEST) + sum(VAL)

@@ -17,7 +17,6 @@ from test_local import MODELS
 from tiny import close, deployed, engine, mlp, play, ragged, seeded
 from torch import nn
 
-from fedbench import together
 from fedbench.algorithms.apple import APPLE
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
@@ -26,10 +25,11 @@ from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.fedrod import FedRoD
 from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.gradients import Graphs
-from fedbench.optim import SGD
-from fedbench.options import ConfigError
-from fedbench.together import Meeting
+from fedbench.core.options import ConfigError
+from fedbench.engine import joint
+from fedbench.engine.gradients import Graphs
+from fedbench.engine.joint import Meeting
+from fedbench.engine.optim import SGD
 
 Method = Callable[[], Algorithm]
 
@@ -132,11 +132,11 @@ def test_a_failure_is_raised_when_the_others_have_ended() -> None:
         ended.append(seed)
     with pytest.raises(ConfigError, match="no"):
         meeting.run([lambda: works(0), fails, lambda: works(1)])
-    assert sorted(ended) == [0, 1] and together.current() is None
+    assert sorted(ended) == [0, 1] and joint.current() is None
 
 
 def test_too_little_memory_for_all_is_enough_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "joined", lambda asks: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA")))
+    monkeypatch.setattr(joint, "joined", lambda asks: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA")))
     assert not compare([{"seed": s, "make": mlp, "method": FedAvg} for s in range(2)]).joint[0]
 
 
@@ -173,12 +173,12 @@ def test_what_is_shared_is_made_once() -> None:
     made: list[int] = []
 
     def job(number: int = 0) -> int:
-        return together.share(("key", number), lambda: made.append(1) or len(made))
+        return joint.share(("key", number), lambda: made.append(1) or len(made))
     assert Meeting(2).run([job, job]) == [1, 1]
     assert (job(), job()) == (2, 3)                             # nobody to share with
     meeting = Meeting(1)
     found = meeting.run([lambda n=n: job(n) for n in (0, 1, 2, 3, 3, 4, 4, 1, 0)])
-    assert found == [4, 5, 6, 7, 7, 8, 8, 5, 9] and len(meeting.shared) == together.KEPT
+    assert found == [4, 5, 6, 7, 7, 8, 8, 5, 9] and len(meeting.shared) == joint.KEPT
 
 
 # -- on the command line ---------------------------------------------------------------------------------

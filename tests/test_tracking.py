@@ -11,8 +11,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from tiny import on_disk_first
 
-from fedbench.options import ConfigError
-from fedbench.tracking import Tracker, wandb_key_is_configured, wandb_mode
+from fedbench.core.options import ConfigError
+from fedbench.simulation.tracking import Tracker, wandb_key_is_configured, wandb_mode
 
 VARIABLES = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC")
 
@@ -366,7 +366,7 @@ def test_real_wandb_without_a_server_falls_back_to_offline(tmp_path, monkeypatch
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("fedbench.tracking.SECONDS_TO_CONNECT", 3.0)
+    monkeypatch.setattr("fedbench.simulation.tracking.SECONDS_TO_CONNECT", 3.0)
     notices: list[str] = []
     with Tracker(tmp_path, config("online"), notice=notices.append) as tracker:
         write(tracker, range(1, 3))

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from prompts import NAMES, SIZES, prompts
 from tiny import close, everyone, play, split_of
 
-from fedbench import evaluate
 from fedbench.algorithms.zero_shot import ZeroShot
-from fedbench.cohort import Cohort, Engine
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort, Engine
 from fedbench.models import clip as towers
-from fedbench.options import ConfigError
 from fedbench.partition.base import Split
+from fedbench.simulation import evaluate
 
 
 def logits(e: Engine, a: ZeroShot) -> list[torch.Tensor]:

@@ -17,18 +17,18 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from fedbench import config
 from fedbench.algorithms.base import Algorithm
-from fedbench.cohort import Cohort, Engine
+from fedbench.cli import config
+from fedbench.cli.compose import Composer
 from fedbench.data.base import Arrays
-from fedbench.executor import Executor, Plan
-from fedbench.federation import Federation
-from fedbench.flat import FlatModel
-from fedbench.hydra_bridge import Composer
-from fedbench.optim import SGD, Optimizer
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.executor import Executor, Plan
+from fedbench.engine.federation import Federation
+from fedbench.engine.optim import SGD, Optimizer
+from fedbench.engine.rows import RowStore
+from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Ragged, Split
-from fedbench.rows import RowStore
-from fedbench.task import Task
+from fedbench.tasks.task import Task
 
 CPU = torch.device("cpu")
 PLANS = {"loop": Plan("loop", 1, 1, 1), "threads": Plan("threads", 1, 2, 1), "vmap": Plan("vmap", 0, 1, 1),

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.linalg import dot
-from fedbench.options import Probability
-from fedbench.per_client import PerClient, mean, per_client
+from fedbench.core.linalg import dot
+from fedbench.core.options import Probability
+from fedbench.engine.per_client import PerClient, mean, per_client
 
 
 class APFL(Algorithm):

@@ -19,10 +19,10 @@ from typing import Literal
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.linalg import dot
-from fedbench.options import Count, NonNegative, Probability, require
-from fedbench.per_client import per_client
-from fedbench.rows import memory
+from fedbench.core.linalg import dot
+from fedbench.core.options import Count, NonNegative, Probability, require
+from fedbench.engine.per_client import per_client
+from fedbench.engine.rows import memory
 
 
 class APPLE(Algorithm):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.cohort import Cohort
-from fedbench.federation import Federation, Inputs
-from fedbench.flat import FlatModel, require_group
-from fedbench.optim import Optimizer
-from fedbench.options import require
-from fedbench.per_client import PerClient
-from fedbench.rows import RowStore
+from fedbench.core.options import require
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.federation import Federation, Inputs
+from fedbench.engine.optim import Optimizer
+from fedbench.engine.per_client import PerClient
+from fedbench.engine.rows import RowStore
+from fedbench.nn.flat import FlatModel, require_group
 
 
 class Algorithm:

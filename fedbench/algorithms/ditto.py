@@ -6,8 +6,8 @@ same batches as the global ones, on purpose); the path of w does not depend on l
 """
 
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.options import Count, NonNegative
-from fedbench.per_client import per_client
+from fedbench.core.options import Count, NonNegative
+from fedbench.engine.per_client import per_client
 
 
 class Ditto(FedAvg):

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.linalg import squared_distances
-from fedbench.options import Count, Fraction, NonNegative, Positive, require
-from fedbench.per_client import per_client
+from fedbench.core.linalg import squared_distances
+from fedbench.core.options import Count, Fraction, NonNegative, Positive, require
+from fedbench.engine.per_client import per_client
 
 log = logging.getLogger(__name__)
 BLOCK = 256                        # models of other clients gathered at a time

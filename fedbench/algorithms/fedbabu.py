@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import Natural, Positive
+from fedbench.core.options import Natural, Positive
 
 
 class FedBABU(Algorithm):

@@ -13,8 +13,8 @@ Reduces to: FedProx(mu = alpha) within a client, in its first participation.
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import Positive
-from fedbench.per_client import mean, own, per_client, shares
+from fedbench.core.options import Positive
+from fedbench.engine.per_client import mean, own, per_client, shares
 
 
 class FedDyn(Algorithm):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import Natural, Probability, Share
+from fedbench.core.options import Natural, Probability, Share
 
 
 class FedFomo(Algorithm):

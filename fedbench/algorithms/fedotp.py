@@ -16,9 +16,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedbench import transport
+from fedbench.algorithms import _transport
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import Count, Fraction, NonNegative, Positive, require
+from fedbench.core.options import Count, Fraction, NonNegative, Positive, require
 
 
 class FedOTP(Algorithm):
@@ -67,7 +67,7 @@ class FedOTP(Algorithm):
 
     def transported(self, sim: Tensor) -> Tensor:
         """<T*, sim> with a plan that has no gradient.  sim [k, 2, C, B, M] -> [k, B, C]"""
-        plan = transport.plan(sim, self.eps, self.gamma, self.max_iter, self.thresh, self.mode == "sinkhorn")
+        plan = _transport.plan(sim, self.eps, self.gamma, self.max_iter, self.thresh, self.mode == "sinkhorn")
         return (plan * sim).sum((1, 4)).transpose(1, 2)
 
     def personalized(self, cohort, final):

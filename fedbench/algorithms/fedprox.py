@@ -7,8 +7,8 @@ no gradient, so that this is FedAvg.
 """
 
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.options import NonNegative
-from fedbench.per_client import per_client
+from fedbench.core.options import NonNegative
+from fedbench.engine.per_client import per_client
 
 
 class FedProx(FedAvg):

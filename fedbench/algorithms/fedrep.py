@@ -6,7 +6,7 @@ base with the initial head.   Reduces to: FedBABU's federated phase at head_epoc
 """
 
 from fedbench.algorithms.fedper import FedPer
-from fedbench.options import Count, Natural
+from fedbench.core.options import Count, Natural
 
 
 class FedRep(FedPer):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import require
+from fedbench.core.options import require
 
 
 class FedRoD(Algorithm):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.options import require
+from fedbench.core.options import require
 
 
 class FedSLD(FedAvg):

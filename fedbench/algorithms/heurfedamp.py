@@ -10,8 +10,8 @@ from typing import Literal
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedamp import FedAMP
-from fedbench.linalg import products
-from fedbench.options import Count, Fraction, NonNegative, Positive, Probability
+from fedbench.core.linalg import products
+from fedbench.core.options import Count, Fraction, NonNegative, Positive, Probability
 
 
 class HeurFedAMP(FedAMP):

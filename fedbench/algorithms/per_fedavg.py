@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.optim import SGD
-from fedbench.options import NonNegative, Positive, require
-from fedbench.per_client import own, per_client
+from fedbench.core.options import NonNegative, Positive, require
+from fedbench.engine.optim import SGD
+from fedbench.engine.per_client import own, per_client
 
 
 class PerFedAvg(Algorithm):

@@ -11,8 +11,8 @@ that code deploys w_i where the method says theta_i: deploy="w".  BatchNorm buff
 from typing import Literal
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import Count, NonNegative, Positive, require
-from fedbench.per_client import per_client
+from fedbench.core.options import Count, NonNegative, Positive, require
+from fedbench.engine.per_client import per_client
 
 
 class PFedMe(Algorithm):

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.linalg import squared_distances
-from fedbench.options import Count, NonNegative, Positive, require
+from fedbench.core.linalg import squared_distances
+from fedbench.core.options import Count, NonNegative, Positive, require
 
 ENCODED_AT_ONCE = 16                   # prompts in one pass of the text tower
 MOST_EXPERTS = 10                      # of num_experts=null, the paper's

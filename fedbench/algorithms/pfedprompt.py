@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import NonNegative, require
+from fedbench.core.options import NonNegative, require
 
 
 class PFedPrompt(Algorithm):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.linalg import dot
-from fedbench.options import NonNegative, Positive, Probability
-from fedbench.per_client import mean, own, per_client
+from fedbench.core.linalg import dot
+from fedbench.core.options import NonNegative, Positive, Probability
+from fedbench.engine.per_client import mean, own, per_client
 
 MOVES = 1 << 20         # of coefficients at once
 

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 
 from fedbench.algorithms.pgfed import PGFed, bounded, learned
-from fedbench.linalg import dot, products
-from fedbench.optim import SGD
-from fedbench.options import NonNegative, Positive, require
-from fedbench.per_client import mean, own
+from fedbench.core.linalg import dot, products
+from fedbench.core.options import NonNegative, Positive, require
+from fedbench.engine.optim import SGD
+from fedbench.engine.per_client import mean, own
 
 
 class PGFedCE(PGFed):

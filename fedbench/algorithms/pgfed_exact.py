@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.local import Batch
-from fedbench.options import NonNegative, require
-from fedbench.per_client import own, per_client
+from fedbench.core.options import NonNegative, require
+from fedbench.engine.local import Batch
+from fedbench.engine.per_client import own, per_client
 
 LIMIT = 50_000          # training samples times clients per round
 

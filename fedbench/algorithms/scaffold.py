@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.options import Positive, require
+from fedbench.core.options import Positive, require
 
 
 class Scaffold(Algorithm):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from fedbench import digests
-from fedbench.options import require
+from fedbench.core import digests
+from fedbench.core.options import require
 
 if TYPE_CHECKING:
     from fedbench.partition.base import Split

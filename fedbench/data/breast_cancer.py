@@ -7,8 +7,8 @@ over all 569 patients.
 
 import numpy as np
 
+from fedbench.data._bundled import bundled_csv
 from fedbench.data.base import Arrays
-from fedbench.data.bundled import bundled_csv
 
 
 class BreastCancer:

@@ -15,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, Count, require
+from fedbench.data._files import DAMAGE, cached, download, fingerprint, log, read_npz, write_npz
+from fedbench.data._images import fill, half, resize
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.files import DAMAGE, cached, download, fingerprint, log, read_npz, write_npz
-from fedbench.data.images import fill, half, resize
 from fedbench.data.npz import from_layout, load_file, resized
-from fedbench.options import ConfigError, Count, require
 
 PIXELS = 3 * 32 * 32
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, Count, Natural, require
+from fedbench.data._files import log
+from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
-from fedbench.data.files import log
-from fedbench.data.images import CLIP_MEAN, CLIP_STD, centre_squares
-from fedbench.options import ConfigError, Count, Natural, require
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 

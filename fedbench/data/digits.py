@@ -6,8 +6,8 @@ Needs no network and no file.
 
 import numpy as np
 
+from fedbench.data._bundled import bundled_csv
 from fedbench.data.base import Arrays
-from fedbench.data.bundled import bundled_csv
 
 
 class Digits:

@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedbench.core.options import require
+from fedbench.data._bundled import bundled_csv
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.bundled import bundled_csv
 from fedbench.data.domain_sets import top_of_list
-from fedbench.options import require
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COLOURS = ("red", "green", "blue")

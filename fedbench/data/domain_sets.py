@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, Count, Seed, require
+from fedbench.data._files import log
+from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.files import log
 from fedbench.data.image_folder import SUFFIXES
-from fedbench.data.images import CLIP_MEAN, CLIP_STD, centre_squares
-from fedbench.options import ConfigError, Count, Seed, require
 
 if TYPE_CHECKING:
     from fedbench.partition.base import Split

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, Count, require
+from fedbench.data._extra import join_extra
+from fedbench.data._files import cached, fingerprint, log
+from fedbench.data._images import half, open_pictures
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
-from fedbench.data.extra import join_extra
-from fedbench.data.files import cached, fingerprint, log
-from fedbench.data.images import half, open_pictures
-from fedbench.options import ConfigError, Count, require
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}

@@ -13,12 +13,12 @@ from typing import Literal
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, Count, Seed, require
+from fedbench.data._extra import join_extra
+from fedbench.data._files import cached, log
+from fedbench.data._images import half, open_pictures
 from fedbench.data.base import TRAIN, Arrays
-from fedbench.data.extra import join_extra
-from fedbench.data.files import cached, log
 from fedbench.data.image_folder import PARTS, ImageFolder
-from fedbench.data.images import half, open_pictures
-from fedbench.options import ConfigError, Count, Seed, require
 
 COLUMNS = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}
 FIELD = re.compile(r"\{([^{}]*)\}")

@@ -8,10 +8,10 @@ give dataset.path and dataset.verify=false.
 from pathlib import Path
 from typing import Literal
 
+from fedbench.core.options import Count, require
+from fedbench.data._files import download, md5_of
 from fedbench.data.base import Arrays
-from fedbench.data.files import download, md5_of
 from fedbench.data.npz import load_file
-from fedbench.options import Count, require
 
 URL = "https://zenodo.org/records/10519652/files"
 ORGANS = (

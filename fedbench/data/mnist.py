@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, Count
+from fedbench.data._files import DAMAGE, download, log, write_npz
 from fedbench.data.base import Arrays
-from fedbench.data.files import DAMAGE, download, log, write_npz
 from fedbench.data.npz import from_layout, load_file, resized
-from fedbench.options import ConfigError, Count
 
 IDX_FILES = {
     "train_images": "train-images-idx3-ubyte",

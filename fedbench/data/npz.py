@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, Count, require
+from fedbench.data._files import cached, fingerprint, read_npz
+from fedbench.data._images import channels_first, half, resize
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
-from fedbench.data.files import cached, fingerprint, read_npz
-from fedbench.data.images import channels_first, half, resize
-from fedbench.options import ConfigError, Count, require
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 

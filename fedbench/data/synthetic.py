@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from fedbench.core.options import Count, Natural, NonNegative, Pair, Share, require
+from fedbench.data._images import half
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.images import half
-from fedbench.options import Count, Natural, NonNegative, Pair, Share, require
 
 QUESTION = 6  # tokens per question
 WORDS = 16  # vocabulary

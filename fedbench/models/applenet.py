@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedbench.options import Count, require
+from fedbench.core.options import Count, require
 
 
 class AppleNet(nn.Module):

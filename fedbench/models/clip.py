@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbench.options import ConfigError, require
+from fedbench.core.options import ConfigError, require
 
 log = logging.getLogger(__name__)
 PLACEHOLDER = "X"                      # one token, as CoOp writes the context before it is replaced

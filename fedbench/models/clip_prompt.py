@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedbench.core.options import ConfigError, Count, Natural, require
+from fedbench.core.rng import RowRandom, generator
+from fedbench.data._files import cached
 from fedbench.data.base import Arrays
-from fedbench.data.files import cached
 from fedbench.models import clip as towers
 from fedbench.models.tiny_clip import TINY, pretrain
-from fedbench.network import Call, never_called
-from fedbench.options import ConfigError, Count, Natural, require
+from fedbench.nn.program import Call, never_called
 from fedbench.partition.base import Split
-from fedbench.rng import RowRandom, generator
 
 log = logging.getLogger(__name__)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedbench.options import require
+from fedbench.core.options import require
 
 
 class FedAvgCNN(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbench.options import ConfigError, require
+from fedbench.core.options import ConfigError, require
 
 
 class ResNet18(nn.Module):

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from fedbench.data import digits_clip
-from fedbench.data.files import whole
+from fedbench.data._files import whole
 from fedbench.models import clip as towers
 
 log = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
+from fedbench.core.options import ConfigError, require
 from fedbench.data.base import EXTRA, TEST, TRAIN, VAL, Arrays
-from fedbench.options import ConfigError, require
-from fedbench.partition.extra import deal_extra
-from fedbench.partition.subjects import cut_subjects, refuse_divided
+from fedbench.partition._extra import deal_extra
+from fedbench.partition._subjects import cut_subjects, refuse_divided
 
 SPLITS = ("merged", "published", "stratified")
 

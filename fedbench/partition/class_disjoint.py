@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.options import ConfigError, Count, Natural, require
+from fedbench.core.options import ConfigError, Count, Natural, require
 from fedbench.partition.base import Ragged, by_class
 
 

@@ -9,7 +9,7 @@ their partitions; the retries are bounded here, where theirs loop for ever.
 
 import numpy as np
 
-from fedbench.options import ConfigError, Count, Positive, require
+from fedbench.core.options import ConfigError, Count, Positive, require
 from fedbench.partition.base import Ragged, by_class, deal
 
 # Samples shuffled, and five times the shares drawn, before giving up, whatever max_tries says: some seconds.

@@ -8,7 +8,7 @@ the prompt papers cap and ask for 2 train and 2 test samples.
 
 import numpy as np
 
-from fedbench.options import ConfigError, Count, Positive, require
+from fedbench.core.options import ConfigError, Count, Positive, require
 from fedbench.partition.base import Ragged
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.iid import IID

@@ -11,7 +11,7 @@ leaves over, stay out.
 
 import numpy as np
 
-from fedbench.options import Count, require
+from fedbench.core.options import Count, require
 from fedbench.partition.base import Ragged, deal_shares
 
 

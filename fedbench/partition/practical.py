@@ -9,7 +9,7 @@ For other numbers of clients (the papers use 12 only) the 10% of the many is div
 
 import numpy as np
 
-from fedbench.options import require
+from fedbench.core.options import require
 from fedbench.partition.base import Ragged, deal_shares
 
 

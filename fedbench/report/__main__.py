@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedbench.destination import check_file, check_folder, write_file
-from fedbench.options import ConfigError, refused, require
+from fedbench.core.destination import check_file, check_folder, write_file
+from fedbench.core.options import ConfigError, refused, require
 from fedbench.report import scores
 from fedbench.report.runs import find_runs, sound
 from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
@@ -136,7 +136,7 @@ def chosen(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]
 
 def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
     """A printed table beside our runs of it; where there are none, what there is to run."""
-    from fedbench.groups import find_conf_dir
+    from fedbench.cli.conf_tree import find_conf_dir
     from fedbench.report import paper
 
     name = args.paper

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbench.options import require
+from fedbench.core.options import require
 from fedbench.report import scores
 from fedbench.report.runs import Run
 from fedbench.report.summary import differing, over_seeds

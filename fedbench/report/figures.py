@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.options import ConfigError, require
+from fedbench.core.options import ConfigError, require
 from fedbench.report import scores
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run

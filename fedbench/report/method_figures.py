@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.data.files import read_npz
-from fedbench.options import require
+from fedbench.core.options import require
+from fedbench.data._files import read_npz
 from fedbench.report import scores
 from fedbench.report.figures import COLOURS, LINES, literal, pyplot
 from fedbench.report.runs import Run, read_columns, read_json

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedbench.options import require
+from fedbench.core.options import require
 from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
 from fedbench.report.runs import LOADER, Run
 from fedbench.report.summary import IGNORED, over_seeds

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedbench.groups import label_of
-from fedbench.options import ConfigError, require
+from fedbench.cli.conf_tree import label_of
+from fedbench.core.options import ConfigError, require
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SKIPPED = (".hydra", "wandb")

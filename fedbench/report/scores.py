@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from fedbench.metrics import direction
-from fedbench.options import require
+from fedbench.core.options import require
 from fedbench.report.runs import Run
+from fedbench.tasks.scores import direction
 
 SELECTIONS = ("last", "best", "best_val")
 GAINS = ("last", "best_mean", "own_best")
@@ -26,7 +26,7 @@ class Gain:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether the smaller of two values of a metric is the better one (fedbench/metrics.py says)."""
+    """Whether the smaller of two values of a metric is the better one (fedbench/tasks/scores.py says)."""
     return not direction(metric).higher_is_better
 
 

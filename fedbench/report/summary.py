@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.options import ConfigError, require
+from fedbench.core.options import ConfigError, require
 from fedbench.report import scores
 from fedbench.report.runs import Run, read_json, rounds_of
 from fedbench.report.table import Column, Spread, Table
@@ -294,7 +294,7 @@ def unfinished(runs: list[Run]) -> Table | None:
 
 def _to_finish(run: Run) -> str:
     """The command that goes on with an unfinished run, or why there is none."""
-    from fedbench.cells import resumable, to_go_on  # Hydra: reports of finished runs start without it
+    from fedbench.cli.jobs import resumable, to_go_on  # Hydra: reports of finished runs start without it
 
     try:
         return to_go_on(run.path) if resumable(run.path) else "start it again: no checkpoint"

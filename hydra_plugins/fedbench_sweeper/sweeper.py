@@ -30,7 +30,7 @@ class Planned(BasicSweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra's, before the sweep."""
-        from fedbench.hydra_bridge import KeptFiles  # other applications of Hydra load this module, too
+        from fedbench.cli.compose import KeptFiles  # other applications of Hydra load this module, too
 
         loader: Any = hydra_context.config_loader
         loader.repository = KeptFiles(loader.config_search_path)

@@ -24,7 +24,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="together", node=Toget
 
 
 class Together(Launcher):
-    """Runs the cells of a sweep as a meeting (fedbench/together.py)."""
+    """Runs the cells of a sweep as a meeting (fedbench/engine/joint.py)."""
 
     def __init__(self, at_once: int = 8) -> None:
         self.at_once = at_once
@@ -35,7 +35,7 @@ class Together(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every list of overrides; JobReturn for each, in order."""
-        from fedbench.together import Meeting
+        from fedbench.engine.joint import Meeting
 
         setup_globals()
         hydra = self.config.hydra

@@ -1,0 +1,1 @@
+"""The command line: from words to a checked configuration, to runs in folders."""

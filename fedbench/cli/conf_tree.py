@@ -1,0 +1,139 @@
+"""The conf folder: where it is and what its groups offer.  Imports nothing heavy: --help is instant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbench.core.options import ConfigError
+
+GROUPS = ("dataset", "partition", "model", "algorithm", "optimizer", "hardware", "tracking", "experiment")
+
+
+def find_conf_dir() -> Path:
+    """The folder with config.yaml: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package.parent / "conf", package / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise ConfigError(f"the conf folder of fedbench is missing (looked beside and inside {package})")
+
+
+def conf_dirs(extra: str | None = None) -> list[Path]:
+    """Ours, and the user's --config-dir where one is given."""
+    return [find_conf_dir(), *([Path(extra).resolve()] if extra else [])]
+
+
+def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str]:
+    """Names of a group's options, sorted: the files of its folder, nested ones as folder/name."""
+    roots = [folder / group for folder in folders or [find_conf_dir()]]
+    files = [(path, root) for root in roots for path in root.rglob("*.yaml")]
+    return sorted({path.relative_to(root).with_suffix("").as_posix() for path, root in files})
+
+
+def target_of(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
+    """The ``_target_`` that an option's file names, or one of the options that it stands on."""
+    text = _text(f"{group}/{option}", folders)
+    if said := re.search(r"^_target_:\s*['\"]?([\w.]+)['\"]?\s*(?:#|$)", text, re.MULTILINE):
+        return said[1]                                # in a thirtieth of the time that parsing takes
+    values = _mapping(text)
+    below = (name.removeprefix(f"{group}/") for name in _defaults(values, f"{group}/{option}"))
+    return values.get("_target_") or next((t for name in below if (t := target_of(group, name, folders))), None)
+
+
+def label_of(group: str, option: str | None, target: str | None, folders: Sequence[Path] | None = None) -> str | None:
+    """What a run that builds ``target`` is called in this group: the option, where it is the option's class.
+
+    An option that no folder here has is believed: it may be one of a --config-dir.
+    """
+    known = target_of(group, option, folders) if option and target else None
+    moved = known is not None and _moved(known, str(target))
+    same = known in (None, target) or "${" in str(known) or moved
+    return option if same else class_name(group, str(target), folders)
+
+
+def _moved(known: str, target: str) -> bool:
+    """Whether both are one class of ours, whose file has moved since a run was stored."""
+    return all(path.startswith("fedbench.") for path in (known, target)) and \
+        known.rpartition(".")[2] == target.rpartition(".")[2]
+
+
+def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -> str:
+    """MyNet of my_package.MyNet, to name a run after.
+
+    Where an option goes by that name it is the option, if that is its class, else the whole path.
+    """
+    parts = target.split(".")
+    first = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)  # Net.small of my.Net.small
+    name = ".".join(parts[first:])
+    same = [option for option in group_options(group, folders) if _letters(option) == _letters(name)]
+    own = [option for option in same if target_of(group, option, folders) == target]
+    return own[0] if own else target if same else name
+
+
+def is_class(group: str, choice: str | None, target: str | None, folders: Sequence[Path] | None = None) -> bool:
+    """Whether what a run is called in this group is its class's name, and no option's."""
+    if not choice or not target or target_of(group, choice, folders) == target:
+        return False
+    return choice == class_name(group, target, folders)
+
+
+def _letters(name: str) -> str:
+    """FedAvg and fedavg, PGFedCE and pgfed_ce are one name to a reader, and to some file systems."""
+    return re.sub(r"[\W_]", "", name).casefold()
+
+
+def keys_said(name: str, group: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
+    """The keys of a group that a file of the conf folders (experiment/table/row), or one that it stands on, sets:
+    key -> its value as text."""
+    values = _mapping(_text(name, folders))
+    said: dict[str, str] = {}
+    for below in _defaults(values, name):
+        said |= keys_said(below, group, folders)
+    own = values.get(group)
+    return said | ({str(key): str(value) for key, value in own.items()} if isinstance(own, dict) else {})
+
+
+def _text(name: str, folders: Sequence[Path] | None) -> str:
+    """The file of that name in the first folder that has it; "" where none does."""
+    paths = (folder / f"{name}.yaml" for folder in folders or [find_conf_dir()])
+    path = next((path for path in paths if path.is_file()), None)
+    return path.read_text(encoding="utf-8") if path else ""
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    import yaml
+
+    values = yaml.safe_load(text)
+    return values if isinstance(values, dict) else {}
+
+
+def _defaults(values: dict[str, Any], name: str) -> list[str]:
+    """The files of the same kind that one with this name stands on: /experiment/x as it is, x beside the file."""
+    entries = [str(entry).partition("@")[0] for entry in values.get("defaults") or [] if isinstance(entry, str)]
+    folder = name.rpartition("/")[0]
+    return [entry[1:] if entry.startswith("/") else f"{folder}/{entry}" for entry in entries if entry != "_self_"]
+
+
+def models_with(columns: str) -> list[str]:
+    """The options of model that declare a column group."""
+    import yaml
+
+    folder = find_conf_dir() / "model"
+    texts = {name: (folder / f"{name}.yaml").read_text(encoding="utf-8") for name in group_options("model")}
+    return [name for name, text in texts.items() if columns in (yaml.safe_load(text).get("columns") or {})]
+
+
+def menu(names: Iterable[str]) -> list[str]:
+    """The options to show: the nested ones as their topmost folder, ``table/*``, once."""
+    return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
+
+
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """' did you mean a or b?', or '' when nothing is near; ``prefix`` is put before each name."""
+    by_fold = {other.casefold(): other for other in known}
+    near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.6)
+    return f" did you mean {' or '.join(prefix + by_fold[other] for other in near)}?" if near else ""

@@ -1,0 +1,362 @@
+"""One run in its folder: a new one, one that goes on, one that is finished already; and how it ended.
+
+``run_cell`` is Hydra's task function, for a single run and for each cell of a sweep.  It never raises for a
+failed run: the outcome is a file (status.json), so that the end of a sweep can be told whichever launcher ran
+the cells, in whichever process.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import shlex
+import sys
+import threading
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from fedbench.cli.conf_tree import models_with
+from fedbench.cli.config import check, own_classes, with_choices
+from fedbench.cli.targets import foreign
+from fedbench.core import signals
+from fedbench.core.lock import MARK, NAME, Busy, writing
+from fedbench.core.options import ConfigError, MissingColumns, PeerLost, require
+from fedbench.core.settings import config_hash, load_config, save_config
+from fedbench.engine import joint
+
+log = logging.getLogger(__name__)
+TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
+TOTAL = "FEDBENCH_CELLS"  # environment variable: how many cells the sweep has
+TYPED = "FEDBENCH_COMMAND"  # environment variable: the command's words as typed
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # environment variable: torchrun started this process, perhaps with others
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.prev.pt")
+LEFTOVERS = ("*.part", "*.partial")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
+
+
+class Console(logging.StreamHandler):
+    """A log handler that writes to whatever sys.stdout is by then, so that a progress bar can move aside."""
+
+    def __init__(self, stream: Any = None) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        """The current standard output."""
+        return sys.stdout
+
+
+class LogFile(logging.FileHandler):
+    """run.log; where it cannot be written, as on a full disk, the run goes on without it and nothing is printed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # of opening it, which logging.FileHandler leaves until the first line
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print no traceback between the run's own lines."""
+
+    def close(self) -> None:
+        """Hydra closes it between the cells of a sweep."""
+        with suppress(OSError):
+            super().close()
+
+
+def run_cell(cfg: DictConfig) -> float:
+    """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if str(hydra.mode).endswith("MULTIRUN"):
+        total = os.environ.get(TOTAL)
+        print(f"\ncell {hydra.job.num + 1}{f' of {total}' if total else ''}: {folder.name}", flush=True)
+        _enter(folder, Path(hydra.sweep.dir).absolute())
+    try:
+        with writing(folder):
+            return attempt(folder, lambda: _new_or_on(cfg, hydra, folder))
+    except Busy as busy:
+        say(str(busy))
+        return math.nan
+
+
+def _enter(folder: Path, sweep: Path) -> None:
+    """Note, for the sweep's table, that the command came to the cell: another one may have it, or come to it later and
+    write its own status."""
+    with open(met_by(sweep, os.environ.get(TOKEN, "")), "a", encoding="utf-8") as file:
+        file.write(f"{folder.absolute().relative_to(sweep)}\n")
+
+
+def met_by(sweep: Path, token: str) -> Path:
+    """The file of a sweep's folder that lists the cells which a command came to."""
+    return sweep / f".met-{token}"
+
+
+def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, float]:
+    values = check(with_choices(cfg, hydra))
+    stored = _stored(folder)
+    if stored is not None and config_hash(stored) != config_hash(values):
+        _set_aside(folder)
+        stored = None
+    if stored is None:
+        _save(values, hydra, folder)
+    elif is_finished(folder, values):
+        return skipped(folder)
+    elif resumable(folder):
+        # What was chosen for this machine stays: it is part of bit-exact resuming.
+        return simulate({**values, "hardware": stored["hardware"]}, folder, resume=True)
+    return simulate(values, folder)
+
+
+def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> tuple[str, float]:
+    """Run the simulator on a checked config; (status, score)."""
+    clean(folder)
+    note(folder, "running", FAILED)
+    (folder / "error.txt").unlink(missing_ok=True)
+    from fedbench.simulation.simulator import run  # torch: not before it is needed
+
+    cfg = OmegaConf.create(dict(values))
+    OmegaConf.set_readonly(cfg, True)
+    if TORCHRUN in os.environ:
+        from fedbench.cli.follow import begin
+
+        begin((values, folder, resume))
+    origin = {"command": typed(), "classes": own_classes(values)}
+    return "finished", score_of(run(cfg, folder, resume, origin))
+
+
+def skipped(folder: Path) -> tuple[str, float]:
+    """Say that a run is finished; its score again."""
+    print(f"{folder}: finished already", flush=True)
+    return "finished already", score_of(read_json(folder / "summary.json"))
+
+
+def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
+    """Do the work, note how it ended in folder/status.json, and say one sentence if it went wrong.
+
+    Interruptions are noted and passed on: they end a sweep, a failure does not.
+    """
+    try:
+        with terminable():
+            status, score = work()
+    except KeyboardInterrupt:
+        note(folder, "interrupted", INTERRUPTED, sentence="interrupted")
+        say(f"interrupted; it is {how_to_go_on(folder)}")
+        raise
+    except (Exception, SystemExit) as error:  # a method that calls sys.exit() has not finished its run
+        _failed(folder, error)
+        return math.nan
+    note(folder, status, OK, score)
+    return score
+
+
+def _failed(folder: Path, error: BaseException) -> None:
+    """error.txt: the sentence, then the traceback; the terminal gets the sentence."""
+    sentence = _sentence_of(error, folder)
+    told = _replace(folder / "error.txt", f"{sentence}\n\n{traceback.format_exc()}")
+    # A ConfigError itself is a mistake in the command; its subclasses are runs that could not go on.
+    note(folder, "failed", MISTAKE if type(error) is ConfigError else FAILED, sentence=sentence)
+    log.debug("failed", exc_info=True)  # into run.log only
+    clear = isinstance(error, ConfigError) or not told
+    say(sentence if clear else f"{sentence} (the traceback is in {folder / 'error.txt'})")
+
+
+def _sentence_of(error: BaseException, folder: Path) -> str:
+    """What went wrong, in one line if it is not ours."""
+    if isinstance(error, PeerLost):
+        return f"{error}; up to its last checkpoint the run is {how_to_go_on(folder)}"
+    if isinstance(error, MissingColumns) and (others := models_with(error.columns)):
+        return f"{error}, or take a model that does: {', '.join(others)}"
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"the run is not finished: something in it called sys.exit({error.code!r})"
+    if isinstance(error, OSError) and error.errno in FULL:
+        on = how_to_go_on(folder)
+        return f"no room is left on the disk of {folder} ({error.strerror}): make some; the run is {on}"
+    first = next(iter(str(error).splitlines()), "no message")
+    return f"{type(error).__name__}: {first}"
+
+
+def _replace(path: Path, text: str) -> bool:
+    """Write a file whole, or leave it as it was and say so: a full disk must not hide why the run failed."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process was writing: files that were to be renamed when they were whole."""
+    for pattern in LEFTOVERS:
+        for path in [*folder.glob(pattern), *(folder / ".hydra").glob(pattern)]:
+            if path.is_file():
+                path.unlink(missing_ok=True)
+
+
+def how_to_go_on(folder: Path) -> str:
+    """The command that goes on with a run which was stopped, if there is a checkpoint to go on from."""
+    if not resumable(folder):
+        return f"not saved, as there was no checkpoint yet; {folder} holds what there is"
+    return f"saved, go on with: {to_go_on(folder)}"
+
+
+def to_go_on(folder: Path) -> str:
+    """The command that goes on with the run in a folder, classes that are the user's own named."""
+    config = folder / "config.yaml"
+    own = foreign(OmegaConf.to_container(load_config(config)), None) if config.is_file() else ()  # type: ignore
+    return " ".join([command(), shlex.quote(f"resume={folder}"), *(f"{key}={target}" for key, target in own)])
+
+
+def typed() -> str:
+    """The command that this process obeys, as it was typed."""
+    return f"{command()} {os.environ.get(TYPED, shlex.join(sys.argv[1:]))}".rstrip()
+
+
+def command() -> str:
+    """How this process was started, up to what was asked of it."""
+    if TORCHRUN not in os.environ:
+        return "python -m fedbench"
+    machines = os.environ.get("GROUP_WORLD_SIZE", "1")
+    many = f"--nnodes={machines} " if machines != "1" else ""
+    return f"torchrun {many}--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']} -m fedbench"
+
+
+def say(sentence: str) -> None:
+    """One line for the user, on standard error."""
+    print(f"fedbench: {sentence}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and its like as KeyboardInterrupt, as Ctrl-C is, so that a scheduler's signal lets the run be saved."""
+    if threading.current_thread() is not threading.main_thread() or joint.current():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with signals.answered(interrupt, [name for name in signals.STOPPING if name != "SIGINT"]):
+        yield
+
+
+def _stored(folder: Path) -> dict[str, Any] | None:
+    """The config of the run that is in the folder; None: there is none (or it was killed before it began)."""
+    path = folder / "config.yaml"
+    try:
+        return OmegaConf.to_container(load_config(path)) if path.exists() else None  # type: ignore[return-value]
+    except ConfigError:
+        _set_aside(folder)
+        return None
+
+
+def _set_aside(folder: Path) -> None:
+    """Move what is in a folder that holds another run, so that nothing is lost; the folder, and its lock, stay."""
+    old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
+    old.mkdir()
+    there = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
+    for path in sorted(there, key=lambda path: path.name == "config.yaml"):  # last: what it tells, if this is cut off
+        path.rename(old / path.name)
+    print(f"{folder} held a run with another config: that one is now {old.name}", flush=True)
+
+
+def _save(values: Mapping[str, Any], hydra: HydraConf, folder: Path) -> None:
+    """Our config.yaml, and what Hydra would have written (it would overwrite it on every run)."""
+    inner = folder / ".hydra"
+    inner.mkdir(exist_ok=True)
+    OmegaConf.save(OmegaConf.create({"hydra": hydra}), inner / "hydra.yaml")
+    OmegaConf.save(hydra.overrides.task, inner / "overrides.yaml")
+    save_config(values, inner / "config.yaml")
+    save_config(values, folder / "config.yaml")
+
+
+def is_finished(folder: Path, values: Mapping[str, Any]) -> bool:
+    """Whether the run is finished, its files still what it wrote; ConfigError where its data have changed since."""
+    summary = read_json(folder / "summary.json") or {}
+    if summary.get("status") != "finished":
+        return False
+    if (name := _damaged(folder, summary)) is not None:
+        say(f"{folder} is finished, but {name} is no longer what the run wrote: it goes on from its checkpoint")
+        return False
+    then = summary.get("data_hash")
+    now = _data_hash(folder, values) if then else None
+    require(now in (None, then), f"{folder} is finished, but the data are no longer those of the run (digest "
+            f"{str(now)[:12]}, the run's {str(then)[:12]}): put its files back, or move the folder away to run it anew")
+    return True
+
+
+def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
+    """The first file of a finished run that is not what its summary says, if the summary says it."""
+    if "digest" not in summary:
+        return None
+    from fedbench.core.digests import differing, digest  # NumPy
+
+    if digest({name: value for name, value in summary.items() if name != "digest"}) != summary["digest"]:
+        return "summary.json"
+    return differing(folder, summary.get("files", {}), whole=True)
+
+
+def _data_hash(folder: Path, values: Mapping[str, Any]) -> str | None:
+    """The digest of a run's data as they are now; None where they are not to be had."""
+    from fedbench.data import _known as known
+
+    def load() -> Any:
+        from fedbench.simulation.build import load  # torch
+
+        return load(OmegaConf.create(dict(values)))
+    try:
+        return known.digest(known.key_of(values["dataset"]), values["data_dir"], load)
+    except ConfigError as error:
+        say(f"{folder}: whether its data have changed cannot be told ({error})")
+        return None
+
+
+def resumable(folder: Path) -> bool:
+    """Whether there is a checkpoint that is not truncated (a zip file ends with its directory)."""
+    return any(zipfile.is_zipfile(folder / name) for name in CHECKPOINTS)
+
+
+def began(folder: Path) -> bool:
+    """Whether a run came as far as its first round."""
+    return any((folder / name).exists() for name in ("summary.json", *CHECKPOINTS))
+
+
+def score_of(summary: Mapping[str, Any] | None) -> float:
+    """The best value of the summary's metric (personal/accuracy), for sweepers; NaN where there is none."""
+    best = (summary or {}).get("best")
+    values = best.get("values") if isinstance(best, dict) else None
+    value = values.get(best.get("metric")) if isinstance(values, dict) else None
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def note(folder: Path, status: str, exit_status: int, score: float = math.nan, sentence: str = "") -> None:
+    """Write status.json: how this attempt at the run stands."""
+    line = {"token": os.environ.get(TOKEN, ""), "status": status, "exit": exit_status, "sentence": sentence}
+    _replace(folder / "status.json", json.dumps({**line, "score": None if math.isnan(score) else score}))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None when it is absent or cut off."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

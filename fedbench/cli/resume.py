@@ -1,0 +1,140 @@
+"""``resume=<run directory>``: what the run was, and that the command does not ask for anything else.
+
+A stored config is data from disk: it is read as plain values, and only targets that this installation's conf
+(or the user's own --config-dir or command line) names are ever built from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from fedbench.cli.compose import Composer
+from fedbench.cli.conf_tree import GROUPS, conf_dirs, is_class, label_of
+from fedbench.cli.config import RESERVED, check, with_choices
+from fedbench.cli.jobs import CHECKPOINTS, is_finished, read_json
+from fedbench.cli.targets import foreign
+from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import flatten, is_matched, load_config, plain, show
+from fedbench.simulation.continuing import ABSENT, FREE, KEPT_OR_FREE, check_rounds, rounds_asked
+
+
+def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple[dict[str, Any], bool]:
+    """The config to go on with, and whether the run is finished; ConfigError for what forbids resuming."""
+    stored = _read(folder)
+    for group in RESERVED:                            # runs of other classes were once named after the option
+        option, folders = stored["choices"].get(group), conf_dirs(config_dir)
+        stored["choices"][group] = label_of(group, option, _target(stored, group), folders)
+    asked, changed = _asked(overrides, stored, config_dir) if overrides else ({}, {})
+    named = {v for k, v in asked.items() if k.endswith("_target_")}
+    for key, target in foreign(stored, config_dir):
+        why = f"resume={folder}: its config builds {target}, which nothing in this installation's conf names"
+        require(target in named, f"{why}; if it is yours, say {key}={target} as well")
+    _check_stored(folder, stored)
+    stored["rounds"] = max([stored["rounds"], *rounds_asked(folder)])
+    rounds = changed.pop("rounds", stored["rounds"])
+    _check_same(folder, stored, changed)
+    check_rounds(folder, stored, stored["rounds"], rounds)
+    merged = OmegaConf.create(stored)
+    for key, value in {**changed, "rounds": rounds}.items():
+        if key == "rounds" or is_matched(key, FREE):
+            OmegaConf.update(merged, key, value)
+    values = check(merged)
+    there = (read_json(folder / "summary.json") or {}).get("rounds", 0)
+    finished = isinstance(there, int) and rounds <= there and is_finished(folder, values)
+    _check_checkpoint(folder, finished)
+    return values, finished
+
+
+def record(folder: Path, overrides: list[str]) -> None:
+    """Keep what a resume was given, beside the overrides the run was started with."""
+    inner = folder / ".hydra"
+    inner.mkdir(exist_ok=True)
+    path = next(p for k in count(1) if not (p := inner / f"overrides.resume-{k}.yaml").exists())
+    path.write_text(yaml.safe_dump(list(overrides)), encoding="utf-8")
+
+
+def hardware_kept(folder: Path, values: Mapping[str, Any], overrides: list[str]) -> str:
+    """A notice when the command asks for hardware: the run keeps what it was started with ('' otherwise)."""
+    if not any(text.lstrip("+").startswith("hardware") for text in overrides):
+        return ""
+    kept = ", ".join(f"{key}={show(value)}" for key, value in values["hardware"].items())
+    return f"{folder} keeps the hardware options it was started with ({kept}): resuming is then exact"
+
+
+def require_run(folder: Path) -> None:
+    """Refuse a folder that is none of a run."""
+    require(folder.is_dir(), f"resume={folder}: there is no such run directory")
+    path = folder / "config.yaml"
+    require(path.is_file(), f"resume={folder}: this is not a run directory (it has no config.yaml)")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    stored = OmegaConf.to_container(load_config(path))
+    known = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
+    require(known, f"resume={folder}: its config.yaml is not one that fedbench saved")
+    return stored  # type: ignore[return-value]
+
+
+def _target(stored: Mapping[str, Any], group: str) -> str | None:
+    """The class that a stored config builds for a group."""
+    return stored[group].get("_target_") if isinstance(stored.get(group), Mapping) else None
+
+
+def _check_stored(folder: Path, stored: Mapping[str, Any]) -> None:
+    """Refuse a stored config whose values are not those of a run, before anything is computed with them."""
+    try:
+        check(OmegaConf.create(dict(stored)))
+    except ConfigError as error:
+        raise ConfigError(f"resume={folder}: its config.yaml is not one that fedbench saved: {error}") from error
+
+
+def _asked(
+    overrides: list[str], stored: Mapping[str, Any], config_dir: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All values (dotted) that the overrides give on top of the run's own options, and those they set."""
+    composer = Composer(config_dir)
+    composer.refuse_repeated(overrides)
+    named = {override.key_or_group for override in composer.parse(overrides)}
+    base = [f"{group}={name}" for group, name in stored["choices"].items()
+            if name and group != "experiment" and not is_class(group, name, _target(stored, group), composer.folders)]
+    before, after = _values(composer, base), _values(composer, [*base, *overrides])
+    said = [pattern for key in named if key not in GROUPS for pattern in (key, f"{key}.*")]
+    changed = {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, said)}
+    return after, changed
+
+
+def _values(composer: Composer, overrides: list[str]) -> dict[str, Any]:
+    full = composer.compose(overrides)
+    cfg = with_choices(full, full.hydra)
+    own = any("._target_=" in text for text in overrides)  # such a class's options are in the stored config only
+    return flatten(plain(cfg) if own else check(cfg))
+
+
+def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+    """Refuse keys that the command sets to other values than the run had."""
+    flat = flatten(stored)
+    other = [k for k, v in changed.items() if flat.get(k, ABSENT) != v and not is_matched(k, KEPT_OR_FREE)]
+    groups = [key.removeprefix("choices.") for key in other if key.startswith("choices.")]
+    within = [f"{group}.*" for group in groups]  # another option has other keys: say only which
+    lines = [
+        f"{key.removeprefix('choices.')}={show(flat[key]) if key in flat else 'absent'} (asked: "
+        f"{show(changed[key])})"
+        for key in other
+        if not is_matched(key, within)
+    ]
+    said = f"resume={folder}: it was run with {', '.join(lines)}"
+    require(not lines, f"{said}; a run goes on as it was, so leave these out or start a new one")
+
+
+def _check_checkpoint(folder: Path, finished: bool) -> None:
+    there = any((folder / name).exists() for name in CHECKPOINTS)
+    require(there or finished, f"resume={folder}: it has no {CHECKPOINTS[0]} to go on from; start it again")
+
+

@@ -1,0 +1,31 @@
+"""What a stored configuration would build, and which of it this installation's conf does not name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedbench.cli.conf_tree import conf_dirs
+from fedbench.core.moved import current
+
+
+def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
+    """(dotted key, target) of what a stored config builds and this installation's conf does not name."""
+    known = _targets_of_conf(config_dir)
+    return [(key, target) for key, target in _targets(stored) if current(target) not in known]
+
+
+def _targets(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(dotted key, target) of everything in a config that could be built, inside lists too."""
+    for key, value in values.items():
+        if key == "_target_":
+            yield key, str(value)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Mapping):
+                yield from ((f"{key}.{inner}", target) for inner, target in _targets(item))
+
+
+def _targets_of_conf(config_dir: str | None) -> set[str]:
+    files = [path for folder in conf_dirs(config_dir) for path in folder.rglob("*.yaml")]
+    return {t for path in files for t in re.findall(r"_target_:\s*['\"]?([\w.]+)", path.read_text("utf-8"))}

@@ -1,0 +1,1 @@
+"""What every other wing stands on: options, errors, keyed randomness, linear algebra, files, digests, locks."""

@@ -1,0 +1,61 @@
+"""Files and folders that a command is told to write: refused before the work where they cannot be, written whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fedbench.core.options import ConfigError, refused, require
+
+
+def check_file(flag: str, path: Path | None) -> None:
+    """Make the folder that a file goes into; ConfigError where the file cannot be written.  None: nothing is asked."""
+    if path is None:
+        return
+    require(path != Path(), f"{flag} names no file")
+    with _told(f"{flag} {path} cannot be written"):
+        require(not path.is_dir(), f"{flag} {path} is a folder: name a file in it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _check_writable(flag, path if path.exists() else path.parent)
+
+
+def check_folder(flag: str, path: Path | None) -> None:
+    """Make a folder; ConfigError where it cannot be made or written into.  None: nothing is asked."""
+    if path is None:
+        return
+    require(path != Path(), f"{flag} names no folder")
+    with _told(f"{flag} {path} cannot be made"):
+        path.mkdir(parents=True, exist_ok=True)
+        _check_writable(flag, path)
+
+
+def write_file(flag: str, path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Let write fill a file, which is there when it is whole; a device or a pipe is written to as it is."""
+    check_file(flag, path)
+    special = path.exists() and not path.is_file()
+    part = path if special else path.with_name(f"{path.name}.{os.getpid()}.part")
+    with _told(f"{flag} {path} cannot be written"):
+        try:
+            with part.open("wb") as file:
+                write(file)
+            if not special:
+                os.replace(part, path)
+        finally:
+            if not special:
+                part.unlink(missing_ok=True)
+
+
+def _check_writable(flag: str, path: Path) -> None:
+    require(os.access(path, os.W_OK), f"{flag}: {path} cannot be written into (permission denied)")
+
+
+@contextmanager
+def _told(sentence: str) -> Iterator[None]:
+    """What the system says of the file, behind the sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{sentence}: {error.strerror or refused(error)}") from error

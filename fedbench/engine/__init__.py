@@ -1,0 +1,1 @@
+"""The cohort engine: clients as rows, local steps, gradients, executors, processes, what is sent and kept."""

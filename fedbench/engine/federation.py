@@ -1,0 +1,206 @@
+"""The data of a federation: tensors on the compute device, and which sample belongs to whom.
+
+There is no loader and no copy per client: a client is a list of indices.  uint8 images stay uint8 in memory;
+scaling (and augmentation, if any) happens on the gathered batch.
+
+Letters: n samples, N clients, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.core.options import require
+from fedbench.core.rng import RowRandom, generator
+from fedbench.data.base import Arrays
+from fedbench.partition.base import Ragged, Split
+from fedbench.tasks.task import Task, make_task
+
+Inputs = Tensor | dict[str, Tensor]
+
+
+@dataclass
+class Augment:
+    """Training-time augmentation of image batches: random horizontal flip; random crop after `crop` pixels of
+    zero padding (of the normalized image).  A target that is a mask of the image's size moves with its image;
+    outside: what it says of the pixels that padding adds."""
+
+    flip: bool = False
+    crop: int = 0
+    outside: int = 0
+
+    def __call__(self, x: Tensor, y: Tensor, random: RowRandom) -> tuple[Tensor, Tensor]:
+        """x [k, B, C, H, W], y [k, B, H, W] or anything else; one draw per sample, keyed by client and step."""
+        b, masks = x.shape[1], y.dim() == 4 and y.shape[2:] == x.shape[3:]
+        if self.flip:
+            flipped = random.uniform(b) < 0.5                                         # [k, B]
+            x, y = _flipped(x, flipped), _flipped(y[:, :, None], flipped)[:, :, 0] if masks else y
+        if self.crop:
+            offset = (random.uniform(b, 2) * (2 * self.crop + 1)).long()              # [k, B, 2]
+            x = _shifted(x, offset, self.crop, 0)
+            y = _shifted(y[:, :, None], offset, self.crop, self.outside)[:, :, 0] if masks else y
+        return x, y
+
+
+def _flipped(x: Tensor, which: Tensor) -> Tensor:
+    """Images x [k, B, C, H, W], those where which [k, B] from right to left."""
+    return torch.where(which[..., None, None, None], x.flip(-1), x)
+
+
+def _shifted(x: Tensor, offset: Tensor, border: int, fill: int) -> Tensor:
+    """Images x [k, B, C, H, W] within a border, cut to their own size at offset [k, B, 2]."""
+    k, b, channels, rows, cols = x.shape
+    x = torch.nn.functional.pad(x, (border,) * 4, value=fill)
+    r = offset[..., 0, None] + torch.arange(rows, device=x.device)                    # [k, B, H]
+    c = offset[..., 1, None] + torch.arange(cols, device=x.device)                    # [k, B, W]
+    x = x.gather(-2, r[:, :, None, :, None].expand(k, b, channels, rows, x.shape[-1]))
+    return x.gather(-1, c[:, :, None, None, :].expand(k, b, channels, rows, cols))
+
+
+@dataclass
+class Federation:
+    """Tensors and index lists.
+
+    inputs [n, ...] (or a dict of such), targets [n, ...]; splits: {"train", "val", "test"} -> Ragged, plus
+    those that `hold_out` adds; class_mask [N, C] or None; domains [N] or None; label_counts [N, C] of the
+    training part (None where targets are no single labels).
+    """
+
+    inputs: Inputs
+    targets: Tensor
+    splits: dict[str, Ragged]
+    task: Task
+    num_classes: int
+    class_names: list[str] | None = None
+    class_mask: Tensor | None = None
+    domains: np.ndarray | None = None
+    domain_names: list[str] | None = None
+    scale: Tensor | None = None             # x * scale + shift normalizes, [channels, 1, 1]
+    shift: Tensor | None = None
+    augment: Callable[[Any, Tensor, RowRandom], tuple[Any, Tensor]] | None = None       # of a training batch x, y
+    present: Callable[[Any], Any] | None = None                 # of any other, where inputs hold more than one view
+    template: str = "a photo of a {}."
+    cohort_size: int = 1                    # K, clients per round
+    num_clients: int = field(init=False)
+    num_samples: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_clients = len(self.splits["train"])
+        self.num_samples = np.asarray(self.splits["train"].sizes)                     # [N]
+
+    @classmethod
+    def build(cls, arrays: Arrays, split: Split, device: torch.device | str = "cpu", normalize: bool = True,
+              augment: dict | None = None) -> Federation:
+        """From plain arrays and a partition.  normalize: scale uint8 images by the data set's mean and std."""
+        def tensor(a: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(a)).to(device)
+        inputs = {k: tensor(v) for k, v in arrays.inputs.items()} if isinstance(arrays.inputs, dict) \
+            else tensor(arrays.inputs)
+        domains = _client_domains(arrays, split)
+        mask = None if arrays.class_mask is None or domains is None else tensor(arrays.class_mask[domains])
+        scale, shift = _scaling(arrays, normalize, device)
+        return cls(inputs, tensor(arrays.targets), {"train": split.train, "val": split.val, "test": split.test},
+                   make_task(arrays.task), arrays.num_classes, arrays.class_names, mask, domains,
+                   arrays.domain_names, scale, shift, _augment(augment, arrays), template=arrays.template)
+
+    @property
+    def input_shape(self) -> tuple | dict[str, tuple]:
+        """Shape of one sample (of each input)."""
+        if isinstance(self.inputs, dict):
+            return {k: tuple(v.shape[1:]) for k, v in self.inputs.items()}
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample's inputs, as the model reads them, in float32; at least 1."""
+        inputs = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs]
+        return max(1, sum(4 * x[0].numel() for x in inputs if len(x)))
+
+    @property
+    def device(self) -> torch.device:
+        return self.targets.device
+
+    @property
+    def label_counts(self) -> np.ndarray:
+        """How many training samples of each class every client has.  # [N, C]"""
+        return self.counts("train")
+
+    def counts(self, split: str) -> np.ndarray:
+        """Labels per client in a split, zero where the task has no single labels.  # [N, C]"""
+        out = np.zeros((self.num_clients, self.num_classes), np.int64)
+        if self.targets.dim() == 1:
+            ragged = self.splits[split]
+            owner = np.repeat(np.arange(self.num_clients), ragged.sizes)
+            np.add.at(out, (owner, self.targets.cpu().numpy()[ragged.indices]), 1)
+        return out
+
+    def hold_out(self, share: float, kept: str = "kept", held: str = "held", seed: int = 0) -> None:
+        """Add two splits: `held`, a random share of every client's training part (at least one sample where a
+        client has two or more), and `kept`, the rest.  "train" stays whole; share and seed determine both."""
+        rest, out = [], []
+        for i in range(self.num_clients):
+            own = self.splits["train"][i]
+            order = generator(seed, "hold_out", i).permutation(own)
+            cut = len(own) - max(int(len(own) * share), int(len(own) > 1))
+            rest.append(np.sort(order[:cut]))
+            out.append(np.sort(order[cut:]))
+        self.splits |= {kept: Ragged.from_lists(rest), held: Ragged.from_lists(out)}
+
+    def among(self, ids: np.ndarray) -> Federation:
+        """The same samples for some of the clients [k], who are numbered anew from 0."""
+        rows = torch.from_numpy(ids).to(self.device)
+        return replace(self, splits={name: ragged.select(ids) for name, ragged in self.splits.items()},
+                       class_mask=None if self.class_mask is None else self.class_mask[rows],
+                       domains=None if self.domains is None else self.domains[ids])
+
+    def gather(self, index: Tensor, training: bool = False) -> tuple[Inputs, Tensor]:
+        """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device.  training: what
+        `augment` will be given, instead of what an evaluation sees."""
+        flat = index.reshape(-1)
+        def pick(t: Tensor) -> Tensor:
+            return t.index_select(0, flat).view(*index.shape, *t.shape[1:])
+        if isinstance(self.inputs, dict):
+            x: Inputs = {k: self.normalized(pick(v)) for k, v in self.inputs.items()}
+        else:
+            x = self.normalized(pick(self.inputs))
+        return x if training or self.present is None else self.present(x), pick(self.targets)
+
+    def normalized(self, x: Tensor) -> Tensor:
+        """uint8 inputs [..., C, H, W] as float32, scaled by the set's mean and std; anything else as it is."""
+        if x.dtype != torch.uint8:
+            return x
+        x = x.float()
+        return x if self.scale is None or self.shift is None else x.mul_(self.scale).add_(self.shift)
+
+
+def _scaling(arrays: Arrays, normalize: bool, device: torch.device | str) -> tuple[Tensor | None, Tensor | None]:
+    channels = 1 if isinstance(arrays.inputs, dict) else arrays.inputs.shape[1]
+    mean, std = (arrays.mean, arrays.std) if normalize and arrays.mean is not None else (None, None)
+    mean, std = mean or (0.0,) * channels, std or (1.0,) * channels
+    scale = torch.tensor([1 / (255 * s) for s in std], device=device)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std)], device=device)
+    return scale[:, None, None], shift[:, None, None]
+
+
+def _augment(options: dict | None, arrays: Arrays) -> Augment | None:
+    if not options:
+        return None
+    unknown = set(options) - {"flip", "crop"}
+    require(not unknown, f"dataset.augment knows flip and crop, not {', '.join(sorted(unknown))}")
+    require(not isinstance(arrays.inputs, dict) and arrays.inputs.ndim == 4,
+            "dataset.augment needs image inputs [channels, height, width]")
+    return Augment(bool(options.get("flip", False)), int(options.get("crop", 0)))
+
+
+def _client_domains(arrays: Arrays, split: Split) -> np.ndarray | None:
+    """The natural silo of each client's first training sample.  # [N]"""
+    if arrays.domain is None:
+        return None
+    first = split.train.indices[np.minimum(split.train.offsets[:-1], len(split.train.indices) - 1)]
+    return arrays.domain[first]

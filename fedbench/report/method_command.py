@@ -1,0 +1,129 @@
+"""``python -m fedbench.figures``: the papers' figures of one run or of several."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from fedbench.core.destination import check_folder
+from fedbench.core.options import ConfigError, refused, require
+from fedbench.report import figures, scores
+from fedbench.report import method_figures as draw
+from fedbench.report.runs import Run, find_runs, sound
+from fedbench.report.summary import Options, group_runs
+
+DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # what files with foreign content raise
+EXAMPLES = """examples:
+  python -m fedbench.figures runs/apple/mnist/2026-01-01_12-00-00 --rounds 0,10,160
+  python -m fedbench.figures sweeps --target 0.7 --out figures
+
+Of every run: the metric and the loss over rounds with each client's value at the best round (run); the
+training images by class and client (labels); where the method recorded them, its relationships beside
+the labels and over rounds (d, d_paths), the change in A with its two regressions (A_change), whose slopes and
+Pearson's r are printed, or the weights of its experts (experts).  Of all finished runs of a setting together:
+convergence with the target as a dotted line (curves), each client's gain over Local (gains), new clients' bars and
+curves (new_clients)."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m fedbench.figures",
+        description="Draw what the papers draw of a method.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("folders", nargs="+", type=Path, help="run directories, or folders with runs below them")
+    p.add_argument("--out", type=Path, metavar="DIR", help="where to (default: figures in the first folder)")
+    p.add_argument("--rounds", metavar="R,R,...", help="of the relationships; 0 is before the first")
+    p.add_argument("--metric", default="personal/accuracy", help="a column of metrics.csv (default: %(default)s)")
+    p.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status, 1 after a mistake told in one sentence."""
+    args = parser().parse_args(argv)
+    try:
+        wanted = numbers(args.rounds)
+        require(args.target == args.target, "--target must be a number, got nan")
+        check_folder("--out", args.out)
+        found, damaged = sound(find_runs(args.folders))
+        for path, why in damaged.items():
+            print(f"damaged, left out: {path}: {why}", file=sys.stderr)
+        runs = [run for run in found if run.metrics]
+        if not runs:
+            raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
+        scores.check_metric(args.metric, runs)
+        require(not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
+                f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0")
+        folder = args.out or args.folders[0] / "figures"
+        for run in runs:
+            try:
+                of_run(run, folder, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, wanted)
+            except DAMAGE as error:
+                why = run.left_out or (str(error) or type(error).__name__).splitlines()[0]
+                print(f"damaged, not all drawn: {run.path}: {why}", file=sys.stderr)
+        together(runs, folder, Options(metric=args.metric, target=args.target))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {refused(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def numbers(text: str | None) -> list[int] | None:
+    """0,10,160 as numbers."""
+    if text is None:
+        return None
+    require(re.fullmatch(r"\d{1,18}(,\d{1,18})*", text) is not None,
+            f"--rounds {text}: whole numbers >= 0 with commas between them, such as 0,10,160")
+    return [int(part) for part in text.split(",")]
+
+
+def label(run: Run, runs: list[Run]) -> str:
+    """A file name for a run among others: what its folder is called below what all have in common."""
+    parts = [r.path.resolve().parts for r in runs]
+    shared = next(i for i in range(len(parts[0])) if len({p[: i + 1] for p in parts}) > 1)
+    return re.sub(r"[^\w.-]+", "_", "_".join(run.path.resolve().parts[shared:]))
+
+
+def of_run(run: Run, folder: Path, prefix: str, metric: str, wanted: list[int] | None) -> None:
+    """The figures of one run."""
+    said(draw.draw_run(run, folder / f"{prefix}run.png", metric))
+    if draw.labels_of(run)[0] is not None:
+        said(draw.draw_labels(run, folder / f"{prefix}labels.png"))
+    stored = draw.matrices(run)
+    if "d" in stored:
+        said(draw.draw_relationships(run, folder / f"{prefix}d.png", wanted))
+        said(draw.draw_paths(run, folder / f"{prefix}d_paths.png"))
+    if "A" in stored:
+        said(draw.draw_change(run, folder / f"{prefix}A_change.png"))
+        columns, rows = draw.regressions(run)
+        print(f"change in A, mean of column j against n_j: {columns}; mean of row i against n_i: {rows}")
+    if len(draw.experts(run)):
+        said(draw.draw_experts(run, folder / f"{prefix}experts.png"))
+
+
+def together(runs: list[Run], folder: Path, options: Options) -> None:
+    """The figures that compare runs, each of them the seeds of one setting."""
+    groups, _ = group_runs(runs)
+    for path in figures.draw(groups, runs, options, folder):
+        said(path)
+    for setting, members in figures.by_setting(groups).items():
+        adapted = [g for g in members if all(len(draw.adaptation(run)) for run in g.runs)]
+        if adapted:
+            path = folder / f"new_clients_{figures.file_name(setting)}.png"
+            said(draw.draw_new_clients(adapted, path, setting))
+
+
+def said(path: Path) -> None:
+    print(f"figure: {path}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""A run: its parts built, its rounds played, evaluated, recorded and saved."""

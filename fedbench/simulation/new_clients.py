@@ -1,0 +1,88 @@
+"""Clients that come after training: each copies the global model and adapts it, epoch by epoch.
+
+Luo et al., ICCV 2023 (PGFed), "adaptive ability on new clients", as its released code does it: of 100 clients the
+last 20 take no part in the rounds; then each is evaluated with the global model (epoch 0) and trains all columns
+with the plain loss by SGD whose momentum begins anew every epoch; the mean accuracy of the 20 after every epoch is
+the curve, its best epoch the bar.  Departs from that code: where a part of the model never reaches the server
+(Algorithm.newcomer_row), clients' parts are averaged; the code adds them up and does not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.core.options import RunError
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.optim import SGD
+from fedbench.simulation import evaluate
+from fedbench.simulation.tracking import CsvTable
+from fedbench.tasks import scores
+
+FILE = "new_clients.csv"
+SCORE = "accuracy"
+
+
+def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
+    """What a new client copies when the rounds are over.  # [P]"""
+    ids = np.arange(engine.federation.num_clients)
+    cohorts = [Cohort(engine, some, engine.rounds - 1, "evaluation") for some in evaluate.slices(engine, ids)]
+    with torch.no_grad():
+        return algorithm.newcomer_row(cohorts)
+
+
+def adapt(engine: Engine, row: Tensor, epochs: int, lr: float, momentum: float,
+          pause: Callable[[], None] = lambda: None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The new clients' ids [M] and test metrics before the first epoch and after each, [epochs + 1, M] each.
+
+    pause: called between epochs; it may raise.
+    """
+    assert engine.everyone is not None
+    later = replace(engine, federation=engine.everyone, optimizer=SGD(lr, momentum=momentum))
+    ids = np.arange(engine.federation.num_clients, engine.everyone.num_clients)
+    found = [_adapt(later, some, row, epochs, pause) for some in evaluate.slices(later, ids)]
+    return ids, {name: np.concatenate([f[name] for f in found], axis=1) for name in found[0]}
+
+
+def _adapt(engine: Engine, ids: np.ndarray, row: Tensor, epochs: int, pause: Callable[[], None]
+           ) -> dict[str, np.ndarray]:
+    curve: list[dict[str, np.ndarray]] = []
+    for epoch in range(epochs + 1):
+        pause()
+        cohort = Cohort(engine, ids, epoch, "new clients")
+        curve.append(evaluate.score(cohort, row, None, "test"))
+        if epoch < epochs:
+            row = _epoch(cohort, row)
+    return {name: np.stack([c[name] for c in curve]) for name in curve[0]}
+
+
+def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
+    """One more epoch from row [P] or [k, P].  # [k, P]"""
+    try:
+        return cohort.train(row, epochs=1, key="new clients").theta
+    except RunError as error:
+        raise RunError(f"while new clients adapted: {str(error).replace('optimizer.lr', 'new_clients.lr')}") from error
+
+
+def write(path: Path, ids: np.ndarray, found: dict[str, np.ndarray], sizes: dict[str, np.ndarray]) -> None:
+    """A row per epoch and client: sizes [M] each, found [epochs + 1, M] each."""
+    table = CsvTable(path, -1)
+    for epoch in range(len(found[SCORE])):
+        columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in found.items()}}
+        table.append({"epoch": epoch, **{name: c[i] for name, c in columns.items()}} for i in range(len(ids)))
+    table.close()
+
+
+def summary(found: dict[str, np.ndarray], num_test: np.ndarray) -> dict[str, Any]:
+    """The mean accuracy over the new clients: before, best (with its epoch) and after the last epoch."""
+    curve = [scores.over_clients({SCORE: values}, num_test)[SCORE] for values in found[SCORE]]
+    best = int(np.nanargmax(curve)) if not np.isnan(curve).all() else 0
+    return {"count": len(num_test), "epochs": len(curve) - 1, "epoch0": curve[0], "best": curve[best],
+            "best_epoch": best, "last": curve[-1]}

@@ -1,0 +1,176 @@
+"""``python -m fedbench.partition [overrides]``: who would hold what, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbench.core.destination import check_file
+from fedbench.core.options import ConfigError, refused, require
+from fedbench.partition._extra import count_extra
+from fedbench.partition.base import Split
+
+if TYPE_CHECKING:
+    from fedbench.data.base import Arrays
+
+MAX_ROWS = 40  # clients in the table
+EXAMPLES = """examples:
+  python -m fedbench.partition partition.alpha=0.5 partition.num_clients=10
+  python -m fedbench.partition dataset=mnist partition=practical --figure practical.png
+  python -m fedbench.partition partition.num_clients=1000 --out partition.npz
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m fedbench.partition",
+        description="Show the partition that a run with these overrides would use, and its hash.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., partition=..., keys")
+    p.add_argument("--figure", type=Path, metavar="FILE", help="draw clients x classes (.png, .pdf, .svg)")
+    p.add_argument("--out", type=Path, metavar="FILE", help="save the partition (.npz)")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
+    args = parser().parse_intermixed_args(argv)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("fedbench").setLevel(logging.INFO)
+    try:
+        check_file("--out", args.out)
+        check_file("--figure", args.figure)
+        require(args.figure is None or args.figure.suffix != "",
+                f"--figure {args.figure}: its suffix says in which form it is drawn, as in partition.png")
+        require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}")
+        arrays, split, title = build(args.overrides)
+        show(arrays, split, title)
+        if args.out is not None:
+            _write(args.out, split.save)
+        if args.figure is not None:
+            _write(args.figure, lambda path: draw(arrays, split, title, path))
+    except ConfigError as mistake:
+        print(f"fedbench: {mistake}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"fedbench: {refused(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def build(overrides: list[str]) -> tuple[Arrays, Split, str]:
+    """The data and the partition of a run's overrides, and both in words."""
+    from fedbench.cli.config import check, compose
+    from fedbench.simulation import build as parts  # torch: seconds that --help need not pay
+
+    cfg = compose(overrides)
+    check(cfg)
+    arrays = parts.data(cfg)
+    chosen = f"{cfg.choices.dataset} / {cfg.choices.partition}, partition.seed={cfg.partition.seed}"
+    return arrays, parts.partition(cfg, arrays), chosen
+
+
+def counts(arrays: Arrays, split: Split) -> tuple[np.ndarray, list[str]]:
+    """How many samples (train, val and test) of each class every client has [N, C], and the classes' names.
+
+    Multi-label and segmentation sets count the label that partitions look at (Arrays.labels).
+    """
+    labels, num_clients = arrays.labels(), split.num_clients
+    width = max(arrays.num_classes, int(labels.max()) + 1)
+    parts = (split.train, split.val, split.test)
+    cells = np.concatenate([part.owners() * width + labels[part.indices] for part in parts])  # client, class
+    table = np.bincount(cells, minlength=num_clients * width).reshape(num_clients, width)
+    names = list(arrays.class_names or map(str, range(arrays.num_classes)))
+    return table, names + ["none"] * (width - len(names))
+
+
+def show(arrays: Arrays, split: Split, title: str) -> None:
+    """Print clients x classes, sizes and the hash; long and wide tables are cut, the totals are not."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table, names = counts(arrays, split)
+    extra = count_extra(split, arrays)
+    parts = {"train": split.train.sizes - extra, "extra": extra, "val": split.val.sizes, "test": split.test.sizes}
+    parts = {name: sizes for name, sizes in parts.items() if sizes.any()}
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a file or a pipe has no edge to keep within
+    digits = len(str(table.max(initial=0)))
+    wide = sum(max(len(name), digits) + 2 for name in names) > console.width - 40
+    heads = ["classes", "largest class"] if wide else names
+    view = Table("client", *parts, *heads, title=title, box=None, header_style="bold")
+    for column in view.columns:
+        column.justify = "right"
+    for i in range(min(split.num_clients, MAX_ROWS)):
+        held = table[i]
+        cells = [(held > 0).sum(), f"{held.max() / max(held.sum(), 1):.0%}"] if wide else held
+        view.add_row(str(i), *(str(s[i]) for s in parts.values()), *(str(c) if c else "·" for c in cells))
+    if split.num_clients > MAX_ROWS:
+        view.add_row("...")
+    console.print(view)
+    console.print(_facts(arrays, split, table, parts), highlight=False)
+
+
+def _facts(arrays: Arrays, split: Split, table: np.ndarray, parts: dict[str, np.ndarray]) -> str:
+    total = table.sum(1)  # [N]
+    held = (table > 0).sum(1)
+    left = len(arrays) - int(total.sum())
+    lines = [
+        f"{split.num_clients:,} clients, {int(total.sum()):,} samples"
+        + (f" ({left:,} of the data set left out)" if left else ""),
+        f"samples per client: {total.min():,} to {total.max():,}, median {np.median(total):,.0f}; "
+        f"classes per client: {held.min()} to {held.max()}",
+        ", ".join(f"{name} {int(sizes.sum()):,}" for name, sizes in parts.items()),
+        f"hash {split.hash}",
+    ]
+    return "\n".join(lines)
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        write(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} could not be written ({error})") from error
+    print(f"written: {path}")
+
+
+def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
+    """Clients x classes as bubbles (area: samples), or beyond 60 clients or classes as a heat map."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise ConfigError("--figure needs matplotlib: pip install 'fedbench[report]'") from error
+
+    table, names = counts(arrays, split)
+    clients, classes = table.shape
+    figure = Figure(figsize=(min(3 + 0.3 * clients, 14), min(2 + 0.3 * classes, 10)), layout="constrained")
+    axes = figure.add_subplot()
+    if max(clients, classes) <= 60:
+        client, label = np.nonzero(table)
+        axes.scatter(client, label, s=220 * table[client, label] / table.max(), color="tab:blue", linewidths=0)
+        axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+        axes.set_axisbelow(True)
+        axes.grid(color="0.92")
+    else:
+        shown = axes.imshow(table.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+        figure.colorbar(shown, label="samples")
+    if classes <= 30:
+        axes.set_yticks(range(classes), names)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="client", ylabel="class", title=title)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

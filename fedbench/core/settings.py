@@ -22,6 +22,9 @@ WHEREABOUTS = (
     *("checkpoint.*", "tracking", "tracking.*", "hardware"),
     *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.graphs", "hardware.ddp"),
 )
+# Keys that came after runs had been stored without them, at the values that leave everything as it was.
+NEUTRAL = {"algorithm.adapt": "alpha"}
+MISSING: Any = object()
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -65,14 +68,15 @@ def show(value: Any) -> str:
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """sha256 (hex) of everything that can change a run's numbers.
 
-    Left out: WHEREABOUTS, the display name, the printed cells, the names of the chosen options (their content is
-    in), privacy where it is off.  A file below data_dir counts by its path relative to it, so that data may move.
+    Left out: WHEREABOUTS, NEUTRAL values, the display name, the printed cells, the names of the chosen options (their
+    content is in), privacy where it is off.  A file below data_dir counts by its path relative to it, so that data may move.
     """
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:
         values.pop("privacy", None)
     root = str(values["data_dir"]).rstrip("/\\")
-    kept = {key: _canonical(key, value, root) for key, value in flatten(values).items() if not _aside(key)}
+    flat = {key: value for key, value in flatten(values).items() if NEUTRAL.get(key, MISSING) != value}
+    kept = {key: _canonical(key, value, root) for key, value in flat.items() if not _aside(key)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

@@ -574,6 +574,15 @@ def test_a_cell_of_another_config_is_set_aside(capsys: pytest.CaptureFixture[str
     assert "2 cells: 1 finished, 1 finished already" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("text", ["seed: 0\nrounds: 8\n", "data_dir: data\nprivacy: 3\n", "seed: [", "7"])
+def test_a_cell_whose_config_was_cut_off_is_set_aside(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["-m", "seed=0,1"])
+    Path("sweeps/seed=0/config.yaml").write_text(text)
+    assert main(["-m", "seed=0,1"]) == 0
+    assert Path("sweeps/seed=0.old-1/config.yaml").read_text() == text
+    assert "2 cells: 1 finished, 1 finished already" in capsys.readouterr().out
+
+
 def test_a_truncated_checkpoint_means_starting_the_cell_again() -> None:
     main(["-m", "name=bug,fine"])
     (Path("sweeps/name=bug") / "checkpoint.pt").write_bytes(b"PK\x03\x04 cut off")

@@ -400,6 +400,26 @@ def test_adam_counts_steps_not_slices() -> None:
         close(turns.theta[i], bare.row(), 1e-4)
 
 
+def test_adam_counts_every_descent_on_the_same_columns() -> None:
+    """Two descents on a batch, as pFedMe's, are two steps of torch's."""
+    e = build(optimizer="adam")
+    start = e.model.init_row()
+
+    def step(s, batch: Batch) -> None:
+        for _ in range(2):
+            s.descend(s.grad(batch))
+    out = everyone(e).train(start, step=step)
+    for i in IDS:
+        bare = Bare(e, i, start, "adam")
+        for index in bare.batches():
+            x, y = e.federation.gather(torch.from_numpy(index))
+            for _ in range(2):
+                bare.optimizer.zero_grad()
+                F.cross_entropy(bare.module(x), y).backward()
+                bare.optimizer.step()
+        close(out.theta[i], bare.row(), 1e-4)
+
+
 # -- columns ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("model", ["chain", "batch norm"])
 @pytest.mark.parametrize("group", ["head", "base"])

@@ -432,5 +432,3 @@ def _adjust(group: str) -> Callable[[Signature], Signature]:
             reserved = signature_of(f"{__name__}.{RESERVED[group]}").options
         return replace(own, options={**options, **reserved})
     return adjusted
-
-

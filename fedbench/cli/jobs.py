@@ -107,7 +107,7 @@ def met_by(sweep: Path, token: str) -> Path:
 def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, float]:
     values = check(with_choices(cfg, hydra))
     stored = _stored(folder)
-    if stored is not None and config_hash(stored) != config_hash(values):
+    if stored is not None and not _alike(stored, values):
         _set_aside(folder)
         stored = None
     if stored is None:
@@ -266,6 +266,14 @@ def _stored(folder: Path) -> dict[str, Any] | None:
     except ConfigError:
         _set_aside(folder)
         return None
+
+
+def _alike(stored: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether two configs ask for the same run; a stored one that was cut off asks for none."""
+    try:
+        return config_hash(stored) == config_hash(values)
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def _set_aside(folder: Path) -> None:

@@ -127,7 +127,8 @@ def load_config(path: Path) -> DictConfig:
         text = path.read_text(encoding="utf-8")
         cfg = OmegaConf.create(text)
     except Exception as error:  # yaml and omegaconf have no common base
-        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"{path} cannot be read: {said}") from error
     require(isinstance(cfg, DictConfig) and "${" not in text, f"{path} is not a config that fedbench saved")
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:

@@ -431,8 +431,8 @@ def vision() -> nn.Module:
 
 def image() -> nn.Module:
     timm = pytest.importorskip("timm", reason="timm is not installed")
-    return timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=16, in_chans=1, num_classes=3, embed_dim=24,
-                             depth=2, num_heads=2, drop_rate=0.1, attn_drop_rate=0.1, drop_path_rate=0.2)
+    return timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=16, in_chans=1, num_classes=3,
+                             embed_dim=24, depth=2, num_heads=2, drop_rate=0.1, attn_drop_rate=0.1, drop_path_rate=0.2)
 
 
 def compare(network: Callable[[], nn.Module], method: str) -> None:

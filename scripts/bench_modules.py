@@ -65,23 +65,24 @@ def pictures() -> Arrays:
     return images(None, 400)
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Arrays], int]] = {      # ..., samples of a client
-    "flat mlp": (layers, lambda: scaled(flat=True), 100),
-    "mlp behind Flatten": (lambda: layers(nn.Flatten()), scaled, 100),
-    "lstm, 64 wide": (lambda: Rows(nn.LSTM(8, 64, batch_first=True), 64), scaled, 100),
-    "gru, 64 wide": (lambda: Rows(nn.GRU(8, 64, batch_first=True), 64), scaled, 100),
-    "transformer, 64 wide, 2 layers, dropout": (lambda: encoder(64, 2), scaled, 60),
-    "vit of timm, 64 wide, 4 blocks": (vit, scaled, 60),
-    "resnet with group norm": (lambda: ResNet((1, 8, 8), 10, [16, 32], "group"), scaled, 60),
-    "resnet18 of torchvision": (resnet18, pictures, 20)}
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Arrays], int, int]] = {
+    # ..., clients, samples of each
+    "flat mlp": (layers, lambda: scaled(flat=True), 10, 100),
+    "mlp behind Flatten": (lambda: layers(nn.Flatten()), scaled, 10, 100),
+    "lstm, 64 wide": (lambda: Rows(nn.LSTM(8, 64, batch_first=True), 64), scaled, 10, 100),
+    "gru, 64 wide": (lambda: Rows(nn.GRU(8, 64, batch_first=True), 64), scaled, 10, 100),
+    "transformer, 64 wide, 2 layers, dropout": (lambda: encoder(64, 2), scaled, 10, 60),
+    "vit of timm, 64 wide, 4 blocks": (vit, scaled, 10, 60),
+    "resnet with group norm": (lambda: ResNet((1, 8, 8), 10, [16, 32], "group"), scaled, 10, 60),
+    "resnet18 of torchvision": (resnet18, pictures, 4, 80)}
 
 
 class Network(Workload):
-    """A network on 10 clients (resnet18: 4), all of them a round, in batches of 10."""
+    """A network on some clients, all of them a round, in batches of 10."""
 
     def __init__(self, name: str, rounds: int = 8):
-        self.make, data, samples = NETWORKS[name]
-        arrays, clients = data(), 4 if samples < 50 else 10
+        self.make, data, clients, samples = NETWORKS[name]
+        arrays = data()
         own = np.random.default_rng(SEED).integers(0, len(arrays.targets), (clients, samples))
         super().__init__(name, arrays, split_of(list(own), [o[:2] for o in own]), [list(range(clients))] * rounds,
                          {"batch_size": 10, "epochs": 1, "lr": 0.01}, "mlp")

@@ -424,12 +424,12 @@ PAIRS = [[0, 1], [1, 2], [0, 2], [0, 1], [1, 2]]
 
 @pytest.mark.parametrize("mu, eta2, momentum, beta", [(0.5, 0.05, 0.0, 0.0), (1.0, 0.2, 0.9, 0.0), (0.3, 0.0, 0.9, 0.0),
                                                       (0.5, 0.05, 0.0, 0.5), (0.5, 0.05, 0.9, 1.0)])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_pgfed_is_its_spec_written_out(mu: float, eta2: float, momentum: float, beta: float, compiled: bool,
+@pytest.mark.parametrize("in_one_pass", [False, True])
+def test_pgfed_is_its_spec_written_out(mu: float, eta2: float, momentum: float, beta: float, in_one_pass: bool,
                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Five rounds of two clients out of three, two local steps, kept momentum, PGFedMo included; steps in operations
     of torch, or in the compiled pass that large rows take on a CPU."""
-    if compiled:
+    if in_one_pass:
         pytest.importorskip("numba", reason="the compiled pass needs numba")
         monkeypatch.setattr(compiled, "LARGE", 0)
     e = squares(steps=2, numbers=(1, 1, 1), cohort_size=2,

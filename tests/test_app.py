@@ -323,7 +323,8 @@ def test_a_run_of_ones_own_class_is_named_after_it(tmp_path: Path) -> None:
 
 def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A method of one Python file beside the command and one YAML file in a folder of the user's."""
-    (tmp_path / "mymethod.py").write_text("class Mine:\n    def __init__(self, strength: float): ...\n")
+    source = "from fedbench.algorithms.base import Algorithm\nclass Mine(Algorithm):\n"
+    (tmp_path / "mymethod.py").write_text(f"{source}    def __init__(self, strength: float): ...\n")
     (tmp_path / "myconf" / "algorithm").mkdir(parents=True)
     text = "_target_: mymethod.Mine\nstrength: 0.5\n"
     (tmp_path / "myconf" / "algorithm" / "mine.yaml").write_text(text)
@@ -715,12 +716,12 @@ def test_a_cell_that_another_command_finds_finished_meanwhile(
     module = sys.modules["fedbench.simulation.simulator"]
     run = module.run
 
-    def meanwhile(cfg: Any, folder: Path, **how: Any) -> Any:
+    def meanwhile(cfg: Any, folder: Path, *how: Any) -> Any:
         if cfg.seed == 1:
             with monkeypatch.context() as other:
                 other.setenv(jobs.TOKEN, "another command")
                 jobs.note(folder.with_name("seed=0"), "finished already", 0, 0.5)
-        return run(cfg, folder, **how)
+        return run(cfg, folder, *how)
 
     monkeypatch.setattr(module, "run", meanwhile)
     assert main(["-m", "seed=0,1"]) == 0

@@ -213,6 +213,7 @@ def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyP
     build.choose_executor(e, plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads"
     assert clock.now <= autotune.SECONDS + 2 * step
+    assert all(clients * step <= autotune.SECONDS / 4 for name, clients, _ in clock.calls if name != "loop")
     assert ("vmap" in {name for name, *_ in clock.calls}) == (step < 2)               # else there is nothing to time
     if step == 0.001:                                                                 # all of it, as often as wanted
         assert clock.calls == [("loop", 1, 1), *[(n, 6, s) for _ in range(2) for n in ("vmap", "threads")

@@ -1,6 +1,7 @@
 """A module is a row: layout, columns, added columns, buffers, and the batched forward pass of every operation."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from tiny import close, equal, mlp, seeded
 from torch import Tensor, nn
 
-from fedbench.core.options import ConfigError
+from fedbench.cli.jobs import sentence_of
+from fedbench.core.options import ConfigError, MissingColumns
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
 from fedbench.nn import program
@@ -559,7 +561,8 @@ def test_random_state_is_left_alone() -> None:
 
 def test_a_missing_column_group_names_the_models_that_have_it():
     model = FlatModel(nn.Linear(2, 3))
-    with pytest.raises(ConfigError, match=r"x needs the column group 'prompt'.*take a model that does: clip_prompt"):
+    with pytest.raises(MissingColumns, match=r"x needs the column group 'prompt'") as missing:
         model.group("prompt", "algorithm=x")
+    assert "take a model that does: clip_prompt" in sentence_of(missing.value, Path())      # as the command line says it
     with pytest.raises(ConfigError, match=r"declare: add it under model.columns \(it has none\)$"):
         model.group("nobody's", "algorithm=x")

@@ -431,14 +431,15 @@ def vision() -> nn.Module:
 
 def image() -> nn.Module:
     timm = pytest.importorskip("timm", reason="timm is not installed")
-    return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, in_chans=1, num_classes=3, embed_dim=24,
-                             depth=2, num_heads=2, drop_rate=0.1, attn_drop_rate=0.1, drop_path_rate=0.2)
+    return timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=16, in_chans=1, num_classes=3,
+                             embed_dim=24, depth=2, num_heads=2, drop_rate=0.1, attn_drop_rate=0.1, drop_path_rate=0.2)
 
 
 def compare(network: Callable[[], nn.Module], method: str) -> None:
-    arrays, split = ragged((6, 9, 12), shape=(1, 32, 32))
+    arrays, split = ragged((6, 12, 12), shape=(1, 64, 64))        # few numbers a channel, and norms amplify rounding
+
     def run(prepare: Callable[[Engine], Engine]) -> dict[str, Any]:
-        return results(prepare(engine(arrays, split, drawn(network), SGD(lr=0.01), plan="loop", batch_size=3)), method)
+        return results(prepare(engine(arrays, split, drawn(network), SGD(lr=0.001), plan="loop", batch_size=6)), method)
     loop, chosen = run(lambda e: e), run(auto)
     away = (loop["deployed"] - chosen["deployed"]).norm() / loop["deployed"].norm()
     assert torch.isfinite(loop["deployed"]).all() and away < 1e-3

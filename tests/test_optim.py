@@ -67,13 +67,13 @@ def test_a_learning_rate_per_row(name: str) -> None:
         close(theta[i:i + 1], run(optimizer, START[i:i + 1], GRADIENTS[:, i:i + 1], rates[i].item()))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("in_one_pass", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_along_a_sum_is_its_parts(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_along_a_sum_is_its_parts(name: str, in_one_pass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """update along grad + plus, and the products before it, in one compiled pass or apart; more numbers than it sums
     at a time, one vector for all rows or one each, one rate or one each."""
     optimizer, _ = CASES[name]
-    if compiled:
+    if in_one_pass:
         pytest.importorskip("numba", reason="the compiled pass needs numba")
         monkeypatch.setattr(compiled, "LARGE", 0)
     width, calls, descend = 2 * compiled.BLOCK + 100, [], compiled.descend
@@ -94,7 +94,7 @@ def test_a_step_along_a_sum_is_its_parts(name: str, compiled: bool, monkeypatch:
             close(theta, other)
         for b in optimizer.buffers:
             close(memory[b], apart[b])
-    assert len(calls) == (3 * STEPS if compiled and isinstance(optimizer, SGD) else 0)
+    assert len(calls) == (3 * STEPS if in_one_pass and isinstance(optimizer, SGD) else 0)
 
 
 @pytest.mark.parametrize("samples", [1, 5, 13])

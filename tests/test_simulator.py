@@ -22,7 +22,9 @@ from omegaconf import DictConfig
 from tiny import compose
 
 from fedbench.algorithms.pgfed import PGFed
+from fedbench.cli.config import own_classes
 from fedbench.core.options import ConfigError, RunError
+from fedbench.core.settings import plain
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.partition.base import Split
@@ -443,7 +445,7 @@ def test_the_summary_names_the_classes_that_ran(whole: Path, tmp_path: Path, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "classes" not in json.loads((whole / "summary.json").read_text())
     cfg = config("algorithm._target_=ones_method.Mine", "rounds=1", "tracking=disabled")
-    found = run(cfg, tmp_path)
+    found = run(cfg, tmp_path, origin={"classes": own_classes(plain(cfg))})
     assert (found["name"], found["algorithm"], found["model"]) == ("Mine", "Mine", cfg.choices.model)
     assert found["classes"] == {"algorithm": "ones_method.Mine"}
 

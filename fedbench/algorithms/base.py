@@ -43,9 +43,9 @@ class Algorithm:
         for group in self.requires:
             require_group(group, f"algorithm={type(self).__name__.lower()}", groups)
         for option, value in vars(self).items():
-            listed = len(value) if isinstance(value, PerClient) else num_clients
-            require(num_clients in (listed, None), f"algorithm.{option} lists {listed:,} numbers, and there are "
-                    f"{num_clients:,} clients to train: one each, or a single number for all")
+            if isinstance(value, PerClient) and num_clients is not None:
+                require(len(value) == num_clients, f"algorithm.{option} lists {len(value):,} numbers, and there are "
+                        f"{num_clients:,} clients to train: one each, or a single number for all")
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Make the state; rows(name, default) gives a lazy [N, ...] store."""

@@ -164,7 +164,7 @@ def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
 
 def _failed(folder: Path, error: BaseException) -> None:
     """error.txt: the sentence, then the traceback; the terminal gets the sentence."""
-    sentence = _sentence_of(error, folder)
+    sentence = sentence_of(error, folder)
     told = _replace(folder / "error.txt", f"{sentence}\n\n{traceback.format_exc()}")
     # A ConfigError itself is a mistake in the command; its subclasses are runs that could not go on.
     note(folder, "failed", MISTAKE if type(error) is ConfigError else FAILED, sentence=sentence)
@@ -173,7 +173,7 @@ def _failed(folder: Path, error: BaseException) -> None:
     say(sentence if clear else f"{sentence} (the traceback is in {folder / 'error.txt'})")
 
 
-def _sentence_of(error: BaseException, folder: Path) -> str:
+def sentence_of(error: BaseException, folder: Path) -> str:
     """What went wrong, in one line if it is not ours."""
     if isinstance(error, PeerLost):
         return f"{error}; up to its last checkpoint the run is {how_to_go_on(folder)}"

@@ -69,7 +69,8 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """sha256 (hex) of everything that can change a run's numbers.
 
     Left out: WHEREABOUTS, NEUTRAL values, the display name, the printed cells, the names of the chosen options (their
-    content is in), privacy where it is off.  A file below data_dir counts by its path relative to it, so that data may move.
+    content is in), privacy where it is off.  A file below data_dir counts by its path relative to it, so that data
+    may move.
     """
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:

@@ -276,7 +276,7 @@ class FlatModel:
     def _apply(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
                until: str | None) -> Tensor:
         if many and len(next(iter(params.values()))) == 1:                 # one client: the plain kernels
-            single = {n: p[0] for n, p in params.items()}
+            single = {n: p.squeeze(0) for n, p in params.items()}          # p[0] would copy gradients into zeros
             return self._apply(single, _first(inputs), False, call, until)[None]
         if self._batched:
             module: Any = self.module

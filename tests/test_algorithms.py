@@ -41,6 +41,7 @@ from fedbench.algorithms.scaffold import Scaffold
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD, Adam, Optimizer
+from fedbench.nn import compiled
 from fedbench.nn.flat import Columns
 from fedbench.simulation.build import algorithm as built
 

@@ -324,9 +324,9 @@ def test_a_run_of_ones_own_class_is_named_after_it(tmp_path: Path) -> None:
 def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A method of one Python file beside the command and one YAML file in a folder of the user's."""
     source = "from fedbench.algorithms.base import Algorithm\nclass Mine(Algorithm):\n"
-    (tmp_path / "mymethod.py").write_text(f"{source}    def __init__(self, strength: float): ...\n")
+    (tmp_path / "group_method.py").write_text(f"{source}    def __init__(self, strength: float): ...\n")
     (tmp_path / "myconf" / "algorithm").mkdir(parents=True)
-    text = "_target_: mymethod.Mine\nstrength: 0.5\n"
+    text = "_target_: group_method.Mine\nstrength: 0.5\n"
     (tmp_path / "myconf" / "algorithm" / "mine.yaml").write_text(text)
     own = ["--config-dir", "myconf", "algorithm=mine"]
     assert main([*own, "hydra.run.dir=run", "name=bug"]) == 1
@@ -334,7 +334,7 @@ def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*own, "algorithm.strength=x"]) == 2
     assert "algorithm.strength must be a number" in sentence(capsys)
     assert main(["resume=run"]) == 2
-    assert "builds mymethod.Mine, which nothing in this installation's conf names" in sentence(capsys)
+    assert "builds group_method.Mine, which nothing in this installation's conf names" in sentence(capsys)
     assert main(["--config-dir", "myconf", "resume=run"]) == 0
 
 

@@ -148,7 +148,8 @@ def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) 
     come in its rounds."""
     for name, tensor in fresh.items():
         other = stored[name]
-        if (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+        grown = other.dim() > 1 and other.shape[1:] == tensor.shape[1:]               # APPLE's cores as they were sent
+        if other.dtype != tensor.dtype or not (grown or other.shape == tensor.shape):
             raise ValueError(f"{name} is {other.dtype} {tuple(other.shape)}, not {tensor.dtype} {tuple(tensor.shape)}")
 
 

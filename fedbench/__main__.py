@@ -1,4 +1,6 @@
-from fedbench.cli.app import main
+"""``python -m fedbench`` (fedbench/commands.py)."""
+
+from fedbench.commands import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

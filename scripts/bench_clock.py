@@ -12,7 +12,7 @@ import torch
 from fedbench.simulation import build
 
 T = TypeVar("T")
-PROMISED = ("workload", "rival", "ratio", "min", "max", "n")        # of every row that is written
+PROMISED = ("workload", "rival", "ratio", "min", "max", "n")  # of every row that is written
 
 
 class Clock:
@@ -106,13 +106,28 @@ class Turns:
 
     def rows(self, workload: str, base: str) -> list[dict[str, Any]]:
         """A row for each rival: its images/s as a ratio to those of `base` in the same round."""
-        return [row(workload, name, [a / b for a, b in zip(rates, self.rates[base])], base=base,
-                    images_per_s=statistics.median(rates), peak_memory_mb=self.meters[name].peak_mb,
-                    precision=self.rivals[name].precision)
-                for name, rates in self.rates.items()]
+        return [
+            row(
+                workload,
+                name,
+                [a / b for a, b in zip(rates, self.rates[base])],
+                base=base,
+                images_per_s=statistics.median(rates),
+                peak_memory_mb=self.meters[name].peak_mb,
+                precision=self.rivals[name].precision,
+            )
+            for name, rates in self.rates.items()
+        ]
 
 
 def row(workload: str, rival: str, ratios: list[float], **more: Any) -> dict[str, Any]:
     """Median, least and largest of some ratios, and what else is known."""
-    return {"workload": workload, "rival": rival, "ratio": statistics.median(ratios), "min": min(ratios),
-            "max": max(ratios), "n": len(ratios), **more}
+    return {
+        "workload": workload,
+        "rival": rival,
+        "ratio": statistics.median(ratios),
+        "min": min(ratios),
+        "max": max(ratios),
+        "n": len(ratios),
+        **more,
+    }

@@ -21,11 +21,11 @@ from bench_work import Ours, crowd
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.simulation.simulator import peak_memory
+from fedbench.simulation.environment import peak_memory
 
 METHODS = {"fedavg": FedAvg, "fedper": FedPer, "pgfed": PGFed}
-WARMUP = 2                                          # PGFed's first round is FedAvg's
-FEW, MANY = 25, 400                                 # clients of the curves other than N's
+WARMUP = 2  # PGFed's first round is FedAvg's
+FEW, MANY = 25, 400  # clients of the curves other than N's
 WIDTHS = {"mlp": (64, 256, 1024, 4096), "cnn": (128, 512, 2048)}
 
 
@@ -55,20 +55,22 @@ def over_clients(counts: Sequence[int], rounds: int = 32) -> Iterator[Line]:
         yield from (Line("clients", method, n, min(100, n), rounds=rounds) for n in counts)
 
 
-def over_cohorts(counts: Sequence[int], methods: Sequence[str] = ("fedavg",), models: Sequence[str] = ("mlp", "cnn"),
-                 rounds: int = 8) -> Iterator[Line]:
+def over_cohorts(
+    counts: Sequence[int], methods: Sequence[str] = ("fedavg",), models: Sequence[str] = ("mlp", "cnn"), rounds: int = 8
+) -> Iterator[Line]:
     """More and more of the same clients take part in a round."""
     for model in models:
         for method in methods:
-            yield from (Line("cohort", method, max(MANY, *counts), k, model, executor="auto", rounds=rounds,
-                             momentum=0.9) for k in counts)
+            yield from (
+                Line("cohort", method, max(MANY, *counts), k, model, executor="auto", rounds=rounds, momentum=0.9)
+                for k in counts
+            )
 
 
 def over_models(widths: dict[str, Sequence[int]], rounds: int = 8) -> Iterator[Line]:
     """The model grows by the width of its last hidden layer."""
     for model, cohort in (("mlp", FEW), ("cnn", 6)):
-        yield from (Line("model", "fedavg", FEW, cohort, model, width, "auto", rounds, 0.9)
-                    for width in widths[model])
+        yield from (Line("model", "fedavg", FEW, cohort, model, width, "auto", rounds, 0.9) for width in widths[model])
 
 
 def measured(line: Line, device: torch.device) -> dict[str, Any]:
@@ -80,10 +82,14 @@ def measured(line: Line, device: torch.device) -> dict[str, Any]:
     rival = meter(lambda: Ours(work, work.plans(line.executor, device), device, METHODS[line.method]()))
     times = [1e3 * clock(partial(meter, partial(rival.round, r)))[1] for r in range(line.rounds)]
     rows = rival.engine.rows.all.values()
-    return {"times": times[min(WARMUP, line.rounds - 1):], "plan": rival.plan.short, "numbers": rival.engine.model.size,
-            "state_mb": sum(r.used * r.row_bytes for r in rows) / 2**20,
-            "libraries_mb": libraries if meter.peak_mb is None else 0.0,
-            "peak_memory_mb": peak_memory(torch.device("cpu")) if meter.peak_mb is None else meter.peak_mb}
+    return {
+        "times": times[min(WARMUP, line.rounds - 1) :],
+        "plan": rival.plan.short,
+        "numbers": rival.engine.model.size,
+        "state_mb": sum(r.used * r.row_bytes for r in rows) / 2**20,
+        "libraries_mb": libraries if meter.peak_mb is None else 0.0,
+        "peak_memory_mb": peak_memory(torch.device("cpu")) if meter.peak_mb is None else meter.peak_mb,
+    }
 
 
 def apart(line: Line, device: torch.device) -> dict[str, Any]:
@@ -99,17 +105,33 @@ def apart(line: Line, device: torch.device) -> dict[str, Any]:
 def curves(lines: Iterator[Line], device: torch.device, most: int | None = None) -> list[dict[str, Any]]:
     """Print every line as it is measured, and return its row: ms a round as a ratio to the first line of its curve.
     most: rounds at most."""
-    print("\nms a round, evaluation apart, median (min to max); ratio to the first line of its curve; peak memory "
-          "(of it what libraries took); rows of clients")
+    print(
+        "\nms a round, evaluation apart, median (min to max); ratio to the first line of its curve; peak memory "
+        "(of it what libraries took); rows of clients"
+    )
     out, first = [], {}
     for line in lines:
         line = replace(line, rounds=min(line.rounds, most or line.rounds))
         found = apart(line, device)
         times = found.pop("times")
         base = first.setdefault((line.curve, line.method, line.model), statistics.median(times))
-        out.append(row(f"growth: {line.curve}", line.method, [t / base for t in times], ms=statistics.median(times),
-                       clients=line.clients, cohort=line.cohort, model=line.model, width=line.width, **found))
-        print(f"  {line!s:58s} {out[-1]['ms']:8.2f} ({min(times):.2f} to {max(times):.2f}) ms  "
-              f"x {out[-1]['ratio']:.2f}   {found['peak_memory_mb']:,.0f} ({found['libraries_mb']:,.0f}) MB   "
-              f"{found['state_mb']:.2f} MB of {found['numbers']:,} numbers each   {found['plan']}", flush=True)
+        out.append(
+            row(
+                f"growth: {line.curve}",
+                line.method,
+                [t / base for t in times],
+                ms=statistics.median(times),
+                clients=line.clients,
+                cohort=line.cohort,
+                model=line.model,
+                width=line.width,
+                **found,
+            )
+        )
+        print(
+            f"  {line!s:58s} {out[-1]['ms']:8.2f} ({min(times):.2f} to {max(times):.2f}) ms  "
+            f"x {out[-1]['ratio']:.2f}   {found['peak_memory_mb']:,.0f} ({found['libraries_mb']:,.0f}) MB   "
+            f"{found['state_mb']:.2f} MB of {found['numbers']:,} numbers each   {found['plan']}",
+            flush=True,
+        )
     return out

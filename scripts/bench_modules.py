@@ -41,12 +41,15 @@ def encoder(width: int, layers: int) -> nn.Module:
 
 def vit() -> nn.Module:
     import timm
-    return timm.create_model("vit_tiny_patch16_224", img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=64,
-                             depth=4, num_heads=4)
+
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=64, depth=4, num_heads=4
+    )
 
 
 def resnet18() -> nn.Module:
     from torchvision.models import resnet18
+
     return resnet18(num_classes=10)
 
 
@@ -74,7 +77,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Arrays], int, in
     "transformer, 64 wide, 2 layers, dropout": (lambda: encoder(64, 2), scaled, 10, 60),
     "vit of timm, 64 wide, 4 blocks": (vit, scaled, 10, 60),
     "resnet with group norm": (lambda: ResNet((1, 8, 8), 10, [16, 32], "group"), scaled, 10, 60),
-    "resnet18 of torchvision": (resnet18, pictures, 4, 80)}
+    "resnet18 of torchvision": (resnet18, pictures, 4, 80),
+}
 
 
 class Network(Workload):
@@ -84,8 +88,14 @@ class Network(Workload):
         self.make, data, clients, samples = NETWORKS[name]
         arrays = data()
         own = np.random.default_rng(SEED).integers(0, len(arrays.targets), (clients, samples))
-        super().__init__(name, arrays, split_of(list(own), [o[:2] for o in own]), [list(range(clients))] * rounds,
-                         {"batch_size": 10, "epochs": 1, "lr": 0.01}, "mlp")
+        super().__init__(
+            name,
+            arrays,
+            split_of(list(own), [o[:2] for o in own]),
+            [list(range(clients))] * rounds,
+            {"batch_size": 10, "epochs": 1, "lr": 0.01},
+            "mlp",
+        )
 
     def module(self) -> nn.Module:
         with torch.random.fork_rng():

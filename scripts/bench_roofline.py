@@ -36,8 +36,8 @@ from torch import nn
 from fedbench.engine.executor import cores
 from fedbench.simulation import build
 
-NUMBER = 4                                      # bytes
-READS = {"fedavg": (0, 0), "pgfed": (1, 1)}     # rows read in a step: beside each client's own, and shared by all
+NUMBER = 4  # bytes
+READS = {"fedavg": (0, 0), "pgfed": (1, 1)}  # rows read in a step: beside each client's own, and shared by all
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,10 @@ def machine(device: torch.device, megabytes: int | None = None, side: int | None
     names = ["float32", *(["tf32", "bf16"] if gpu else [])]
     side = side or (8192 if gpu else 2048)
     with all_cores():
-        return Machine(copy_rate(device, (megabytes or (1024 if gpu else 256)) * 2**20 // NUMBER),
-                       {name: product_rate(device, name, side) for name in names})
+        return Machine(
+            copy_rate(device, (megabytes or (1024 if gpu else 256)) * 2**20 // NUMBER),
+            {name: product_rate(device, name, side) for name in names},
+        )
 
 
 @contextmanager
@@ -128,22 +130,34 @@ class Step:
     def of(cls, method: str, work: Workload) -> Step:
         batch = work.work["batch_size"]
         own, shared = READS[method]
-        shape = tuple(work.arrays.inputs.shape[1:])                               # type: ignore[union-attr]
+        shape = tuple(work.arrays.inputs.shape[1:])  # type: ignore[union-attr]
         images = work.cohort * batch
         moved = step_bytes(work.flat().size, work.cohort, work.work["momentum"] > 0, own, shared)
         return cls(method, moved, image_flops(work.module(), shape, batch) * images, images)
 
     def allows(self, found: Machine, precision: str) -> dict[str, float]:
         """Images/s by what bounds them."""
-        return {"bytes": self.images * found.copy / self.moved,
-                f"{precision} products": self.images * found.products[precision] / self.flops}
+        return {
+            "bytes": self.images * found.copy / self.moved,
+            f"{precision} products": self.images * found.products[precision] / self.flops,
+        }
 
 
 def roofline(turns: Turns, work: Workload, found: Machine) -> list[dict[str, Any]]:
     """A row for every rival and bound: its images/s as a share of those that the bound allows."""
     steps = {m: Step.of(m, work) for m in dict.fromkeys(rival.method for rival in turns.rivals.values())}
-    return [row(f"{work}, roofline", name, [rate / most for rate in turns.rates[name]], bound=bound,
-                method=rival.method, allowed_images_per_s=most, step_bytes=steps[rival.method].moved,
-                step_flops=steps[rival.method].flops, step_images=steps[rival.method].images)
-            for name, rival in turns.rivals.items()
-            for bound, most in steps[rival.method].allows(found, rival.precision).items()]
+    return [
+        row(
+            f"{work}, roofline",
+            name,
+            [rate / most for rate in turns.rates[name]],
+            bound=bound,
+            method=rival.method,
+            allowed_images_per_s=most,
+            step_bytes=steps[rival.method].moved,
+            step_flops=steps[rival.method].flops,
+            step_images=steps[rival.method].images,
+        )
+        for name, rival in turns.rivals.items()
+        for bound, most in steps[rival.method].allows(found, rival.precision).items()
+    ]

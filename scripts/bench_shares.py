@@ -24,10 +24,28 @@ from bench_clock import row
 
 SETTINGS = {
     "mlp": ["dataset=digits", "partition.num_clients=20", "sample_rate=1", "local.epochs=5", "algorithm=fedavg"],
-    "many": ["dataset=synthetic", "dataset.n=27000", "dataset.shape=[64]", "dataset.num_classes=10", "partition=iid",
-             "partition.num_clients=1000", "clients_per_round=100", "local.epochs=1", "algorithm=fedavg"],
-    "cnn": ["dataset=generated", "dataset.n=19000", "partition=iid", "partition.num_clients=25", "clients_per_round=6",
-            "model=fedavg_cnn", "optimizer.lr=0.005", "local.epochs=1", "algorithm=fedavg"],
+    "many": [
+        "dataset=synthetic",
+        "dataset.n=27000",
+        "dataset.shape=[64]",
+        "dataset.num_classes=10",
+        "partition=iid",
+        "partition.num_clients=1000",
+        "clients_per_round=100",
+        "local.epochs=1",
+        "algorithm=fedavg",
+    ],
+    "cnn": [
+        "dataset=generated",
+        "dataset.n=19000",
+        "partition=iid",
+        "partition.num_clients=25",
+        "clients_per_round=6",
+        "model=fedavg_cnn",
+        "optimizer.lr=0.005",
+        "local.epochs=1",
+        "algorithm=fedavg",
+    ],
 }
 
 
@@ -51,8 +69,13 @@ class Run:
     def parts(self) -> dict[str, float]:
         """Seconds by what they went to; they sum to the whole."""
         train, evaluation = sum(self.train), sum(self.evaluation)
-        return {"start-up": self.before, "training": train, "evaluation": evaluation,
-                "tracking and checkpoints": self.rounds - train - evaluation, "the end": self.after}
+        return {
+            "start-up": self.before,
+            "training": train,
+            "evaluation": evaluation,
+            "tracking and checkpoints": self.rounds - train - evaluation,
+            "the end": self.after,
+        }
 
 
 def played(overrides: Sequence[str]) -> Run:
@@ -61,16 +84,27 @@ def played(overrides: Sequence[str]) -> Run:
     with tempfile.TemporaryDirectory() as name:
         folder, spent = Path(name) / "run", used()
         began = time.time()
-        done = subprocess.run([sys.executable, "-m", "fedbench", *overrides, "hardware=cpu", f"hydra.run.dir={folder}"],
-                              check=False, capture_output=True, text=True, cwd=name)
+        done = subprocess.run(
+            [sys.executable, "-m", "fedbench", *overrides, "hardware=cpu", f"hydra.run.dir={folder}"],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=name,
+        )
         ended = time.time()
         if done.returncode:
             raise RuntimeError(f"python -m fedbench {' '.join(overrides)} failed: {done.stderr.strip()}")
         built, over = ((folder / file).stat().st_mtime for file in ("partition.json", "summary.json"))
         with (folder / "costs.csv").open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-    return Run(built - began, over - built, ended - over, [float(r["train_s"]) for r in rows],
-               [float(r["eval_s"]) for r in rows], used() - spent)
+    return Run(
+        built - began,
+        over - built,
+        ended - over,
+        [float(r["train_s"]) for r in rows],
+        [float(r["eval_s"]) for r in rows],
+        used() - spent,
+    )
 
 
 def used() -> float:
@@ -100,8 +134,12 @@ def rows(title: str, one: Run, run: Run) -> list[dict[str, Any]]:
     train, evaluation = sum(run.train), sum(run.evaluation)
     start = one.whole - one.train[0] - one.evaluation[0]
     each = [e / (t + e) for t, e in zip(run.train, run.evaluation)]
-    return [*(row(title, part, [seconds / run.whole], seconds=seconds, of="the run")
-              for part, seconds in run.parts.items()),
-            row(title, "evaluation, round by round", each, seconds=evaluation, of="training and evaluation"),
-            row(title, "all but training", [1 - train / run.rounds], seconds=run.rounds - train, of="the rounds"),
-            row(title, "a run of one round, less the round", [start / one.whole], seconds=start, of="that run")]
+    return [
+        *(
+            row(title, part, [seconds / run.whole], seconds=seconds, of="the run")
+            for part, seconds in run.parts.items()
+        ),
+        row(title, "evaluation, round by round", each, seconds=evaluation, of="training and evaluation"),
+        row(title, "all but training", [1 - train / run.rounds], seconds=run.rounds - train, of="the rounds"),
+        row(title, "a run of one round, less the round", [start / one.whole], seconds=start, of="that run"),
+    ]

@@ -31,22 +31,33 @@ from fedbench.simulation import build
 
 SEED = 20261121
 COLUMNS = {"head": ["head.*"]}
-WIDTHS = {"cnn": 512, "mlp": 64}                 # of the hidden layer before the head, unless a workload says another
-LOCAL = {"cnn": {"batch_size": 10, "epochs": 1, "lr": 0.005}, "mlp": {"batch_size": 10, "epochs": 5, "lr": 0.05},
-         "many": {"batch_size": 10, "epochs": 1, "lr": 0.05}}
+WIDTHS = {"cnn": 512, "mlp": 64}  # of the hidden layer before the head, unless a workload says another
+LOCAL = {
+    "cnn": {"batch_size": 10, "epochs": 1, "lr": 0.005},
+    "mlp": {"batch_size": 10, "epochs": 5, "lr": 0.05},
+    "many": {"batch_size": 10, "epochs": 1, "lr": 0.05},
+}
 
 
 class Workload:
     """name; split: who has which sample; schedule: ids of each round (the first is warm-up); work: batch_size, epochs,
     lr, and, if they are not 0 and False, momentum and drop_last; model: cnn or mlp, of some width."""
 
-    def __init__(self, name: str, arrays: Arrays, split: Split, schedule: list, work: dict[str, Any], model: str,
-                 width: int | None = None):
+    def __init__(
+        self,
+        name: str,
+        arrays: Arrays,
+        split: Split,
+        schedule: list,
+        work: dict[str, Any],
+        model: str,
+        width: int | None = None,
+    ):
         self.name, self.arrays, self.split, self.schedule = name, arrays, split, schedule
         self.work, self.model, self.width = {"momentum": 0.0, "drop_last": False, **work}, model, width or WIDTHS[model]
 
     def module(self) -> nn.Module:
-        shape = self.arrays.inputs.shape[1:]                                      # type: ignore[union-attr]
+        shape = self.arrays.inputs.shape[1:]  # type: ignore[union-attr]
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return FedAvgCNN(shape, 10, self.width) if self.model == "cnn" else MLP(shape, 10, [self.width])
@@ -61,17 +72,24 @@ class Workload:
 
     def plans(self, executor: str, device: torch.device) -> list[Plan]:
         """The candidates for hardware.executor."""
-        return plans(executor, None, None, device, self.cohort, convolutions=build.convolves(self.flat()))
+        return plans(executor, None, None, device, self.cohort, convolutions=build.has_convolutions(self.flat()))
 
     def engine(self, candidates: Sequence[Plan], device: torch.device) -> Engine:
         """Everything a cohort needs; of several plans the fastest is chosen as a run does."""
         federation = Federation.build(self.arrays, self.split, device)
         federation.cohort_size = self.cohort
         model, work = self.flat(device), self.work
-        engine = Engine(federation, model, SGD(work["lr"], work["momentum"]), Executor(candidates[0], device),
-                        RowStore(federation.num_clients, device, *build.memory_limits(device)), epochs=work["epochs"],
-                        batch_size=work["batch_size"], drop_last=work["drop_last"],
-                        eval_batch=build.eval_batch(device))
+        engine = Engine(
+            federation,
+            model,
+            SGD(work["lr"], work["momentum"]),
+            Executor(candidates[0], device),
+            RowStore(federation.num_clients, device, *build.memory_limits(device)),
+            epochs=work["epochs"],
+            batch_size=work["batch_size"],
+            drop_last=work["drop_last"],
+            eval_batch=build.evaluation_batch(device),
+        )
         if len(candidates) > 1:
             build.choose_executor(engine, list(candidates))
         else:
@@ -81,8 +99,15 @@ class Workload:
     def cut(self, samples: int) -> Workload:
         """This workload with at most so many training samples a client."""
         train = Ragged.from_lists([own[:samples] for own in map(self.split.train.__getitem__, range(self.clients))])
-        return Workload(self.name, self.arrays, Split(train, self.split.val, self.split.test), self.schedule, self.work,
-                        self.model, self.width)
+        return Workload(
+            self.name,
+            self.arrays,
+            Split(train, self.split.val, self.split.test),
+            self.schedule,
+            self.work,
+            self.model,
+            self.width,
+        )
 
     def doing(self, **work: Any) -> Workload:
         """This workload with other local work."""
@@ -124,7 +149,7 @@ class Bare:
         """The local epochs of a client, in place; returns the images trained on."""
         work, seen = self.work.work, 0
         size = work["batch_size"]
-        last = len(own) - len(own) % size if work["drop_last"] and len(own) > size else len(own)    # as fedbench does
+        last = len(own) - len(own) % size if work["drop_last"] and len(own) > size else len(own)  # as fedbench does
         optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"], momentum=work["momentum"])
         for _ in range(work["epochs"]):
             order = torch.from_numpy(generator.permutation(own)[:last]).to(self.y.device)
@@ -140,9 +165,15 @@ class Bare:
 class Ours:
     """A method on an engine; of several plans the fastest is chosen."""
 
-    def __init__(self, work: Workload, candidates: Sequence[Plan], device: torch.device,
-                 algorithm: Algorithm | None = None, precision: str = "float32"):
-        build.set_precision(precision)                       # which plan is the fastest may depend on it
+    def __init__(
+        self,
+        work: Workload,
+        candidates: Sequence[Plan],
+        device: torch.device,
+        algorithm: Algorithm | None = None,
+        precision: str = "float32",
+    ):
+        build.set_precision(precision)  # which plan is the fastest may depend on it
         self.work, self.precision, self.engine = work, precision, work.engine(candidates, device)
         self.algorithm = algorithm or FedAvg()
         self.method = type(self.algorithm).__name__.lower()
@@ -159,11 +190,13 @@ class Ours:
         return cohort.ledger.samples
 
 
-def ours(work: Workload, executors: Sequence[str], device: torch.device, method: Callable[[], Algorithm] = FedAvg
-         ) -> dict[str, Callable[[], Rival]]:
+def ours(
+    work: Workload, executors: Sequence[str], device: torch.device, method: Callable[[], Algorithm] = FedAvg
+) -> dict[str, Callable[[], Rival]]:
     """How to make a method on each of some executors, by the executor's name."""
-    return {name: partial(lambda name: Ours(work, work.plans(name, device), device, method()), name)
-            for name in executors}
+    return {
+        name: partial(lambda name: Ours(work, work.plans(name, device), device, method()), name) for name in executors
+    }
 
 
 def every_plan(work: Workload, device: torch.device) -> dict[str, Plan]:
@@ -174,6 +207,7 @@ def every_plan(work: Workload, device: torch.device) -> dict[str, Plan]:
 # -- what they train on --------------------------------------------------------------------------------------
 def digits() -> Arrays:
     from fedbench.data.digits import Digits
+
     return Digits().load()
 
 
@@ -181,10 +215,17 @@ def images(data: Path | None, count: int = 15_000) -> Arrays:
     """CIFAR-10 where a folder with cifar10_jpeg.npz is given, else random images of its shape (equally fast)."""
     if data is not None:
         from fedbench.data.cifar import CIFAR10
+
         return CIFAR10(data_dir="data", path=str(data / "cifar10_jpeg.npz")).load()
     generator = np.random.default_rng(0)
-    return Arrays(generator.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), generator.permutation(count) % 10,
-                  np.zeros(count, np.int8), 10, mean=(0.5,) * 3, std=(0.5,) * 3)
+    return Arrays(
+        generator.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8),
+        generator.permutation(count) % 10,
+        np.zeros(count, np.int8),
+        10,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
 
 
 def split_of(train: list | Ragged, test: list | Ragged) -> Split:
@@ -197,8 +238,14 @@ def from_file(path: Path, data: Path | None) -> Workload:
     arrays = digits() if spec["source"] == "digits" else images(data)
     clients = spec["clients"]
     split = split_of([c["train"] for c in clients], [c["test"] for c in clients])
-    return Workload(spec["name"], arrays, split, spec["schedule"],
-                    {"batch_size": spec["batch_size"], "epochs": spec["local_epochs"], "lr": spec["lr"]}, spec["model"])
+    return Workload(
+        spec["name"],
+        arrays,
+        split,
+        spec["schedule"],
+        {"batch_size": spec["batch_size"], "epochs": spec["local_epochs"], "lr": spec["lr"]},
+        spec["model"],
+    )
 
 
 def generated(name: str) -> Workload:
@@ -210,8 +257,9 @@ def generated(name: str) -> Workload:
     train = [rng.integers(0, len(arrays.targets), s) for s in sizes]
     rounds = 6 if name == "cnn" else 12
     schedule = [sorted(rng.choice(n, k, replace=False).tolist()) for _ in range(rounds)]
-    return Workload(name, arrays, split_of(train, [t[:2] for t in train]), schedule, LOCAL[name],
-                    "cnn" if name == "cnn" else "mlp")
+    return Workload(
+        name, arrays, split_of(train, [t[:2] for t in train]), schedule, LOCAL[name], "cnn" if name == "cnn" else "mlp"
+    )
 
 
 def paper(clients: int, data: Path | None, rounds: int) -> Workload:
@@ -220,8 +268,9 @@ def paper(clients: int, data: Path | None, rounds: int) -> Workload:
     arrays = images(data, 60_000)
     split, size = build.partition(cfg, arrays), build.cohort_size(cfg, clients)
     schedule = [build.draw_cohort(0, r, clients, size).tolist() for r in range(rounds)]
-    return Workload("paper's CIFAR-10", arrays, split, schedule, {**cfg.local, "lr": cfg.optimizer.lr, "momentum": 0.9},
-                    "cnn")
+    return Workload(
+        "paper's CIFAR-10", arrays, split, schedule, {**cfg.local, "lr": cfg.optimizer.lr, "momentum": 0.9}, "cnn"
+    )
 
 
 def crowd(clients: int, cohort: int, rounds: int, model: str = "mlp", width: int | None = None) -> Workload:

@@ -41,10 +41,10 @@ from bench_work import Bare, Ours, Workload, every_plan, from_file, generated, o
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.simulation.simulator import now, peak_memory, surroundings
+from fedbench.simulation.environment import describe_environment, now, peak_memory
 
 FILES = {"mlp": "mlp", "many": "many1000", "cnn": "cnn"}
-GPU_ROUNDS = 4          # the first two for warm-up
+GPU_ROUNDS = 4  # the first two for warm-up
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Bench:
     args: argparse.Namespace
     device: torch.device
     rows: list[dict[str, Any]] = field(default_factory=list)
-    rates: dict[str, Any] | None = None          # of the machine, once measured
+    rates: dict[str, Any] | None = None  # of the machine, once measured
     started: str = field(default_factory=now)
 
     def add(self, rows: list[dict[str, Any]]) -> None:
@@ -70,8 +70,15 @@ class Bench:
     def cut(self, work: Workload) -> Workload:
         return work.cut(self.args.samples) if self.args.samples else work
 
-    def compare(self, title: str, work: Workload, makers: dict[str, Callable[[], Rival]], base: str, rounds: int,
-                warmup: int = 1) -> None:
+    def compare(
+        self,
+        title: str,
+        work: Workload,
+        makers: dict[str, Callable[[], Rival]],
+        base: str,
+        rounds: int,
+        warmup: int = 1,
+    ) -> None:
         """Let rivals take turns and print them beside each other and beside the roofline."""
         rounds = min(self.args.rounds or rounds, rounds, len(work.schedule))
         turns = Turns(makers, self.device).play(rounds, min(warmup, rounds - 1))
@@ -84,8 +91,9 @@ class Bench:
         show(title, compared, bounds, f"this machine {found}", self.device)
 
 
-def show(title: str, compared: list[dict[str, Any]], bounds: list[dict[str, Any]], found: str, device: torch.device
-         ) -> None:
+def show(
+    title: str, compared: list[dict[str, Any]], bounds: list[dict[str, Any]], found: str, device: torch.device
+) -> None:
     base, n = compared[0]["base"], compared[0]["n"]
     width = max(len(r["rival"]) for r in compared)
     print(f"\n{title}" + ("" if device.type == "cuda" else f"   (peak memory of all {peak_memory(device):,.0f} MB)"))
@@ -93,8 +101,10 @@ def show(title: str, compared: list[dict[str, Any]], bounds: list[dict[str, Any]
     for r in compared:
         reached = ", ".join(f"{b['ratio']:.1%} of {b['bound']}'" for b in bounds if b["rival"] == r["rival"])
         peak = "" if r["peak_memory_mb"] is None else f"   peak {r['peak_memory_mb']:,.0f} MB"
-        print(f"  {r['rival']:{width}s} {r['images_per_s']:10,.0f}   {r['ratio']:6.2f} ({r['min']:.2f} to "
-              f"{r['max']:.2f})   {reached}{peak}")
+        print(
+            f"  {r['rival']:{width}s} {r['images_per_s']:10,.0f}   {r['ratio']:6.2f} ({r['min']:.2f} to "
+            f"{r['max']:.2f})   {reached}{peak}"
+        )
     for name, plan in {r["rival"]: r["plan"] for r in compared if "auto" in r["rival"]}.items():
         print(f"  {name} = {plan}")
     print(f"  {found}")
@@ -102,8 +112,11 @@ def show(title: str, compared: list[dict[str, Any]], bounds: list[dict[str, Any]
         own = {b["bound"]: b for b in bounds if b["method"] == method}
         step = next(iter(own.values()))
         allowed = ", ".join(f"{bound} {b['allowed_images_per_s']:,.0f}" for bound, b in own.items())
-        print(f"  a step of {method} ({step['step_images']} images): {step['step_bytes'] / 1e6:,.2f} MB, "
-              f"{step['step_flops'] / 1e9:,.3f} GFLOP; images/s allowed by {allowed}", flush=True)
+        print(
+            f"  a step of {method} ({step['step_images']} images): {step['step_bytes'] / 1e6:,.2f} MB, "
+            f"{step['step_flops'] / 1e9:,.3f} GFLOP; images/s allowed by {allowed}",
+            flush=True,
+        )
 
 
 # -- workloads -------------------------------------------------------------------------------------------------
@@ -119,8 +132,9 @@ def pgfed(bench: Bench) -> None:
     for name, momentum in (("cnn", 0.9), ("mlp", 0.0)):
         work = bench.load(name).doing(epochs=5, momentum=momentum)
         candidates = work.plans("auto", bench.device)
-        rivals = {f"{a.__name__.lower()} auto": partial(Ours, work, candidates, bench.device, a())
-                  for a in (FedAvg, PGFed)}
+        rivals = {
+            f"{a.__name__.lower()} auto": partial(Ours, work, candidates, bench.device, a()) for a in (FedAvg, PGFed)
+        }
         title = f"pgfed against fedavg, {name}, 5 local epochs, momentum {momentum}"
         bench.compare(title, work, rivals, "fedavg auto", len(work.schedule), 2)
 
@@ -151,9 +165,12 @@ def modules(bench: Bench) -> None:
         turns = Turns(makers, bench.device).play(rounds)
         bench.add(rows := turns.rows(str(work), "bare loop"))
         bare, auto = rows
-        print(f"{work}: auto {auto['ratio']:.2f} times the bare loop ({auto['min']:.2f} to {auto['max']:.2f}, n="
-              f"{auto['n']}), {auto['images_per_s']:,.0f} to {bare['images_per_s']:,.0f} images/s; "
-              f"{turns.rivals['auto'].plan}", flush=True)
+        print(
+            f"{work}: auto {auto['ratio']:.2f} times the bare loop ({auto['min']:.2f} to {auto['max']:.2f}, n="
+            f"{auto['n']}), {auto['images_per_s']:,.0f} to {bare['images_per_s']:,.0f} images/s; "
+            f"{turns.rivals['auto'].plan}",
+            flush=True,
+        )
 
 
 def gpu(bench: Bench) -> None:
@@ -172,8 +189,10 @@ def every_executor(bench: Bench, work: Workload) -> None:
     each = {name: [plan] for name, plan in every_plan(work, bench.device).items()}
     each["auto"] = work.plans("auto", bench.device)
     for method in (FedAvg, PGFed):
-        rivals |= {f"{method.__name__.lower()} {name}": partial(Ours, work, candidates, bench.device, method())
-                   for name, candidates in each.items()}
+        rivals |= {
+            f"{method.__name__.lower()} {name}": partial(Ours, work, candidates, bench.device, method())
+            for name, candidates in each.items()
+        }
     bench.compare(str(work), work, rivals, "bare loop", GPU_ROUNDS, 2)
 
 
@@ -181,16 +200,26 @@ def precisions(bench: Bench, work: Workload) -> None:
     """TF32 against float32 under auto; a CPU has float32 only."""
     names = ("float32", "tf32") if bench.device.type == "cuda" else ("float32",)
     candidates = work.plans("auto", bench.device)
-    rivals = {f"{method.__name__.lower()} auto {precision}":
-              partial(Ours, work, candidates, bench.device, method(), precision)
-              for method in (FedAvg, PGFed) for precision in names}
+    rivals = {
+        f"{method.__name__.lower()} auto {precision}": partial(
+            Ours, work, candidates, bench.device, method(), precision
+        )
+        for method in (FedAvg, PGFed)
+        for precision in names
+    }
     bench.compare(f"{work}, precisions", work, rivals, "fedavg auto float32", GPU_ROUNDS, 2)
 
 
 WORKLOADS: dict[str, Callable[[Bench], None]] = {
-    **{name: partial(executors, name=name) for name in FILES}, "many1000": partial(executors, name="many"),
-    "pgfed": pgfed, "scale": scale, "growth": growth, "shares": all_shares,
-    "modules": modules, "gpu": gpu}
+    **{name: partial(executors, name=name) for name in FILES},
+    "many1000": partial(executors, name="many"),
+    "pgfed": pgfed,
+    "scale": scale,
+    "growth": growth,
+    "shares": all_shares,
+    "modules": modules,
+    "gpu": gpu,
+}
 
 
 # -- the command line ------------------------------------------------------------------------------------------
@@ -202,8 +231,9 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--executors", nargs="+", default=["auto", "loop", "threads", "vmap"])
     parser.add_argument("--rounds", type=int, help="at most this many rounds, the first for warm-up")
     parser.add_argument("--samples", type=int, help="at most this many training samples a client, to try things out")
-    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10_000, 100_000, 1_000_000],
-                        help="N of scale")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[100, 1000, 10_000, 100_000, 1_000_000], help="N of scale"
+    )
     parser.add_argument("--cohorts", type=int, nargs="+", default=[6, 25, 100, 400], help="clients a round of growth")
     parser.add_argument("--widths", type=int, nargs="+", help="of the models of growth, in place of each model's own")
     parser.add_argument("--tracking", default="disabled", help="of shares: disabled, offline, ...")
@@ -235,7 +265,7 @@ def write(path: Path, bench: Bench) -> None:
     """surroundings: machine, commit, dirty, versions, command and start; rates: of the machine, null if not measured;
     rows: each with what bench_clock.PROMISED lists."""
     command = shlex.join(["python", "scripts/benchmark.py", *bench.args.words])
-    about = surroundings() | {"command": command, "started": bench.started}
+    about = describe_environment() | {"command": command, "started": bench.started}
     path.write_text(json.dumps({"surroundings": about, "rates": bench.rates, "rows": bench.rows}, indent=1) + "\n")
 
 

@@ -17,12 +17,12 @@ from fedbench.engine.optim import SGD, Optimizer
 from fedbench.models.clip_prompt import CLIPPrompt
 from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Split
-from fedbench.tasks.task import make_task
+from fedbench.tasks.base import task_for
 
 SIZES = (7, 12, 4, 9)
 NAMES = ("red apple", "green_pear", "plum", "fig")
 COLUMNS = {"base": ["shared"], "head": ["own"], "prompt": ["shared", "own"]}
-LENGTH, WIDTH, DIM = 4, 64, 64                                    # l, d, D
+LENGTH, WIDTH, DIM = 4, 64, 64  # l, d, D
 PROMPT = LENGTH * WIDTH
 
 
@@ -39,18 +39,27 @@ def features(n: int, tokens: int = 0, seed: int = 0) -> tuple[Inputs, Tensor]:
 
 def prompt(seed: int = 0, **options: Any) -> FlatModel:
     def make() -> CLIPPrompt:
-        return CLIPPrompt((3, 32, 32), len(NAMES), NAMES, backbone="tiny-clip", pretrained=None,
-                          **{"context": LENGTH, **options})
+        return CLIPPrompt(
+            (3, 32, 32), len(NAMES), NAMES, backbone="tiny-clip", pretrained=None, **{"context": LENGTH, **options}
+        )
+
     return FlatModel(seeded(make, seed), COLUMNS, CPU, lambda j: seeded(make, 100 * seed + j + 1), seed)
 
 
-def prompts(optimizer: Optimizer | None = None, sizes: Sequence[int] = SIZES, tokens: int = 0,
-            split: Split | None = None, model: dict | None = None, data_seed: int = 0, **options: Any) -> Engine:
+def prompts(
+    optimizer: Optimizer | None = None,
+    sizes: Sequence[int] = SIZES,
+    tokens: int = 0,
+    split: Split | None = None,
+    model: dict | None = None,
+    data_seed: int = 0,
+    **options: Any,
+) -> Engine:
     """Clients with that many samples for training and as many for testing; options: of engine_on, seed among them."""
     split = split_of(sizes) if split is None else split
     x, y = features(2 * sum(sizes), tokens, data_seed)
     parts = {"train": split.train, "test": split.test, "val": split.val}
-    federation = Federation(x, y, parts, make_task("classification"), len(NAMES), list(NAMES))
+    federation = Federation(x, y, parts, task_for("classification")(), len(NAMES), list(NAMES))
     return engine_on(federation, prompt(options.get("seed", 0), **(model or {})), optimizer or SGD(lr=0.05), **options)
 
 

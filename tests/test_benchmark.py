@@ -17,7 +17,7 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.mlp import MLP
-from fedbench.simulation.simulator import peak_memory
+from fedbench.simulation.environment import peak_memory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import bench_clock
@@ -34,8 +34,15 @@ def tiny_workload(name: str = "tiny", sizes: tuple = (25, 14, 9), **work: Any) -
     """Digits by three clients, two of them a round, in batches that do not divide what they have."""
     train = [np.arange(n) + 50 * i for i, n in enumerate(sizes)]
     split = bench_work.split_of(train, [t[:2] for t in train])
-    return bench_work.Workload(name, bench_work.digits(), split, [[0, 2], [1, 2], [0, 1], [0, 2]],
-                               {"batch_size": 10, "epochs": 2, "lr": 0.05, **work}, "mlp", 8)
+    return bench_work.Workload(
+        name,
+        bench_work.digits(),
+        split,
+        [[0, 2], [1, 2], [0, 1], [0, 2]],
+        {"batch_size": 10, "epochs": 2, "lr": 0.05, **work},
+        "mlp",
+        8,
+    )
 
 
 @pytest.fixture
@@ -86,9 +93,11 @@ def test_rates_count_both_directions_and_both_operations(monkeypatch: pytest.Mon
 
 def test_a_machine_is_measured_on_all_cores_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
+
     def least(device: torch.device, work: Callable) -> float:
         threads.append(torch.get_num_threads())
         return 1.0
+
     monkeypatch.setattr(bench_roofline, "least", least)
     monkeypatch.setattr(bench_roofline, "cores", lambda: 2)
     bench_roofline.machine(CPU, 1, 8)
@@ -106,25 +115,32 @@ def test_a_clock_of_the_processor_does_not_count_waiting(monkeypatch: pytest.Mon
         wall[0] += 5
         processor[0] += 1
         return "done"
+
     assert bench_clock.Clock(CPU)(wait) == ("done", 5)
     assert bench_clock.Clock(CPU, processor=True)(wait) == ("done", 1)
 
 
 def test_on_a_gpu_events_are_recorded_around_the_work_and_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
+
     class Event:
         made = 0
+
         def __init__(self, enable_timing: bool):
             assert enable_timing
             self.name = ("begin", "end")[Event.made]
             Event.made += 1
+
         def record(self) -> None:
             said.append(self.name)
+
         def synchronize(self) -> None:
             said.append(f"await {self.name}")
+
         def elapsed_time(self, other: Any) -> float:
             assert (self.name, other.name) == ("begin", "end")
-            return 250.0                                             # milliseconds
+            return 250.0  # milliseconds
+
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert bench_clock.Clock(GPU)(lambda: said.append("work") or 7) == (7, 0.25)
     assert said == ["begin", "work", "end", "await end"]
@@ -141,9 +157,11 @@ class Memory:
 
     def work(self, keeps: int, takes: int = 0) -> Callable[[], None]:
         """Some work that takes so many bytes on top of what it keeps."""
+
         def do() -> None:
             self.now += keeps
             self.most = max(self.most, self.now + takes)
+
         return do
 
 
@@ -226,7 +244,7 @@ def test_the_papers_setting_is_that_of_its_experiment() -> None:
 @pytest.mark.slow
 def test_a_line_is_measured_in_a_process_of_its_own() -> None:
     """What this process held does not count there."""
-    ballast = np.ones(150 << 20, np.uint8)                                     # MB
+    ballast = np.ones(150 << 20, np.uint8)  # MB
     found = bench_growth.apart(bench_growth.Line("cohort", "pgfed", 6, 3, rounds=4), CPU)
     assert len(found["times"]) == 2 and min(found["times"]) > 0
     assert found["numbers"] == 4810 and found["state_mb"] > 0
@@ -236,10 +254,12 @@ def test_a_line_is_measured_in_a_process_of_its_own() -> None:
 
 def test_a_line_says_who_trains_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bench_work.Workload] = []
+
     def ours(work: bench_work.Workload, plans: list, device: torch.device, algorithm: Any) -> None:
         assert isinstance(algorithm, PGFed)
         found.append(work)
         raise InterruptedError
+
     monkeypatch.setattr(bench_growth, "Ours", ours)
     with pytest.raises(InterruptedError):
         bench_growth.measured(bench_growth.Line("model", "pgfed", 9, 4, "cnn", 32, rounds=3, momentum=0.9), CPU)
@@ -248,12 +268,15 @@ def test_a_line_says_who_trains_on_what(monkeypatch: pytest.MonkeyPatch) -> None
     assert work.model == "cnn" and work.work["momentum"] == 0.9 and set(work.split.train.sizes) == {20}
 
 
-def test_curves_compare_every_line_with_the_first_of_its_curve(monkeypatch: pytest.MonkeyPatch,
-                                                               capsys: pytest.CaptureFixture) -> None:
+def test_curves_compare_every_line_with_the_first_of_its_curve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     """A cohort of k takes k ms a round."""
+
     def found(line: bench_growth.Line, device: torch.device) -> dict[str, Any]:
         times = [1.0 * line.cohort] * line.rounds
         return {"times": times, "plan": "p", "numbers": 1, "state_mb": 0.0, "libraries_mb": 0.0, "peak_memory_mb": 9.0}
+
     monkeypatch.setattr(bench_growth, "apart", found)
     out = bench_growth.curves(bench_growth.over_cohorts([6, 25, 400], models=("mlp",)), CPU, most=3)
     assert [(r["ratio"], r["ms"], r["n"]) for r in out] == [(1.0, 6.0, 3), (25 / 6, 25.0, 3), (400 / 6, 400.0, 3)]
@@ -262,8 +285,9 @@ def test_curves_compare_every_line_with_the_first_of_its_curve(monkeypatch: pyte
 
 def test_lines_of_each_curve() -> None:
     cohorts = list(bench_growth.over_cohorts([6, 500]))
-    assert {(line.model, line.cohort, line.clients) for line in cohorts} == \
-        {(m, k, 500) for m in ("mlp", "cnn") for k in (6, 500)}
+    assert {(line.model, line.cohort, line.clients) for line in cohorts} == {
+        (m, k, 500) for m in ("mlp", "cnn") for k in (6, 500)
+    }
     models = list(bench_growth.over_models({"mlp": (8, 16), "cnn": (32,)}))
     assert [(line.model, line.width) for line in models] == [("mlp", 8), ("mlp", 16), ("cnn", 32)]
     assert [line.cohort for line in bench_growth.over_clients([10, 1000])] == [10, 100, 10, 100]
@@ -275,17 +299,36 @@ def test_shares_by_hand() -> None:
     run = bench_shares.Run(3.0, 6.0, 1.0, [3.0, 1.0], [0.75, 0.25])
     one = bench_shares.Run(3.0, 4.0, 1.0, [3.0], [0.75])
     out = {r["rival"]: r for r in bench_shares.rows("title", one, run)}
-    assert {name: r["ratio"] for name, r in out.items()} == pytest.approx({
-        "start-up": 0.3, "training": 0.4, "evaluation": 0.1, "tracking and checkpoints": 0.1, "the end": 0.1,
-        "evaluation, round by round": 0.2, "all but training": 1 / 3, "a run of one round, less the round": 4.25 / 8})
+    assert {name: r["ratio"] for name, r in out.items()} == pytest.approx(
+        {
+            "start-up": 0.3,
+            "training": 0.4,
+            "evaluation": 0.1,
+            "tracking and checkpoints": 0.1,
+            "the end": 0.1,
+            "evaluation, round by round": 0.2,
+            "all but training": 1 / 3,
+            "a run of one round, less the round": 4.25 / 8,
+        }
+    )
     assert out["evaluation, round by round"]["n"] == 2
     assert sum(run.parts.values()) == pytest.approx(run.whole)
 
 
 @pytest.mark.slow
 def test_a_real_run_is_divided() -> None:
-    run = bench_shares.played(["dataset=synthetic", "dataset.n=200", "partition=iid", "partition.num_clients=5",
-                               "model=logistic", "algorithm=fedavg", "tracking=disabled", "rounds=2"])
+    run = bench_shares.played(
+        [
+            "dataset=synthetic",
+            "dataset.n=200",
+            "partition=iid",
+            "partition.num_clients=5",
+            "model=logistic",
+            "algorithm=fedavg",
+            "tracking=disabled",
+            "rounds=2",
+        ]
+    )
     assert len(run.train) == len(run.evaluation) == 2
     assert all(seconds > 0 for seconds in run.parts.values()) and run.processor > 0
 
@@ -297,8 +340,20 @@ def test_a_run_that_fails_says_why() -> None:
 
 # -- the command line ----------------------------------------------------------------------------------------
 def test_a_workload_from_its_command_to_its_file(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["mlp", "--samples", "20", "--rounds", "3", "--executors", "loop", "vmap", "--device", "cpu", "--json",
-             str(tmp_path / "rows.json")]
+    words = [
+        "mlp",
+        "--samples",
+        "20",
+        "--rounds",
+        "3",
+        "--executors",
+        "loop",
+        "vmap",
+        "--device",
+        "cpu",
+        "--json",
+        str(tmp_path / "rows.json"),
+    ]
     benchmark.main(words)
     written = json.loads((tmp_path / "rows.json").read_text())
     assert {"machine", "commit", "dirty", "versions", "command", "started"} <= written["surroundings"].keys()
@@ -319,11 +374,14 @@ def test_a_workload_from_its_command_to_its_file(quick: None, tmp_path: Path, ca
 def test_the_checklist_has_every_method_under_every_plan(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tried on a CPU and on three clients; what grows is measured elsewhere."""
     asked: list[tuple] = []
+
     def paper(clients: int, data: Path | None, rounds: int) -> bench_work.Workload:
         return tiny_workload(f"paper {clients}", momentum=0.9)
+
     def curves(lines: Any, device: torch.device, most: int | None) -> list:
         asked.extend((line.model, line.method, line.cohort) for line in lines)
         return []
+
     monkeypatch.setattr(benchmark, "paper", paper)
     monkeypatch.setattr(benchmark, "curves", curves)
     bench = benchmark.Bench(benchmark.parsed(["gpu", "--device", "cpu", "--rounds", "3", "--cohorts", "2"]), CPU)
@@ -331,10 +389,14 @@ def test_the_checklist_has_every_method_under_every_plan(quick: None, monkeypatc
     plans = bench_work.every_plan(tiny_workload(), CPU)
     assert len({p.name for p in plans.values()}) == 3
     for title in ("paper 25: 3 clients, 2 a round", "paper 100: 3 clients, 2 a round"):
-        assert {r["rival"] for r in bench.rows if r["workload"] == title} == \
-            {"bare loop", *(f"{m} {p}" for m in ("fedavg", "pgfed") for p in (*plans, "auto"))}
-    assert {(r["rival"], r["method"]) for r in bench.rows if "bound" in r} >= {("bare loop", "fedavg"),
-                                                                              ("pgfed auto", "pgfed")}
+        assert {r["rival"] for r in bench.rows if r["workload"] == title} == {
+            "bare loop",
+            *(f"{m} {p}" for m in ("fedavg", "pgfed") for p in (*plans, "auto")),
+        }
+    assert {(r["rival"], r["method"]) for r in bench.rows if "bound" in r} >= {
+        ("bare loop", "fedavg"),
+        ("pgfed auto", "pgfed"),
+    }
     assert asked == [("cnn", "fedavg", 2), ("cnn", "pgfed", 2)]
 
 
@@ -347,8 +409,10 @@ def test_a_gpu_is_asked_for_in_one_sentence(monkeypatch: pytest.MonkeyPatch, cap
     assert benchmark.parsed(["gpu", "--device", "cpu", "--rounds", "2"]).workloads == ["gpu"]
 
 
-@pytest.mark.parametrize(("words", "said"), [(["mpl"], "there is no workload mpl; there are mlp, many"),
-                                             (["mlp", "--rounds", "1"], "--rounds 1: at least 2")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["mpl"], "there is no workload mpl; there are mlp, many"), (["mlp", "--rounds", "1"], "--rounds 1: at least 2")],
+)
 def test_mistakes_in_the_command_are_said(words: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         benchmark.parsed(words)
@@ -360,6 +424,7 @@ def test_on_a_gpu_precisions_are_compared(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(bench_work.Workload, "plans", lambda self, name, device: [])
     bench, asked = SimpleNamespace(device=GPU), []
     bench.compare = lambda title, work, makers, *more: asked.extend(
-        (name, maker.keywords or maker.args[-1], type(maker.args[-2])) for name, maker in makers.items())
+        (name, maker.keywords or maker.args[-1], type(maker.args[-2])) for name, maker in makers.items()
+    )
     benchmark.precisions(bench, tiny_workload())
     assert asked == [(f"{m.__name__.lower()} auto {p}", p, m) for m in (FedAvg, PGFed) for p in ("float32", "tf32")]

@@ -27,8 +27,16 @@ from fedbench.data import _known as known
 from fedbench.simulation import build, simulator
 
 SHARE = int(os.environ.get("FEDBENCH_CAMPAIGN", "1"))
-OPTIONS = ["model=logistic", "partition.num_clients=6", "rounds=8", "local.epochs=1", "tracking=disabled",
-           "hardware.device=cpu", "hardware.executor=loop", "checkpoint.every=1"]
+OPTIONS = [
+    "model=logistic",
+    "partition.num_clients=6",
+    "rounds=8",
+    "local.epochs=1",
+    "tracking=disabled",
+    "hardware.device=cpu",
+    "hardware.executor=loop",
+    "checkpoint.every=1",
+]
 TABLES = ("metrics.csv", "clients.csv")
 METHODS = ("pgfed", "fedavg")
 
@@ -43,21 +51,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     arrays = build.load(compose(["dataset=digits"]))
     np.savez(folder / "data.npz", X=arrays.inputs, y=arrays.targets)
-    real = simulator.play
+    real = simulator.run_round
 
     def play(sim: simulator.Simulation, *how: Any) -> None:
         if sim.done == 5:
             raise KeyboardInterrupt
         real(sim, *how)
+
     for method in METHODS:
         command = words(folder / "data.npz", method, folder)
         assert main([*command, f"hydra.run.dir={folder}/{method}-finished"]) == 0
         assert main([*command, "seed=1", f"hydra.run.dir={folder}/{method}-foreign"]) == 0
-        simulator.play = play
+        simulator.run_round = play
         try:
             assert main([*command, f"hydra.run.dir={folder}/{method}-stopped"]) == 130
         finally:
-            simulator.play = real
+            simulator.run_round = real
     return folder
 
 
@@ -72,13 +81,13 @@ def flip(path: Path, draw: random.Random) -> None:
 def zero(path: Path, draw: random.Random) -> None:
     data = bytearray(path.read_bytes())
     start, size = draw.randrange(len(data) or 1), draw.choice((1, 16, 512))
-    data[start:start + size] = bytes(len(data[start:start + size]))
+    data[start : start + size] = bytes(len(data[start : start + size]))
     path.write_bytes(data)
 
 
 def cut(path: Path, draw: random.Random) -> None:
     data = path.read_bytes()
-    path.write_bytes(data[:draw.randrange(len(data) or 1)])
+    path.write_bytes(data[: draw.randrange(len(data) or 1)])
 
 
 def remove(path: Path, draw: random.Random) -> None:
@@ -99,7 +108,7 @@ def digit(path: Path, draw: random.Random) -> None:
     places = [m.start() for m in re.finditer(rb"\d", text)]
     if places:
         place = draw.choice(places)
-        path.write_bytes(text[:place] + b"%d" % ((text[place] - 48 + draw.randrange(1, 10)) % 10) + text[place + 1:])
+        path.write_bytes(text[:place] + b"%d" % ((text[place] - 48 + draw.randrange(1, 10)) % 10) + text[place + 1 :])
 
 
 def tensor(path: Path, draw: random.Random) -> None:
@@ -114,28 +123,57 @@ def tensor(path: Path, draw: random.Random) -> None:
 def count(path: Path, draw: random.Random) -> None:
     """Another number of rounds, foreign clients, or no method in a checkpoint."""
     state = torch.load(path, weights_only=True)
-    draw.choice([lambda: state.update(round=draw.choice([99, -3, 0, 2])), lambda: state.update(algorithm={}),
-                 lambda: state["rows"].clear(), lambda: state.update(record="{}"),
-                 lambda: [rows["ids"].add_(6) for rows in state["rows"].values()]])()
+    draw.choice(
+        [
+            lambda: state.update(round=draw.choice([99, -3, 0, 2])),
+            lambda: state.update(algorithm={}),
+            lambda: state["rows"].clear(),
+            lambda: state.update(record="{}"),
+            lambda: [rows["ids"].add_(6) for rows in state["rows"].values()],
+        ]
+    )()
     torch.save(state, path)
 
 
 def option(path: Path, draw: random.Random) -> None:
     """Another value of an option that changes results."""
     values = yaml.safe_load(path.read_text())
-    group, key, value = draw.choice([("optimizer", "lr", 0.5), ("local", "batch_size", 7), ("partition", "alpha", 9.0),
-                                     ("partition", "seed", 4), (None, "seed", 3), (None, "sample_rate", 0.9),
-                                     ("model", "bias", False), ("dataset", "test_fraction", 0.5)])
+    group, key, value = draw.choice(
+        [
+            ("optimizer", "lr", 0.5),
+            ("local", "batch_size", 7),
+            ("partition", "alpha", 9.0),
+            ("partition", "seed", 4),
+            (None, "seed", 3),
+            (None, "sample_rate", 0.9),
+            ("model", "bias", False),
+            ("dataset", "test_fraction", 0.5),
+        ]
+    )
     (values[group] if group else values)[key] = value
     path.write_text(yaml.safe_dump(values))
 
 
-TEXTS = ("metrics.csv", "clients.csv", "costs.csv", "summary.json", "partition.json", "config.yaml", "status.json",
-         ".hydra/overrides.yaml")
+TEXTS = (
+    "metrics.csv",
+    "clients.csv",
+    "costs.csv",
+    "summary.json",
+    "partition.json",
+    "config.yaml",
+    "status.json",
+    ".hydra/overrides.yaml",
+)
 BINARIES = ("checkpoint.pt", "checkpoint.prev.pt", "partition.npz", "matrices.npz")
 KINDS: list[tuple[Callable[[Path, random.Random], None], tuple[str, ...]]] = [
-    *((kind, TEXTS + BINARIES) for kind in (flip, zero, cut, remove, swap)), (digit, TEXTS),
-    (flip, BINARIES[:2]), (zero, BINARIES[:2]), (tensor, BINARIES[:1]), (count, BINARIES[:1]), (option, TEXTS[5:6])]
+    *((kind, TEXTS + BINARIES) for kind in (flip, zero, cut, remove, swap)),
+    (digit, TEXTS),
+    (flip, BINARIES[:2]),
+    (zero, BINARIES[:2]),
+    (tensor, BINARIES[:1]),
+    (count, BINARIES[:1]),
+    (option, TEXTS[5:6]),
+]
 
 
 def change(data: Path, draw: random.Random) -> None:
@@ -158,7 +196,7 @@ def damaged(folder: Path, data: Path, draw: random.Random) -> Iterator[str]:
             change(data, draw)
             said.append("changed data")
         elif (path := folder / draw.choice(names)).is_file():
-            with suppress(RuntimeError, KeyError, ValueError):               # it was damaged before
+            with suppress(RuntimeError, KeyError, ValueError):  # it was damaged before
                 kind(path, draw)
             said.append(f"{kind.__name__} {path.name}")
     try:
@@ -170,13 +208,16 @@ def damaged(folder: Path, data: Path, draw: random.Random) -> Iterator[str]:
 def results(folder: Path) -> list[Any]:
     """What a run found."""
     summary = json.loads((folder / "summary.json").read_text())
-    return [*((folder / name).read_bytes() for name in TABLES),
-            *(summary[name] for name in ("status", "rounds_done", "last", "best", "partition_hash", "config_hash"))]
+    return [
+        *((folder / name).read_bytes() for name in TABLES),
+        *(summary[name] for name in ("status", "rounds_done", "last", "best", "partition_hash", "config_hash")),
+    ]
 
 
 @pytest.mark.slow
-def test_damaged_folders(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_folders(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Refused in a sentence, or the results of the run that nothing happened to; nothing else, in one process."""
     tally: Counter[str] = Counter()
     for number in range(30 * SHARE):
@@ -194,7 +235,7 @@ def test_damaged_folders(made: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         where = f"{number}: {method} {state}, {said}, {again[0]}: {status}\n{out}\n{error}"
         assert "Traceback" not in out + error, where
         lines = [line for line in error.splitlines() if line.startswith("fedbench: ")]
-        if "changed data" in said and "round 1/8" in out:                    # a new run, on the data that there are
+        if "changed data" in said and "round 1/8" in out:  # a new run, on the data that there are
             assert status == 0 and again[0] != f"resume={folder}", where
         elif status == 0:
             assert results(folder) == results(made / f"{method}-finished"), where
@@ -258,11 +299,18 @@ class Driver:
     def __init__(self, folder: Path):
         self.folder, self.number = folder, 0
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env=env, cwd=folder)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=folder,
+        )
 
-    def __call__(self, *commands: list[str], fatal: int | None = None, seconds: float | None = None
-                 ) -> tuple[list[int], list[str], float]:
+    def __call__(
+        self, *commands: list[str], fatal: int | None = None, seconds: float | None = None
+    ) -> tuple[list[int], list[str], float]:
         """Exit statuses, outputs and seconds of commands that begin at once; the first is killed, if at all."""
         self.number += 1
         outputs = [self.folder / f"output-{self.number}-{i}" for i in range(len(commands))]
@@ -338,7 +386,7 @@ def test_kills(made: Path, tmp_path: Path, driver: Driver) -> None:
             folder = tmp_path / f"{method}-{number}"
             again = [*command, f"hydra.run.dir={folder}"]
             how = {"fatal": draw.randint(1, events)} if number % 2 else {"seconds": draw.uniform(0.3, 1) * took}
-            (code,), _, _ = driver(again, **how)                             # type: ignore[arg-type]
+            (code,), _, _ = driver(again, **how)  # type: ignore[arg-type]
             resumed = (folder / "checkpoint.pt").exists() or (folder / "checkpoint.prev.pt").exists()
             (status,), (said,), _ = driver([f"resume={folder}"] if resumed else again)
             assert status == 0 and "Traceback" not in said, f"{method} {how} {code}\n{said}"

@@ -23,11 +23,31 @@ COLUMNS = ("train/loss", "personal/loss", "personal/accuracy", "global/loss", "g
 def curve(name: str, folder: Path) -> dict[str, list[float]]:
     """Five rounds on digits, 10 clients by Dir(0.3), 4 a round."""
     momentum = 0.0 if name == "scaffold" else 0.9
-    run(compose([f"algorithm={name}", "dataset=digits", "partition=dirichlet", "partition.num_clients=10",
-                 "partition.alpha=0.3", "model=mlp", "model.hidden=[16]", "rounds=5", "clients_per_round=4",
-                 "local.epochs=1", "local.batch_size=10", "optimizer=sgd", "optimizer.lr=0.05",
-                 f"optimizer.momentum={momentum}", "tracking=disabled", "hardware.device=cpu",
-                 "hardware.executor=vmap", "checkpoint.every=0"]), folder)
+    run(
+        compose(
+            [
+                f"algorithm={name}",
+                "dataset=digits",
+                "partition=dirichlet",
+                "partition.num_clients=10",
+                "partition.alpha=0.3",
+                "model=mlp",
+                "model.hidden=[16]",
+                "rounds=5",
+                "clients_per_round=4",
+                "local.epochs=1",
+                "local.batch_size=10",
+                "optimizer=sgd",
+                "optimizer.lr=0.05",
+                f"optimizer.momentum={momentum}",
+                "tracking=disabled",
+                "hardware.device=cpu",
+                "hardware.executor=vmap",
+                "checkpoint.every=0",
+            ]
+        ),
+        folder,
+    )
     with open(folder / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     return {c: [round(float(r[c]), 6) for r in rows] for c in COLUMNS if c in rows[0]}

@@ -22,18 +22,25 @@ from fedbench.cli import config
 from fedbench.cli.compose import Composer
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort, Engine
-from fedbench.engine.executor import Executor, Plan
+from fedbench.engine.executor import Plan
 from fedbench.engine.federation import Federation
-from fedbench.engine.optim import SGD, Optimizer
-from fedbench.engine.rows import RowStore
-from fedbench.nn.flat import FlatModel
+from fedbench.engine.optim import Optimizer
 from fedbench.partition.base import Ragged, Split
-from fedbench.tasks.task import Task
+from fedbench.tasks.base import Task
+from fedbench.testing._federation import (
+    CPU,
+    PLANS,
+    SIZES,
+    all_clients,
+    arrays_of,
+    deployed,
+    engine_on,
+    ragged,
+    seeded,
+    split_of,
+)
 
-CPU = torch.device("cpu")
-PLANS = {"loop": Plan("loop", 1, 1, 1), "threads": Plan("threads", 1, 2, 1), "vmap": Plan("vmap", 0, 1, 1),
-         "pairs": Plan("vmap", 2, 1, 1), "threaded pairs": Plan("threads", 2, 2, 1)}
-SIZES = (7, 21, 12, 4, 18, 9)           # ragged, unsorted, some below and some no multiple of the batch
+__all__ = ["CPU", "PLANS", "SIZES", "all_clients", "arrays_of", "deployed", "engine_on", "ragged", "seeded", "split_of"]
 
 
 @functools.cache
@@ -52,63 +59,29 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     return config.with_choices(full, full.hydra)
 
 
-def split_of(sizes: Sequence[int], test: Sequence[int] | None = None, val: Sequence[int] | None = None) -> Split:
-    """Consecutive samples: all clients' train parts, then their test parts, then validation."""
-    parts, start = [], 0
-    for counts in (sizes, sizes if test is None else test, [0] * len(sizes) if val is None else val):
-        parts.append(Ragged.from_sizes(np.arange(start, start + sum(counts)), np.array(counts)))
-        start += sum(counts)
-    return Split(parts[0], parts[2], parts[1])
-
-
-def arrays_of(x: Any, y: np.ndarray, num_classes: int, **more: Any) -> Arrays:
-    return Arrays(x, y, np.zeros(len(y), np.int8), num_classes, **more)
-
-
-def ragged(sizes: Sequence[int] = SIZES, shape: tuple = (1, 4, 4), classes: int = 3, seed: int = 0,
-           test: Sequence[int] | None = None, val: Sequence[int] | None = None) -> tuple[Arrays, Split]:
-    """Learnable classification: a noisy linear teacher, and a shift of inputs per client."""
-    rng = np.random.default_rng(seed)
-    split = split_of(sizes, test, val)
-    n = sum(len(r.indices) for r in (split.train, split.test, split.val))
-    x = rng.normal(size=(n, *shape)).astype(np.float32)
-    teacher = rng.normal(size=(int(np.prod(shape)), classes))
-    y = (x.reshape(n, -1) @ teacher + 0.5 * rng.normal(size=(n, classes))).argmax(1)
-    return arrays_of(x, y.astype(np.int64), classes), split
-
-
-def engine(arrays: Arrays, split: Split, module: nn.Module, optimizer: Optimizer | None = None, *,
-           plan: str | Plan = "vmap", columns: dict | None = None, augment: dict | None = None, limits: int = 1 << 30,
-           cohort_size: int | None = None, **options: Any) -> Engine:
+def engine(
+    arrays: Arrays,
+    split: Split,
+    module: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    plan: str | Plan = "vmap",
+    columns: dict | None = None,
+    augment: dict | None = None,
+    limits: int = 1 << 30,
+    cohort_size: int | None = None,
+    **options: Any,
+) -> Engine:
     """An engine on the CPU; options: seed, rounds, epochs, batch_size, drop_last, eval_batch."""
     federation = Federation.build(arrays, split, CPU, True, augment)
-    return engine_on(federation, module, optimizer, plan=plan, columns=columns, limits=limits,
-                     cohort_size=cohort_size, **options)
-
-
-def engine_on(federation: Federation, module: nn.Module, optimizer: Optimizer | None = None, *,
-              plan: str | Plan = "vmap", columns: dict | None = None, limits: int = 1 << 30,
-              cohort_size: int | None = None, **options: Any) -> Engine:
-    federation.cohort_size = cohort_size or federation.num_clients
-    model = module if isinstance(module, FlatModel) else FlatModel(module, columns)
-    return Engine(federation, model, optimizer or SGD(lr=0.1),
-                  Executor(PLANS[plan] if isinstance(plan, str) else plan, CPU),
-                  RowStore(federation.num_clients, CPU, limits, limits), **{"batch_size": 5, "rounds": 4, **options})
-
-
-def everyone(e: Engine, round: int = 0, purpose: str = "round") -> Cohort:
-    return Cohort(e, np.arange(e.federation.num_clients), round, purpose)
-
-
-def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A module whose initialization does not depend on what ran before."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return make()
+    return engine_on(
+        federation, module, optimizer, plan=plan, columns=columns, limits=limits, cohort_size=cohort_size, **options
+    )
 
 
 def mlp(inputs: int = 16, hidden: int = 8, classes: int = 3, seed: int = 0) -> nn.Module:
     """Two layers, `body` and `head`, on flattened inputs."""
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -117,6 +90,7 @@ def mlp(inputs: int = 16, hidden: int = 8, classes: int = 3, seed: int = 0) -> n
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.body(x))
+
     return seeded(Net, seed)
 
 
@@ -128,7 +102,7 @@ class Squares(Task):
     """0.5 ||output - y||^2 per sample: with one constant input 1 and a linear layer without bias, whose d weights
     are the row theta, f_i(theta) = 0.5 mean ||theta - y||^2, of gradient theta - mean(y) and Hessian I."""
 
-    name = "squares"
+    kind = "squares"
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         return 0.5 * (logits - y).square().sum(-1)
@@ -137,14 +111,15 @@ class Squares(Task):
 class Affine(Task):
     """<output, y> per sample: f_i(theta) = theta . mean(y), affine in theta."""
 
-    name = "affine"
+    kind = "affine"
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         return (logits * y).sum(-1)
 
 
-def targets_federation(targets: Sequence[np.ndarray], task: Any = None, inputs: Sequence[np.ndarray] | None = None
-                       ) -> Federation:
+def targets_federation(
+    targets: Sequence[np.ndarray], task: Any = None, inputs: Sequence[np.ndarray] | None = None
+) -> Federation:
     """Client i holds samples with targets[i] [n_i, d] and inputs 1 (or inputs[i] [n_i]), for training and testing."""
     y = torch.from_numpy(np.concatenate(targets).astype(np.float32))
     given = np.ones(len(y)) if inputs is None else np.concatenate(inputs)
@@ -166,8 +141,9 @@ class Point(nn.Module):
         return self.theta(x)
 
 
-def play(e: Engine, algorithm: Algorithm, rounds: int = 1, cohorts: Sequence[Sequence[int]] | None = None,
-         begin: int = 0) -> Algorithm:
+def play(
+    e: Engine, algorithm: Algorithm, rounds: int = 1, cohorts: Sequence[Sequence[int]] | None = None, begin: int = 0
+) -> Algorithm:
     """Set the method up (unless begin > 0) and run rounds with these cohorts (default: everybody)."""
     if begin == 0:
         algorithm.check(e.federation, e.model, e.optimizer)
@@ -178,15 +154,6 @@ def play(e: Engine, algorithm: Algorithm, rounds: int = 1, cohorts: Sequence[Seq
     return algorithm
 
 
-def deployed(e: Engine, algorithm: Algorithm, round: int = 0, final: bool = True) -> Any:
-    """What every client would deploy: [N, P] (or a dict)."""
-    with torch.no_grad():
-        rows = algorithm.personalized(everyone(e, round, "evaluation"), final)
-    if isinstance(rows, Tensor) and rows.dim() == 1:
-        rows = rows.expand(e.federation.num_clients, -1)
-    return rows
-
-
 def calls(work: Callable[[], object]) -> int:
     """How many functions some work calls, in this thread: what it takes, whatever else the machine does."""
     count = 0
@@ -194,6 +161,7 @@ def calls(work: Callable[[], object]) -> int:
     def seen(frame: Any, event: str, function: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
+
     before = sys.getprofile()
     sys.setprofile(seen)
     try:
@@ -205,7 +173,7 @@ def calls(work: Callable[[], object]) -> int:
 
 def global_state() -> tuple[Tensor, np.ndarray]:
     """Of the global generators, which nothing in fedbench may touch."""
-    return torch.random.get_rng_state(), np.random.get_state()[1].copy()              # noqa: NPY002
+    return torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
 
 
 def untouched(before: tuple[Tensor, np.ndarray]) -> bool:
@@ -237,7 +205,7 @@ def on_disk_first(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Watches os.replace, which gives a file its name, for files whose bytes were not all synchronized before; yields
     the names given."""
     names: list[str] = []
-    synchronized: dict[int, int] = {}                         # bytes by inode
+    synchronized: dict[int, int] = {}  # bytes by inode
     fsync, replace = os.fsync, os.replace
 
     def note(file: int) -> None:

@@ -7,23 +7,45 @@ deploys the rows theta learn.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalTraining, Optimizer, Step
 from fedbench.core.options import check_rates
-from fedbench.engine.cohort import Cohort, cut
-from fedbench.engine.federation import Federation, Inputs
-from fedbench.engine.local import Batch, Step
-from fedbench.engine.optim import Optimizer
-from fedbench.engine.per_client import PerClient, own, per_client
-from fedbench.engine.rows import RowStore
-from fedbench.nn.flat import FlatModel, require_group
+from fedbench.engine.per_client import PerClient, per_client
+from fedbench.engine.whole_split import select_rows
+from fedbench.nn.flat import require_group
 
 
-class FineTuned(Algorithm):
+class Wrapper(Algorithm):
+    """A method around another one, `inner`: every hook that a subclass does not define is inner's.
+
+    Hooks are the public functions of Algorithm; its class attributes (requires, reads, ...) are not forwarded.
+    """
+
+    inner: Algorithm
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, hook in vars(Algorithm).items():
+            if callable(hook) and not name.startswith("_") and name not in vars(cls):
+                setattr(cls, name, _forwarded(hook))
+
+
+def _forwarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """inner's hook of this name."""
+
+    @functools.wraps(hook)
+    def call(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, hook.__name__)(*args, **kwargs)
+
+    return call
+
+
+class FineTuned(Wrapper):
     """inner, with epochs of plain local training (fresh optimizer; lr: one, a list of one for each client, or None: the
     optimizer's) on the column group `part` ("all": every trained column), at every evaluation or (when="end") only
     after the last round."""
@@ -33,57 +55,38 @@ class FineTuned(Algorithm):
         self.leaks = inner.leaks
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """inner's, and finetune.*."""
         self.inner.check(federation, model, optimizer)
         self.check_settings(federation.num_clients, model.columns, optimizer)
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
+        """inner's, and as many rates as clients, columns that the model has."""
         self.inner.check_settings(num_clients, groups, optimizer)
         if isinstance(self.lr, PerClient) and num_clients is not None:
             check_rates("finetune.lr", list(self.lr.values), num_clients)
         if self.part != "all":
             require_group(self.part, "finetune.part", groups)
 
-    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        self.inner.setup(federation, model, rows)
-
-    def round(self, cohort: Cohort) -> None:
-        self.inner.round(cohort)
-
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        rows = self.inner.personalized(cohort, final)
+        """What inner deploys, its rows theta fine-tuned."""
+        deployed = self.inner.personalized(cohort, final)
         if self.when == "end" and not final:
-            return rows
-        columns = None if self.part == "all" else cohort.model.columns[self.part]
-        bag = cut(rows if isinstance(rows, dict) else {"theta": rows}, cohort.positions)             # each [K, ...]
-        start, beside = bag["theta"], {name: value for name, value in bag.items() if name != "theta"}
+            return deployed
+        is_dict = isinstance(deployed, dict)
+        start = select_rows(deployed if is_dict else {"theta": deployed}, cohort.positions)  # each [K, ...]
+        theta, beside = start["theta"], {name: value for name, value in start.items() if name != "theta"}
 
         def deployed_loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
-            held = {name: getattr(s, name) for name in beside}
-            logits = self.inner.predict(s.model, {"theta": theta, **held} if isinstance(rows, dict) else theta, batch.x)
-            return s.task_loss(logits, batch)
+            rows = {"theta": theta, **{name: getattr(s, name) for name in beside}} if is_dict else theta
+            return s.task_loss(self.inner.predict(s.model, rows, batch.x), batch)
 
-        loss = None if type(self.inner).predict is Algorithm.predict else deployed_loss
-        tuned = cohort.train(start, loss=loss, epochs=self.epochs, lr=own(self.lr, cohort), columns=columns,
-                             key="finetune", optimizer=cohort.engine.optimizer.fresh(), **beside).theta
-        return {**rows, "theta": tuned} if isinstance(rows, dict) else tuned
-
-    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        return self.inner.predict(model, rows, inputs)
-
-    def global_row(self) -> Tensor | None:
-        return self.inner.global_row()
-
-    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
-        return self.inner.newcomer_row(cohorts)
-
-    def matrices(self) -> dict[str, Tensor]:
-        return self.inner.matrices()
-
-    def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        return self.inner.measured(cohort)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.inner.load_state_dict(state)
+        tuned = cohort.train(
+            theta,
+            loss=None if type(self.inner).predict is Algorithm.predict else deployed_loss,
+            columns=None if self.part == "all" else cohort.model.columns[self.part],
+            how=LocalTraining(
+                epochs=self.epochs, lr=cohort.value(self.lr), key="finetune", optimizer=cohort.engine.optimizer.fresh()
+            ),
+            **beside,
+        ).theta
+        return {**deployed, "theta": tuned} if is_dict else tuned

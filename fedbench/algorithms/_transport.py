@@ -20,33 +20,35 @@ import math
 import torch
 from torch import Tensor
 
-CHECK = 10                 # iterations between two looks at who has converged, for which a GPU must be waited for
+CHECK = 10  # iterations between two looks at who has converged, for which a GPU must be waited for
 
 
 @torch.no_grad()
-def plan(sim: Tensor, eps: float, mass: float = 1.0, max_iter: int = 100, thresh: float = 1e-3,
-         balanced: bool = False) -> Tensor:
+def plan(
+    sim: Tensor, eps: float, mass: float = 1.0, max_iter: int = 100, thresh: float = 1e-3, balanced: bool = False
+) -> Tensor:
     """The plans T of similarities sim [A, J, ..., M], in that shape.  The last update is v's: columns are exact.
 
     A problem is left as it is once no log v moved by thresh in an iteration (looked at every CHECK), so that its plan
     does not depend on which others are solved beside it.
     """
-    x = sim.movedim(1, 0).flatten(1, -2) / eps                                        # [J, n, M]
-    found, left = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)      # left: who is in x
-    a, b, most = 1 / x.shape[2], mass / x.shape[0], math.inf if balanced else 1.0
-    g = math.log(b) - x.logsumexp(-1, keepdim=True)                                   # [J, n, 1]
+    x = sim.movedim(1, 0).flatten(1, -2) / eps  # [J, n, M]
+    plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)  # unsolved: which are in x
+    a, b, u_max = 1 / x.shape[2], mass / x.shape[0], math.inf if balanced else 1.0
+    g = math.log(b) - x.logsumexp(-1, keepdim=True)  # [J, n, 1]
     for start in range(0, max_iter, CHECK):
-        f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(math.log(most))            # [n, M]
-        g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)                         # [J, n, 1]
-        T, u, v = b * (x + f).softmax(-1), 1.0, torch.ones_like(g)                    # [J, n, M]
-        old = v
+        f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(math.log(u_max))  # [n, M]
+        g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)  # [J, n, 1]
+        # exp(f + x + g) of these f and g; u and v below scale this plan further, until their logarithms go into g
+        T, u, v = b * (x + f).softmax(-1), 1.0, torch.ones_like(g)  # [J, n, M]
+        v_before = v
         for _ in range(min(CHECK, max_iter - start) - 1):
-            u = (a / (T * v).sum(0)).clamp_max(most)                                  # [n, M]
-            old, v = v, b / (T * u).sum(-1, keepdim=True)                             # [J, n, 1]
-        still = (v / old).log().abs() < thresh
-        done = still.all(0)[:, 0] | (start + CHECK >= max_iter)                       # [n]
-        found[:, left[done]] = (T * u * v)[:, done]
+            u = (a / (T * v).sum(0)).clamp_max(u_max)  # [n, M]; a whole u only falls, so that this part is below 1 too
+            v_before, v = v, b / (T * u).sum(-1, keepdim=True)  # [J, n, 1]
+        settled = (v / v_before).log().abs() < thresh
+        done = settled.all(0)[:, 0] | (start + CHECK >= max_iter)  # [n]
+        plans[:, unsolved[done]] = (T * u * v)[:, done]
         if done.all():
             break
-        x, g, left = x[:, ~done], (g + v.log())[:, ~done], left[~done]
-    return found.view(sim.shape[1], sim.shape[0], *sim.shape[2:]).movedim(0, 1)
+        x, g, unsolved = x[:, ~done], (g + v.log())[:, ~done], unsolved[~done]
+    return plans.view(sim.shape[1], sim.shape[0], *sim.shape[2:]).movedim(0, 1)

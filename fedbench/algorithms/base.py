@@ -1,20 +1,44 @@
-"""What a method is: a setup, a round on a cohort, and what each client would deploy."""
+"""What a method is: a setup, a round on a cohort, and what each client would deploy.
+
+Methods import from here the types of what they are given: Cohort, Federation, FlatModel, RowStore, Step ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbench.core.options import require
+from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import Optimizer
 from fedbench.engine.per_client import PerClient
-from fedbench.engine.rows import RowStore
-from fedbench.nn.flat import FlatModel, require_group
+from fedbench.engine.rows import Rows, RowStore
+from fedbench.engine.step import Step
+from fedbench.engine.training import LocalTraining
+from fedbench.nn.flat import Columns, FlatModel, require_group
+
+__all__ = [
+    "Algorithm",
+    "Batch",
+    "Cohort",
+    "Columns",
+    "Federation",
+    "FlatModel",
+    "Inputs",
+    "LocalStep",
+    "LocalTraining",
+    "Optimizer",
+    "RowStore",
+    "Rows",
+    "Step",
+]
+
+LocalStep = Callable[[Step, Batch], None]  # what a client does with a batch: cohort.train(..., step=...)
 
 
 class Algorithm:
@@ -24,12 +48,14 @@ class Algorithm:
     reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
     personal_is_global: every client deploys the server's row, so personal/* equals global/*.
     leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
+    waits: why a local step asks the device for a number, in words; on a GPU each time empties its queue.
     """
 
     requires: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     personal_is_global = False
     leaks: str | None = None
+    waits: str | None = None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Refuse, in one sentence, what the method cannot run on."""
@@ -44,8 +70,11 @@ class Algorithm:
             require_group(group, f"algorithm={type(self).__name__.lower()}", groups)
         for option, value in vars(self).items():
             if isinstance(value, PerClient) and num_clients is not None:
-                require(len(value) == num_clients, f"algorithm.{option} lists {len(value):,} numbers, and there are "
-                        f"{num_clients:,} clients to train: one each, or a single number for all")
+                require(
+                    len(value) == num_clients,
+                    f"algorithm.{option} lists {len(value):,} numbers, and there are "
+                    f"{num_clients:,} clients to train: one each, or a single number for all",
+                )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Make the state; rows(name, default) gives a lazy [N, ...] store."""
@@ -56,7 +85,7 @@ class Algorithm:
         raise NotImplementedError
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """What each client of the cohort would deploy: rows [K, P] (or [P] if shared), or a dict of such for
+        """What each client of the cohort would deploy: rows [K, P] (or [P] if one for all), or a dict of such for
         `predict`.  May train.  final: after the last round."""
         raise NotImplementedError
 
@@ -76,8 +105,10 @@ class Algorithm:
         if row is not None:
             return row
         total = sum(float(c.num_samples.sum()) for c in cohorts)
-        sent = [c.upload(newcomer=self._rows(c), around={"newcomer": c.model.init_row()}).newcomer for c in cohorts]
-        return torch.stack([c.num_samples / total @ rows for c, rows in zip(cohorts, sent)]).sum(0)
+        uploads = [
+            c.upload(newcomer=self._rows(c), reference={"newcomer": c.model.init_row()}).newcomer for c in cohorts
+        ]
+        return torch.stack([c.num_samples / total @ rows for c, rows in zip(cohorts, uploads, strict=True)]).sum(0)
 
     def _rows(self, cohort: Cohort) -> Tensor:
         """The rows of what the cohort deploys.  # [K, P]"""
@@ -98,6 +129,7 @@ class Algorithm:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Set what `state_dict` gave, on the device of what stands there now."""
         for name, value in state.items():
             now = getattr(self, name, None)
             setattr(self, name, value.to(now.device) if isinstance(now, Tensor) else value)

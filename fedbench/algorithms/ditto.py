@@ -5,6 +5,9 @@ Departs from the paper: aggregation weighted by samples.   Reduces to: Local at 
 same batches as the global ones, on purpose); the path of w does not depend on lam.
 """
 
+from torch import Tensor
+
+from fedbench.algorithms.base import Cohort, Federation, FlatModel, LocalTraining, RowStore
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.options import Count, NonNegative
 from fedbench.engine.per_client import per_client
@@ -23,18 +26,24 @@ class Ditto(FedAvg):
         super().__init__()
         self.lam, self.personal_epochs, self.personal_is_global = per_client(lam), personal_epochs, False
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """v_i starts from w."""
         super().setup(federation, model, rows)
         self.v = rows("v", default=self.w)
 
-    def round(self, cohort):
-        w = cohort.broadcast(w=self.w).w                                              # [P]
-        pull = (lambda s: s.own(self.lam) * (s.theta - w)) if self.lam else None             # [k, P]
-        v = cohort.train(self.v[cohort.ids], extra_grad=pull, epochs=self.personal_epochs, buffers="v",
-                         counted=0, uploaded=False).theta                             # the same samples again
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1: v_i near the w that came, then w as in FedAvg."""
+        w = cohort.broadcast(w=self.w).w  # [P]
+        pull = (lambda s: s.value(self.lam) * (s.theta - w)) if self.lam else None  # [k, P]
+        v = cohort.train(
+            self.v[cohort.ids],
+            extra_grad=pull,
+            how=LocalTraining(epochs=self.personal_epochs, buffers="v", counted=0, uploaded=False),
+        ).theta  # the same samples again: counted=0
         up = cohort.upload(theta=cohort.train(w).theta)
         self.w = cohort.weights @ up.theta
-        self.v[cohort.ids] = v                                                        # [K, P]
+        self.v[cohort.ids] = v  # [K, P]
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """v_i as last trained."""
         return self.v[cohort.ids]

@@ -18,14 +18,15 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Optimizer, RowStore
 from fedbench.core.linalg import squared_distances
 from fedbench.core.options import Count, Fraction, NonNegative, Positive, require
 from fedbench.engine.per_client import per_client
 
 log = logging.getLogger(__name__)
-BLOCK = 256                        # models of other clients gathered at a time
+BLOCK = 256  # models of other clients gathered at a time
 
 
 class FedAMP(Algorithm):
@@ -36,81 +37,109 @@ class FedAMP(Algorithm):
     cohort.
     """
 
-    def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, alpha_k: Positive = 1.0,
-                 sigma: Positive | Literal["auto"] = 1.0, start: Literal["own", "cloud"] = "own",
-                 peers: Literal["everyone", "last_cohort"] = "everyone",
-                 decay: Fraction = 1.0, decay_every: Count = 30, cap: Fraction | None = None):
+    def __init__(
+        self,
+        lam: NonNegative | list[NonNegative] = 1.0,
+        alpha_k: Positive = 1.0,
+        sigma: Positive | Literal["auto"] = 1.0,
+        start: Literal["own", "cloud"] = "own",
+        peers: Literal["everyone", "last_cohort"] = "everyone",
+        decay: Fraction = 1.0,
+        decay_every: Count = 30,
+        cap: Fraction | None = None,
+    ):
         self.lam, self.alpha_k, self.sigma, self.start, self.peers = per_client(lam), alpha_k, sigma, start, peers
         self.decay, self.decay_every, self.cap = decay, decay_every, cap
         self.prev = None
 
-    def check(self, federation, model, optimizer):
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Weights may be negative while models are close: refused with BatchNorm statistics, else a warning."""
         super().check(federation, model, optimizer)
-        require(self.sigma != "auto" or self.cap is not None,
-                "algorithm.sigma=auto needs algorithm.cap, e.g. 0.9: weights grow as 1 / sigma, which is not known yet")
+        require(
+            self.sigma != "auto" or self.cap is not None,
+            "algorithm.sigma=auto needs algorithm.cap, e.g. 0.9: weights grow as 1 / sigma, which is not known yet",
+        )
         if self.cap is not None:
-            return                                                     # no weight can be negative
+            return  # no weight can be negative
         others = (federation.num_clients if self.peers == "everyone" else federation.cohort_size) - 1
         sigma = float(self.sigma)
         if self.alpha_k * others <= sigma:
             return
-        require(self.start == "own" or not model.buffer_names,
-                f"algorithm.alpha_k={self.alpha_k:g} could extrapolate this model's BatchNorm statistics: with "
-                f"algorithm.start=cloud it must be <= sigma / {others} = {sigma / others:.3g}")
-        log.warning("algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight of "
-                    "a client's own one is negative; alpha_k <= %.3g excludes it",
-                    self.alpha_k, sigma, others, sigma / others)
+        require(
+            self.start == "own" or not model.buffer_names,
+            f"algorithm.alpha_k={self.alpha_k:g} could extrapolate this model's BatchNorm statistics: with "
+            f"algorithm.start=cloud it must be <= sigma / {others} = {sigma / others:.3g}",
+        )
+        log.warning(
+            "algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight of "
+            "a client's own one is negative; alpha_k <= %.3g excludes it",
+            self.alpha_k,
+            sigma,
+            others,
+            sigma / others,
+        )
 
-    def setup(self, federation, model, rows):
-        most = rows.most if self.peers == "everyone" else federation.cohort_size      # who may come to have uploaded
-        read = 8 * most * model.size                                                  # bytes, to compare and to mix
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """All clients start from one model."""
+        num_peers = rows.most if self.peers == "everyone" else federation.cohort_size  # who may come to have uploaded
+        read = 8 * num_peers * model.size  # bytes, to compare and to mix
         if read >= 1 << 30:
-            log.info("every round compares its %d clients with all who have taken part before, up to %s: %.1f GiB of "
-                     "models are read (algorithm.peers=last_cohort: those of the last cohort only)",
-                     federation.cohort_size, f"{most:,}", read / 2**30)
+            log.info(
+                "every round compares its %d clients with all who have taken part before, up to %s: %.1f GiB of "
+                "models are read (algorithm.peers=last_cohort: those of the last cohort only)",
+                federation.cohort_size,
+                f"{num_peers:,}",
+                read / 2**30,
+            )
         self.columns = model.trained
-        self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))       # lazy [N, P]
+        self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))  # lazy [N, P]
 
-    def round(self, cohort):
-        own, alpha = self.theta[cohort.ids], self.alpha(cohort.round)                 # [K, P]
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1: u_i at the server, then client i minimizes f_i(w) + lam / (2 alpha_k) ||w - u_i||^2."""
+        theta, alpha = self.theta[cohort.ids], self.alpha(cohort.round)  # [K, P]
         u = cohort.download(u=self.cloud(cohort, self.w[cohort.ids], alpha)).u
         weight = self.lam / alpha
-        pull = (lambda s: (s.theta - s.u).mul_(s.own(weight))) if self.lam else None
-        out = cohort.train(own if self.start == "own" else u, extra_grad=pull, u=u)
+        pull = (lambda s: (s.theta - s.u).mul_(s.value(weight))) if self.lam else None
+        out = cohort.train(theta if self.start == "own" else u, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
         self.w[cohort.ids] = cohort.upload(w=out.theta).w
         self.prev = cohort.index
 
-    def alpha(self, round):
+    def alpha(self, round: int) -> float:
+        """alpha_k in a round."""
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
-    def cloud(self, cohort, own, alpha):
-        """u_i = sum_j X_ij w_j, a block of models w_j at a time; X_ii is what is left of 1.  # [K, P]"""
+    def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
+        """u_i = sum_j X_ij w_j, a block of models w_j at a time; X_ii is what is left of 1.  w_i [K, P]  # [K, P]"""
         peers = self.w.touched() if self.peers == "everyone" or self.prev is None else self.prev.cpu().numpy()
         blocks = np.split(peers, range(BLOCK, len(peers), BLOCK)) if len(peers) else []
         if not blocks:
-            return own
-        near = [self.nearness(self.columns.take(own), self.columns.take(self.w[ids])) for ids in blocks]
-        others = torch.from_numpy(cohort.ids[:, None] != peers).to(own.device)        # [K, M] bool
-        X = self.attention(torch.cat(near, 1), others, alpha)                         # [K, M]
-        u = (1 - X.sum(1, keepdim=True)) * own
+            return w_i
+        take = self.columns.take
+        compared = torch.cat([self.compare(take(w_i), take(self.w[ids])) for ids in blocks], 1)  # [K, M]
+        is_other = torch.from_numpy(cohort.ids[:, None] != peers).to(w_i.device)  # [K, M] bool
+        X = self.attention(compared, is_other, alpha)  # [K, M]
+        u = (1 - X.sum(1, keepdim=True)) * w_i
         for ids, x in zip(blocks, X.split(BLOCK, 1)):
             u += x @ self.w[ids]
         return u
 
-    def nearness(self, own, others):
-        return squared_distances(own, others)
+    def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
+        """||w_i - w_j||^2 of models [K, p] and [m, p].  # [K, m]"""
+        return squared_distances(w_i, w_j)
 
-    def attention(self, distances, others, alpha):
-        """X_ij where others is True, 0 elsewhere.  # [K, M]"""
-        sigma = self.spread(distances) if self.sigma == "auto" else self.sigma
-        X = torch.where(others, alpha / sigma * torch.exp(-distances / sigma), 0)
+    def attention(self, distances: Tensor, is_other: Tensor, alpha: float) -> Tensor:
+        """X_ij where j != i (is_other), 0 elsewhere.  # [K, M]"""
+        sigma = median_distance(distances) if self.sigma == "auto" else float(self.sigma)
+        X = torch.where(is_other, alpha / sigma * torch.exp(-distances / sigma), 0)
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
 
-    def spread(self, distances):
-        """Median distance of models that differ (nobody does from itself); 1 while none do, as nothing then changes."""
-        apart = distances[distances > 0]
-        return float(apart.median()) if len(apart) else 1.0
-
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """w_i as last trained."""
         return self.theta[cohort.ids]
+
+
+def median_distance(distances: Tensor) -> float:
+    """Median distance of models that differ (nobody does from itself); 1 while none do, as nothing then changes."""
+    positive = distances[distances > 0]
+    return float(positive.median()) if len(positive) else 1.0

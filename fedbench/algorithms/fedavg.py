@@ -7,7 +7,9 @@ was after its own last local training, before aggregation (PGFed with mu = 0).
 
 from typing import Literal
 
-from fedbench.algorithms.base import Algorithm
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, RowStore
 
 
 class FedAvg(Algorithm):
@@ -17,20 +19,24 @@ class FedAvg(Algorithm):
         self.deploy = deploy
         self.personal_is_global = deploy == "global"
 
-    def setup(self, federation, model, rows):
-        self.w = model.init_row()                                                     # [P]
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all."""
+        self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w) if self.deploy == "local" else None
 
-    def round(self, cohort):
-        sent = cohort.broadcast(w=self.w)
-        out = cohort.train(sent.w)
-        up = cohort.upload(theta=out.theta)                                           # [K, P]
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
+        w = cohort.broadcast(w=self.w).w
+        out = cohort.train(w)
+        up = cohort.upload(theta=out.theta)  # [K, P]
         self.w = cohort.weights @ up.theta
         if self.theta is not None:
             self.theta[cohort.ids] = out.theta
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """w, or with deploy="local" what the client last trained."""
         return self.w if self.theta is None else self.theta[cohort.ids]
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """w."""
         return self.w

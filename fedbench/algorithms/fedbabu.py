@@ -9,8 +9,9 @@ server's sum begins by erasing the head too: clients then fine-tune from a head 
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, LocalTraining, RowStore
 from fedbench.core.options import Natural, Positive
 
 
@@ -22,29 +23,42 @@ class FedBABU(Algorithm):
 
     requires = ("head",)
 
-    def __init__(self, finetune_epochs: Natural = 1, finetune_lr: Positive | None = 0.001,
-                 finetune_part: Literal["all", "head", "base"] = "all",
-                 finetune_head: Literal["frozen", "zero"] = "frozen"):
+    def __init__(
+        self,
+        finetune_epochs: Natural = 1,
+        finetune_lr: Positive | None = 0.001,
+        finetune_part: Literal["all", "head", "base"] = "all",
+        finetune_head: Literal["frozen", "zero"] = "frozen",
+    ):
         self.epochs, self.lr, self.part = finetune_epochs, finetune_lr, finetune_part
         self.zero_head = finetune_head == "zero"
 
-    def setup(self, federation, model, rows):
-        self.w = model.init_row()                                                     # [P]
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all, whose head stays as it is."""
+        self.w = model.init_row()  # [P]
         self.head, self.base = model.columns["head"], model.without("head")
 
-    def round(self, cohort):
-        u = cohort.broadcast(u=self.base.take(self.w)).u                              # [|u|]
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1: clients train the base u alone."""
+        u = cohort.broadcast(u=self.base.take(self.w)).u  # [|u|]
         out = cohort.train(self.base.put(self.w, u), columns=self.base)
-        up = cohort.upload(u=self.base.take(out.theta))                               # [K, |u|]
+        up = cohort.upload(u=self.base.take(out.theta))  # [K, |u|]
         self.w = self.base.put(self.w, cohort.weights @ up.u)
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """[u, h]; after the last round fine-tuned."""
         if not final:
             return self.w
         start = self.head.put(self.w, torch.zeros_like(self.head.take(self.w))) if self.zero_head else self.w
         columns = {"all": None, "head": self.head, "base": self.base}[self.part]
-        return cohort.train(start, epochs=self.epochs, lr=self.lr, columns=columns, key="finetune",
-                            optimizer=cohort.engine.optimizer.fresh()).theta
+        return cohort.train(
+            start,
+            columns=columns,
+            how=LocalTraining(
+                epochs=self.epochs, lr=self.lr, key="finetune", optimizer=cohort.engine.optimizer.fresh()
+            ),
+        ).theta
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """[u, h]."""
         return self.w

@@ -3,6 +3,7 @@
 Acar et al., ICLR 2021, Algorithm 1:  theta_i <- argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - w||^2.
 Departs from the paper: SGD epochs for the argmin, as all codes (the authors' weight decay and clipping are the
 optimizer's options; the added terms pass through momentum like the gradient).  BatchNorm buffers are averaged only.
+The server:  h <- h - alpha sum_i (theta_i - w) / N  over the cohort,  w <- mean of its theta_i - h / alpha.
 alpha as a list: everything is the augmented Lagrangian's, sum_i f_i(theta_i) - <g_i, theta_i - w> + (alpha_i/2)
 ||theta_i - w||^2.  A client uses its own alpha_i; h <- h - sum_i alpha_i (theta_i - w) / N stays the mean of all g_i;
 the server minimizes over w:  w <- sum_i alpha_i theta_i / sum_i alpha_i - h / (mean of alpha), the first two sums over
@@ -11,10 +12,11 @@ Reduces to: FedProx(mu = alpha) within a client, in its first participation.
 """
 
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, RowStore
 from fedbench.core.options import Positive
-from fedbench.engine.per_client import mean, own, per_client, shares
+from fedbench.engine.per_client import fractions, mean, per_client
 
 
 class FedDyn(Algorithm):
@@ -28,24 +30,28 @@ class FedDyn(Algorithm):
     def __init__(self, alpha: Positive | list[Positive] = 0.1):
         self.alpha = per_client(alpha)
 
-    def setup(self, federation, model, rows):
-        self.w = model.init_row()                                                     # [P]
-        self.h = torch.zeros_like(self.w)                                             # [P]
-        self.g = rows("g", default=self.h)                                            # lazy [N, P]
-        self.learned = model.trained
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all; g_i = h = 0."""
+        self.w = model.init_row()  # [P]
+        self.h = torch.zeros_like(self.w)  # [P]
+        self.g = rows("g", default=self.h)  # lazy [N, P]
+        self.trained = model.trained
 
-    def round(self, cohort):
-        g, alpha = self.g[cohort.ids], own(self.alpha, cohort)                        # [K, P], a number or [K, 1]
-        w = cohort.broadcast(w=self.w).w                                              # [P]
-        out = cohort.train(w, g=g, extra_grad=lambda s: s.own(self.alpha) * (s.theta - w) - s.g)
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
+        g, alpha = self.g[cohort.ids], cohort.value(self.alpha)  # [K, P], a number or [K, 1]
+        w = cohort.broadcast(w=self.w).w  # [P]
+        out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.g)
         self.g[cohort.ids] = g - alpha * (out.theta - w)
-        up = cohort.upload(theta=out.theta)                                           # [K, P]
-        self.h = self.h - (alpha * (up.theta - w)).sum(0) / cohort.num_clients        # over all N
-        middle = shares(self.alpha, cohort) @ up.theta                                # [P]
-        self.w = self.learned.put(middle, self.learned.take(middle - self.h / mean(self.alpha)))
+        up = cohort.upload(theta=out.theta)  # [K, P]
+        self.h = self.h - (alpha * (up.theta - w)).sum(0) / cohort.num_clients  # over all N
+        mean_theta = fractions(self.alpha, cohort) @ up.theta  # [P]
+        self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """w."""
         return self.w
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """w."""
         return self.w

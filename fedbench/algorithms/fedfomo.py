@@ -14,9 +14,12 @@ Reduces to: Local on the kept samples at models = 0.
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, RowStore
 from fedbench.core.options import Natural, Probability, Share
+from fedbench.core.rng import RowRandom
+from fedbench.engine.training import LocalTraining
 
 
 class FedFomo(Algorithm):
@@ -27,51 +30,79 @@ class FedFomo(Algorithm):
     of the last cohort last [K', P], prev [K'].
     """
 
-    def __init__(self, models: Natural = 8, held_out: Share = 0.2,
-                 reference: Literal["aggregated", "trained"] = "aggregated", epsilon: Probability = 0.0):
+    def __init__(
+        self,
+        models: Natural = 8,
+        held_out: Share = 0.2,
+        reference: Literal["aggregated", "trained"] = "aggregated",
+        epsilon: Probability = 0.0,
+    ):
         self.models, self.held_out, self.reference, self.epsilon = models, held_out, reference, epsilon
-        self.last: Any = None                                                         # nothing uploaded yet
+        self.last: Any = None  # nothing uploaded yet
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """All clients start from one model; Pref = I; every client holds samples out."""
         w = model.init_row()
-        self.theta = rows("theta", default=w)                                         # lazy [N, P]
+        self.theta = rows("theta", default=w)  # lazy [N, P]
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
-        self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))   # lazy [N, N]
-        federation.hold_out(self.held_out)                                            # splits "kept" and "held"
+        self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # lazy [N, N]
+        federation.hold_out(self.held_out)  # splits "kept" and "held"
 
-    def round(self, cohort):
-        theta = self.theta[cohort.ids]                                                # [K, P]
+    def round(self, cohort: Cohort) -> None:
+        """Mix what was downloaded, train, upload; in the first round there is nothing to mix."""
+        theta = self.theta[cohort.ids]  # [K, P]
         if self.last is not None and self.models:
             theta = self.mixed(cohort, theta, self.ref[cohort.ids])
-        out = cohort.train(theta, split="kept")
-        self.ref[cohort.ids] = theta                  # reference="trained": the same rows as theta, written next
+        out = cohort.train(theta, how=LocalTraining(split="kept"))
+        if self.reference == "aggregated":
+            self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
-        known = self.theta.default                                                    # where everybody began  [P]
-        self.last, self.prev = cohort.upload(theta=out.theta, around={"theta": known}).theta, cohort.index
+        initial = self.theta.default  # what the server knows of a client's model at first  [P]
+        self.last, self.prev = cohort.upload(theta=out.theta, reference={"theta": initial}).theta, cohort.index
 
-    def mixed(self, cohort, theta, ref):
-        chosen = self.choose(cohort)                                                  # [K, M]
-        sent = cohort.download(theta=self.last[chosen]).theta                         # [K, M, P]
-        gain = cohort.loss(ref, "held")[:, None] - cohort.loss(sent, "held")          # [K, M]
-        own = cohort.model.trained.take(ref)
-        away = torch.stack([(cohort.model.trained.take(m) - own).norm(dim=1) for m in sent.unbind(1)], 1)
-        omega = gain.clamp_min(0) / (away + 1e-5)                                     # [K, M]
-        total = omega.sum(1, keepdim=True)                                            # [K, 1]
+    def mixed(self, cohort: Cohort, theta: Tensor, ref: Tensor) -> Tensor:
+        """sum_j omega_j theta_j, or theta_i [K, P] of a client whom no model helps; Pref <- Pref + omega.  # [K, P]"""
+        chosen = self.choose(cohort)  # [K, M]
+        others = cohort.download(theta=self.last[chosen]).theta  # theta_j  [K, M, P]
+        omega = self.weights(cohort, others, ref)  # [K, M]
+        total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
-        told = cohort.upload(omega=omega, around={"omega": None}).omega
-        self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], told)
-        return torch.where(total > 0, (omega[:, None] @ sent)[:, 0], theta)
+        uploaded = cohort.upload(omega=omega, reference={"omega": None}).omega
+        self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
+        return torch.where(total > 0, (omega[:, None] @ others)[:, 0], theta)
 
-    def choose(self, cohort):
-        """For each client the positions, in the last cohort, of the models it downloads.  # [K, M]"""
-        many, draws = min(self.models, len(self.prev)), cohort.random("fedfomo")
-        pref = self.pref[cohort.ids][:, self.prev] + (cohort.index[:, None] == self.prev)            # [K, K']
-        lot = draws.uniform(len(self.prev)).argsort(1)
-        order = lot.gather(1, pref.gather(1, lot).argsort(dim=1, descending=True, stable=True))
-        greedy = (draws.uniform(many) >= self.epsilon).sum(1, keepdim=True)           # [K, 1], of the M
-        rank = torch.arange(len(self.prev), device=pref.device)
-        rank = torch.where(rank < greedy, rank, len(self.prev) + draws.uniform(len(self.prev)))
-        return order.gather(1, rank.argsort(1))[:, :many]
+    def weights(self, cohort: Cohort, others: Tensor, ref: Tensor) -> Tensor:
+        """omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5).  others [K, M, P]  # [K, M]"""
+        gain = cohort.loss(ref, "held")[:, None] - cohort.loss(others, "held")  # [K, M]
+        trained = cohort.model.trained
+        ref = trained.take(ref)
+        distance = torch.stack([(trained.take(theta_j) - ref).norm(dim=1) for theta_j in others.unbind(1)], 1)
+        return gain.clamp_min(0) / (distance + 1e-5)
 
-    def personalized(self, cohort, final):
+    def choose(self, cohort: Cohort) -> Tensor:
+        """For each client the positions, in the last cohort, of the M models that it downloads.  # [K, M]"""
+        draws, mine = cohort.random("fedfomo"), cohort.index[:, None] == self.prev  # [K, K']
+        order = by_preference(self.pref[cohort.ids][:, self.prev] + mine, draws)  # Pref[i, j] + [i = j]
+        many = min(self.models, len(self.prev))
+        return (explored(order, self.epsilon, many, draws) if self.epsilon else order)[:, :many]
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """theta_i as last trained."""
         return self.theta[cohort.ids]
+
+
+def by_preference(pref: Tensor, draws: RowRandom) -> Tensor:
+    """Positions of the largest of pref [K, K'] first, equal ones in an order by lot.  # [K, K']"""
+    lot = draws.uniform(pref.shape[1]).argsort(1)
+    return lot.gather(1, pref.gather(1, lot).argsort(dim=1, descending=True, stable=True))
+
+
+def explored(order: Tensor, epsilon: float, many: int, draws: RowRandom) -> Tensor:
+    """An order [K, K'] in which each of the first `many` places is filled by lot with probability epsilon.
+
+    The places that are not come first and keep their preference; the others' models follow in an order by lot.
+    """
+    greedy = (draws.uniform(many) >= epsilon).sum(1, keepdim=True)  # places that go by preference  [K, 1]
+    place = torch.arange(order.shape[1], device=order.device)
+    lot = order.shape[1] + draws.uniform(order.shape[1])  # behind every place by preference
+    return order.gather(1, torch.where(place < greedy, place, lot).argsort(1))

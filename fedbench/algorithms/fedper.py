@@ -4,7 +4,9 @@ Arivazhagan et al., 2019, Algorithms 1 and 2.  A client never sampled deploys th
 Departs from the paper: nowhere.   Reduces to: FedAvg when the head is empty, Local when the base is empty.
 """
 
-from fedbench.algorithms.base import Algorithm
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, LocalTraining, RowStore
 
 
 class FedPer(Algorithm):
@@ -12,24 +14,27 @@ class FedPer(Algorithm):
 
     requires = ("head",)
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all."""
         self.base = model.without("head")
-        self.own = self.base.rest(model.size)
+        self.head = self.base.rest(model.size)
         w = model.init_row()
-        self.u = self.base.take(w).clone()                                            # [|u|]
-        self.v = rows("v", default=self.own.take(w))                                  # lazy [N, |head|]
+        self.u = self.base.take(w).clone()  # [|u|]
+        self.v = rows("v", default=self.head.take(w))  # lazy [N, |head|]
 
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """Algorithms 1 and 2."""
         u = cohort.broadcast(u=self.u).u
-        out = cohort.train(self.joined(cohort, u), uploaded=self.base)                # [K, P]
-        up = cohort.upload(u=self.base.take(out.theta))                               # [K, |u|]
+        out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
+        up = cohort.upload(u=self.base.take(out.theta))  # [K, |u|]
         self.u = cohort.weights @ up.u
-        self.v[cohort.ids] = self.own.take(out.theta)
+        self.v[cohort.ids] = self.head.take(out.theta)
 
-    def joined(self, cohort, u):
-        """The clients' own heads on the base u.  # [K, P]"""
-        rows = u.new_empty(len(cohort), self.base.size + self.own.size)
-        return self.own.put(self.base.put(rows, u), self.v[cohort.ids])
+    def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:
+        """Every client's head on the base u.  # [K, P]"""
+        rows = u.new_empty(len(cohort), self.base.size + self.head.size)
+        return self.head.put(self.base.put(rows, u), self.v[cohort.ids])
 
-    def personalized(self, cohort, final):
-        return self.joined(cohort, self.u)
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """The new base with the client's head."""
+        return self.with_heads(cohort, self.u)

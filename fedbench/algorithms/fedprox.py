@@ -6,6 +6,7 @@ official_noop: the term as in pFedMoAP's released code, which builds it of detac
 no gradient, so that this is FedAvg.
 """
 
+from fedbench.algorithms.base import Cohort
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.options import NonNegative
 from fedbench.engine.per_client import per_client
@@ -18,9 +19,10 @@ class FedProx(FedAvg):
         super().__init__()
         self.mu, self.official_noop = per_client(mu), official_noop
 
-    def round(self, cohort):
-        w = cohort.broadcast(w=self.w).w                                              # [P]
-        felt = self.mu and not self.official_noop
-        prox = (lambda s: s.own(self.mu) * (s.theta - w)) if felt else None                  # [k, P]
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 2."""
+        w = cohort.broadcast(w=self.w).w  # [P]
+        has_gradient = self.mu and not self.official_noop
+        prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]
         up = cohort.upload(theta=cohort.train(w, extra_grad=prox).theta)
         self.w = cohort.weights @ up.theta

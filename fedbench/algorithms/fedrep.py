@@ -5,6 +5,7 @@ step or epoch; body_epochs=1), as the released code of the PFL benchmarks.  A cl
 base with the initial head.   Reduces to: FedBABU's federated phase at head_epochs = 0.
 """
 
+from fedbench.algorithms.base import Cohort, LocalTraining
 from fedbench.algorithms.fedper import FedPer
 from fedbench.core.options import Count, Natural
 
@@ -18,16 +19,16 @@ class FedRep(FedPer):
     def __init__(self, head_epochs: Natural = 1, body_epochs: Count | None = None):
         self.head_epochs, self.body_epochs = head_epochs, body_epochs
 
-    def setup(self, federation, model, rows):
-        super().setup(federation, model, rows)
-        self.head = model.columns["head"]
-
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1: head, then base; the base is sent."""
         u = cohort.broadcast(u=self.u).u
-        theta = self.joined(cohort, u)                                                # [K, P]
-        theta = cohort.train(theta, columns=self.head, epochs=self.head_epochs, key="head", buffers="head",
-                             uploaded=False).theta
-        theta = cohort.train(theta, columns=self.base, epochs=self.body_epochs).theta
-        up = cohort.upload(u=self.base.take(theta))                                   # [K, |u|]
+        theta = self.with_heads(cohort, u)  # [K, P]
+        theta = cohort.train(
+            theta,
+            columns=self.head,
+            how=LocalTraining(epochs=self.head_epochs, key="head", buffers="head", uploaded=False),
+        ).theta
+        theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta
+        up = cohort.upload(u=self.base.take(theta))  # [K, |u|]
         self.u = cohort.weights @ up.u
-        self.v[cohort.ids] = self.own.take(theta)
+        self.v[cohort.ids] = self.head.take(theta)

@@ -2,17 +2,31 @@
 
 Chen and Chao, ICLR 2022, Algorithm 1, linear personal heads (its hypernetwork is not here).  With z = u(x) and
 pi_i[c] client i's share of class c:  balanced softmax  CE(h(z) + log pi_i, y)  trains u and h,
-CE(sg h(z) + g_i(sg z), y)  trains g_i alone; so their sum trains all, each by its own.  Deployed: h(z) + g_i(z).
+CE(sg h(z) + g_i(sg z), y)  trains g_i alone.  No parameter gets a
+gradient from both, so that one step on their sum is the box's two.  Deployed: h(z) + g_i(z).
 Departs from the paper: aggregation weighted by samples.  A class that a client lacks leaves the first softmax
 (log 0); shares are counted from all labels, so no loss is infinite.  train/loss is the
 sum of both.
 Reduces to: FedAvg for u and h where all classes are equally frequent.
 """
 
-import torch
-from torch import nn
+from typing import Any
 
-from fedbench.algorithms.base import Algorithm
+import torch
+from torch import Tensor, nn
+
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    Inputs,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
 from fedbench.core.options import require
 
 
@@ -21,44 +35,54 @@ class FedRoD(Algorithm):
 
     requires = ("head",)
 
-    def check(self, federation, model, optimizer):
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Classes to balance, and a linear head, which is doubled."""
         super().check(federation, model, optimizer)
-        require(federation.task.name == "classification",
-                f"algorithm=fedrod balances classes: it needs a classification data set, not {federation.task.name}")
-        require(isinstance(getattr(model.module, "head", None), nn.Linear),
-                "algorithm=fedrod needs a model whose module named head is a linear layer")
+        require(
+            federation.task.single_label,
+            f"algorithm=fedrod balances classes: it needs one class a sample, not task={federation.task.kind}",
+        )
+        require(
+            isinstance(getattr(model.module, "head", None), nn.Linear),
+            "algorithm=fedrod needs a model whose module named head is a linear layer",
+        )
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """g_i starts as the generic head h."""
         model.extend(head2="copy:head")
-        self.w = model.init_row()                                                     # [P]
+        self.w = model.init_row()  # [P]
         self.personal = model.columns["head2"]
         self.shared = self.personal.rest(model.size)
-        self.g = rows("g", default=self.personal.take(self.w))                        # lazy [N, |head|]
-        self.counts = federation.label_counts                                         # [N, C] on the host
+        self.g = rows("g", default=self.personal.take(self.w))  # lazy [N, |head|]
+        self.counts = federation.label_counts  # [N, C] on the host
 
-    def round(self, cohort):
-        sent = cohort.broadcast(w=self.shared.take(self.w)).w                         # [u, h]
-        counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)                 # [K, C]
-        log_pi = (counts / counts.sum(1, keepdim=True)).log()                         # [K, C], -inf for absent ones
-        start = self.personal.put(self.shared.put(self.w, sent), self.g[cohort.ids])  # [K, P]
-        out = cohort.train(start, loss=self.loss, uploaded=self.shared, log_pi=log_pi)
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
+        w = cohort.broadcast(w=self.shared.take(self.w)).w  # [u, h]
+        counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)  # [K, C]
+        log_pi = (counts / counts.sum(1, keepdim=True)).log()  # [K, C], -inf for absent ones
+        start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [K, P]
+        out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
         up = cohort.upload(w=self.shared.take(out.theta))
         self.w = self.shared.put(self.w, cohort.weights @ up.w)
 
-    def loss(self, s, rows, batch):
-        z = s.features(rows, batch)                                                   # [k, B, F]
-        generic = s.model.head(rows, z)                                               # [k, B, C]
-        own = s.model.head(rows, z.detach(), "head2")
-        return (s.task_loss(generic + s.log_pi[:, None], batch)
-                + s.task_loss(generic.detach() + own, batch))                         # [k, B]
+    def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
+        """Balanced softmax of h(z), and cross-entropy of g_i's logits on top of it.  # [k, B]"""
+        z = s.features(rows, batch)  # [k, B, F]
+        generic = s.model.head(rows, z)  # [k, B, C]
+        personal = generic.detach() + s.model.head(rows, z.detach(), "head2")
+        return s.task_loss(generic + s.log_pi[:, None], batch) + s.task_loss(personal, batch)  # [k, B]
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """[u, h, g_i]."""
         return self.personal.put(self.w, self.g[cohort.ids])
 
-    def predict(self, model, rows, inputs):
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """h(z) + g_i(z).  # [k, b, C]"""
         z = model.features(rows, inputs)
         return model.head(rows, z) + model.head(rows, z, "head2")
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """[u, h]."""
         return self.w

@@ -11,58 +11,69 @@ Reduces to: FedAvg where every batch has the federation's class shares.
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.options import require
 
 
 class FedSLD(FedAvg):
-    """counts: Pt over all clients | the cohort.  renormalize: divide by the sum of Pt over the classes of the batch,
-    which a client with few classes otherwise scales its loss by.  State: w [P]; counts_of [N, C], what clients told."""
+    """counts: Pt over all clients | the cohort.  renormalize: divide by the sum of Pt over the classes of the batch:
+    otherwise a client with few classes has a smaller loss.  State: w [P]; counts_of [N, C], what clients told."""
 
-    def __init__(self, reduction: Literal["mean", "sum"] = "mean", counts: Literal["all", "cohort"] = "all",
-                 renormalize: bool = False):
+    def __init__(
+        self,
+        reduction: Literal["mean", "sum"] = "mean",
+        counts: Literal["all", "cohort"] = "all",
+        renormalize: bool = False,
+    ):
         super().__init__()
         self.reduction, self.counts, self.renormalize = reduction, counts, renormalize
 
-    def check(self, federation, model, optimizer):
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Classes to weigh."""
         super().check(federation, model, optimizer)
-        require(federation.task.name == "classification",
-                f"algorithm=fedsld weights classes: it needs a classification data set, not {federation.task.name}")
+        require(
+            federation.task.single_label,
+            f"algorithm=fedsld weights classes: it needs one class a sample, not task={federation.task.kind}",
+        )
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """As FedAvg; clients know their own label counts."""
         super().setup(federation, model, rows)
-        self.label_counts = federation.label_counts                                   # [N, C] on the host
-        self.counts_of: Any = None                                                    # nobody asked yet
+        self.label_counts = federation.label_counts  # [N, C] on the host
+        self.counts_of: Any = None  # nobody asked yet
 
-    def round(self, cohort):
-        w, prior = cohort.broadcast(w=self.w).w, self.prior(cohort)                   # [P], [C]
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
+        w, prior = cohort.broadcast(w=self.w).w, self.prior(cohort)  # [P], [C]
 
-        def step(s, batch):
-            batch.weight = batch.weight * self.ratio(batch, prior)                    # [k, B]
+        def step(s: Step, batch: Batch) -> None:
+            batch.weight = batch.weight * self.ratio(batch, prior)  # [k, B]
             s.descend(s.grad(batch))
 
         up = cohort.upload(theta=cohort.train(w, step=step).theta)
         self.w = cohort.weights @ up.theta
 
-    def prior(self, cohort):
+    def prior(self, cohort: Cohort) -> Tensor:
         """Pt.  All clients' counts travel once, C numbers each, before the first round, and so does Pt (counts=cohort:
         every round); noise (privacy) may have taken counts below 0.  # [C]"""
-        first, everyone = self.counts_of is None, cohort.everyone()
-        if first:
-            counts = torch.from_numpy(self.label_counts).to(self.w)                   # [N, C]
-            self.counts_of = everyone.upload(counts=counts).counts.clamp_min(0)
+        first_round, clients = self.counts_of is None, cohort.all_clients()
+        if first_round:
+            counts = torch.from_numpy(self.label_counts).to(self.w)  # [N, C]
+            self.counts_of = clients.upload(counts=counts).counts.clamp_min(0)
         total = (self.counts_of if self.counts == "all" else self.counts_of[cohort.index]).sum(0)
         prior = total / total.sum().clamp_min(1e-30)
         if self.counts == "cohort":
             return cohort.broadcast(prior=prior).prior
-        return everyone.broadcast(prior=prior).prior if first else prior
+        return clients.broadcast(prior=prior).prior if first_round else prior
 
-    def ratio(self, batch, prior):
+    def ratio(self, batch: Batch, prior: Tensor) -> Tensor:
         """Pt(y) / pb(y) of every sample, 0 for padding.  # [k, B]"""
         real = batch.weight > 0
-        share = batch.weight.new_zeros(len(batch.y), len(prior)).scatter_add(1, batch.y, batch.weight)  # pb [k, C]
-        ratio = torch.where(real, prior[batch.y] / share.gather(1, batch.y), 0)
+        pb = batch.weight.new_zeros(len(batch.y), len(prior)).scatter_add(1, batch.y, batch.weight)  # [k, C]
+        ratio = torch.where(real, prior[batch.y] / pb.gather(1, batch.y), 0)
         if self.renormalize:
             ratio = ratio / (batch.weight * ratio).sum(1, keepdim=True)
         return ratio * real.sum(1, keepdim=True) if self.reduction == "sum" else ratio

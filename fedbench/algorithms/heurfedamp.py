@@ -8,7 +8,9 @@ xi = 1/N and lam = 0.
 
 from typing import Literal
 
-from fedbench.algorithms.base import Algorithm
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Federation, FlatModel, Optimizer, RowStore
 from fedbench.algorithms.fedamp import FedAMP
 from fedbench.core.linalg import products
 from fedbench.core.options import Count, Fraction, NonNegative, Positive, Probability
@@ -18,24 +20,35 @@ class HeurFedAMP(FedAMP):
     """xi: weight of a client's own model (null: 1/N); sigma: sharpness of the softmax; the rest as FedAMP, whose
     state it has."""
 
-    def __init__(self, xi: Probability | None = None, sigma: NonNegative = 25.0,
-                 lam: NonNegative | list[NonNegative] = 1.0, alpha_k: Positive = 1e4,
-                 start: Literal["own", "cloud"] = "cloud", peers: Literal["everyone", "last_cohort"] = "everyone",
-                 decay: Fraction = 0.1, decay_every: Count = 30):
+    def __init__(
+        self,
+        xi: Probability | None = None,
+        sigma: NonNegative = 25.0,
+        lam: NonNegative | list[NonNegative] = 1.0,
+        alpha_k: Positive = 1e4,
+        start: Literal["own", "cloud"] = "cloud",
+        peers: Literal["everyone", "last_cohort"] = "everyone",
+        decay: Fraction = 0.1,
+        decay_every: Count = 30,
+    ):
         super().__init__(lam, alpha_k, sigma, start, peers, decay, decay_every)
         self.xi = xi
 
-    def check(self, federation, model, optimizer):
-        Algorithm.check(self, federation, model, optimizer)            # no weight can be negative: no warning
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Without FedAMP's check: weights of a softmax are never negative."""
+        Algorithm.check(self, federation, model, optimizer)
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """As FedAMP's."""
         super().setup(federation, model, rows)
-        self.own_weight = 1 / federation.num_clients if self.xi is None else self.xi
+        self.X_ii = 1 / federation.num_clients if self.xi is None else self.xi
 
-    def nearness(self, own, others):
-        lengths = own.norm(dim=1)[:, None] * others.norm(dim=1)                       # [K, M]
-        return products(own, others) / lengths.clamp_min(1e-12)
+    def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
+        """cos(w_i, w_j) of models [K, p] and [m, p].  # [K, m]"""
+        lengths = w_i.norm(dim=1)[:, None] * w_j.norm(dim=1)  # [K, m]
+        return products(w_i, w_j) / lengths.clamp_min(1e-12)
 
-    def attention(self, cosines, others, alpha):
-        scores = (self.sigma * cosines).masked_fill(~others, float("-inf"))
-        return (1 - self.own_weight) * scores.softmax(1).nan_to_num(0)                # nobody else: 0
+    def attention(self, cosines: Tensor, is_other: Tensor, alpha: float) -> Tensor:
+        """X_ij where j != i (is_other), 0 elsewhere.  # [K, M]"""
+        scores = (cosines * float(self.sigma)).masked_fill(~is_other, float("-inf"))
+        return (1 - self.X_ii) * scores.softmax(1).nan_to_num(0)  # nobody else: 0

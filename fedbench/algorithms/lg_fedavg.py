@@ -9,7 +9,9 @@ Reduces to: Local when the head is empty, FedAvg when the base is empty (joint).
 
 from typing import Literal
 
-from fedbench.algorithms.base import Algorithm
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalTraining, RowStore, Step
 
 
 class LGFedAvg(Algorithm):
@@ -20,24 +22,30 @@ class LGFedAvg(Algorithm):
     def __init__(self, update: Literal["alternate", "joint"] = "alternate", frozen_momentum_drift: bool = False):
         self.update, self.drift = update, frozen_momentum_drift
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all."""
         self.head = model.columns["head"]
         self.base = model.without("head") & model.trained
         w = model.init_row()
-        self.h = self.head.take(w).clone()                                            # [|h|]
-        self.theta = rows("theta", default=w)                                         # lazy [N, P]
+        self.h = self.head.take(w).clone()  # [|h|]
+        self.theta = rows("theta", default=w)  # lazy [N, P]
 
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1: base and head train, the head is sent."""
         h = cohort.broadcast(h=self.h).h
-        start = self.head.put(self.theta[cohort.ids], h)                              # [K, P]
-        out = cohort.train(start, step=self.alternate if self.update == "alternate" else None, uploaded=self.head)
-        up = cohort.upload(h=self.head.take(out.theta))                               # [K, |h|]
+        start = self.head.put(self.theta[cohort.ids], h)  # [K, P]
+        out = cohort.train(
+            start, step=self.alternate if self.update == "alternate" else None, how=LocalTraining(uploaded=self.head)
+        )
+        up = cohort.upload(h=self.head.take(out.theta))  # [K, |h|]
         self.h = cohort.weights @ up.h
         self.theta[cohort.ids] = out.theta
 
-    def alternate(self, s, batch):
+    def alternate(self, s: Step, batch: Batch) -> None:
+        """The base, then the head at the new base."""
         for part in (self.base, self.head):
             s.descend(s.grad(batch, columns=part), columns=None if self.drift else part)
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """The client's base with the new head."""
         return self.head.put(self.theta[cohort.ids], self.h)

@@ -1,7 +1,8 @@
 """Per-FedAvg: a common model from which one gradient step at each client does well.
 
 Fallah et al., NeurIPS 2020, Algorithm 1:  min_w sum_i q_i f_i(w - alpha grad f_i(w)).  mode="fo" drops the second
-derivative, "hf" takes its product with the gradient by a central difference of gradients.
+derivative, "hf" takes its product with the gradient by a central difference of gradients.  A step, on the parts of a
+batch:  theta = w - alpha grad_1 f(w),  w <- w - lr (grad_2 f(theta) - alpha H_3(w) grad_2 f(theta)),  in fo without H.
 Every local step draws one batch of 2 (hf: 3) times local.batch_size and cuts it into independent parts; a tail
 smaller than that is dropped.  A client deploys w after one step of size alpha on one of its training batches.
 Departs from the paper: aggregation weighted by samples, as the released code of the PFL benchmarks (weights="uniform"
@@ -12,11 +13,22 @@ Reduces to: SGD on the second part of the batches at alpha = 0.
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
 from fedbench.core.options import NonNegative, Positive, require
 from fedbench.engine.optim import SGD
-from fedbench.engine.per_client import own, per_client
+from fedbench.engine.per_client import per_client
 
 
 class PerFedAvg(Algorithm):
@@ -24,44 +36,61 @@ class PerFedAvg(Algorithm):
     difference, at which the product with the Hessian is taken.  Both may be lists, one for each client, in training and
     when it adapts; adapt: by a step of size alpha, or "lr", the optimizer's learning rate.  State: w [P]."""
 
-    def __init__(self, mode: Literal["fo", "hf"] = "fo", alpha: NonNegative | list[NonNegative] | None = None,
-                 delta: Positive | list[Positive] = 1e-3, weights: Literal["samples", "uniform"] = "samples",
-                 adapt: Literal["alpha", "lr"] = "alpha"):
+    def __init__(
+        self,
+        mode: Literal["fo", "hf"] = "fo",
+        alpha: NonNegative | list[NonNegative] | None = None,
+        delta: Positive | list[Positive] = 1e-3,
+        weights: Literal["samples", "uniform"] = "samples",
+        adapt: Literal["alpha", "lr"] = "alpha",
+    ):
         self.adapt = adapt
         self.alpha, self.delta, self.weights = per_client(alpha), per_client(delta), weights
         self.parts = {"fo": 2, "hf": 3}[mode]
 
-    def check(self, federation, model, optimizer):
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """A sample for each part of a batch."""
         super().check(federation, model, optimizer)
         least = int(federation.num_samples.min())
-        require(least >= self.parts, f"algorithm=per_fedavg cuts every batch into {self.parts} parts: a client has "
-                                     f"only {least} training sample{'s' * (least != 1)}")
+        require(
+            least >= self.parts,
+            f"algorithm=per_fedavg cuts every batch into {self.parts} parts: a client has "
+            f"only {least} training sample{'s' * (least != 1)}",
+        )
 
-    def setup(self, federation, model, rows):
-        self.w = model.init_row()                                                     # [P]
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all."""
+        self.w = model.init_row()  # [P]
 
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
-        out = cohort.train(w, step=self.step, batch_size=self.parts * cohort.engine.batch_size, drop_last=True,
-                           counted=1 / self.parts)                                    # the part that defines the step
-        up = cohort.upload(theta=out.theta)                                           # [K, P]
+        out = cohort.train(
+            w,
+            step=self.step,
+            how=LocalTraining(batch_size=self.parts * cohort.engine.batch_size, drop_last=True, counted=1 / self.parts),
+        )  # counted: the part that defines the step
+        up = cohort.upload(theta=out.theta)  # [K, P]
         p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
         self.w = p @ up.theta
 
-    def step(self, s, batch):
-        alpha, delta = s.lr if self.alpha is None else s.own(self.alpha), s.own(self.delta)
+    def step(self, s: Step, batch: Batch) -> None:
+        """Meta-gradient on independent parts of the batch, at w adapted on the first."""
+        alpha, delta = s.lr if self.alpha is None else s.value(self.alpha), s.value(self.delta)
         b1, b2, *b3 = batch.split(self.parts)
-        adapted = s.theta - alpha * s.grad(b1)                                        # [k, P]
-        g = s.grad(b2, rows=adapted)                                                  # [k, P]
-        for b in b3:                                                                  # hf: g - alpha H g
+        adapted = s.theta - alpha * s.grad(b1)  # [k, P]
+        g = s.grad(b2, rows=adapted)  # [k, P]
+        for b in b3:  # hf: g - alpha H g
             ahead = s.grad(b, rows=s.theta + delta * g)
             behind = s.grad(b, rows=s.theta - delta * g)
             g = g - alpha * (ahead - behind) / (2 * delta)
         s.descend(g)
 
-    def personalized(self, cohort, final):
-        rate = cohort.rate() if self.alpha is None or self.adapt == "lr" else own(self.alpha, cohort)
-        return cohort.train(self.w, steps=1, key="adapt", lr=rate, optimizer=SGD(1.0)).theta
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """w after one step on a training batch."""
+        rate = cohort.rate() if self.alpha is None or self.adapt == "lr" else cohort.value(self.alpha)
+        return cohort.train(self.w, how=LocalTraining(steps=1, key="adapt", lr=rate, optimizer=SGD(1.0))).theta
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """w."""
         return self.w

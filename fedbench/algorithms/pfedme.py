@@ -10,7 +10,9 @@ that code deploys w_i where the method says theta_i: deploy="w".  BatchNorm buff
 
 from typing import Literal
 
-from fedbench.algorithms.base import Algorithm
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.core.options import Count, NonNegative, Positive, require
 from fedbench.engine.per_client import per_client
 
@@ -22,38 +24,52 @@ class PFedMe(Algorithm):
     State: w [P]; theta [N, P], what client i deploys.
     """
 
-    def __init__(self, lam: NonNegative | list[NonNegative] = 15.0, inner_lr: Positive | list[Positive] = 0.01,
-                 inner_steps: Count = 5, beta: NonNegative = 1.0, deploy: Literal["theta", "w"] = "theta"):
+    def __init__(
+        self,
+        lam: NonNegative | list[NonNegative] = 15.0,
+        inner_lr: Positive | list[Positive] = 0.01,
+        inner_steps: Count = 5,
+        beta: NonNegative = 1.0,
+        deploy: Literal["theta", "w"] = "theta",
+    ):
         self.lam, self.inner_lr, self.inner_steps = per_client(lam), per_client(inner_lr), inner_steps
         self.beta, self.deploy = beta, deploy
 
-    def check(self, federation, model, optimizer):
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """The server must not extrapolate variances."""
         super().check(federation, model, optimizer)
-        require(self.beta <= 1 or not model.buffer_names,
-                f"algorithm.beta={self.beta:g} would extrapolate this model's BatchNorm statistics: it must be <= 1")
+        require(
+            self.beta <= 1 or not model.buffer_names,
+            f"algorithm.beta={self.beta:g} would extrapolate this model's BatchNorm statistics: it must be <= 1",
+        )
 
-    def setup(self, federation, model, rows):
-        self.w = model.init_row()                                                     # [P]
-        self.theta = rows("theta", default=self.w)                                    # lazy [N, P]
-        self.learned = model.trained
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all."""
+        self.w = model.init_row()  # [P]
+        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+        self.trained = model.trained
 
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
-        w_i = self.learned.put(out.theta, self.learned.take(out.w))                   # [K, P]
+        w_i = self.trained.put(out.theta, self.trained.take(out.w))  # [K, P]
         self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i
         up = cohort.upload(w=w_i)
         self.w = self.w + self.beta * (cohort.weights @ up.w - self.w)
 
-    def step(self, s, batch):
+    def step(self, s: Step, batch: Batch) -> None:
+        """The proximal point of the batch, then w_i towards it."""
         for _ in range(self.inner_steps):
-            g, pull = s.grad(batch), (s.theta - s.w).mul_(s.own(self.lam))            # [k, P]
-            self.learned.take(g).add_(self.learned.take(pull))                        # a view: into g
-            s.descend(g, lr=s.own(self.inner_lr))
-        s.w.sub_((s.w - s.theta).mul_(s.lr).mul_(s.own(self.lam)))
+            g, pull = s.grad(batch), (s.theta - s.w).mul_(s.value(self.lam))  # [k, P]
+            self.trained.take(g).add_(self.trained.take(pull))  # a view: into g
+            s.descend(g, lr=s.value(self.inner_lr))
+        s.w.sub_((s.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """theta_i (deploy="w": w_i) as last trained."""
         return self.theta[cohort.ids]
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """w."""
         return self.w

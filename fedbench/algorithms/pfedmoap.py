@@ -1,8 +1,8 @@
 """pFedMoAP: a client's prompt beside other clients' prompts, experts that a gate of its own mixes for every image.
 
 Luo, Chen and Wu, ICLR 2025, Algorithm 1.  The server keeps a pool of the prompts last uploaded.  A client with an entry
-downloads P_g and the K entries nearest to its own.  With I features of an image, T_L text features of its prompt (from
-P_g on), T_NL of the experts', s the temperature's inverse:
+downloads P_g and the K_e entries nearest to its own.  With I features of an image, T_L text features of its prompt
+(from P_g on), T_NL of the experts', s the temperature's inverse:
     T_MoE = MHA(pool(I), [T_L, T_NL], [T_L, T_NL]),   logits = s <pool(I), T_MoE> + lam s <I, T_L>.
 It trains its prompt, at lr, and its gate, the attention, at gate_lr, and uploads the prompt.  A client without an entry
 trains P_g alone (s <I, T_L>).  Deployed: prompt and gate as trained, with the experts at hand; after rounds without
@@ -12,219 +12,276 @@ by 1/sqrt(d/heads); "sim" with T_MoE is an inner product (normalize: the cosine)
 Departs from the released code as the paper does: there experts are random, the pool is overwritten within a round,
 gates and experts leak from client to client, and clients that are not sampled break it.
 Reconstructed, for want of code: gating=linear, softmax(W pool(I) + b) as weights of the experts' own T, slot 0 the
-client's, 1..K by rank; aggregate_gate, all start from the average of the gates trained in the last round.
+client's, 1..K_e by rank; aggregate_gate, all start from the average of the gates trained in the last round.
 Reduces to: FedAvg (PromptFL) in round 1.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    Inputs,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
 from fedbench.core.linalg import squared_distances
 from fedbench.core.options import Count, NonNegative, Positive, require
 
-ENCODED_AT_ONCE = 16                   # prompts in one pass of the text tower
-MOST_EXPERTS = 10                      # of num_experts=null, the paper's
+ENCODED_AT_ONCE = 16  # prompts in one pass of the text tower
+MOST_EXPERTS = 10  # of num_experts=null, the paper's
+NO_GATE = -1  # count of a client that uses its own prompt alone, without the gate
+Gate = Mapping[str, Tensor]  # parameters of k clients by name, [k, ...] each
 
 
 class PFedMoAP(Algorithm):
-    """num_experts: K + 1; lam: weight of the local logits; gate_lr: of the gate, constant; gating: attention, of
-    `heads` heads and scores times `scale`, or linear; d_feature: d, the gate's width (null: min(128, D)), by `pool`.
+    """num_experts: of others and its own, K_e + 1; lam: weight of the local logits; gate_lr: of the gate, constant;
+    gating: attention, of `heads` heads and scores times `scale`, or linear; d_feature: d, the gate's width (null:
+    min(128, D)), by `pool`.
 
     State: w [P], P_g and the gate from which clients start; prompt [N, l d] and gate [N, |gate|], as trained; pool
     [N, l d], as uploaded; text [N, C, d] (linear: D), its features as the gate reads them; of the last cohort last [K]
-    and what it trained with, experts [K, K_e, C, d] and count [K, 1], how many of them there are (-1: no gate either).
+    and what it trained with, experts [K, K_e, C, d] and count [K, 1], how many of them there are (NO_GATE: none, and
+    the gate is not used).  Shapes: K clients of a cohort, K_e = num_others experts beside its own, E = K_e + 1.
     """
 
     requires = ("prompt",)
 
-    def __init__(self, num_experts: Count | None = None, lam: NonNegative = 0.5, gate_lr: Positive = 0.01,
-                 gating: Literal["attention", "linear"] = "attention", heads: Count = 8, scale: Positive = 10.0,
-                 d_feature: Count | None = None, pool: Literal["stride", "avg"] = "stride", normalize: bool = False,
-                 choice: Literal["nearest", "random"] = "nearest", aggregate_gate: bool = False):
+    def __init__(
+        self,
+        num_experts: Count | None = None,
+        lam: NonNegative = 0.5,
+        gate_lr: Positive = 0.01,
+        gating: Literal["attention", "linear"] = "attention",
+        heads: Count = 8,
+        scale: Positive = 10.0,
+        d_feature: Count | None = None,
+        pool: Literal["stride", "avg"] = "stride",
+        normalize: bool = False,
+        choice: Literal["nearest", "random"] = "nearest",
+        aggregate_gate: bool = False,
+    ):
         self.num_experts, self.lam, self.gate_lr, self.gating = num_experts, lam, gate_lr, gating
         self.heads, self.scale, self.d_feature, self.pooling = heads, scale, d_feature, pool
         self.normalize, self.choice, self.aggregate_gate = normalize, choice, aggregate_gate
-        self.last: Any = None                                                         # no cohort yet
+        self.last: Any = None  # no cohort yet
 
-    def check(self, federation, model, optimizer):
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """A CLIP, as many clients as experts, and a width that features and heads divide."""
         super().check(federation, model, optimizer)
         clip: Any = model.module
         require(hasattr(clip, "text"), "algorithm=pfedmoap mixes text features: it needs model=clip_prompt")
         n, D = federation.num_clients, clip.dim
-        require((self.num_experts or 1) <= n, f"algorithm.num_experts={self.num_experts} counts a client's own prompt "
-                f"and those of others, and there are {n} clients: at most {n}")
+        require(
+            (self.num_experts or 1) <= n,
+            f"algorithm.num_experts={self.num_experts} counts a client's own prompt "
+            f"and those of others, and there are {n} clients: at most {n}",
+        )
         d = self.width(D)
         require(D % d == 0, f"algorithm.d_feature={d} must divide the {D} numbers of the model's features")
-        require(self.gating == "linear" or d % self.heads == 0,
-                f"algorithm.heads={self.heads} must divide the gate's width, algorithm.d_feature={d}")
+        require(
+            self.gating == "linear" or d % self.heads == 0,
+            f"algorithm.heads={self.heads} must divide the gate's width, algorithm.d_feature={d}",
+        )
 
-    def width(self, D):
+    def width(self, D: int) -> int:
         """d, of a gate for features of D numbers."""
         return self.d_feature or min(128, D)
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One prompt and one gate for all; an empty pool."""
         self.clip: Any = model.module
         n = federation.num_clients
-        self.d, self.K = self.width(self.clip.dim), (self.num_experts or min(MOST_EXPERTS, n)) - 1
+        self.d = self.width(self.clip.dim)
+        self.num_others = (self.num_experts or min(MOST_EXPERTS, n)) - 1  # K_e
         model.extend(gate=model.keyed(self.new_gate, "gate"))
         self.prompt_columns, self.gate_columns = model.columns["prompt"], model.columns["gate"]
-        self.w = model.init_row()                                                     # [P]
+        self.w = model.init_row()  # [P]
         P_g, gate = self.prompt_columns.take(self.w), self.gate_columns.take(self.w)
-        self.prompt, self.pool = rows("prompt", default=P_g), rows("pool", default=P_g)              # lazy [N, l d]
-        self.gate = rows("gate", default=gate)                                        # lazy [N, |gate|]
+        self.prompt, self.pool = rows("prompt", default=P_g), rows("pool", default=P_g)  # lazy [N, l d]
+        self.gate = rows("gate", default=gate)  # lazy [N, |gate|]
         width = self.d if self.gating == "attention" else self.clip.dim
-        self.text = rows("text", default=self.w.new_zeros(self.clip.num_classes, width))             # lazy [N, C, d]
+        self.text = rows("text", default=self.w.new_zeros(self.clip.num_classes, width))  # lazy [N, C, d]
 
-    def new_gate(self):
+    def new_gate(self) -> nn.Module:
+        """Attention: query, key, value, out, 4 (d^2 + d) numbers; linear: (d + 1)(K_e + 1)."""
         d = self.d
         if self.gating == "linear":
-            return nn.Linear(d, self.K + 1)
-        return nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value", "out")})   # 4 (d^2 + d)
+            return nn.Linear(d, self.num_others + 1)
+        return nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value", "out")})  # 4 (d^2 + d)
 
-    def round(self, cohort):
-        P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt        # [l d]
-        experts, count = self.equip(cohort, np.isin(cohort.ids, self.pool.touched()))
-        gated = count[:, 0] >= 0                                                      # [K], those who use a gate
-        some = cohort.only(gated.cpu().numpy())
-        gate = self.gate[cohort.ids]                                                  # [K, |gate|]
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
+        P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
+        experts, count = self.download_experts(cohort, np.isin(cohort.ids, self.pool.touched()))
+        gated = count[:, 0] != NO_GATE  # [K]
+        mixing = cohort.subset(gated.cpu().numpy())
+        gate = self.gate[cohort.ids]  # [K, |gate|]
         if self.aggregate_gate:
-            gate = some.broadcast(gate=self.gate_columns.take(self.w)).gate
+            gate = mixing.broadcast(gate=self.gate_columns.take(self.w)).gate
         start = self.prompt_columns.put(self.gate_columns.put(self.w, gate), P_g).expand(len(cohort), -1)
-        if len(some):
-            out = cohort.train(start, step=self.step, uploaded=self.aggregate_gate or self.prompt_columns,
-                               experts=experts, count=count)
+        if len(mixing):
+            out = cohort.train(
+                start,
+                step=self.step,
+                how=LocalTraining(uploaded=self.aggregate_gate or self.prompt_columns),
+                experts=experts,
+                count=count,
+            )
         else:
             out = cohort.train(start, columns=self.prompt_columns)
         prompt, gate = self.prompt_columns.take(out.theta), self.gate_columns.take(out.theta[gated])
-        self.prompt[cohort.ids], self.gate[some.ids] = prompt, gate
+        self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, gate
         up = cohort.upload(prompt=prompt)
         self.w = self.prompt_columns.put(self.w, cohort.weights @ up.prompt)
-        if self.aggregate_gate and len(some):
-            self.w = self.gate_columns.put(self.w, some.weights @ some.upload(gate=gate).gate)
+        if self.aggregate_gate and len(mixing):
+            self.w = self.gate_columns.put(self.w, mixing.weights @ mixing.upload(gate=gate).gate)
         self.pool[cohort.ids], self.text[cohort.ids] = up.prompt, self.encode(cohort.model, up.prompt)
         self.last, self.experts, self.count = cohort.index, experts, count
 
-    def step(self, s, batch):
+    def step(self, s: Step, batch: Batch) -> None:
+        """The prompt at lr, the gate at gate_lr."""
         g = s.grad(batch, loss=self.loss)
         s.descend(g, columns=self.prompt_columns)
         s.descend(g, columns=self.gate_columns, lr=self.gate_lr)
 
-    def loss(self, s, rows, batch):
-        return s.task_loss(self.logits(s.model, rows, batch.x, s.experts, s.count), batch)   # [k, B]
+    def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy of the logits.  # [k, B]"""
+        return s.task_loss(self.logits(s.model, rows, batch.x, s.experts, s.count), batch)  # [k, B]
 
-    # -- the server: who gets which experts ----------------------------------------------------------------
-    def equip(self, cohort, who):
-        """What clients who [K] (bool, host; they have an entry) download of the pool: experts [K, K_e, C, d], and
-        count [K, 1] as in the state."""
-        members = self.pool.touched()                                                 # [M]
-        many = min(self.K, len(members) - 1)                                          # experts of each of them
-        experts = self.w.new_zeros(len(cohort), self.K, *self.text.default.shape)
+    # -- the server: who gets which experts, in a round and at evaluation ------------------------------------
+    def download_experts(self, cohort: Cohort, who: np.ndarray) -> tuple[Tensor, Tensor]:
+        """What clients who [K] (bool, host; they have an entry) download of the pool.
+
+        Returns experts [K, K_e, C, d], of which the first count [K, 1] are there; NO_GATE for all other clients, and
+        for all while the pool holds nobody else's prompt.
+        """
+        members = self.pool.touched()  # [M]
+        available = min(self.num_others, len(members) - 1)
+        experts = self.w.new_zeros(len(cohort), self.num_others, *self.text.default.shape)
         if who.any():
-            some, where = cohort.only(who), torch.from_numpy(who).to(self.w.device)
-            Q = self.choose(some, members, many)                                      # [k, many]
-            which = torch.zeros(len(some), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
-            some.fetch(which, prompt=self.pool[members])
-            experts[where, :many] = self.text[members[Q.cpu().numpy()]]
-        mixing = who & (many > 0 or self.K == 0)               # nobody else's prompt yet: there is nothing to mix
-        return experts, torch.from_numpy(np.where(mixing, many, -1)).to(self.w.device)[:, None]
+            clients, where = cohort.subset(who), torch.from_numpy(who).to(self.w.device)
+            Q = self.choose(clients, members, available)  # [k, available]
+            which = torch.zeros(len(clients), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
+            clients.fetch(which, prompt=self.pool[members])
+            experts[where, :available] = self.text[members[Q.cpu().numpy()]]
+        # with num_experts=1 nobody else's prompt is wanted: the gate sees the own one alone
+        uses_gate = who & (available == self.num_others or available > 0)
+        return experts, torch.from_numpy(np.where(uses_gate, available, NO_GATE)).to(self.w.device)[:, None]
 
-    def choose(self, cohort, members, many):
-        """Q_i as positions in members [M], nearest first (ties: the lower id), never the client's own.  # [k, many]"""
+    def choose(self, cohort: Cohort, members: np.ndarray, many: int) -> Tensor:
+        """Q_i as positions in members [M], nearest first (ties: the lower id), without client i.  # [k, many]"""
         if self.choice == "nearest":
-            far = squared_distances(self.pool[cohort.ids], self.pool[members])        # [k, M]
+            distance = squared_distances(self.pool[cohort.ids], self.pool[members])  # [k, M]
         else:
-            far = cohort.random("experts").uniform(cohort.num_clients)[:, torch.from_numpy(members)]
-        own = torch.from_numpy(np.searchsorted(members, cohort.ids)).to(far.device)
-        return far.scatter_(1, own[:, None], float("inf")).argsort(dim=1, stable=True)[:, :many]
+            distance = cohort.random("experts").uniform(cohort.num_clients)[:, torch.from_numpy(members)]
+        itself = torch.from_numpy(np.searchsorted(members, cohort.ids)).to(distance.device)
+        return distance.scatter_(1, itself[:, None], float("inf")).argsort(dim=1, stable=True)[:, :many]
 
-    def encode(self, model, prompts):
+    def encode(self, model: FlatModel, prompts: Tensor) -> Tensor:
         """Text features of prompts [K, l d] as the gate reads them.  # [K, C, d]"""
-        contexts = self.clip.context(model.named(self.prompt_columns.put(self.w, prompts)))          # [K, l, d]
-        return torch.cat([self.read(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
+        contexts = self.clip.context(model.named(self.prompt_columns.put(self.w, prompts)))  # [K, l, d]
+        return torch.cat([self.mixed_features(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
 
     # -- the client: logits --------------------------------------------------------------------------------
-    def pooled(self, z):
+    def pooled(self, z: Tensor) -> Tensor:
         """Features [..., D] brought to the gate's width.  # [..., d]"""
-        groups = z.unflatten(-1, (self.d, -1))                                        # [..., d, D/d]
+        groups = z.unflatten(-1, (self.d, -1))  # [..., d, D/d]
         return groups[..., 0] if self.pooling == "stride" else groups.mean(-1)
 
-    def read(self, z):
-        """Features as T_MoE is made of them and compared with them."""
+    def mixed_features(self, z: Tensor) -> Tensor:
+        """Features [..., D] in the form that T_MoE has: pooled for attention, as they are for linear gating."""
         return self.pooled(z) if self.gating == "attention" else z
 
-    def logits(self, model, rows, inputs, experts, count):
+    def logits(self, model: FlatModel, rows: Tensor, inputs: Inputs, experts: Tensor, count: Tensor) -> Tensor:
         """s <pool(I), T_MoE> + lam s <I, T_L>, or s <I, T_L> of a client without a gate.  # [k, B, C]"""
         p = model.named(rows)
-        image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))   # [k, B, D], [k, C, D]
-        local = self.clip.scale * image @ text.mT                                     # [k, B, C]
-        query, T_MoE = self.read(image)[:, :, None], self.mix(p, image, text, experts, count)[0]
+        image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))  # [k, B, D], [k, C, D]
+        local = self.clip.scale * image @ text.mT  # [k, B, C]
+        query, T_MoE = self.mixed_features(image)[:, :, None], self.mix(p, image, text, experts, count)[0]
         if self.normalize:
             query, T_MoE = F.normalize(query, dim=-1), F.normalize(T_MoE, dim=-1)
         mixed = self.clip.scale * (query * T_MoE).sum(-1)
-        return torch.where(count[..., None] >= 0, mixed + self.lam * local, local)
+        return torch.where(count[..., None] != NO_GATE, mixed + self.lam * local, local)
 
-    def mix(self, p, image, text, experts, count):
+    def mix(self, p: Gate, image: Tensor, text: Tensor, experts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """T_MoE [k, B, C, d], and the weight of each expert for each image, the local one first [k, B, K_e + 1]."""
-        X = torch.cat([self.read(text)[:, None], experts], 1)                         # [k, E, C, d], E = K_e + 1
-        missing = torch.arange(self.K + 1, device=count.device) > count.clamp_min(0)  # [k, E]
+        X = torch.cat([self.mixed_features(text)[:, None], experts], 1)  # [k, E, C, d], E = K_e + 1
+        missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E], the own never
         gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
         weigh = self.attention if self.gating == "attention" else self.linear
         return weigh(gate, self.pooled(image), X, missing)
 
-    def attention(self, gate, image, X, missing):
-        def heads(name, x):                                                           # [k, n, d] -> [k, h, n, d/h]
+    def attention(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+        """MHA(image, X, X) without the missing experts: T_MoE and weights, as `mix` returns them."""
+
+        def heads(name: str, x: Tensor) -> Tensor:  # [k, n, d] -> [k, h, n, d/h]
             return affine(gate, name, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
         E, C = X.shape[1:3]
         q, key, value = heads("query.", image), heads("key.", X.flatten(1, 2)), heads("value.", X.flatten(1, 2))
-        score = (self.scale * q @ key.mT).unflatten(-1, (E, C))                       # [k, h, B, E, C]
+        score = (self.scale * q @ key.mT).unflatten(-1, (E, C))  # [k, h, B, E, C]
         a = score.masked_fill(missing[:, None, None, :, None], float("-inf")).softmax(-2)
-        T = torch.einsum("khbec,khecd->kbchd", a, value.unflatten(2, (E, C))).flatten(-2)            # [k, B, C, d]
+        T = torch.einsum("khbec,khecd->kbchd", a, value.unflatten(2, (E, C))).flatten(-2)  # [k, B, C, d]
         return affine(gate, "out.", T.flatten(1, 2)).view_as(T), a.mean((1, 4))
 
-    def linear(self, gate, image, X, missing):
-        w = affine(gate, "", image).masked_fill(missing[:, None], float("-inf")).softmax(-1)         # [k, B, E]
+    def linear(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts X weighted by softmax(W image + b), as `mix` returns them."""
+        w = affine(gate, "", image).masked_fill(missing[:, None], float("-inf")).softmax(-1)  # [k, B, E]
         return torch.einsum("kbe,kecd->kbcd", w, X), w
 
     # -- what is deployed ------------------------------------------------------------------------------------
-    def personalized(self, cohort, final):
-        trained = self.prompt.has(cohort.ids)[:, None]                                # [K, 1]
+    def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
+        """Prompt, gate and experts as the header says: theta [K, P], experts [K, K_e, C, d], count [K, 1]."""
+        trained = self.prompt.has(cohort.ids)[:, None]  # [K, 1]
         prompt = torch.where(trained, self.prompt[cohort.ids], self.prompt_columns.take(self.w))
         theta = self.prompt_columns.put(self.gate_columns.put(self.w, self.gate[cohort.ids]), prompt)
         last = np.empty(0, np.int64) if self.last is None else self.last.cpu().numpy()
         with_gate = np.isin(cohort.ids, self.gate.touched())
-        experts, count = self.equip(cohort, with_gate & ~np.isin(cohort.ids, last))
+        experts, count = self.download_experts(cohort, with_gate & ~np.isin(cohort.ids, last))
         _, here, there = np.intersect1d(cohort.ids, last, return_indices=True)
-        if len(here):                                                                 # what they trained with
+        if len(here):  # what they trained with
             experts[here], count[here] = self.experts[there], self.count[there]
         return {"theta": theta, "experts": experts, "count": count}
 
-    def predict(self, model, rows, inputs):
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """Logits with the experts at hand.  # [k, b, C]"""
         return self.logits(model, rows["theta"], inputs, rows["experts"], rows["count"])
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """P_g."""
         return self.w
 
-    def measured(self, cohort):
+    def measured(self, cohort: Cohort) -> dict[str, Tensor]:
+        """Fig. 6: what the experts contribute."""
         return {"experts": self.contributions(cohort)}
 
-    def contributions(self, cohort):
+    def contributions(self, cohort: Cohort) -> Tensor:
         """The experts' weights in T_MoE on each client's test images: the local one's, then the others', in descending
         order for each image; averaged over heads, classes and images; nan without a gate (Fig. 6).  # [K, K_e + 1]"""
-        def weights(model, rows, inputs):
+
+        def weights(model: FlatModel, rows: dict[str, Tensor], inputs: Inputs) -> Tensor:
             p = model.named(rows["theta"])
             image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))
-            a = self.mix(p, image, text, rows["experts"], rows["count"])[1]           # [k, B, E]
+            a = self.mix(p, image, text, rows["experts"], rows["count"])[1]  # [k, B, E]
             return torch.cat([a[..., :1], a[..., 1:].sort(-1, descending=True).values], -1)
+
         deployed = self.personalized(cohort, True)
-        found = torch.stack([a.mean(0).expand(self.K + 1) for a in cohort.forward(deployed, weights)])
-        return found.masked_fill(deployed["count"] < 0, float("nan"))
+        mean = torch.stack([a.mean(0).expand(self.num_others + 1) for a in cohort.forward(deployed, weights)])
+        return mean.masked_fill(deployed["count"] < 0, float("nan"))
 
 
-def affine(gate, name, x):
+def affine(gate: Gate, name: str, x: Tensor) -> Tensor:
     """x [k, n, d] by each client's own layer gate[name + "weight"] [k, m, d].  # [k, n, m]"""
     return torch.baddbmm(gate[f"{name}bias"][:, None], x, gate[f"{name}weight"].mT)

@@ -1,24 +1,27 @@
 """PGFed: each client minimizes its own risk plus a learned mixture of the others', each to first order.
 
-Luo et al., ICCV 2023:  F_i = f_i(theta_i) + mu sum_j a_ij f_j(theta_i),
-with f_j(theta_i) ~ f_j(theta_j) + g_j.(theta_i - theta_j).
-beta > 0 is PGFedMo: the auxiliary gradient is smoothed over a client's participations.
-Departs from the paper's box, as its released code does: a_ij is clamped at 0; g.theta in the update of a is taken
-before the step of theta; the coefficient of the mean gradient is 1/K'.  Round 1 is FedAvg.
-Within a round nothing depends on a, whose update of every local step is therefore made up for after the last one.
+Luo et al., ICCV 2023, Algorithm 1:  F_i = f_i(theta_i) + mu sum_j a_ij f_j(theta_i), where j is of the last cohort and
+f_j(theta_i) ~ c_j + g_j . theta_i,  g_j = grad f_j(theta_j),  c_j = f_j(theta_j) - g_j . theta_j.  For every batch:
+    theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i),         aux_i = mu sum_j a_ij g_j
+    a_ij <- a_ij - eta2 (mu c_j + gbar . theta_i) for all j,       gbar = mu / K' sum_j g_j
+beta > 0 is PGFedMo:  aux_i <- (1 - beta) aux_i + beta (aux_i of client i's last participation).  Round 1 is FedAvg.
+Departs from the paper's box, as its released code does: theta_i moves by the configured optimizer; a_ij is kept at 0
+or above; theta_i in the update of a_ij is the one before its own update; the coefficient of the mean gradient is
+1 / K', of the last cohort.  g_j is over all samples (drop_last: over full batches, as released).
 Reduces to: FedAvg-local at mu = 0, bit for bit; PGFed at beta = 0.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms._deferred import coefficients_after
+from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalStep, RowStore, Step
 from fedbench.core.linalg import dot
 from fedbench.core.options import NonNegative, Positive, Probability
-from fedbench.engine.per_client import mean, own, per_client
-
-MOVES = 1 << 20         # of coefficients at once
+from fedbench.engine.per_client import mean, per_client
 
 
 class PGFed(Algorithm):
@@ -27,29 +30,34 @@ class PGFed(Algorithm):
     mu, eta2, beta and alpha_max may be lists, one number for each client i that minimizes its F_i.
 
     State: w [P]; theta [N, P], what client i last trained; A [N, N]; aux [N, P] (beta > 0); of the last cohort
-    G [K', P], c [K'] (mu included; of a list, the mean), gbar [P] (likewise), prev [K'].
+    G [K', P], c [K'] (mu included; of a list, the mean), gbar [P] (likewise), prev [K'], who it was.
     """
 
-    def __init__(self, mu: NonNegative | list[NonNegative] = 0.1, eta2: NonNegative | list[NonNegative] = 0.01,
-                 beta: Probability | list[Probability] = 0.0, alpha_max: Positive | list[Positive] | None = None,
-                 drop_last: bool = False):
+    def __init__(
+        self,
+        mu: NonNegative | list[NonNegative] = 0.1,
+        eta2: NonNegative | list[NonNegative] = 0.01,
+        beta: Probability | list[Probability] = 0.0,
+        alpha_max: Positive | list[Positive] | None = None,
+        drop_last: bool = False,
+    ):
         self.mu, self.eta2, self.beta, self.alpha_max = map(per_client, (mu, eta2, beta, alpha_max))
         self.drop_last = drop_last
-        self.G: Any = None                                                            # no cohort yet
+        self.G: Any = None  # no cohort yet
 
-    def setup(self, federation, model, rows):
-        self.w = model.init_row()                                                     # [P]
-        self.theta = rows("theta", default=self.w)                                    # lazy [N, P]
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """All clients start from one model, with a_ij = 1 / K."""
+        self.w = model.init_row()  # [P]
+        self.theta = rows("theta", default=self.w)  # lazy [N, P]
         even = torch.full((federation.num_clients,), 1 / federation.cohort_size)
-        self.A = rows("A", default=even.to(self.w))                                   # lazy [N, N]
-        self.smooth = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None
+        self.A = rows("A", default=even.to(self.w))  # lazy [N, N]
+        self.aux = rows("aux", default=torch.zeros_like(self.w)) if self.beta else None
 
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1, lines 4 to 17."""
         w = cohort.broadcast(w=self.w).w
-        if self.G is None or not self.mu:                                             # round 1 is FedAvg
-            out = self.first(cohort, w)
-        else:
-            out = self.train(cohort, w)
+        first = self.G is None or not self.mu
+        out = self.local_training(cohort, w) if first else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
             self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
@@ -59,73 +67,78 @@ class PGFed(Algorithm):
         mu = mean(self.mu)
         self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * up.g.mean(0), cohort.index
 
-    def first(self, cohort, w):
-        return cohort.train(w)
+    def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
+        """ClientUpdate from round 2 on, lines 4 to 11."""
+        aux = self.download_auxiliary(cohort)  # [K, P]
+        server = cohort.broadcast(gbar=self.gbar, c=self.c)  # [P], [K']
 
-    def upload(self, cohort, out):
-        """theta_i, and the risk f_i to first order around it, c_i + g_i . theta: theta [K, P], g [K, P], c [K]."""
-        g, f = cohort.gradient(out.theta, drop_last=self.drop_last)                   # [K, P], [K]
-        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta), around={"g": None})
+        def step(s: Step, batch: Batch) -> None:
+            """theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i); gbar . theta_i is taken before it."""
+            s.record("gbar_theta", s.descend_and_project(batch, offset=s.aux, direction=server.gbar))
 
-    def train(self, cohort, w):
-        A = self.A[cohort.ids]                                                        # [K, N]
-        alpha = A[:, self.prev]                                                       # [K, K']
-        aux = self.smoothed(cohort, own(self.mu, cohort) * alpha @ self.G)            # [K, P]
-        sent = cohort.download(aux=aux)
-        shared = cohort.broadcast(gbar=self.gbar, c=self.c)
-        rate = own(self.eta2 * (self.mu / mean(self.mu)), cohort)                     # mu is in gbar and c
-
-        def step(s, batch):                                                           # theta.gbar before the step
-            s.lift[:, s.t] = s.advance(batch, plus=s.aux, along=shared.gbar)
-
-        out = cohort.train(w, step=step, aux=sent.aux, lift=alpha.new_zeros(len(cohort), cohort.longest))
-        new = learned(alpha, rate, shared.c, out.lift, out.steps, own(self.alpha_max, cohort))
-        A[:, self.prev] = self.received(cohort, new, alpha)
-        self.A[cohort.ids] = A
+        out = self.local_training(cohort, w, step, aux=aux, gbar_theta=cohort.step_record())
+        alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)  # [K, K']
+        new = coefficients_after(alpha, self.coefficient_rate(cohort), server.c, out.gbar_theta, out.steps, alpha_max)
+        self.upload_coefficients(cohort, new, alpha)
         return out
 
-    def received(self, cohort, new, old):
-        """The uploaded a_ij, which noise may have taken out of their range.  # [K, K']"""
-        return bounded(cohort.upload(alpha=new, around={"alpha": old}).alpha, own(self.alpha_max, cohort))
+    def local_training(self, cohort: Cohort, w: Tensor, step: LocalStep | None = None, **state: Any) -> Any:
+        """Local epochs from w: in round 1 plain ones, as FedAvg's."""
+        return cohort.train(w, step=step, **state)
 
-    def smoothed(self, cohort, aux):
-        """PGFedMo: (1 - beta) aux + beta (what the client used last time), nothing to smooth at first."""
-        if self.smooth is None:
-            return aux
-        new, old = own(1 - self.beta, cohort), own(self.beta, cohort)
-        again = self.smooth.has(cohort.ids)[:, None]                                  # [K, 1]
-        aux = torch.where(again, new * aux + old * self.smooth[cohort.ids], aux)
-        self.smooth[cohort.ids] = aux
-        return aux
+    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
+        """theta_i, and the risk f_i to first order around it, c_i + g_i . theta: theta [K, P], g [K, P], c [K]."""
+        g, f = cohort.gradient(out.theta, drop_last=self.drop_last)  # [K, P], [K]
+        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta), reference={"g": None})
 
-    def personalized(self, cohort, final):
+    # -- auxiliary gradients and coefficients --------------------------------------------------------------
+    def download_auxiliary(self, cohort: Cohort) -> Tensor:
+        """aux_i = mu sum_j a_ij g_j; with beta, smoothed over the client's participations.  # [K, P]"""
+        aux = cohort.value(self.mu) * self.coefficients(cohort) @ self.G
+        if self.aux is not None:
+            before, beta, rest = self.aux[cohort.ids], cohort.value(self.beta), cohort.value(1 - self.beta)
+            took_part = self.aux.has(cohort.ids)[:, None]  # [K, 1]: otherwise there is nothing to smooth with
+            self.aux[cohort.ids] = aux = torch.where(took_part, rest * aux + beta * before, aux)
+        return cohort.download(aux=aux).aux
+
+    def coefficients(self, cohort: Cohort) -> Tensor:
+        """a_ij of the cohort's clients i and the last cohort's clients j.  # [K, K']"""
+        return self.A[cohort.ids][:, self.prev]
+
+    def coefficient_rate(self, cohort: Cohort) -> Any:
+        """eta2; where mu is a list eta2 mu_i / mean(mu) [K, 1]: c and gbar carry the mean, client i wants mu_i."""
+        return cohort.value(self.eta2 * (self.mu / mean(self.mu)))
+
+    def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:
+        """Clients send a_ij [K, K'], which noise (privacy) may take out of their range."""
+        up = cohort.upload(alpha=new, reference={"alpha": old})
+        self.keep_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
+
+    def keep_coefficients(self, cohort: Cohort, alpha: Tensor) -> None:
+        """A[i] <- a_i, in the columns of the last cohort.  alpha [K, K']"""
+        A = self.A[cohort.ids]  # [K, N]
+        A[:, self.prev] = alpha
+        self.A[cohort.ids] = A
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """theta_i as last trained."""
         return self.theta[cohort.ids]
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """w."""
         return self.w
 
-    def matrices(self):
+    def matrices(self) -> dict[str, Tensor]:
+        """A: how much client i (row) makes of client j's risk."""
         return {"A": self.A.whole()}
 
 
-def learned(alpha, rate, c, lift, steps, most):
-    """a_ij after a client's local steps t = 1 .. steps_i, a_ij <- [a_ij - rate_i (c_j + lift_it)] within 0 and most.
-
-    alpha [K, K']; rate: a number or [K, 1]; c [K'] or [K, K']; lift [K, T]; steps [K] float32.  Without an upper bound
-    a run of steps is one: with X_t the sum of its first t moves, the last a is max(a, max_t X_t) - X_T.  # [K, K']
-    """
-    run = max(1, MOVES // alpha.numel()) if most is None else 1
-    within = torch.arange(lift.shape[1], device=lift.device) < steps[:, None]         # [K, T]
-    for at in range(0, lift.shape[1], run):
-        now = slice(at, at + run)
-        move = (rate * (c + lift.T[now, :, None])) * within.T[now, :, None]           # [t, K, K']
-        X = move.cumsum(0)
-        alpha = torch.maximum(alpha, X.amax(0)) - X[-1]
-        alpha = alpha if most is None else alpha.clamp_(max=most)
-    return alpha
+def coefficient_step(alpha: Tensor, eta2: Any, c: Tensor, gbar_theta: Tensor, alpha_max: Any) -> Tensor:
+    """ClientUpdate, line 10, and the bounds: what `coefficients_after` does for every local step.  # [K, K']"""
+    return bounded(alpha - eta2 * (c + gbar_theta), alpha_max)
 
 
-def bounded(alpha, most):
-    """Coefficients [k, K'] kept, in place, between 0 and most (a number, one each [k, 1], or None: no bound)."""
+def bounded(alpha: Tensor, alpha_max: Any) -> Tensor:
+    """Coefficients [K, K'] kept, in place, between 0 and alpha_max (a number, one each [K, 1], or None: no bound)."""
     alpha.clamp_(min=0)
-    return alpha if most is None else alpha.clamp_(max=most)
+    return alpha if alpha_max is None else alpha.clamp_(max=alpha_max)

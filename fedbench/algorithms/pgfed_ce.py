@@ -10,90 +10,105 @@ pseudo_gradient (3, 1)  PGFed, with g_i = (w - theta_i) (1 - momentum) / (lr ste
 Round 1 is FedAvg.   Reduces to: FedAvg-local at mu = 0, bit for bit.
 """
 
+from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.pgfed import PGFed, bounded, learned
+from fedbench.algorithms._deferred import coefficients_after
+from fedbench.algorithms.base import Batch, Cohort, LocalStep, Optimizer, Step
+from fedbench.algorithms.pgfed import PGFed, coefficient_step
 from fedbench.core.linalg import dot, products
 from fedbench.core.options import NonNegative, Positive, require
 from fedbench.engine.optim import SGD
-from fedbench.engine.per_client import mean, own
+from fedbench.engine.per_client import mean
+from fedbench.engine.step import plain_step
 
 
-class PGFedCE(PGFed):
-    """mode: above; mu, eta2, alpha_max (numbers or lists), drop_last and the state as PGFed (drop_last has no effect
-    without the pass)."""
+def PGFedCE(
+    mu: NonNegative | list[NonNegative] = 0.1,
+    eta2: NonNegative | list[NonNegative] = 0.01,
+    mode: Literal["server_alpha", "drop_mean", "pseudo_gradient"] = "server_alpha",
+    alpha_max: Positive | list[Positive] | None = None,
+    drop_last: bool = False,
+) -> PGFed:
+    """The variant called mode; the other options and the state are PGFed's (drop_last has no effect without the pass
+    over the data)."""
+    variant = {"server_alpha": ServerAlpha, "drop_mean": DropMean, "pseudo_gradient": PseudoGradient}[mode]
+    return variant(mu, eta2, alpha_max=alpha_max, drop_last=drop_last)
 
-    def __init__(self, mu: NonNegative | list[NonNegative] = 0.1, eta2: NonNegative | list[NonNegative] = 0.01,
-                 mode: Literal["server_alpha", "drop_mean", "pseudo_gradient"] = "server_alpha",
-                 alpha_max: Positive | list[Positive] | None = None, drop_last: bool = False):
-        super().__init__(mu, eta2, alpha_max=alpha_max, drop_last=drop_last)
-        self.mode = mode
 
-    def check_settings(self, num_clients, groups, optimizer):
-        super().check_settings(num_clients, groups, optimizer)
-        plain = isinstance(optimizer, SGD) and not optimizer.weight_decay and optimizer.clip is None
-        require(self.mode != "pseudo_gradient" or plain,
-                "algorithm.mode=pseudo_gradient needs optimizer=sgd with weight_decay=0 and clip=null: "
-                "it reads the gradient off the distance that a client went")
+class ServerAlpha(PGFed):
+    """The coefficients are the server's: clients are not told c and gbar, and send no a_ij."""
 
-    def train(self, cohort, w):
-        alpha = self.A[cohort.ids][:, self.prev]                                      # [K, K']
-        aux = cohort.download(aux=own(self.mu, cohort) * alpha @ self.G).aux          # [K, P]
-        if self.mode == "server_alpha":
-            return cohort.train(w, extra_grad=lambda s: s.aux, aux=aux)
-        c = cohort.broadcast(c=self.c).c                                              # [K']
-        mu = own(self.mu / mean(self.mu), cohort)                                     # the mean is in c and gbar
-        gbar = cohort.broadcast(gbar=self.gbar).gbar if self.mode == "pseudo_gradient" else None     # [P]
+    def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
+        """theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i) for every batch, nothing else."""
+        return cohort.train(w, extra_grad=lambda s: s.aux, aux=self.download_auxiliary(cohort))
 
-        def step(s, batch):
-            self.mark(s, cohort.engine.epochs)
-            s.along[:, s.t] = s.advance(batch, plus=s.aux, along=s.aux if gbar is None else gbar)
-
-        out = cohort.train(w, step=step, aux=aux, along=alpha.new_zeros(len(cohort), cohort.longest),
-                           before=torch.zeros(len(cohort)).to(w))
-        lift = mu * out.along if gbar is not None else out.along / alpha.sum(1, keepdim=True).clamp_min(1e-12)
-        new = learned(alpha, own(self.eta2, cohort), mu * c, lift, out.steps, own(self.alpha_max, cohort))
-        self.put(cohort, self.received(cohort, new, alpha))
-        return out
-
-    def first(self, cohort, w):
-        def step(s, batch):
-            self.mark(s, cohort.engine.epochs)
-            s.descend(s.grad(batch))
-        return cohort.train(w, step=step, before=torch.zeros(len(cohort)).to(w))
-
-    def mark(self, s, epochs):
-        """Remember the loss summed before the last epoch."""
-        now = s.t == s.num_steps - s.num_steps // epochs                              # [k], on the host
-        if now.any():
-            s.before = torch.where(torch.from_numpy(now).to(s.before.device), s.summed_loss, s.before)
-
-    def upload(self, cohort, out):
-        if self.mode == "pseudo_gradient":
-            return self.derived(cohort, out)
+    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
+        """As PGFed's; then the server takes one step of a_ij for all the local ones, at the uploaded theta_i."""
         up = super().upload(cohort, out)
-        if self.mode == "server_alpha" and self.G is not None:
-            mu = mean(self.mu)
-            risk = self.c + mu * products(up.theta, self.G)                           # mu f_j(theta_i)  [K, K']
-            step = own(self.eta2 * (self.mu / mu), cohort) * out.steps[:, None]       # [K, 1]
-            alpha = self.A[cohort.ids][:, self.prev] - step * risk
-            self.put(cohort, bounded(alpha, own(self.alpha_max, cohort)))
+        if self.G is not None:
+            g_theta = mean(self.mu) * products(up.theta, self.G)  # mu g_j . theta_i  [K, K']
+            eta2 = self.coefficient_rate(cohort) * out.steps[:, None]  # [K, 1]
+            alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)
+            self.keep_coefficients(cohort, coefficient_step(alpha, eta2, self.c, g_theta, alpha_max))
         return up
 
-    def derived(self, cohort, out):
-        """pseudo_gradient: theta_i and f_i are uploaded; g_i follows from what the server knows."""
-        epoch = out.steps / cohort.engine.epochs                                      # [K]
-        up = cohort.upload(theta=out.theta, f=(out.loss * out.steps - out.before) / epoch)
-        pace = (out.lr * out.steps[:, None] / (1 - cohort.engine.optimizer.momentum)).clamp_min(1e-30)
-        learned = cohort.model.trained
-        g = learned.put(torch.zeros_like(up.theta), learned.take((self.w - up.theta) / pace))
-        g = g - getattr(out, "aux", 0)                                                # no auxiliary part in round 1
-        return SimpleNamespace(theta=up.theta, g=g, c=up.f - dot(g, up.theta))
 
-    def put(self, cohort, alpha):
-        A = self.A[cohort.ids]                                                        # [K, N]
-        A[:, self.prev] = alpha
-        self.A[cohort.ids] = A
+class DropMean(PGFed):
+    """aux_i . theta_i / sum_j a_ij stands for gbar . theta_i, so that gbar need not be sent."""
+
+    def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
+        """PGFed's, but for what is recorded."""
+        aux, c = self.download_auxiliary(cohort), cohort.broadcast(c=self.c).c  # [K, P], [K']
+
+        def step(s: Step, batch: Batch) -> None:
+            s.record("aux_theta", s.descend_and_project(batch, offset=s.aux, direction=s.aux))
+
+        out = self.local_training(cohort, w, step, aux=aux, aux_theta=cohort.step_record())
+        alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)  # [K, K']
+        gbar_theta = out.aux_theta / alpha.sum(1, keepdim=True).clamp_min(1e-12)  # [K, T]
+        mu_c = cohort.value(self.mu / mean(self.mu)) * c  # c has the mean of mu, aux the client's own
+        new = coefficients_after(alpha, cohort.value(self.eta2), mu_c, gbar_theta, out.steps, alpha_max)
+        self.upload_coefficients(cohort, new, alpha)
+        return out
+
+
+class PseudoGradient(PGFed):
+    """The server derives g_i from how far theta_i went; clients upload theta_i and f_i."""
+
+    def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
+        """The distance that a client went tells its gradient only under SGD, with or without momentum."""
+        super().check_settings(num_clients, groups, optimizer)
+        require(
+            isinstance(optimizer, SGD) and not optimizer.weight_decay and optimizer.clip is None,
+            "algorithm.mode=pseudo_gradient needs optimizer=sgd with weight_decay=0 and clip=null: "
+            "it reads the gradient off the distance that a client went",
+        )
+
+    def local_training(self, cohort: Cohort, w: Tensor, step: LocalStep | None = None, **state: Any) -> Any:
+        """PGFed's, recording the losses summed up to every step."""
+        inner = step or plain_step(None)
+
+        def recorded(s: Step, batch: Batch) -> None:
+            s.record("loss_before", s.summed_loss)
+            inner(s, batch)
+
+        return cohort.train(w, step=recorded, loss_before=cohort.step_record(), **state)
+
+    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
+        """theta_i and f_i travel; g_i and c_i follow from what the server knows."""
+        per_epoch = out.steps / cohort.engine.epochs  # steps [K]
+        first_of_last = (out.steps - per_epoch.floor()).long()[:, None]  # the last epoch's first step  [K, 1]
+        before = out.loss_before.gather(1, first_of_last)[:, 0]  # losses summed until then  [K]
+        f = (out.loss * out.steps - before) / per_epoch  # the last epoch's mean loss
+        up = cohort.upload(theta=out.theta, f=f)
+        sgd: Any = cohort.engine.optimizer
+        pace = (out.lr * out.steps[:, None] / (1 - sgd.momentum)).clamp_min(1e-30)
+        trained = cohort.model.trained
+        g = trained.put(torch.zeros_like(up.theta), trained.take((self.w - up.theta) / pace))
+        g = g - getattr(out, "aux", 0)  # no auxiliary part in round 1
+        return SimpleNamespace(theta=up.theta, g=g, c=up.f - dot(g, up.theta))

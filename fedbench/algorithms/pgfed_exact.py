@@ -6,15 +6,19 @@ local step.  This is not federated: clients see each other's samples (the bytes 
 pass over the whole data set.   Reduces to: FedAvg-local at mu = 0.
 """
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.options import NonNegative, require
-from fedbench.engine.local import Batch
-from fedbench.engine.per_client import own, per_client
+from fedbench.engine.per_client import per_client
 
-LIMIT = 50_000          # training samples times clients per round
+LIMIT = 50_000  # training samples times clients per round
 
 
 class PGFedExact(FedAvg):
@@ -29,43 +33,49 @@ class PGFedExact(FedAvg):
         super().__init__(deploy="local")
         self.mu = per_client(mu)
 
-    def check(self, federation, model, optimizer):
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """A federation small enough, of clients that share their classes."""
         super().check(federation, model, optimizer)
         work = int(federation.num_samples.sum()) * federation.cohort_size
-        require(work <= LIMIT,
-                f"algorithm=pgfed_exact passes over everyone's data at every local step and is for small federations: "
-                f"training samples times clients per round may be {LIMIT:,} at most, here they are {work:,}")
+        require(
+            work <= LIMIT,
+            f"algorithm=pgfed_exact passes over everyone's data at every local step and is for small federations: "
+            f"training samples times clients per round may be {LIMIT:,} at most, here they are {work:,}",
+        )
         require(federation.num_clients > 1, "algorithm=pgfed_exact needs at least two clients")
         require(federation.class_mask is None, "algorithm=pgfed_exact needs clients that share their classes")
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """As FedAvg; every sample's owner and its weight in the others' risks."""
         super().setup(federation, model, rows)
         train = federation.splits["train"]
-        self.samples = train.indices                                                  # [n] on the host
-        share = 1 / np.maximum(train.sizes, 1) / (federation.num_clients - 1)         # [N]
-        self.owner, self.share = train.owners(), share[train.owners()]                # [n] on the host
+        self.samples = train.indices  # [n] on the host
+        weight = 1 / np.maximum(train.sizes, 1) / (federation.num_clients - 1)  # [N]
+        self.owner, self.weight = train.owners(), weight[train.owners()]  # [n] on the host
 
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """FedAvg-local with the explicit objective."""
         w = cohort.broadcast(w=self.w).w
         out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
         self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
 
-    def train(self, cohort, w):
+    def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
+        """Local epochs with everybody's samples in every step."""
         index = torch.from_numpy(self.samples).to(cohort.device)
-        x, y = cohort.federation.gather(index)                                        # [n, ...], [n, ...]
-        others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.share).to(w)            # [K, n]
+        x, y = cohort.federation.gather(index)  # [n, ...], [n, ...]
+        others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.weight).to(w)  # [K, n]
 
-        def step(s, batch):
+        def step(s: Step, batch: Batch) -> None:
             k = len(s.theta)
             counts = np.full(k, len(index))
-            everyone = Batch(_repeat(x, k), _repeat(y, k), s.others, counts)          # type: ignore[arg-type]
-            g = s.grad(batch)                                                         # [k, P]
-            s.descend(g.add_(s.grad(everyone, rows=s.theta.clone())))                 # buffers: from its own data
+            everybody = Batch(_repeat(x, k), _repeat(y, k), s.others, counts, shared=True)  # type: ignore[arg-type]
+            g = s.grad(batch)  # [k, P]
+            s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy: theta's BatchNorm buffers stay
 
-        return cohort.train(w, step=step, others=own(self.mu, cohort) * others)
+        return cohort.train(w, step=step, others=cohort.value(self.mu) * others)
 
 
-def _repeat(x, k):
+def _repeat(x: Any, k: int) -> Any:
     """The same samples for k clients, without copies.  [n, ...] -> [k, n, ...]"""
     return {name: _repeat(v, k) for name, v in x.items()} if isinstance(x, dict) else x.expand(k, *x.shape)

@@ -1,15 +1,18 @@
 """SCAFFOLD: control variates cancel the drift of local SGD.
 
 Karimireddy et al., ICML 2020, Algorithm 1, option II for c_i.
-Departs from the paper: nowhere (weights="samples" is an option).   Reduces to: uniformly weighted FedAvg in round 1.
+Departs from the paper: nowhere (weights="samples" is an option).  BatchNorm buffers go the way of the rows.
+Reduces to: uniformly weighted FedAvg in round 1.
 Plain SGD only: with momentum, weight decay, clipping or Adam the formula of c_i would be wrong.
 """
 
+from collections.abc import Collection
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Optimizer, RowStore
 from fedbench.core.options import Positive, require
 
 
@@ -21,30 +24,37 @@ class Scaffold(Algorithm):
     def __init__(self, server_lr: Positive = 1.0, weights: Literal["uniform", "samples"] = "uniform"):
         self.server_lr, self.weights = server_lr, weights
 
-    def check_settings(self, num_clients, groups, optimizer):
+    def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
+        """Plain SGD: with momentum, weight decay or Adam the formula of c_i would be wrong."""
         super().check_settings(num_clients, groups, optimizer)
-        require(getattr(optimizer, "plain", False),
-                "algorithm=scaffold needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null): "
-                "its control variates are derived from theta - lr * gradient")
+        require(
+            getattr(optimizer, "plain", False),
+            "algorithm=scaffold needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null): "
+            "its control variates are derived from theta - lr * gradient",
+        )
 
-    def setup(self, federation, model, rows):
-        self.x = model.init_row()                                                     # [P]
-        self.c = torch.zeros_like(self.x)                                             # [P]
-        self.c_i = rows("c_i", default=self.c)                                        # lazy [N, P]
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One model for all; control variates of zero."""
+        self.x = model.init_row()  # [P]
+        self.c = torch.zeros_like(self.x)  # [P]
+        self.c_i = rows("c_i", default=self.c)  # lazy [N, P]
 
-    def round(self, cohort):
-        c_i = self.c_i[cohort.ids]                                                    # [K, P]
-        sent = cohort.broadcast(x=self.x, c=self.c)
-        out = cohort.train(sent.x, c_i=c_i, extra_grad=lambda s: sent.c - s.c_i)
-        new = c_i - sent.c + (sent.x - out.theta) / (out.steps[:, None] * out.lr)     # [K, P]
-        up = cohort.upload(dx=out.theta - sent.x, dc=new - c_i, around={"dx": None, "dc": None})     # [K, P] each
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
+        c_i = self.c_i[cohort.ids]  # [K, P]
+        server = cohort.broadcast(x=self.x, c=self.c)
+        out = cohort.train(server.x, c_i=c_i, extra_grad=lambda s: server.c - s.c_i)
+        new = c_i - server.c + (server.x - out.theta) / (out.steps[:, None] * out.lr)  # [K, P]
+        up = cohort.upload(dx=out.theta - server.x, dc=new - c_i, reference={"dx": None, "dc": None})  # [K, P] each
         self.c_i[cohort.ids] = new
         p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
         self.x = self.x + self.server_lr * (p @ up.dx)
-        self.c = self.c + up.dc.sum(0) / cohort.num_clients                           # over all N
+        self.c = self.c + up.dc.sum(0) / cohort.num_clients  # over all N
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """x."""
         return self.x
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """x."""
         return self.x

@@ -6,7 +6,9 @@ depend on the partition only by which client has which test samples.
 
 from typing import Any
 
-from fedbench.algorithms.base import Algorithm
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Inputs, RowStore
 
 
 class ZeroShot(Algorithm):
@@ -21,20 +23,25 @@ class ZeroShot(Algorithm):
     def __init__(self, template: str | None = None):
         self.template = template
 
-    def setup(self, federation, model, rows):
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Text features of all classes, once."""
         clip: Any = model.module
         template = clip.template if self.template == "dataset" else self.template or "a photo of a {}."
         self.w, self.text = model.init_row(), clip.templated(template)
 
-    def round(self, cohort):
+    def round(self, cohort: Cohort) -> None:
+        """Nothing."""
         pass
 
-    def personalized(self, cohort, final):
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """w, which takes no part."""
         return self.w
 
-    def predict(self, model, rows, inputs):
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """logits = s <g(x), text>.  # [k, b, C]"""
         clip: Any = model.module
         return clip.scale * clip.image(inputs) @ self.text.T
 
-    def global_row(self):
+    def global_row(self) -> Tensor:
+        """w, which takes no part."""
         return self.w

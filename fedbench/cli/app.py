@@ -35,6 +35,7 @@ fedbench: federated and personalized federated learning, any method on any model
   python -m fedbench [group=option] [key=value] ...       one run
   python -m fedbench -m [group=a,b] [key=1,2,3] ...       a sweep: finished cells are not run again
   python -m fedbench resume=<run directory>               go on with a run that was stopped
+  python -m fedbench check my_package.MyMethod            check a method, model, ... of your own
 """
 TAIL = """\
 Examples
@@ -87,8 +88,9 @@ def help_text() -> str:
 def _group(group: str, chosen: str | None) -> str:
     names = [f"{name}*" if name == chosen else name for name in menu(group_options(group))]
     label = f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16)
-    return textwrap.fill("  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * 16,
-                         break_on_hyphens=False)
+    return textwrap.fill(
+        "  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * 16, break_on_hyphens=False
+    )
 
 
 def _default(root: Path, config: dict[str, Any], chosen: dict[str, str], key: str) -> str:

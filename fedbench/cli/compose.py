@@ -12,10 +12,6 @@ from typing import Any
 
 import yaml
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -27,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.cli.conf_tree import GROUPS, conf_dirs, find_conf_dir, group_options, menu, nearest
+from fedbench.cli.private_hydra import ConfigLoaderImpl, ConfigRepository, basic_sweeper, create_config_search_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import is_matched, show
 
@@ -36,7 +33,7 @@ NAME_LENGTH = 100
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
-class KeptFiles(ConfigRepository):
+class CachedRepository(ConfigRepository):
     """Hydra's repository, which reads every file once: a sweep's cells share nearly all of theirs.
 
     What is lent is a copy, because composing writes into it.  The compositions of sixty experiments take 0.6 of the
@@ -44,24 +41,26 @@ class KeptFiles(ConfigRepository):
     """
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        """Hydra's: called when the search path is set."""
         super().initialize_sources(config_search_path)
-        self.kept: dict[str, ConfigResult | None] = {}
+        self.cached: dict[str, ConfigResult | None] = {}
 
-    def __deepcopy__(self, memo: dict) -> KeptFiles:
+    def __deepcopy__(self, memo: dict) -> CachedRepository:
         same = object.__new__(type(self))  # every composition has one, to give it other sources if need be
         vars(same).update(vars(self))
         return same
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"kept": {}}  # another process reads for itself
+        return vars(self) | {"cached": {}}  # another process reads for itself
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        if config_path not in self.kept:
+        """A copy of the file's keys; ConfigError where it cannot be read."""
+        if config_path not in self.cached:
             try:
-                self.kept[config_path] = super().load_config(config_path)
+                self.cached[config_path] = super().load_config(config_path)
             except OSError as error:  # no right to read it; OmegaConf says the same of a file that is no mapping
                 raise ConfigError(f"{config_path}.yaml is no file of keys that can be read: {error}") from error
-        return copy.deepcopy(self.kept[config_path])
+        return copy.deepcopy(self.cached[config_path])
 
 
 class Composer:
@@ -82,7 +81,7 @@ class Composer:
             anchor = SearchPathQuery(provider="schema")
             path.prepend("command-line", f"file://{Path(config_dir).resolve()}", anchor)
         self.loader = ConfigLoaderImpl(path)
-        self.loader.repository = KeptFiles(path)
+        self.loader.repository = CachedRepository(path)
         self.folders = conf_dirs(config_dir)
         self.needed: set[str] = set()
 
@@ -102,8 +101,10 @@ class Composer:
         for override in self.parse(overrides):
             for key in _leaves(override):
                 before = given.setdefault(key, str(override.input_line))
-                require(before == override.input_line,
-                        f"{key} is given twice, in {before} and in {override.input_line}: leave one of them out")
+                require(
+                    before == override.input_line,
+                    f"{key} is given twice, in {before} and in {override.input_line}: leave one of them out",
+                )
 
     def expand(self, overrides: list[str]) -> list[str]:
         """The overrides with a group's ``glob(pattern)`` written out, nested options (table/row) included.
@@ -120,13 +121,13 @@ class Composer:
         return f"{key}={','.join(one for item in items for one in self._matches(key.lstrip('+'), item))}"
 
     def _matches(self, group: str, item: str) -> list[str]:
-        found = re.fullmatch(r"(.*)\bglob\(([^()]*)\)(.*)", item)
-        if found is None:
+        match = re.fullmatch(r"(.*)\bglob\(([^()]*)\)(.*)", item)
+        if match is None:
             return [item]
         names = group_options(group, self.folders)
-        matched = fnmatch.filter(names, found[2].strip())
+        matched = fnmatch.filter(names, match[2].strip())
         require(bool(matched), f"{group}={item} matches none: {group} has {', '.join(menu(names)) or 'no option'}")
-        return [f"{found[1]}{name}{found[3]}" for name in matched]
+        return [f"{match[1]}{name}{match[3]}" for name in matched]
 
     def compose(self, overrides: list[str], multirun: bool = False) -> DictConfig:
         """Hydra's full config, with its ``hydra`` node; ConfigError with one sentence where it refuses."""
@@ -134,9 +135,11 @@ class Composer:
         for override in parsed:
             _check_swept(override)
             self._check_choice(override)
-            require(multirun or not override.is_sweep_override(),
-                    f"{override.input_line} is several values: add -m to run them all (a list is written "
-                    f"{override.key_or_group}=[a,b])")
+            require(
+                multirun or not override.is_sweep_override(),
+                f"{override.input_line} is several values: add -m to run them all (a list is written "
+                f"{override.key_or_group}=[a,b])",
+            )
         while True:
             try:
                 return _with_good_log(self._load(self.rewrite(overrides), multirun))
@@ -149,8 +152,10 @@ class Composer:
 
     def rewrite(self, overrides: list[str]) -> list[str]:
         """The overrides with ``++`` before the needed keys."""
-        return [f"++{text}" if override.type is OverrideType.CHANGE and override.key_or_group in self.needed
-                else text for text, override in zip(overrides, self.parse(overrides))]
+        return [
+            f"++{text}" if override.type is OverrideType.CHANGE and override.key_or_group in self.needed else text
+            for text, override in zip(overrides, self.parse(overrides))
+        ]
 
     def cells(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
         """The runs of a sweep, each as its overrides: the product of the swept values, in Hydra's order."""
@@ -158,10 +163,13 @@ class Composer:
         for override in parsed:
             _check_swept(override)
             key = override.key_or_group
-            require(not override.is_interval_sweep(), f"{override.input_line} is an interval: this sweeper goes "
-                    f"through values that are listed, {key}=1,2,3 or {key}=range(1,4)")
+            require(
+                not override.is_interval_sweep(),
+                f"{override.input_line} is an interval: this sweeper goes "
+                f"through values that are listed, {key}=1,2,3 or {key}=range(1,4)",
+            )
         try:
-            return BasicSweeper.split_arguments(parsed, None)[0]
+            return basic_sweeper().BasicSweeper.split_arguments(parsed, None)[0]
         except HydraException as error:
             raise ConfigError(explain(error)) from error
 
@@ -179,16 +187,19 @@ class Composer:
         if group not in GROUPS or override.is_delete():
             return
         options, plus = group_options(group, self.folders), "+" if group == "experiment" else ""
-        require(bool(plus) or not _is_list(override), f"{override.input_line} is a list, and a run takes one option "
-                f"of {group}; to run each of several: -m {group}=a,b")
+        require(
+            bool(plus) or not _is_list(override),
+            f"{override.input_line} is a list, and a run takes one option "
+            f"of {group}; to run each of several: -m {group}=a,b",
+        )
         for value in _values(override):
             if value in options:
                 continue
             hint = nearest(str(value), options, f"{plus}{group}=")
-            said = value if isinstance(value, str) else show(value)
+            shown = value if isinstance(value, str) else show(value)
             same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
             listed = ", ".join(same or menu(options)) or "none"
-            raise ConfigError(f"{group}={said} is not an option:{hint} {group} has {listed}")
+            raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}")
         why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
         written = bool(plus) == (override.type is not OverrideType.CHANGE)
         require(written, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")
@@ -214,11 +225,16 @@ def _check_key(override: Override) -> None:
     key, text = override.key_or_group, override.input_line
     require(key != "", f"{text!r} names no key: write key=value, as in seed=3")
     require(key != "hydra", f"{text} would replace all of Hydra's keys: write one of them, as in hydra.run.dir=folder")
-    require(key.split(".")[0] != "choices", f"{text}: choices is what a run notes of its groups; choose an option by "
-            "the name of the group, as in algorithm=fedavg")
+    require(
+        key.split(".")[0] != "choices",
+        f"{text}: choices is what a run notes of its groups; choose an option by "
+        "the name of the group, as in algorithm=fedavg",
+    )
     if "/" in key and not override.is_delete() and not override.is_sweep_override():
-        require(isinstance(override.value(), str | list), f"{text}: {key} is chosen by the name of an option, got "
-                f"{show(override.value())}")
+        require(
+            isinstance(override.value(), str | list),
+            f"{text}: {key} is chosen by the name of an option, got {show(override.value())}",
+        )
 
 
 def _check_swept(override: Override) -> None:
@@ -229,8 +245,11 @@ def _check_swept(override: Override) -> None:
         some = any(True for _ in override.sweep_iterator())
     except ValueError as error:  # range(0,9,0)
         raise ConfigError(f"{override.input_line} cannot be counted out: {error}") from error
-    require(some, f"{override.input_line} is no value at all: give {override.key_or_group} one or more "
-            f"({override.key_or_group}=range(0,3) is 0, 1, 2)")
+    require(
+        some,
+        f"{override.input_line} is no value at all: give {override.key_or_group} one or more "
+        f"({override.key_or_group}=range(0,3) is 0, 1, 2)",
+    )
 
 
 def _leaves(override: Override) -> list[str]:
@@ -243,14 +262,19 @@ def _leaves(override: Override) -> list[str]:
 
 
 def _inner(values: dict[Any, Any]) -> list[str]:
-    return [leaf for key, value in values.items()
-            for leaf in ([f"{key}.{inner}" for inner in _inner(value)] if isinstance(value, dict) else [str(key)])]
+    return [
+        leaf
+        for key, value in values.items()
+        for leaf in ([f"{key}.{inner}" for inner in _inner(value)] if isinstance(value, dict) else [str(key)])
+    ]
 
 
 def _with_good_log(full: DictConfig) -> DictConfig:
     verbose = full.hydra.verbose
-    require(isinstance(verbose, bool | str) or OmegaConf.is_list(verbose),
-            f"hydra.verbose must be true, false or names of loggers, got {show(verbose)}")
+    require(
+        isinstance(verbose, bool | str) or OmegaConf.is_list(verbose),
+        f"hydra.verbose must be true, false or names of loggers, got {show(verbose)}",
+    )
     return full
 
 
@@ -280,8 +304,10 @@ SENTENCES = (
     (r"Could not delete from config\. '([^']*)'", lambda m, *_: f"~{m[1]}: there is no such key to delete"),
     (r"Could not delete", lambda m, t, _: t.split("\n")[0]),
     (r"Multiple values for (\S+?)\.?\s", lambda m, *_: f"{m[1]} is given twice"),
-    (r"Could not append to config\. An item is already at '([^']*)'", lambda m, *_: f"{m[1]} is there already: write "
-     "it without the plus"),
+    (
+        r"Could not append to config\. An item is already at '([^']*)'",
+        lambda m, *_: f"{m[1]} is there already: write it without the plus",
+    ),
     (r"Sweeping over Hydra's configuration.*'(.*)'", lambda m, *_: f"{m[1]}: Hydra's keys cannot be swept"),
     (r"Error merging override \+*(.*)", lambda m, _, cause: f"{m[1]} does not fit there: {cause}"),
     (r'in "(.*)", line (\d+)', lambda m, t, _: f"{m[1]}, line {m[2]}: {t.splitlines()[0]}"),
@@ -305,12 +331,12 @@ def cell_name(overrides: Iterable[str], excluded: Iterable[str]) -> str:
     full text, so that two cells never share a folder.
     """
     patterns = list(excluded)
-    kept = sorted(text.lstrip("+") for text in overrides if not is_matched(_key(text), patterns))
-    full = ",".join(kept) or "default"
+    naming = sorted(text.lstrip("+") for text in overrides if not is_matched(_key(text), patterns))
+    full = ",".join(naming) or "default"
     safe = re.sub(r"[^\w.,=+\-\[\]~]", "_", full)
     if safe == full and len(full) <= NAME_LENGTH:
         return full
-    return f"{safe[:NAME_LENGTH - 9]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+    return f"{safe[: NAME_LENGTH - 9]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
 
 
 def _key(override: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedbench.core.options import ConfigError
 
-GROUPS = ("dataset", "partition", "model", "algorithm", "optimizer", "hardware", "tracking", "experiment")
+GROUPS = ("dataset", "task", "partition", "model", "algorithm", "optimizer", "hardware", "tracking", "experiment")
 
 
 def find_conf_dir() -> Path:
@@ -37,8 +37,8 @@ def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str
 def target_of(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
     """The ``_target_`` that an option's file names, or one of the options that it stands on."""
     text = _text(f"{group}/{option}", folders)
-    if said := re.search(r"^_target_:\s*['\"]?([\w.]+)['\"]?\s*(?:#|$)", text, re.MULTILINE):
-        return said[1]                                # in a thirtieth of the time that parsing takes
+    if match := re.search(r"^_target_:\s*['\"]?([\w.]+)['\"]?\s*(?:#|$)", text, re.MULTILINE):
+        return match[1]  # in a thirtieth of the time that parsing takes
     values = _mapping(text)
     below = (name.removeprefix(f"{group}/") for name in _defaults(values, f"{group}/{option}"))
     return values.get("_target_") or next((t for name in below if (t := target_of(group, name, folders))), None)
@@ -57,8 +57,10 @@ def label_of(group: str, option: str | None, target: str | None, folders: Sequen
 
 def _moved(known: str, target: str) -> bool:
     """Whether both are one class of ours, whose file has moved since a run was stored."""
-    return all(path.startswith("fedbench.") for path in (known, target)) and \
-        known.rpartition(".")[2] == target.rpartition(".")[2]
+    return (
+        all(path.startswith("fedbench.") for path in (known, target))
+        and known.rpartition(".")[2] == target.rpartition(".")[2]
+    )
 
 
 def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -> str:
@@ -70,8 +72,8 @@ def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -
     first = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)  # Net.small of my.Net.small
     name = ".".join(parts[first:])
     same = [option for option in group_options(group, folders) if _letters(option) == _letters(name)]
-    own = [option for option in same if target_of(group, option, folders) == target]
-    return own[0] if own else target if same else name
+    exact = [option for option in same if target_of(group, option, folders) == target]
+    return exact[0] if exact else target if same else name
 
 
 def is_class(group: str, choice: str | None, target: str | None, folders: Sequence[Path] | None = None) -> bool:
@@ -86,15 +88,15 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
-def keys_said(name: str, group: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
+def keys_set(name: str, group: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
     """The keys of a group that a file of the conf folders (experiment/table/row), or one that it stands on, sets:
     key -> its value as text."""
     values = _mapping(_text(name, folders))
-    said: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for below in _defaults(values, name):
-        said |= keys_said(below, group, folders)
-    own = values.get(group)
-    return said | ({str(key): str(value) for key, value in own.items()} if isinstance(own, dict) else {})
+        keys |= keys_set(below, group, folders)
+    here = values.get(group)
+    return keys | ({str(key): str(value) for key, value in here.items()} if isinstance(here, dict) else {})
 
 
 def _text(name: str, folders: Sequence[Path] | None) -> str:

@@ -1,7 +1,7 @@
 """A run's configuration: composed from Hydra's groups, checked, hashed, saved.
 
-The dataclasses state every key outside the groups; a group's keys are those of its ``_target_`` (schema.py)
-plus the reserved ones stated here.  Whatever Hydra would say about a mistake is said again in one sentence of
+run_keys.py states every key outside the groups; a group's keys are those of its ``_target_`` (schema.py) plus the
+reserved ones stated there.  Whatever Hydra would say about a mistake is said again in one sentence of
 ours, without its advice to write ``+key``: a key that nothing takes is refused however it is written.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from fedbench.cli import run_keys
 from fedbench.cli.compose import Composer, cell_name
 from fedbench.cli.conf_tree import (
     GROUPS,
@@ -24,36 +25,21 @@ from fedbench.cli.conf_tree import (
     find_conf_dir,
     group_options,
     is_class,
-    keys_said,
+    keys_set,
     label_of,
     nearest,
     target_of,
 )
+from fedbench.cli.run_keys import INJECTED, KINDS, RESERVED, RunConfig
 from fedbench.cli.schema import Kind, Signature, check_options, check_target, signature_of
 from fedbench.cli.source import family, locate
-from fedbench.core.options import (
-    ConfigError,
-    Count,
-    Device,
-    Folder,
-    Fraction,
-    Interior,
-    Name,
-    Natural,
-    NonNegative,
-    Positive,
-    Seed,
-    Share,
-    Unbounded,
-    check_rates,
-    require,
-)
+from fedbench.core.nested import flatten
+from fedbench.core.options import ConfigError, check_rates, require
 from fedbench.core.settings import (
     WHEREABOUTS,
     check_cohort,
     clients_to_train,
     config_hash,
-    flatten,
     load_config,
     plain,
     save_config,
@@ -71,177 +57,6 @@ __all__ = [
     "save_config",
 ]
 
-
-@dataclass
-class LocalConfig:
-    """A client's work in a round: passes over its training part, samples per step."""
-
-    epochs: Count
-    batch_size: Count
-    drop_last: bool
-
-
-@dataclass
-class EvalConfig:
-    """Every so many rounds, over ``clients`` of the clients (null: all)."""
-
-    every: Count
-    clients: Count | None
-    batch_size: Count | None
-
-
-@dataclass
-class FinetuneConfig:
-    """Training on from the downloaded row before it is evaluated (or once, at the end)."""
-
-    epochs: Natural
-    lr: Positive | list[Positive] | None
-    when: Literal["evaluation", "end"]
-    part: str
-
-
-@dataclass
-class NewClientsConfig:
-    """The last ``count`` clients stay out of the rounds, and then train a copy of the global model."""
-
-    count: Natural
-    epochs: Natural
-    lr: Positive
-    momentum: Share
-
-
-@dataclass
-class PrivacyConfig:
-    """Clipping, and noise on everything that clients upload (privacy.py); epsilon null: off."""
-
-    epsilon: Unbounded | None
-    delta: Interior
-    clip: Unbounded | None
-    calibration: Literal["paper", "analytic"]
-    sensitivity: Literal["clip", "lr_over_n"]
-
-
-@dataclass
-class CheckpointConfig:
-    """every n rounds; null: as often as costs under 10% of the time; 0: at the end."""
-
-    every: Natural | None
-
-
-@dataclass
-class HardwareConfig:
-    """Where and how; never changes what is computed, precision apart.  ddp: in all processes that torchrun started."""
-
-    device: Device
-    executor: Literal["auto", "loop", "threads", "vmap"]
-    chunk: Count | None
-    threads: Count | None
-    precision: Literal["float32", "tf32", "bf16"]
-    graphs: bool | Literal["auto"] = "auto"
-    ddp: bool = False
-
-
-@dataclass
-class TrackingConfig:
-    """Weights & Biases; the run directory's files are written whatever this says."""
-
-    mode: Literal["auto", "online", "offline", "disabled"]
-    project: str
-    entity: str | None
-    group: str | None
-    tags: list[str]
-
-
-@dataclass
-class ScheduleConfig:
-    """The learning rate over rounds: ``warmup`` rounds of growth, then ``name``; final: share of lr left."""
-
-    name: Literal["constant", "cosine", "linear", "exponential"] = "constant"
-    warmup: Natural = 0
-    gamma: Positive = 1.0
-    final: NonNegative = 0.0
-
-
-@dataclass
-class AugmentConfig:
-    """Of training images: horizontal flips, crops after ``crop`` pixels of padding."""
-
-    flip: bool = False
-    crop: Natural = 0
-
-
-@dataclass
-class DatasetKeys:
-    """What the federation, not the source, does with the samples."""
-
-    split: Literal["merged", "published", "stratified"]
-    test_fraction: Share
-    val_fraction: Share
-    normalize: bool
-    augment: AugmentConfig | None
-    subset: Fraction = 1.0
-
-
-@dataclass
-class PartitionKeys:
-    """How many clients (null: as many as the partition makes by itself), and the partition's own seed."""
-
-    num_clients: Count | None
-    seed: Seed
-
-
-@dataclass
-class ModelKeys:
-    """columns: name -> patterns of parameter names."""
-
-    columns: dict[str, list[str]] = field(default_factory=dict)
-
-
-@dataclass
-class OptimizerKeys:
-    """The schedule every optimizer takes."""
-
-    schedule: ScheduleConfig
-
-
-@dataclass
-class RunConfig:
-    """Every top-level key of a run.  paper: which printed cells it answers, for reports (report/paper.py)."""
-
-    name: Name | None
-    seed: Natural
-    rounds: Count
-    sample_rate: Fraction
-    clients_per_round: Count | None
-    local: LocalConfig
-    eval: EvalConfig
-    finetune: FinetuneConfig
-    new_clients: NewClientsConfig
-    checkpoint: CheckpointConfig
-    resume: str | None
-    data_dir: Folder
-    output_dir: Folder
-    sweep_dir: Folder
-    dataset: dict
-    partition: dict
-    model: dict
-    algorithm: dict
-    optimizer: dict
-    hardware: HardwareConfig
-    tracking: TrackingConfig
-    privacy: PrivacyConfig | None = None
-    paper: dict | None = None
-    choices: dict | None = None
-
-
-RESERVED = {"dataset": "DatasetKeys", "partition": "PartitionKeys", "model": "ModelKeys",
-            "optimizer": "OptimizerKeys", "algorithm": None}
-# a name that every class of a group has or inherits, and what such a class is called
-KINDS = {"dataset": ("load", "data source, which has load()"), "partition": ("assign", "partition, which has assign()"),
-         "model": ("Module", "torch.nn.Module"), "optimizer": ("Optimizer", "fedbench.engine.optim.Optimizer"),
-         "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm")}
-# constructor arguments that the data set (or the algorithm: reads) decides
-INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "reads")}
 
 OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
 OmegaConf.register_new_resolver("whereabouts", lambda: list(WHEREABOUTS), replace=True)
@@ -266,20 +81,20 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
     Where another class is named (``model._target_=my.Net``) than the chosen option has, that class is the choice; what
     the option says for its own class is left out where the command line names the other one.
     """
-    said: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
-    chosen = {**hydra.runtime.choices, **_lists(said)}
+    choices = {**hydra.runtime.choices, **_lists(overrides)}
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.pop("hydra", None)
-        cfg.choices = {group: chosen.get(group) for group in GROUPS}
+        cfg.choices = {group: choices.get(group) for group in GROUPS}
         for group in RESERVED:
-            given: dict[str, str] = {}                          # key -> all that was said of it
-            for text in said:
+            given: dict[str, str] = {}  # key -> all overrides of it
+            for text in overrides:
                 if match := re.match(rf"\+*{group}\.(\w+)", text):
                     given[match[1]] = f"{given.get(match[1], '')} {text}"
             _name_class(cfg, group, given, folders)
-        _decide_cohort(cfg, said)
+        _decide_cohort(cfg, overrides)
     return cfg
 
 
@@ -293,8 +108,7 @@ def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: 
     if known == target:
         return
     if "_target_" in given:
-        asked = {**_said_in_files(cfg, group, folders), **given}
-        _leave_out(cfg, group, asked)
+        _drop_unasked(cfg, group, {**_set_in_files(cfg, group, folders), **given})
         cfg.choices[group] = class_name(group, target, folders)
     else:
         cfg.choices[group] = label_of(group, str(option), target, folders)
@@ -309,37 +123,40 @@ def _target(cfg: DictConfig, group: str) -> str | None:
     return target if isinstance(target, str) else None
 
 
-def _said_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
+def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
     """The group's keys that experiment files, and this machine's, set: they were asked for, too."""
     names = [f"experiment/{name}" for name in str(cfg.choices.experiment or "").split(",") if name]
-    found = [keys_said(name, group, folders) for name in ["local", *names]]
-    return {key: text for said in found for key, text in said.items()}
+    of_each_file = [keys_set(name, group, folders) for name in ["local", *names]]
+    return {key: text for keys in of_each_file for key, text in keys.items()}
 
 
-def _leave_out(cfg: DictConfig, group: str, asked: Mapping[str, str]) -> None:
+def _drop_unasked(cfg: DictConfig, group: str, asked: Mapping[str, str]) -> None:
     """Drop the keys of the chosen option that nobody has asked for."""
-    ours = signature_of(f"{__name__}.{RESERVED[group]}").options if RESERVED[group] else {}
-    for key in set(cfg[group]) - {*asked, *ours}:
+    reserved = signature_of(f"{run_keys.__name__}.{RESERVED[group]}").options if RESERVED[group] else {}
+    for key in set(cfg[group]) - {*asked, *reserved}:
         del cfg[group][key]
-    for name in [*(cfg[group].get("columns") or ())]:          # they are patterns of that class's parameters
+    for name in [*(cfg[group].get("columns") or ())]:  # they are patterns of that class's parameters
         if not re.search(rf"\b{name}\b", asked.get("columns", "")):
             del cfg[group].columns[name]
 
 
-def _decide_cohort(cfg: DictConfig, said: list[str]) -> None:
+def _decide_cohort(cfg: DictConfig, overrides: list[str]) -> None:
     """Of clients_per_round and sample_rate the command line's counts, whatever files say; ConfigError for both."""
-    given = dict(text.lstrip("+").split("=", 1) for text in said if "=" in text)
+    given = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
     number, rate = given.get("clients_per_round", "null"), given.get("sample_rate")
-    require(number == "null" or rate is None, f"clients_per_round={number} and sample_rate={rate} both say how many "
-            "clients take part in a round: give one of them")
+    require(
+        number == "null" or rate is None,
+        f"clients_per_round={number} and sample_rate={rate} both say how many "
+        "clients take part in a round: give one of them",
+    )
     if rate is not None and "clients_per_round" in cfg:
         cfg.clients_per_round = None
 
 
 def _lists(overrides: Any) -> dict[str, str]:
     """Groups of which several options were chosen, ``+experiment=[a,b]`` as a,b: Hydra does not tell these."""
-    found = (re.fullmatch(r"\+*(\w+)=\[(.*)\]", text) for text in overrides)
-    return {match[1]: match[2].replace(" ", "") for match in found if match}
+    matches = (re.fullmatch(r"\+*(\w+)=\[(.*)\]", text) for text in overrides)
+    return {match[1]: match[2].replace(" ", "") for match in matches if match}
 
 
 def check(cfg: DictConfig) -> dict[str, Any]:
@@ -350,7 +167,7 @@ def check(cfg: DictConfig) -> dict[str, Any]:
         try:
             check_target(group, values[group], _adjust(group), _owner(group, values))
         except ConfigError:
-            _check_kind(group, values[group].get("_target_"))          # then its options are beside the point
+            _check_kind(group, values[group].get("_target_"))  # then its options are beside the point
             raise
     _check_clients(values)
     return values
@@ -365,50 +182,55 @@ def _check_kind(group: str, target: Any) -> None:
 
 def _check_clients(values: Mapping[str, Any]) -> None:
     """What asks for a number of clients, where the partition's is known before there are data."""
-    everyone = values["partition"]["num_clients"]
-    if everyone is None:
+    num_clients = values["partition"]["num_clients"]
+    if num_clients is None:
         return
-    n = clients_to_train(everyone, values["new_clients"]["count"])
+    n = clients_to_train(num_clients, values["new_clients"]["count"])
     check_cohort(values["clients_per_round"], n)
     check_rates("optimizer.lr", values["optimizer"].get("lr"), n)
     check_rates("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, n)
 
 
-def own_classes(values: Mapping[str, Any]) -> dict[str, str]:
+def named_classes(values: Mapping[str, Any]) -> dict[str, str]:
     """By group, the classes that a checked config names in place of those of its options."""
     targets = {group: values[group]["_target_"] for group in RESERVED}
     return {group: t for group, t in targets.items() if is_class(group, values["choices"].get(group), t)}
 
 
 def _check_top(values: dict[str, Any]) -> None:
-    top = signature_of(f"{__name__}.RunConfig")
+    top = signature_of(f"{run_keys.__name__}.RunConfig")
     for key in values:
         if key not in top.options:
             listed = f" the keys are {', '.join(sorted({*top.options} - {'choices'}))}"
-            raise ConfigError(f"{key} is unknown:{_where(str(key), values) or listed}")
+            raise ConfigError(f"{key} is unknown:{_suggest(str(key), values) or listed}")
     for group in RESERVED:
-        require(isinstance(values.get(group), Mapping),
-                f"{group} must be one of its options ({', '.join(group_options(group))}), got "
-                f"{show(values.get(group))}")
+        require(
+            isinstance(values.get(group), Mapping),
+            f"{group} must be one of its options ({', '.join(group_options(group))}), got {show(values.get(group))}",
+        )
     check_options("", {**values, **{group: {} for group in RESERVED}}, top, "a run")
     require(values["name"] != "", "name must be text or null, got ''")
     _check_privacy(values.get("privacy") or {"epsilon": None})
 
 
-def _check_privacy(wanted: Mapping[str, Any]) -> None:
+def _check_privacy(privacy: Mapping[str, Any]) -> None:
     """What the keys of privacy ask of one another."""
-    epsilon, clip = wanted["epsilon"], wanted.get("clip")
+    epsilon, clip = privacy["epsilon"], privacy.get("clip")
     if epsilon is None:
         return
     given = f"where privacy.epsilon={show(epsilon)} asks for noise in proportion to it, got {show(clip)}"
-    require(math.isinf(epsilon) or (clip is not None and not math.isinf(clip)),
-            f"privacy.clip must be a finite number > 0 {given}; null goes with privacy.epsilon=inf, which adds none")
-    require(wanted["calibration"] == "paper" or wanted["sensitivity"] == "clip",
-            "privacy.sensitivity must be clip where privacy.calibration=analytic (it is 2 privacy.clip there), got "
-            f"{show(wanted['sensitivity'])}")
+    require(
+        math.isinf(epsilon) or (clip is not None and not math.isinf(clip)),
+        f"privacy.clip must be a finite number > 0 {given}; null goes with privacy.epsilon=inf, which adds none",
+    )
+    require(
+        privacy["calibration"] == "paper" or privacy["sensitivity"] == "clip",
+        "privacy.sensitivity must be clip where privacy.calibration=analytic (it is 2 privacy.clip there), got "
+        f"{show(privacy['sensitivity'])}",
+    )
 
 
-def _where(name: str, values: dict[str, Any]) -> str:
+def _suggest(name: str, values: dict[str, Any]) -> str:
     """Suggest keys for a top-level name that is none; a nested key of that name first (lr: optimizer.lr)."""
     dotted = [key for key in flatten(values) if not key.startswith((name, "choices"))]
     same = [key for key in dotted if key.rsplit(".")[-1] == name]
@@ -425,10 +247,12 @@ def _owner(group: str, values: dict[str, Any]) -> str:
 
 def _adjust(group: str) -> Callable[[Signature], Signature]:
     """Take out what code passes, put in the keys that are ours."""
-    def adjusted(own: Signature) -> Signature:
-        options = {k: v for k, v in own.options.items() if k not in INJECTED.get(group, ())}
+
+    def adjusted(signature: Signature) -> Signature:
+        options = {k: v for k, v in signature.options.items() if k not in INJECTED.get(group, ())}
         reserved: dict[str, tuple[Kind, bool]] = {}
         if RESERVED[group]:
-            reserved = signature_of(f"{__name__}.{RESERVED[group]}").options
-        return replace(own, options={**options, **reserved})
+            reserved = signature_of(f"{run_keys.__name__}.{RESERVED[group]}").options
+        return replace(signature, options={**options, **reserved})
+
     return adjusted

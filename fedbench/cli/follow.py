@@ -29,23 +29,23 @@ def take_part(command: Callable[[], int]) -> int:
         status = command()
     finally:
         with suppress(Stopped, PeerLost):
-            begin(None)
+            announce_run(None)
             disconnect()
     return status
 
 
-def begin(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
+def announce_run(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
     """Rank 0 to the others: the config, folder and resume of a run that begins now; None: there is no more."""
-    told = None if run is None else (dict(run[0]), str(run[1].resolve()), run[2])
-    current().gather("beginning of a run", told)
+    message = None if run is None else (dict(run[0]), str(run[1].resolve()), run[2])
+    current().gather("beginning of a run", message)
 
 
 def follow(ranks: Ranks) -> int:
     """Take part in every run that rank 0 begins, in silence but for warnings; returns the exit status."""
     logging.basicConfig(level=logging.WARNING, format=f"rank {ranks.rank}: %(message)s", stream=sys.stderr)
     try:
-        while (told := ranks.gather("beginning of a run", None)[0]) is not None:
-            values, folder, resume = told
+        while (message := ranks.gather("beginning of a run", None)[0]) is not None:
+            values, folder, resume = message
             try:
                 cfg = OmegaConf.create(dict(values))
                 OmegaConf.set_readonly(cfg, True)
@@ -53,9 +53,9 @@ def follow(ranks: Ranks) -> int:
             except PeerLost:
                 raise
             except (ConfigError, KeyboardInterrupt):
-                continue                                                   # rank 0 says so
+                continue  # rank 0 says so
             except (Exception, SystemExit):
-                log.warning("%s", traceback.format_exc())                  # rank 0 says what, this says where
+                log.warning("%s", traceback.format_exc())  # rank 0 says what, this says where
     except PeerLost as error:
         log.error("%s", error)
         return 1

@@ -29,9 +29,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.cli.conf_tree import models_with
-from fedbench.cli.config import check, own_classes, with_choices
+from fedbench.cli.config import check, named_classes, with_choices
 from fedbench.cli.targets import foreign
 from fedbench.core import signals
+from fedbench.core.files import read_json, replace_text
 from fedbench.core.lock import MARK, NAME, Busy, writing
 from fedbench.core.options import ConfigError, MissingColumns, PeerLost, require
 from fedbench.core.settings import config_hash, load_config, save_config
@@ -64,6 +65,7 @@ class LogFile(logging.FileHandler):
     """run.log; where it cannot be written, as on a full disk, the run goes on without it and nothing is printed."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, if the disk takes it."""
         with suppress(OSError):  # of opening it, which logging.FileHandler leaves until the first line
             super().emit(record)
 
@@ -83,38 +85,38 @@ def run_cell(cfg: DictConfig) -> float:
     if str(hydra.mode).endswith("MULTIRUN"):
         total = os.environ.get(TOTAL)
         print(f"\ncell {hydra.job.num + 1}{f' of {total}' if total else ''}: {folder.name}", flush=True)
-        _enter(folder, Path(hydra.sweep.dir).absolute())
+        _note_visit(folder, Path(hydra.sweep.dir).absolute())
     try:
         with writing(folder):
-            return attempt(folder, lambda: _new_or_on(cfg, hydra, folder))
+            return attempt(folder, lambda: _run_or_resume(cfg, hydra, folder))
     except Busy as busy:
         say(str(busy))
         return math.nan
 
 
-def _enter(folder: Path, sweep: Path) -> None:
+def _note_visit(folder: Path, sweep: Path) -> None:
     """Note, for the sweep's table, that the command came to the cell: another one may have it, or come to it later and
     write its own status."""
-    with open(met_by(sweep, os.environ.get(TOKEN, "")), "a", encoding="utf-8") as file:
+    with open(visited_file(sweep, os.environ.get(TOKEN, "")), "a", encoding="utf-8") as file:
         file.write(f"{folder.absolute().relative_to(sweep)}\n")
 
 
-def met_by(sweep: Path, token: str) -> Path:
+def visited_file(sweep: Path, token: str) -> Path:
     """The file of a sweep's folder that lists the cells which a command came to."""
     return sweep / f".met-{token}"
 
 
-def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, float]:
+def _run_or_resume(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, float]:
     values = check(with_choices(cfg, hydra))
-    stored = _stored(folder)
-    if stored is not None and not _alike(stored, values):
+    stored = _stored_config(folder)
+    if stored is not None and not _is_same_run(stored, values):
         _set_aside(folder)
         stored = None
     if stored is None:
         _save(values, hydra, folder)
     elif is_finished(folder, values):
-        return skipped(folder)
-    elif resumable(folder):
+        return skip(folder)
+    elif is_resumable(folder):
         # What was chosen for this machine stays: it is part of bit-exact resuming.
         return simulate({**values, "hardware": stored["hardware"]}, folder, resume=True)
     return simulate(values, folder)
@@ -122,22 +124,22 @@ def _new_or_on(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str, fl
 
 def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> tuple[str, float]:
     """Run the simulator on a checked config; (status, score)."""
-    clean(folder)
-    note(folder, "running", FAILED)
+    remove_leftovers(folder)
+    write_status(folder, "running", FAILED)
     (folder / "error.txt").unlink(missing_ok=True)
     from fedbench.simulation.simulator import run  # torch: not before it is needed
 
     cfg = OmegaConf.create(dict(values))
     OmegaConf.set_readonly(cfg, True)
-    if TORCHRUN in os.environ:
-        from fedbench.cli.follow import begin
+    if under_torchrun():
+        from fedbench.cli.follow import announce_run
 
-        begin((values, folder, resume))
-    origin = {"command": typed(), "classes": own_classes(values)}
+        announce_run((values, folder, resume))
+    origin = {"command": typed(), "classes": named_classes(values)}
     return "finished", score_of(run(cfg, folder, resume, origin))
 
 
-def skipped(folder: Path) -> tuple[str, float]:
+def skip(folder: Path) -> tuple[str, float]:
     """Say that a run is finished; its score again."""
     print(f"{folder}: finished already", flush=True)
     return "finished already", score_of(read_json(folder / "summary.json"))
@@ -149,34 +151,34 @@ def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
     Interruptions are noted and passed on: they end a sweep, a failure does not.
     """
     try:
-        with terminable():
+        with interruptible():
             status, score = work()
     except KeyboardInterrupt:
-        note(folder, "interrupted", INTERRUPTED, sentence="interrupted")
-        say(f"interrupted; it is {how_to_go_on(folder)}")
+        write_status(folder, "interrupted", INTERRUPTED, sentence="interrupted")
+        say(f"interrupted; it is {how_to_resume(folder)}")
         raise
     except (Exception, SystemExit) as error:  # a method that calls sys.exit() has not finished its run
         _failed(folder, error)
         return math.nan
-    note(folder, status, OK, score)
+    write_status(folder, status, OK, score)
     return score
 
 
 def _failed(folder: Path, error: BaseException) -> None:
     """error.txt: the sentence, then the traceback; the terminal gets the sentence."""
     sentence = sentence_of(error, folder)
-    told = _replace(folder / "error.txt", f"{sentence}\n\n{traceback.format_exc()}")
+    is_written = _try_to_write(folder / "error.txt", f"{sentence}\n\n{traceback.format_exc()}")
     # A ConfigError itself is a mistake in the command; its subclasses are runs that could not go on.
-    note(folder, "failed", MISTAKE if type(error) is ConfigError else FAILED, sentence=sentence)
+    write_status(folder, "failed", MISTAKE if type(error) is ConfigError else FAILED, sentence=sentence)
     log.debug("failed", exc_info=True)  # into run.log only
-    clear = isinstance(error, ConfigError) or not told
+    clear = isinstance(error, ConfigError) or not is_written
     say(sentence if clear else f"{sentence} (the traceback is in {folder / 'error.txt'})")
 
 
 def sentence_of(error: BaseException, folder: Path) -> str:
     """What went wrong, in one line if it is not ours."""
     if isinstance(error, PeerLost):
-        return f"{error}; up to its last checkpoint the run is {how_to_go_on(folder)}"
+        return f"{error}; up to its last checkpoint the run is {how_to_resume(folder)}"
     if isinstance(error, MissingColumns) and (others := models_with(error.columns)):
         return f"{error}, or take a model that does: {', '.join(others)}"
     if isinstance(error, ConfigError):
@@ -184,26 +186,22 @@ def sentence_of(error: BaseException, folder: Path) -> str:
     if isinstance(error, SystemExit):
         return f"the run is not finished: something in it called sys.exit({error.code!r})"
     if isinstance(error, OSError) and error.errno in FULL:
-        on = how_to_go_on(folder)
-        return f"no room is left on the disk of {folder} ({error.strerror}): make some; the run is {on}"
+        how = how_to_resume(folder)
+        return f"no room is left on the disk of {folder} ({error.strerror}): make some; the run is {how}"
     first = next(iter(str(error).splitlines()), "no message")
     return f"{type(error).__name__}: {first}"
 
 
-def _replace(path: Path, text: str) -> bool:
+def _try_to_write(path: Path, text: str) -> bool:
     """Write a file whole, or leave it as it was and say so: a full disk must not hide why the run failed."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        replace_text(path, [text], durable=False)
     except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         return False
     return True
 
 
-def clean(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process was writing: files that were to be renamed when they were whole."""
     for pattern in LEFTOVERS:
         for path in [*folder.glob(pattern), *(folder / ".hydra").glob(pattern)]:
@@ -211,28 +209,33 @@ def clean(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def how_to_go_on(folder: Path) -> str:
+def how_to_resume(folder: Path) -> str:
     """The command that goes on with a run which was stopped, if there is a checkpoint to go on from."""
-    if not resumable(folder):
+    if not is_resumable(folder):
         return f"not saved, as there was no checkpoint yet; {folder} holds what there is"
-    return f"saved, go on with: {to_go_on(folder)}"
+    return f"saved, go on with: {resume_command(folder)}"
 
 
-def to_go_on(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """The command that goes on with the run in a folder, classes that are the user's own named."""
     config = folder / "config.yaml"
-    own = foreign(OmegaConf.to_container(load_config(config)), None) if config.is_file() else ()  # type: ignore
-    return " ".join([command(), shlex.quote(f"resume={folder}"), *(f"{key}={target}" for key, target in own)])
+    classes = foreign(OmegaConf.to_container(load_config(config)), None) if config.is_file() else ()  # type: ignore
+    return " ".join([command(), shlex.quote(f"resume={folder}"), *(f"{key}={target}" for key, target in classes)])
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun started this process, perhaps with others."""
+    return TORCHRUN in os.environ
 
 
 def typed() -> str:
-    """The command that this process obeys, as it was typed."""
+    """The command that this process runs, as it was typed."""
     return f"{command()} {os.environ.get(TYPED, shlex.join(sys.argv[1:]))}".rstrip()
 
 
 def command() -> str:
     """How this process was started, up to what was asked of it."""
-    if TORCHRUN not in os.environ:
+    if not under_torchrun():
         return "python -m fedbench"
     machines = os.environ.get("GROUP_WORLD_SIZE", "1")
     many = f"--nnodes={machines} " if machines != "1" else ""
@@ -245,7 +248,7 @@ def say(sentence: str) -> None:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """SIGTERM and its like as KeyboardInterrupt, as Ctrl-C is, so that a scheduler's signal lets the run be saved."""
     if threading.current_thread() is not threading.main_thread() or joint.current():
         yield
@@ -254,11 +257,11 @@ def terminable() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with signals.answered(interrupt, [name for name in signals.STOPPING if name != "SIGINT"]):
+    with signals.handled(interrupt, [name for name in signals.STOPPING if name != "SIGINT"]):
         yield
 
 
-def _stored(folder: Path) -> dict[str, Any] | None:
+def _stored_config(folder: Path) -> dict[str, Any] | None:
     """The config of the run that is in the folder; None: there is none (or it was killed before it began)."""
     path = folder / "config.yaml"
     try:
@@ -268,7 +271,7 @@ def _stored(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _alike(stored: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+def _is_same_run(stored: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
     """Whether two configs ask for the same run; a stored one that was cut off asks for none."""
     try:
         return config_hash(stored) == config_hash(values)
@@ -280,8 +283,8 @@ def _set_aside(folder: Path) -> None:
     """Move what is in a folder that holds another run, so that nothing is lost; the folder, and its lock, stay."""
     old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
     old.mkdir()
-    there = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
-    for path in sorted(there, key=lambda path: path.name == "config.yaml"):  # last: what it tells, if this is cut off
+    contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
+    for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # last, were this to be cut off
         path.rename(old / path.name)
     print(f"{folder} held a run with another config: that one is now {old.name}", flush=True)
 
@@ -298,7 +301,7 @@ def _save(values: Mapping[str, Any], hydra: HydraConf, folder: Path) -> None:
 
 def is_finished(folder: Path, values: Mapping[str, Any]) -> bool:
     """Whether the run is finished, its files still what it wrote; ConfigError where its data have changed since."""
-    summary = read_json(folder / "summary.json") or {}
+    summary = read_json(folder / "summary.json")
     if summary.get("status") != "finished":
         return False
     if (name := _damaged(folder, summary)) is not None:
@@ -306,8 +309,11 @@ def is_finished(folder: Path, values: Mapping[str, Any]) -> bool:
         return False
     then = summary.get("data_hash")
     now = _data_hash(folder, values) if then else None
-    require(now in (None, then), f"{folder} is finished, but the data are no longer those of the run (digest "
-            f"{str(now)[:12]}, the run's {str(then)[:12]}): put its files back, or move the folder away to run it anew")
+    require(
+        now in (None, then),
+        f"{folder} is finished, but the data are no longer those of the run (digest "
+        f"{str(now)[:12]}, the run's {str(then)[:12]}): put its files back, or move the folder away to run it anew",
+    )
     return True
 
 
@@ -330,6 +336,7 @@ def _data_hash(folder: Path, values: Mapping[str, Any]) -> str | None:
         from fedbench.simulation.build import load  # torch
 
         return load(OmegaConf.create(dict(values)))
+
     try:
         return known.digest(known.key_of(values["dataset"]), values["data_dir"], load)
     except ConfigError as error:
@@ -337,12 +344,12 @@ def _data_hash(folder: Path, values: Mapping[str, Any]) -> str | None:
         return None
 
 
-def resumable(folder: Path) -> bool:
+def is_resumable(folder: Path) -> bool:
     """Whether there is a checkpoint that is not truncated (a zip file ends with its directory)."""
     return any(zipfile.is_zipfile(folder / name) for name in CHECKPOINTS)
 
 
-def began(folder: Path) -> bool:
+def has_begun(folder: Path) -> bool:
     """Whether a run came as far as its first round."""
     return any((folder / name).exists() for name in ("summary.json", *CHECKPOINTS))
 
@@ -355,16 +362,7 @@ def score_of(summary: Mapping[str, Any] | None) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def note(folder: Path, status: str, exit_status: int, score: float = math.nan, sentence: str = "") -> None:
+def write_status(folder: Path, status: str, exit_status: int, score: float = math.nan, sentence: str = "") -> None:
     """Write status.json: how this attempt at the run stands."""
     line = {"token": os.environ.get(TOKEN, ""), "status": status, "exit": exit_status, "sentence": sentence}
-    _replace(folder / "status.json", json.dumps({**line, "score": None if math.isnan(score) else score}))
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None when it is absent or cut off."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    _try_to_write(folder / "status.json", json.dumps({**line, "score": None if math.isnan(score) else score}))

@@ -17,21 +17,23 @@ from omegaconf import OmegaConf
 from fedbench.cli.compose import Composer
 from fedbench.cli.conf_tree import GROUPS, conf_dirs, is_class, label_of
 from fedbench.cli.config import RESERVED, check, with_choices
-from fedbench.cli.jobs import CHECKPOINTS, is_finished, read_json
+from fedbench.cli.jobs import CHECKPOINTS, is_finished
 from fedbench.cli.targets import foreign
+from fedbench.core.files import read_json
+from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
-from fedbench.core.settings import flatten, is_matched, load_config, plain, show
+from fedbench.core.settings import is_matched, load_config, plain, show
 from fedbench.simulation.continuing import ABSENT, FREE, KEPT_OR_FREE, check_rounds, rounds_asked
 
 
 def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple[dict[str, Any], bool]:
     """The config to go on with, and whether the run is finished; ConfigError for what forbids resuming."""
     stored = _read(folder)
-    for group in RESERVED:                            # runs of other classes were once named after the option
+    for group in RESERVED:  # runs of other classes were once named after the option
         option, folders = stored["choices"].get(group), conf_dirs(config_dir)
         stored["choices"][group] = label_of(group, option, _target(stored, group), folders)
-    asked, changed = _asked(overrides, stored, config_dir) if overrides else ({}, {})
-    named = {v for k, v in asked.items() if k.endswith("_target_")}
+    composed, changed = _compare(overrides, stored, config_dir) if overrides else ({}, {})
+    named = {v for k, v in composed.items() if k.endswith("_target_")}
     for key, target in foreign(stored, config_dir):
         why = f"resume={folder}: its config builds {target}, which nothing in this installation's conf names"
         require(target in named, f"{why}; if it is yours, say {key}={target} as well")
@@ -45,8 +47,8 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
         if key == "rounds" or is_matched(key, FREE):
             OmegaConf.update(merged, key, value)
     values = check(merged)
-    there = (read_json(folder / "summary.json") or {}).get("rounds", 0)
-    finished = isinstance(there, int) and rounds <= there and is_finished(folder, values)
+    done = read_json(folder / "summary.json").get("rounds", 0)
+    finished = isinstance(done, int) and rounds <= done and is_finished(folder, values)
     _check_checkpoint(folder, finished)
     return values, finished
 
@@ -95,26 +97,29 @@ def _check_stored(folder: Path, stored: Mapping[str, Any]) -> None:
         raise ConfigError(f"resume={folder}: its config.yaml is not one that fedbench saved: {error}") from error
 
 
-def _asked(
+def _compare(
     overrides: list[str], stored: Mapping[str, Any], config_dir: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All values (dotted) that the overrides give on top of the run's own options, and those they set."""
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
     named = {override.key_or_group for override in composer.parse(overrides)}
-    base = [f"{group}={name}" for group, name in stored["choices"].items()
-            if name and group != "experiment" and not is_class(group, name, _target(stored, group), composer.folders)]
+    base = [
+        f"{group}={name}"
+        for group, name in stored["choices"].items()
+        if name and group != "experiment" and not is_class(group, name, _target(stored, group), composer.folders)
+    ]
     before, after = _values(composer, base), _values(composer, [*base, *overrides])
-    said = [pattern for key in named if key not in GROUPS for pattern in (key, f"{key}.*")]
-    changed = {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, said)}
+    given = [pattern for key in named if key not in GROUPS for pattern in (key, f"{key}.*")]
+    changed = {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, given)}
     return after, changed
 
 
 def _values(composer: Composer, overrides: list[str]) -> dict[str, Any]:
     full = composer.compose(overrides)
     cfg = with_choices(full, full.hydra)
-    own = any("._target_=" in text for text in overrides)  # such a class's options are in the stored config only
-    return flatten(plain(cfg) if own else check(cfg))
+    names_class = any("._target_=" in text for text in overrides)  # its options are in the stored config only
+    return flatten(plain(cfg) if names_class else check(cfg))
 
 
 def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
@@ -124,17 +129,14 @@ def _check_same(folder: Path, stored: Mapping[str, Any], changed: Mapping[str, A
     groups = [key.removeprefix("choices.") for key in other if key.startswith("choices.")]
     within = [f"{group}.*" for group in groups]  # another option has other keys: say only which
     lines = [
-        f"{key.removeprefix('choices.')}={show(flat[key]) if key in flat else 'absent'} (asked: "
-        f"{show(changed[key])})"
+        f"{key.removeprefix('choices.')}={show(flat[key]) if key in flat else 'absent'} (asked: {show(changed[key])})"
         for key in other
         if not is_matched(key, within)
     ]
-    said = f"resume={folder}: it was run with {', '.join(lines)}"
-    require(not lines, f"{said}; a run goes on as it was, so leave these out or start a new one")
+    before = f"resume={folder}: it was run with {', '.join(lines)}"
+    require(not lines, f"{before}; a run goes on as it was, so leave these out or start a new one")
 
 
 def _check_checkpoint(folder: Path, finished: bool) -> None:
-    there = any((folder / name).exists() for name in CHECKPOINTS)
-    require(there or finished, f"resume={folder}: it has no {CHECKPOINTS[0]} to go on from; start it again")
-
-
+    has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
+    require(has_checkpoint or finished, f"resume={folder}: it has no {CHECKPOINTS[0]} to go on from; start it again")

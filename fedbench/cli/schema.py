@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedbench.cli.conf_tree import nearest
-from fedbench.cli.source import Found, Module, decorators, last_word, locate, lookup, words
+from fedbench.cli.source import Definition, Module, decorators, last_word, locate, lookup, words
 from fedbench.core.options import LARGEST, RANGES, require
 from fedbench.core.settings import show
 
@@ -80,8 +80,10 @@ def check_target(
     target = values.get("_target_")
     require(isinstance(target, str), f"{key}._target_ must name the class to build, got {show(target)}")
     for name, allowed in CONVERSIONS.items():
-        require(name not in values or any(values[name] is one or values[name] == one for one in allowed),
-                f"{key}.{name} must be one of {', '.join(map(show, allowed))}, got {show(values.get(name))}")
+        require(
+            name not in values or any(values[name] is one or values[name] == one for one in allowed),
+            f"{key}.{name} must be one of {', '.join(map(show, allowed))}, got {show(values.get(name))}",
+        )
     signature = signature_of(str(target), f"{key}._target_")
     name = owner or str(target).rsplit(".")[-1]
     check_options(key, values, adjust(signature) if adjust else signature, name)
@@ -131,13 +133,13 @@ def signature_of(target: str, key: str = "_target_") -> Signature:
     return _signature(locate(target, key))
 
 
-def _signature(found: Found | None) -> Signature:
-    if found is None:
+def _signature(definition: Definition | None) -> Signature:
+    if definition is None:
         return Signature(open=True)
-    if isinstance(found.node, ast.FunctionDef):
-        return _of_function(found.module, found.node, found.bound)
-    if isinstance(found.node, ast.ClassDef):
-        return _of_class(found.module, found.node)
+    if isinstance(definition.node, ast.FunctionDef):
+        return _of_function(definition.module, definition.node, definition.bound)
+    if isinstance(definition.node, ast.ClassDef):
+        return _of_class(definition.module, definition.node)
     return Signature(open=True)
 
 
@@ -152,12 +154,12 @@ def _of_function(module: Module, node: ast.FunctionDef, bound: bool) -> Signatur
 
 def _of_class(module: Module, node: ast.ClassDef) -> Signature:
     init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-    own = _of_function(module, init, bound=True) if init else None
-    if own and not (own.open and node.bases):
-        return own
+    constructor = _of_function(module, init, bound=True) if init else None
+    if constructor and not (constructor.open and node.bases):
+        return constructor
     bases = _of_bases(module, node)
-    if own:  # **kwargs of a subclass go to its base: those are known too
-        return Signature({**bases.options, **own.options}, bases.open)
+    if constructor:  # **kwargs of a subclass go to its base: those are known too
+        return Signature({**bases.options, **constructor.options}, bases.open)
     if "dataclass" in decorators(node):
         return Signature({**bases.options, **_of_fields(module, node)}, bases.open)
     return bases
@@ -169,8 +171,8 @@ def _of_bases(module: Module, node: ast.ClassDef) -> Signature:
         path = words(base)
         if path in (["object"], ["ABC"], ["Protocol"]) or isinstance(base, ast.Subscript):
             continue
-        found = lookup(module, path) if path else None
-        signature = _signature(found if isinstance(found, Found) else None)
+        definition = lookup(module, path) if path else None
+        signature = _signature(definition if isinstance(definition, Definition) else None)
         if signature.options or signature.open:
             return signature
     return Signature()
@@ -217,16 +219,16 @@ def _kind_of_constant(node: ast.Constant, module: Module) -> Kind:
 
 
 def _kind_of_name(node: ast.AST, module: Module) -> Kind:
-    """A built-in word, an alias or a dataclass found through the module's imports; else anything."""
+    """A built-in word, an alias or a dataclass definition through the module's imports; else anything."""
     word, path = last_word(node), words(node)
     if word in BASIC:
         return BASIC[word]
-    found = lookup(module, path) if path else None
-    if not isinstance(found, Found) or found.node is node:
+    definition = lookup(module, path) if path else None
+    if not isinstance(definition, Definition) or definition.node is node:
         return ANY
-    if isinstance(found.node, ast.ClassDef):
-        return _kind_of_class(found.module, found.node)
-    return _kind(found.node, found.module)
+    if isinstance(definition.node, ast.ClassDef):
+        return _kind_of_class(definition.module, definition.node)
+    return _kind(definition.node, definition.module)
 
 
 def _kind_of_class(module: Module, node: ast.ClassDef) -> Kind:
@@ -278,10 +280,10 @@ def _narrowed(kind: Kind, text: str) -> Kind:
 
 def _either(kinds: list[Kind]) -> Kind:
     last = sorted(kinds, key=lambda k: k is NULL)  # null is said last
-    said = " or ".join(dict.fromkeys(k.words for k in last))
+    allowed = " or ".join(dict.fromkeys(k.words for k in last))
     choices = tuple(c for k in last for c in k.choices)
     fields = next((k.fields for k in last if k.fields), None)
-    return Kind(said, lambda v: any(k.fits(v) for k in last), choices, fields)
+    return Kind(allowed, lambda v: any(k.fits(v) for k in last), choices, fields)
 
 
 def _each(outer: Kind, inner: Kind, text: str, items: Callable[[Any], Any]) -> Kind:

@@ -21,7 +21,7 @@ MAX_HOPS = 20  # imports followed for one name; only circular re-exports need mo
 MISSING: Any = object()
 
 
-class Found(NamedTuple):
+class Definition(NamedTuple):
     """A definition or value and the module whose names it uses; bound: called without its first argument."""
 
     module: Module
@@ -48,6 +48,7 @@ class Module:
 
     @property
     def is_package(self) -> bool:
+        """Whether the file is a package's __init__.py."""
         return self.path.name == "__init__.py"
 
     def definitions(self) -> list[str]:
@@ -94,19 +95,19 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def locate(target: str, key: str) -> Found | None:
+def locate(target: str, key: str) -> Definition | None:
     """Where a dotted path is defined; None: it exists, but not in a form that can be read.
 
     ConfigError, naming ``key``, where there is no such module or no such name in it.
     """
     parts = target.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        name, inside = ".".join(parts[:cut]), parts[cut:]
+    for depth in range(len(parts) - 1, 0, -1):
+        name, inside = ".".join(parts[:depth]), parts[depth:]
         module = load(name)
         if module is not None:
-            found = lookup(module, inside)
-            require(found is not MISSING, f"{key}: {_has_no(module, '.'.join(inside))}")
-            return found
+            definition = lookup(module, inside)
+            require(definition is not MISSING, f"{key}: {_has_no(module, '.'.join(inside))}")
+            return definition
         if find_spec(name) is not None:
             return None  # compiled, or a folder without __init__.py
     raise ConfigError(
@@ -153,7 +154,7 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 
 def lookup(module: Module, path: list[str], hops: int = 0) -> Any:
-    """Found; None for a name that cannot be followed; MISSING for one that does not exist."""
+    """Definition; None for a name that cannot be followed; MISSING for one that does not exist."""
     entry, rest = module.scope.get(path[0]), path[1:]
     if hops > MAX_HOPS:
         return None
@@ -162,7 +163,7 @@ def lookup(module: Module, path: list[str], hops: int = 0) -> Any:
     if isinstance(entry, ast.ClassDef) and rest:
         return _member(module, entry, rest)
     if entry is not None:
-        return None if rest else Found(module, entry)
+        return None if rest else Definition(module, entry)
     return _elsewhere(module, path, hops)
 
 
@@ -178,13 +179,13 @@ def _follow(entry: Import, rest: list[str], hops: int) -> Any:
     return lookup(module, path, hops + 1) if module and path else None
 
 
-def _member(module: Module, owner: ast.ClassDef, rest: list[str]) -> Found | None:
+def _member(module: Module, owner: ast.ClassDef, rest: list[str]) -> Definition | None:
     inside = {n.name: n for n in owner.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     node = inside.get(rest[0])
     if node is None or len(rest) > 1:
         return None
     bound = isinstance(node, ast.FunctionDef) and "staticmethod" not in decorators(node)
-    return Found(module, node, bound)
+    return Definition(module, node, bound)
 
 
 def _elsewhere(module: Module, path: list[str], hops: int) -> Any:
@@ -193,23 +194,23 @@ def _elsewhere(module: Module, path: list[str], hops: int) -> Any:
         return _follow(Import(module.name, path[0]), path[1:], hops)
     for star in module.stars:
         behind = load(star)
-        found = lookup(behind, path, hops + 1) if behind else None
-        if found is not MISSING:
-            return found
+        definition = lookup(behind, path, hops + 1) if behind else None
+        if definition is not MISSING:
+            return definition
     return None if "__getattr__" in module.scope else MISSING
 
 
-def family(found: Found | None) -> set[str] | None:
+def family(definition: Definition | None) -> set[str] | None:
     """The names of a class, of its bases and of their methods; None: it is no class, or a base cannot be followed."""
-    if found is None or not isinstance(found.node, ast.ClassDef):
+    if definition is None or not isinstance(definition.node, ast.ClassDef):
         return None
-    known = {found.node.name, *(n.name for n in found.node.body if isinstance(n, ast.FunctionDef))}
-    for base in found.node.bases:
+    known = {definition.node.name, *(n.name for n in definition.node.body if isinstance(n, ast.FunctionDef))}
+    for base in definition.node.bases:
         path = words(base.value if isinstance(base, ast.Subscript) else base)
         if path in (["object"], ["ABC"], ["Protocol"], ["Generic"]):
             continue
-        above = lookup(found.module, path) if path else None
-        inherited = family(above) if isinstance(above, Found) else None
+        above = lookup(definition.module, path) if path else None
+        inherited = family(above) if isinstance(above, Definition) else None
         if inherited is None:
             return None
         known |= inherited

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
+from fedbench.core.files import replacing
 from fedbench.core.options import ConfigError, refused, require
 
 
@@ -16,7 +17,7 @@ def check_file(flag: str, path: Path | None) -> None:
     if path is None:
         return
     require(path != Path(), f"{flag} names no file")
-    with _told(f"{flag} {path} cannot be written"):
+    with _explained(f"{flag} {path} cannot be written"):
         require(not path.is_dir(), f"{flag} {path} is a folder: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_writable(flag, path if path.exists() else path.parent)
@@ -27,7 +28,7 @@ def check_folder(flag: str, path: Path | None) -> None:
     if path is None:
         return
     require(path != Path(), f"{flag} names no folder")
-    with _told(f"{flag} {path} cannot be made"):
+    with _explained(f"{flag} {path} cannot be made"):
         path.mkdir(parents=True, exist_ok=True)
         _check_writable(flag, path)
 
@@ -35,17 +36,10 @@ def check_folder(flag: str, path: Path | None) -> None:
 def write_file(flag: str, path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let write fill a file, which is there when it is whole; a device or a pipe is written to as it is."""
     check_file(flag, path)
-    special = path.exists() and not path.is_file()
-    part = path if special else path.with_name(f"{path.name}.{os.getpid()}.part")
-    with _told(f"{flag} {path} cannot be written"):
-        try:
-            with part.open("wb") as file:
-                write(file)
-            if not special:
-                os.replace(part, path)
-        finally:
-            if not special:
-                part.unlink(missing_ok=True)
+    is_device = path.exists() and not path.is_file()
+    whole = nullcontext(path) if is_device else replacing(path, many_writers=True)
+    with _explained(f"{flag} {path} cannot be written"), whole as target, target.open("wb") as file:
+        write(file)
 
 
 def _check_writable(flag: str, path: Path) -> None:
@@ -53,8 +47,8 @@ def _check_writable(flag: str, path: Path) -> None:
 
 
 @contextmanager
-def _told(sentence: str) -> Iterator[None]:
-    """What the system says of the file, behind the sentence."""
+def _explained(sentence: str) -> Iterator[None]:
+    """An OSError of the block as ConfigError: the sentence, and what the system says of the file."""
     try:
         yield
     except OSError as error:

@@ -14,16 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.mapped import blocks
+
 BLOCK = 1 << 20
 Mark = list  # [bytes, CRC-32 as hex]: of a file, or of what stood in it once
 
 
 def digest(value: Any) -> str:
     """sha256 (hex) of numbers, text, None, arrays, and lists and mappings of them."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for line in _lines("", value):
-        found.update(f"{line}\n".encode())
-    return found.hexdigest()
+        sha.update(f"{line}\n".encode())
+    return sha.hexdigest()
 
 
 def _lines(where: str, value: Any) -> Iterator[str]:
@@ -38,7 +40,10 @@ def _lines(where: str, value: Any) -> Iterator[str]:
         for i, item in enumerate(value):
             yield from _lines(f"{where}/{i}", item)
     elif isinstance(value, np.ndarray):
-        yield f"{where} {value.dtype} {value.shape} {zlib.crc32(np.ascontiguousarray(value).data):08x}"
+        crc = 0
+        for block in blocks(value):
+            crc = zlib.crc32(np.ascontiguousarray(block).data, crc)
+        yield f"{where} {value.dtype} {value.shape} {crc:08x}"
     elif value is None or isinstance(value, bool | int | float | str):
         yield f"{where} {value!r}"
     else:
@@ -52,24 +57,27 @@ class Running:
         self.size, self.crc = size, int(crc, 16)
 
     def add(self, data: bytes) -> None:
+        """Count more bytes."""
         self.size, self.crc = self.size + len(data), zlib.crc32(data, self.crc)
 
     @property
     def mark(self) -> Mark:
+        """The mark of all bytes so far."""
         return [self.size, f"{self.crc:08x}"]
 
 
 def mark_of(path: Path, size: int | None = None) -> Mark:
     """The mark of a file, or of its first bytes; of one that is not there: of none."""
-    running, left = Running(), -1 if size is None else size
+    running, most = Running(), -1 if size is None else size
     if path.is_file():
         with open(path, "rb") as file:
-            while data := file.read(BLOCK if left < 0 else min(BLOCK, left - running.size)):
+            while data := file.read(BLOCK if most < 0 else min(BLOCK, most - running.size)):
                 running.add(data)
     return running.mark
 
 
 def differing(folder: Path, marks: Mapping[str, Mark], whole: bool) -> str | None:
     """The first file that does not hold what these marks say: from its beginning on, or as a whole."""
-    return next((name for name, mark in marks.items() if mark_of(folder / name, None if whole else mark[0]) != mark),
-                None)
+    return next(
+        (name for name, mark in marks.items() if mark_of(folder / name, None if whole else mark[0]) != mark), None
+    )

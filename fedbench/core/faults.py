@@ -1,4 +1,4 @@
-"""A fault in code that is not ours, told in one sentence: what was raised, in which layer, in which line."""
+"""An error in code that is not ours, told in one sentence: what was raised, in which layer, in which line."""
 
 from __future__ import annotations
 
@@ -8,30 +8,43 @@ from typing import Any
 
 import hydra
 import torch
+from torch import nn
 
 import fedbench
 
-# Whose lines say nothing about where the user's mistake is.
-ASIDE = tuple(str(Path(str(package.__file__)).parent) for package in (torch, hydra, fedbench))
+# Packages whose lines say nothing about where the user's mistake is.
+PACKAGES = tuple(str(Path(str(package.__file__)).parent) for package in (torch, hydra, fedbench))
 
 
-def told(error: BaseException, module: Any = None) -> str:
-    """Type and whole message, newlines joined, and the place; module: the model in which it was raised."""
-    said = " ".join(str(error).split())
-    where = "; ".join(part for part in (_layer(error, module), _line(error)) if part)
-    return f"{type(error).__name__}{f': {said}' if said else ''}{f' ({where})' if where else ''}"
+def describe_error(error: BaseException, module: Any = None) -> str:
+    """Type and whole message, newlines joined, and the place.  module: the model in which it was raised."""
+    message = " ".join(str(error).split())
+    where = "; ".join(place for place in (_layer_in(error, module), _line_of(error)) if place)
+    return f"{type(error).__name__}{f': {message}' if message else ''}{f' ({where})' if where else ''}"
 
 
-def _line(error: BaseException) -> str:
+def running_layer(error: BaseException, module: Any = None) -> tuple[str, nn.Module] | None:
+    """The innermost layer of a module whose code was running when the error was raised, and its name in the module,
+    "" for the module itself; None where none was.
+
+    module: default the outermost one that was running.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    running: list[Any] = [f.f_locals["self"] for f, _ in frames if isinstance(f.f_locals.get("self"), nn.Module)]
+    if not running:
+        return None
+    names = {id(m): name for name, m in (module or running[0]).named_modules()}
+    return next(((names[id(m)], m) for m in reversed(running) if id(m) in names), None)
+
+
+def _line_of(error: BaseException) -> str:
     """The innermost line outside of torch, Hydra and this package; '' where there is none."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    own = [(name, line) for name, line in frames if not name.startswith((*ASIDE, "<"))]
-    return f"{Path(own[-1][0]).name}, line {own[-1][1]}" if own else ""
+    outside = [(name, line) for name, line in frames if not name.startswith((*PACKAGES, "<"))]
+    return f"{Path(outside[-1][0]).name}, line {outside[-1][1]}" if outside else ""
 
 
-def _layer(error: BaseException, module: Any) -> str:
-    """The innermost layer of the module that was being computed; '' where that is the module itself."""
-    names = {id(m): (name, type(m).__name__) for name, m in module.named_modules()} if module is not None else {}
-    met = [id(f.f_locals.get("self")) for f, _ in traceback.walk_tb(error.__traceback__)]
-    name, kind = next((names[one] for one in reversed(met) if one in names), ("", ""))
-    return f"in {name}, a {kind}" if name else ""
+def _layer_in(error: BaseException, module: Any) -> str:
+    """The layer of the module that was running, in words; '' where that is the module itself."""
+    name, layer = (running_layer(error, module) if module is not None else None) or ("", None)
+    return f"in {name}, a {type(layer).__name__}" if name else ""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 BLOCK = 4096
-COLUMNS = 1 << 16          # of rows taken at a time
-PIECE = 1 << 20            # of a vector
+COLUMNS = 1 << 16  # of rows taken at a time
+PIECE = 1 << 20  # of a vector
 
 
 def dot(rows: Tensor, other: Tensor) -> Tensor:
@@ -18,12 +18,12 @@ def dot(rows: Tensor, other: Tensor) -> Tensor:
     within 2e-6, without a float64 copy of the rows.
     """
     if other.dim() == 1:
-        if rows.shape[1] <= PIECE:                                                     # most of a small model's time
-            return rows @ other                                                        # would go into cutting it
-        pieces = [a @ b for a, b in zip(rows.split(PIECE, 1), other.split(PIECE))]     # each [k]
+        if rows.shape[1] <= PIECE:  # most of a small model's time
+            return rows @ other  # would go into cutting it
+        pieces = [a @ b for a, b in zip(rows.split(PIECE, 1), other.split(PIECE))]  # each [k]
         return torch.stack(pieces).double().sum(0).to(rows.dtype)
     whole = rows.shape[1] // BLOCK * BLOCK
-    blocks = (rows[:, :whole] * other[:, :whole]).unflatten(1, (-1, BLOCK)).sum(2)     # [k, n]
+    blocks = (rows[:, :whole] * other[:, :whole]).unflatten(1, (-1, BLOCK)).sum(2)  # [k, n]
     rest = rows[:, whole:].double() * other[:, whole:].double()
     return (blocks.double().sum(1) + rest.sum(1)).to(rows.dtype)
 
@@ -39,6 +39,6 @@ def products(rows: Tensor, others: Tensor) -> Tensor:
 def squared_distances(rows: Tensor, others: Tensor) -> Tensor:
     """||a - b||^2 of every row [k, P] and every other one [m, P]; equal rows are at exactly 0.  # [k, m]"""
     total = rows.new_zeros(len(rows), len(others), dtype=torch.float64)
-    for a, b in zip(rows.split(BLOCK, 1), others.split(BLOCK, 1)):          # it sums naively: 2e-5 of a block
+    for a, b in zip(rows.split(BLOCK, 1), others.split(BLOCK, 1)):  # it sums naively: 2e-5 of a block
         total += torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").double().square()
     return total.to(rows.dtype)

@@ -44,7 +44,7 @@ def writing(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def held(folder: Path) -> bool:
+def is_held(folder: Path) -> bool:
     """Whether some process holds the folder."""
     try:
         with writing(folder):
@@ -75,8 +75,12 @@ def _acquire(folder: Path) -> BaseFileLock:
         path.unlink(missing_ok=True)
         lock = SoftFileLock(folder / MARK, timeout=SECONDS, thread_local=False)
         lock.acquire(poll_interval=SECONDS / 10)
-        log.warning("%s: this file system has no locks (%s); the file %s keeps other processes out while this one "
-                    "lives", folder, getattr(error, "strerror", None) or error, MARK)
+        log.warning(
+            "%s: this file system has no locks (%s); the file %s keeps other processes out while this one lives",
+            folder,
+            getattr(error, "strerror", None) or error,
+            MARK,
+        )
     if not isinstance(lock, SoftFileLock):  # which has written this by itself
         path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")
     return lock

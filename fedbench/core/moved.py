@@ -19,7 +19,7 @@ MOVED = {
     "options": "core.options",
     "rng": "core.rng",
     "linalg": "core.linalg",
-    "task": "tasks.task",
+    "task": "tasks.base",
     "metrics": "tasks.scores",
     "data.files": "data._files",
     "data.images": "data._images",
@@ -33,7 +33,8 @@ MOVED = {
     "fused": "nn.compiled",
     "rows": "engine.rows",
     "federation": "engine.federation",
-    "local": "engine.local",
+    "local": "engine.step",
+    "engine.local": "engine.step",
     "optim": "engine.optim",
     "gradients": "engine.gradients",
     "executor": "engine.executor",
@@ -63,7 +64,7 @@ MOVED = {
     "schema": "cli.schema",
     "source": "cli.source",
 }
-_ORIGINAL = {new: old for old, new in MOVED.items()}
+_ORIGINAL = {new: old for old, new in reversed(MOVED.items())}  # of two old names the first
 
 
 def current(path: str) -> str:
@@ -73,7 +74,7 @@ def current(path: str) -> str:
 
 def original(path: str) -> str:
     """The dotted path that something in fedbench had before modules moved."""
-    return _renamed(path, _ORIGINAL)
+    return _renamed(current(path), _ORIGINAL)
 
 
 def _renamed(path: str, names: dict[str, str]) -> str:

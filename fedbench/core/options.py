@@ -38,7 +38,7 @@ RANGES = {
     "from 0 to 4294967295": lambda v: 0 <= v < 2**32,
     "that names a folder": lambda v: v.strip() != "",
     "of one line that does not begin with = + - or @":  # which a spreadsheet would compute
-        lambda v: v.isprintable() and not v.startswith(("=", "+", "-", "@")),
+    lambda v: v.isprintable() and not v.startswith(("=", "+", "-", "@")),
     "that is auto, cpu, cuda, cuda:1 (any number) or mps": re.compile(r"auto|cpu|mps|cuda(:\d+)?").fullmatch,
 }
 
@@ -77,5 +77,8 @@ def require(condition: bool, sentence: str) -> None:
 def check_rates(key: str, rates: Any, num_clients: int) -> None:
     """Refuse a list of rates of another length than there are clients."""
     listed = len(rates) if isinstance(rates, list | tuple) else num_clients
-    require(listed == num_clients, f"{key} lists {listed:,} rates, and there are {num_clients:,} clients to train: one "
-            "each, or a single number for all")
+    require(
+        listed == num_clients,
+        f"{key} lists {listed:,} rates, and there are {num_clients:,} clients to train: one "
+        "each, or a single number for all",
+    )

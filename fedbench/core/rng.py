@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,8 +69,8 @@ class RowRandom:
         """Uniform in [0, 1), float32 with 24 random bits.  # [k, *shape]"""
         self.calls += 1
         n = math.prod(shape)
-        counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)      # [n]
-        z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)                     # [k, n]
+        counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # [n]
+        z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)  # [k, n]
         return (_shift(z, 40).float() / (1 << 24)).view(len(self.keys), *shape)
 
     def normal(self, *shape: int) -> Tensor:
@@ -83,7 +84,7 @@ def _signed(c: int) -> int:
 
 
 def _shift(z: Tensor, n: int) -> Tensor:
-    return (z >> n) & ((1 << (64 - n)) - 1)          # torch shifts int64 arithmetically
+    return (z >> n) & ((1 << (64 - n)) - 1)  # torch shifts int64 arithmetically
 
 
 def _mix_torch(z: Tensor) -> Tensor:
@@ -93,8 +94,44 @@ def _mix_torch(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def batches(base: int, ids: np.ndarray, sizes: np.ndarray, batch_size: int, *, epochs: int | None = None,
-            steps: int | None = None, drop_last: bool = False) -> tuple[np.ndarray, np.ndarray]:
+class _Length(NamedTuple):
+    """Of each client: its batch size B_i = min(batch_size, n_i), its steps in an epoch and in all.  # [K] each"""
+
+    batch_size: np.ndarray
+    steps_per_epoch: np.ndarray
+    steps: np.ndarray
+
+
+def _length(sizes: np.ndarray, batch_size: int, epochs: int | None, steps: int | None, drop_last: bool) -> _Length:
+    batch_sizes = np.minimum(batch_size, sizes)
+    at_least_one = np.maximum(batch_sizes, 1)
+    per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
+    return _Length(
+        batch_sizes, per_epoch, per_epoch * (epochs or 0) if steps is None else np.where(sizes == 0, 0, steps)
+    )
+
+
+def lengths(
+    sizes: np.ndarray, batch_size: int, *, epochs: int | None = None, steps: int | None = None, drop_last: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """How many steps [K] and samples [K] the batches of clients with these sizes [K] hold, without drawing them."""
+    sizes = np.asarray(sizes, dtype=np.int64)
+    length = _length(sizes, batch_size, epochs, steps, drop_last)
+    epoch_samples = length.steps_per_epoch * length.batch_size if drop_last else sizes
+    whole_epochs, further_steps = np.divmod(length.steps, np.maximum(length.steps_per_epoch, 1))
+    return length.steps, whole_epochs * epoch_samples + np.minimum(further_steps * length.batch_size, epoch_samples)
+
+
+def batches(
+    base: int,
+    ids: np.ndarray,
+    sizes: np.ndarray,
+    batch_size: int,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    drop_last: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """Which samples every client takes at every local step: shuffled anew each epoch.
 
     ids, sizes [K]: the clients and their numbers of samples.  B_i = min(batch_size, n_i), as the PFL papers do.
@@ -102,43 +139,29 @@ def batches(base: int, ids: np.ndarray, sizes: np.ndarray, batch_size: int, *, e
     real; a client whose work is done has count 0.  Exactly one of epochs and steps is given.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
-    own, per_epoch, total = _lengths(sizes, batch_size, epochs, steps, drop_last)    # [K] each
-    rounds_over = int(np.max(-(-total // np.maximum(per_epoch, 1)), initial=0))      # epochs begun
-    width, longest = int(own.max(initial=1)), int(sizes.max(initial=0))
-    order = np.stack([_permutations(base, ids, sizes, longest, e) for e in range(rounds_over)]) \
-        if rounds_over else np.zeros((0, len(ids), longest), np.int64)               # [E, K, n]
-    t = np.arange(int(total.max(initial=0)))[:, None]                                # [T, 1]
-    epoch, place = np.divmod(t, np.maximum(per_epoch, 1))                            # [T, K]
-    limit = np.where(drop_last, per_epoch * own, sizes)                              # [K]
-    position = place[..., None] * own[:, None] + np.arange(width)                    # [T, K, B]
-    real = (np.arange(width) < own[:, None]) & (position < limit[:, None]) & (t < total)[..., None]
+    length = _length(sizes, batch_size, epochs, steps, drop_last)
+    per_epoch = np.maximum(length.steps_per_epoch, 1)  # [K]
+    width = int(length.batch_size.max(initial=1))  # B
+    step = np.arange(int(length.steps.max(initial=0)))[:, None]  # [T, 1]
+    epoch, step_in_epoch = np.divmod(step, per_epoch)  # [T, K]
+    slot = np.arange(width)
+    place = step_in_epoch[..., None] * length.batch_size[:, None] + slot  # in the epoch's order  # [T, K, B]
+    limit = np.where(drop_last, length.steps_per_epoch * length.batch_size, sizes)  # samples of an epoch  # [K]
+    works = (step < length.steps)[..., None]
+    real = (slot < length.batch_size[:, None]) & (place < limit[:, None]) & works  # [T, K, B]
+    begun = int(np.max(-(-length.steps // per_epoch), initial=0))  # epochs, of the client that has most
+    if not begun:
+        return np.where(real, place, 0), real.sum(-1)
+    longest = int(sizes.max(initial=0))
+    order = np.stack([_permutations(base, ids, sizes, longest, e) for e in range(begun)])  # [E, K, n]
     client = np.arange(len(ids))[:, None]
-    picked = order[np.minimum(epoch, max(rounds_over - 1, 0))[..., None], client,
-                   np.where(real, position, 0)] if rounds_over else position
-    return np.where(real, picked, 0), real.sum(-1)
-
-
-def lengths(sizes: np.ndarray, batch_size: int, *, epochs: int | None = None, steps: int | None = None,
-            drop_last: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """How many steps [K] and samples [K] the batches of clients with these sizes [K] hold, without drawing them."""
-    sizes = np.asarray(sizes, dtype=np.int64)
-    own, per_epoch, total = _lengths(sizes, batch_size, epochs, steps, drop_last)    # [K] each
-    limit = per_epoch * own if drop_last else sizes                                  # samples of an epoch
-    whole, more = np.divmod(total, np.maximum(per_epoch, 1))
-    return total, whole * limit + np.minimum(more * own, limit)
-
-
-def _lengths(sizes: np.ndarray, batch_size: int, epochs: int | None, steps: int | None, drop_last: bool
-             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """B_i, steps in an epoch and steps in all.  # [K] each"""
-    own = np.minimum(batch_size, sizes)
-    per_epoch = np.where(sizes == 0, 0, sizes // np.maximum(own, 1) if drop_last
-                         else -(-sizes // np.maximum(own, 1)))
-    return own, per_epoch, per_epoch * (epochs or 0) if steps is None else np.where(sizes == 0, 0, steps)
+    sample = order[np.minimum(epoch, begun - 1)[..., None], client, np.where(real, place, 0)]
+    return np.where(real, sample, 0), real.sum(-1)
 
 
 def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:
+    """The order of every client's samples in an epoch, those beyond its own number last.  # [K, n]"""
     place = np.arange(longest)
-    draw = bits(base, np.asarray(ids)[:, None], epoch, place)              # [K, n]
+    draw = bits(base, np.asarray(ids)[:, None], epoch, place)  # [K, n]
     draw = np.where(place < sizes[:, None], draw, np.uint64(MASK))
     return np.argsort(draw, axis=1, kind="stable")

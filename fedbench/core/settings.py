@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.core import moved
+from fedbench.core.files import replacing
+from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 
 # Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
@@ -21,32 +22,24 @@ WHEREABOUTS = (
     *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
     *("checkpoint.*", "tracking", "tracking.*", "hardware"),
     *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.graphs", "hardware.ddp"),
+    "hardware.data",
 )
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
 NEUTRAL = {"algorithm.adapt": "alpha"}
+# Groups that came later, at the options that leave everything as it was.
+NEUTRAL_GROUPS = {"task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"})}
 MISSING: Any = object()
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Resolved, as dicts and lists; ConfigError for a missing value or an interpolation to nowhere."""
+    """A config resolved, as dicts and lists; ConfigError for a missing value or an interpolation to nowhere."""
     try:
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "the configuration"
-        said = str(error).splitlines()[0]
-        missing = "issing mandatory" in said
-        raise ConfigError(f"{key} must be given" if missing else f"{key}: {said}") from error
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted key -> value; lists and empty mappings are values."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+        reason = str(error).splitlines()[0]
+        missing = "issing mandatory" in reason
+        raise ConfigError(f"{key} must be given" if missing else f"{key}: {reason}") from error
 
 
 def is_matched(key: str, patterns: Iterable[str]) -> bool:
@@ -75,13 +68,16 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:
         values.pop("privacy", None)
+    for group, (_, neutral) in NEUTRAL_GROUPS.items():
+        if values.get(group) == neutral:
+            del values[group]
     root = str(values["data_dir"]).rstrip("/\\")
     flat = {key: value for key, value in flatten(values).items() if NEUTRAL.get(key, MISSING) != value}
-    kept = {key: _canonical(key, value, root) for key, value in flat.items() if not _aside(key)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    counted = {key: _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
-def _aside(key: str) -> bool:
+def _is_left_out(key: str) -> bool:
     return key in ("name", "paper") or key.startswith(("choices.", "paper.")) or is_matched(key, WHEREABOUTS)
 
 
@@ -103,20 +99,33 @@ def renewed(values: Any) -> Any:
         return [renewed(value) for value in values]
     if not isinstance(values, Mapping):
         return values
-    return {key: moved.current(value) if str(key).endswith("_target_") and isinstance(value, str) else renewed(value)
-            for key, value in values.items()}
+    return {
+        key: moved.current(value) if str(key).endswith("_target_") and isinstance(value, str) else renewed(value)
+        for key, value in values.items()
+    }
+
+
+def add_later_groups(values: dict[str, Any]) -> None:
+    """Put the groups that came after a run was stored into its nested values."""
+    if isinstance(values.get("choices"), dict):
+        for group, (option, neutral) in NEUTRAL_GROUPS.items():
+            values.setdefault(group, dict(neutral))
+            values["choices"].setdefault(group, option)
+
+
+def with_later_groups(flat: dict[str, Any]) -> dict[str, Any]:
+    """Stored values, dotted key -> value, with the groups that came after they were stored."""
+    for group, (option, neutral) in NEUTRAL_GROUPS.items():
+        if not any(key.startswith(f"{group}.") for key in flat):
+            flat = {**flat, f"choices.{group}": option, **flatten({group: neutral})}
+    return flat
 
 
 def save_config(cfg: DictConfig | Mapping[str, Any], path: Path) -> None:
     """Write a resolved config as YAML, atomically."""
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        OmegaConf.save(OmegaConf.create(values), part)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    with replacing(path) as partial:
+        OmegaConf.save(OmegaConf.create(values), partial)
 
 
 def load_config(path: Path) -> DictConfig:
@@ -128,21 +137,28 @@ def load_config(path: Path) -> DictConfig:
         text = path.read_text(encoding="utf-8")
         cfg = OmegaConf.create(text)
     except Exception as error:  # yaml and omegaconf have no common base
-        said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"{path} cannot be read: {said}") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"{path} cannot be read: {reason}") from error
     require(isinstance(cfg, DictConfig) and "${" not in text, f"{path} is not a config that fedbench saved")
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:
         values["resume"] = None
+    add_later_groups(values)
     return OmegaConf.create(values)  # type: ignore[return-value]
 
 
-def clients_to_train(everyone: int, new: int) -> int:
-    """N: all clients but those that come after training."""
-    require(new < everyone, f"new_clients.count={new} leaves nobody to train: the partition has {everyone} clients")
-    return everyone - new
+def clients_to_train(num_clients: int, num_new: int) -> int:
+    """N: all clients but those that come after training; ConfigError where that leaves none."""
+    require(
+        num_new < num_clients,
+        f"new_clients.count={num_new} leaves nobody to train: the partition has {num_clients} clients",
+    )
+    return num_clients - num_new
 
 
 def check_cohort(clients_per_round: int | None, num_clients: int) -> None:
-    require(clients_per_round is None or clients_per_round <= num_clients,
-            f"clients_per_round={clients_per_round} is more than the {num_clients} clients there are")
+    """ConfigError where a round asks for more clients than there are."""
+    require(
+        clients_per_round is None or clients_per_round <= num_clients,
+        f"clients_per_round={clients_per_round} is more than the {num_clients} clients there are",
+    )

@@ -13,12 +13,15 @@ MAY_BE_IGNORED = ("SIGHUP", "SIGQUIT")
 
 
 @contextmanager
-def answered(handler: Callable[[int, Any], None], names: Iterable[str] = STOPPING) -> Iterator[None]:
-    """In the main thread: these signals call the handler.  SIGHUP and SIGQUIT stay ignored where they are (nohup)."""
+def handled(handler: Callable[[int, Any], None], names: Iterable[str] = STOPPING) -> Iterator[None]:
+    """These signals call the handler while the block runs, which must be in the main thread.
+
+    SIGHUP and SIGQUIT stay ignored where they are (nohup).
+    """
     terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
 
     def answer(number: int, frame: Any) -> None:
-        _leave(terminals)
+        _detach_lost(terminals)
         handler(number, frame)
 
     before = {}
@@ -34,7 +37,7 @@ def answered(handler: Callable[[int, Any], None], names: Iterable[str] = STOPPIN
             signal.signal(number, old)
 
 
-def _leave(terminals: list[int]) -> None:
+def _detach_lost(terminals: list[int]) -> None:
     """Write to nowhere instead of to a terminal that is gone: whoever prints there fails, and the run with it."""
     for fd in terminals:
         if not os.isatty(fd):

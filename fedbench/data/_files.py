@@ -7,7 +7,6 @@ import hashlib
 import http.client
 import logging
 import math
-import os
 import shutil
 import sys
 import tarfile
@@ -22,6 +21,7 @@ from typing import IO
 
 import numpy as np
 
+from fedbench.core.files import replacing
 from fedbench.core.options import ConfigError, require
 
 log = logging.getLogger("fedbench.data")
@@ -40,19 +40,9 @@ def md5_of(path: Path) -> str:
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A name to write to, which becomes path if the block succeeds and is removed if it does not."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # sweeps may write the same file at once
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, many_writers=True) as partial:  # sweeps may write the same file at once
         yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small text file, whole or not at all."""
-    with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def download(urls: list[str], path: Path, md5: str | None, name: str) -> Path:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbench.data._files import cache_path, replace_text
+from fedbench.data._files import cache_path, whole
 from fedbench.data.base import Arrays
 
 # what the federation, not the source, does with the samples (config.DatasetKeys)
@@ -45,20 +45,21 @@ def load(key: str, data_dir: str, make: Callable[[], Arrays]) -> Arrays:
     with _reading() as opened:
         arrays = make()
     stamps = {path: stamp for path in sorted(opened) if (stamp := _stamp(path))}
-    _known[key] = found = Known(arrays.digest, stamps)
+    _known[key] = known = Known(arrays.digest, stamps)
     if arrays.nbytes >= BIG and stamps:
-        with suppress(OSError):  # a data_dir that cannot be written: it is loaded again when it is asked for
-            replace_text(cache_path(data_dir, "digest", key, "json"), json.dumps(found))
+        path = cache_path(data_dir, "digest", key, "json")
+        with suppress(OSError), whole(path) as partial:  # a data_dir that cannot be written: it is loaded again
+            partial.write_text(json.dumps(known), encoding="utf-8")
     return arrays
 
 
 def digest(key: str, data_dir: str, make: Callable[[], Arrays]) -> str:
     """The digest of what make() returns, which is called if it is unknown, or if a file has changed."""
-    found = _known.get(key) or _kept(cache_path(data_dir, "digest", key, "json"))
-    if found is None or not found.holds():
+    known = _known.get(key) or _kept(cache_path(data_dir, "digest", key, "json"))
+    if known is None or not known.holds():
         return load(key, data_dir, make).digest
-    _known[key] = found
-    return found.digest
+    _known[key] = known
+    return known.digest
 
 
 def _kept(path: Path) -> Known | None:

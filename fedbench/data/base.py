@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from fedbench.core import digests
+from fedbench.core.mapped import blocks
 from fedbench.core.options import require
 
 if TYPE_CHECKING:
     from fedbench.partition.base import Split
+    from fedbench.tasks.base import Task
 
 TRAIN, VAL, TEST, EXTRA = 0, 1, 2, 3
-TASKS = ("classification", "multilabel", "segmentation")
+NOT_DATA = ("fit", "shared")  # fields that the digest leaves out; shared where it is None
 
 
 @dataclass
 class Arrays:
-    """A whole data set of n samples in memory.
+    """A whole data set of n samples, in memory or (inputs alone, as np.memmap) in a file.
 
     inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such
-        arrays (image and question tokens), all with the same first dimension.
-    targets: int64 labels [n] in [0, C) | float32 multi-hot rows [n, C] | int64 masks [n, height, width].
+        arrays (image and question tokens), all with the same first dimension unless ``shared`` names them.
+    targets: int64 labels [n] in [0, C) | float32 multi-hot rows [n, C] | int64 masks [n, height, width] | float32
+        numbers [n] or [n, R], of which R is num_classes.
+    task: the kind of targets, by the name of the file in fedbench/tasks that is for them.
     split: [n] int8 as published: 0 train, 1 validation, 2 test (all 0 where the set has no split); 3 extra, for
         training only and beside the set proper (synthesized images), which needs domain.
     domain: [n] int64, the natural silo (hospital, user, style) of each sample, or None.
@@ -36,7 +40,11 @@ class Arrays:
     class_mask: [domains, C] bool, the classes that exist in each natural silo, or None (all of them).
     template: the sentence that names a class to a vision-language model, {} being the name.
     subject: [n] int64 >= 0, whom (which patient) a sample is of, or None; nobody is both trained and tested on.
-    shown: of a split over clients, the row of inputs that each sample shows in it [n]; None: its own.
+    shared: inputs that several samples show (an image with nine questions) are stored once: by the input's name
+        ("inputs" where there is one alone), the entry of it that each sample shows, [n] int64.
+    fit: fit(arrays, split, normalize) are the arrays that clients train on once it is known who has which sample
+        (standardized by the training parts, say); it sees these arrays without fit.  Before that, inputs may be
+        anything [n, ...].  None: these arrays.  See ``for_split``.
     """
 
     inputs: np.ndarray | dict[str, np.ndarray]
@@ -53,7 +61,8 @@ class Arrays:
     subject: np.ndarray | None = None
     template: str = "a photo of a {}."
     published_scaling: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    shown: "Callable[[Split], np.ndarray] | None" = None
+    fit: "Callable[[Arrays, Split, bool], Arrays] | None" = None
+    shared: dict[str, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -61,17 +70,22 @@ class Arrays:
     @cached_property
     def digest(self) -> str:
         """Of all that the samples are, so that changed values or labels are noticed."""
-        return digests.digest({f.name: getattr(self, f.name) for f in fields(self) if f.name != "shown"})
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_DATA}
+        return digests.digest(facts if self.shared is None else {**facts, "shared": self.shared})
+
+    def parts(self) -> dict[str, np.ndarray]:
+        """The inputs by name; one alone is called "inputs"."""
+        return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}
 
     @property
     def nbytes(self) -> int:
         """What inputs and targets take in memory."""
-        return sum(values.nbytes for values in self._parts().values()) + self.targets.nbytes
+        return sum(values.nbytes for values in self.parts().values()) + self.targets.nbytes
 
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
         """Shape of one sample (of each input)."""
-        shapes = {k: tuple(v.shape[1:]) for k, v in self._parts().items()}
+        shapes = {k: tuple(v.shape[1:]) for k, v in self.parts().items()}
         return shapes if isinstance(self.inputs, dict) else shapes["inputs"]
 
     @property
@@ -80,34 +94,35 @@ class Arrays:
         return 0 if self.domain is None else int(self.domain.max()) + 1
 
     def labels(self) -> np.ndarray:
-        """One label per sample [n] int64, what partitions look at.
+        """One label per sample, what partitions look at; the task for such targets says which.  # [n] int64"""
+        return self._asks().labels(self.targets, self.num_classes)
 
-        Classification: the target.  Multi-label: the first positive class, C where there is none (so the
-        values span C + 1 "classes").  Segmentation: the most frequent class other than 0, 0 where a mask
-        shows nothing else.
+    def _asks(self) -> "Task":
+        from fedbench.tasks.base import task_for  # brings torch, which reading a data set does without
+
+        return task_for(self.task)()
+
+    def for_split(self, split: "Split", normalize: bool = True) -> "Arrays":
+        """The arrays that the clients of a split train on: these, or what ``fit`` makes of them, checked.
+
+        normalize: whether features are standardized, as dataset.normalize says.
         """
-        if self.task == "multilabel":
-            positive = self.targets > 0  # [n, C]
-            return np.where(positive.any(1), positive.argmax(1), self.num_classes).astype(np.int64)
-        if self.task == "segmentation":
-            masks = self.targets.reshape(len(self), -1)  # [n, pixels]
-            counts = np.stack([(masks == c).sum(1) for c in range(1, self.num_classes)], 1)
-            return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
-        return self.targets
-
-    def dealt(self, split: "Split") -> "Arrays":
-        """As the clients of a split meet the samples: these arrays, or (see ``shown``) with other inputs."""
-        if self.shown is None:
+        if self.fit is None:
             return self
-        rows = self.shown(split)
-        parts = {name: values[rows] for name, values in self._parts().items()}
-        return replace(self, inputs=parts if isinstance(self.inputs, dict) else parts["inputs"], shown=None)
+        return self.fit(replace(self, fit=None), split, normalize).check()
+
+    def expanded(self) -> "Arrays":
+        """With one entry of each input per sample: what is shared is copied."""
+        if self.shared is None:
+            return self
+        parts = {name: v[self.shared[name]] if name in self.shared else v for name, v in self.parts().items()}
+        return replace(self, inputs=parts if isinstance(self.inputs, dict) else parts["inputs"], shared=None)
 
     def check(self) -> "Arrays":
         """Return self, or raise ConfigError with one sentence about the first thing that does not fit."""
-        require(self.task in TASKS, f"unknown task {self.task!r}: one of {', '.join(TASKS)}")
         self._check_lengths()
-        self._check_inputs()
+        if self.fit is None:  # inputs may be of another kind before it
+            self._check_inputs()
         self._check_targets()
         self._check_domains()
         return self
@@ -121,21 +136,25 @@ class Arrays:
         self.num_classes, self.class_names = len(names), names
         return self.check()
 
-    def _parts(self) -> dict[str, np.ndarray]:
-        return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}
-
     def _check_lengths(self) -> None:
         n = len(self.targets)
         require(n > 0, "the data set holds no samples")
-        rows = {**self._parts(), "split": self.split}
+        shared = self.shared or {}
+        odd = sorted(shared.keys() - self.parts().keys())
+        require(not odd, f"shared names {', '.join(odd)}, which is no input: {', '.join(self.parts())}")
+        rows: dict[str, np.ndarray] = {k: shared.get(k, v) for k, v in self.parts().items()} | {"split": self.split}
         rows |= {k: v for k, v in (("domain", self.domain), ("subject", self.subject)) if v is not None}
         for name, values in rows.items():
             require(len(values) == n, f"the data set has {n:,} targets but {len(values):,} rows of {name}")
         known = np.isin(self.split, (TRAIN, VAL, TEST, EXTRA)).all()
         require(bool(known), "split must be 0 (train), 1 (val), 2 (test) or 3 (extra)")
+        for name, entry in shared.items():
+            count = len(self.parts()[name])
+            inside = entry.dtype == np.int64 and int(entry.min()) >= 0 and int(entry.max()) < count
+            require(inside, f"shared: entries of {name} must be int64 from 0 to {count - 1}")
 
     def _check_inputs(self) -> None:
-        for name, values in self._parts().items():
+        for name, values in self.parts().items():
             require(
                 values.dtype in (np.uint8, np.float32, np.int64),
                 f"{name} has dtype {values.dtype}, expected uint8 images, float32 features or int64 tokens",
@@ -147,9 +166,9 @@ class Arrays:
                 )
             if values.dtype == np.float32:
                 # A sum is one pass without a temporary array; it is finite iff (barring overflow) all are.
-                fine = np.isfinite(values.sum(dtype=np.float64))
-                require(bool(fine), f"{name} holds values that are not finite (NaN or infinite)")
-        channels = next((v.shape[1] for v in self._parts().values() if v.dtype == np.uint8), None)
+                fine = all(np.isfinite(block.sum(dtype=np.float64)) for block in blocks(values))
+                require(fine, f"{name} holds values that are not finite (NaN or infinite)")
+        channels = next((v.shape[1] for v in self.parts().values() if v.dtype == np.uint8), None)
         for name in ("mean", "std"):
             given = getattr(self, name)
             require(
@@ -158,24 +177,10 @@ class Arrays:
             )
 
     def _check_targets(self) -> None:
-        y, classes = self.targets, self.num_classes
-        require(classes >= 2, f"the data set has {classes} class(es), expected at least 2")
-        if self.task == "multilabel":
-            require(
-                y.ndim == 2 and y.shape[1] == classes and y.dtype == np.float32,
-                f"multi-label targets are {y.dtype} {y.shape}, expected float32 [n, {classes}]",
-            )
-            return
-        require(y.dtype == np.int64, f"targets have dtype {y.dtype}, expected int64")
-        wanted = 1 if self.task == "classification" else 3
-        require(y.ndim == wanted, f"targets of {self.task} have shape {y.shape}, expected {wanted} dimension(s)")
+        self._asks().check(self.targets, self.num_classes)
         require(
-            int(y.min()) >= 0 and int(y.max()) < classes,
-            f"labels span {int(y.min())} to {int(y.max())}, expected 0 to {classes - 1}",
-        )
-        require(
-            self.class_names is None or len(self.class_names) == classes,
-            f"{len(self.class_names or ())} class names for {classes} classes",
+            self.class_names is None or len(self.class_names) == self.num_classes,
+            f"{len(self.class_names or ())} class names for {self.num_classes} classes",
         )
 
     def _check_domains(self) -> None:

@@ -15,6 +15,7 @@ class BreastCancer:
     """inputs [569, 30] float32, zero mean and unit variance; targets 0 (malignant) or 1 (benign)."""
 
     def load(self) -> Arrays:
+        """The arrays described above."""
         table = bundled_csv("breast_cancer.csv", skip=1)  # [n, 31], features then label
         raw = table[:, :-1]
         features = (raw - raw.mean(0)) / raw.std(0)  # [n, 30]

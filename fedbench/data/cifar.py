@@ -78,9 +78,9 @@ class CIFAR10:
 
     def _find(self) -> Path:
         names = (f"{self.name}.npz", self.archive, self.folder, f"{self.name}_jpeg.npz")
-        found = next((p for p in (self.data_dir / name for name in names) if p.exists()), None)
-        if found is not None:
-            return found
+        file = next((p for p in (self.data_dir / name for name in names) if p.exists()), None)
+        if file is not None:
+            return file
         base = (self.mirror or "https://www.cs.toronto.edu/~kriz").rstrip("/")
         md5 = self.md5 if self.verify else None
         return download([f"{base}/{self.archive}"], self.data_dir / self.archive, md5, self.name)
@@ -143,12 +143,12 @@ def read_members(source: Path, folder: str, names: list[str]) -> dict[str, bytes
     if source.is_dir():
         return {name: (source / name).read_bytes() for name in names}
     with tarfile.open(source, "r:gz") as archive:
-        found = {}
+        contents = {}
         for member in archive:  # in one pass: looking members up by name would inflate the archive again
             name = member.name.removeprefix("./").removeprefix(f"{folder}/")
             if name in names and (file := archive.extractfile(member)) is not None:
-                found[name] = file.read()
-    return {name: found[name] for name in names}
+                contents[name] = file.read()
+    return {name: contents[name] for name in names}
 
 
 def is_jpeg_layout(path: Path) -> bool:

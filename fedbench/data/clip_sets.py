@@ -21,6 +21,7 @@ import numpy as np
 from fedbench.core.options import ConfigError, Count, Natural, require
 from fedbench.data._files import log
 from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares
+from fedbench.data._private_torchvision import paths_and_labels
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
@@ -57,17 +58,17 @@ class PictureSet:
     def load(self) -> Arrays:
         """List the pictures (download them, if need be) and decode them; ConfigError says what is wrong where."""
         coop = self._published()
-        found = self._redrawn() if coop is None else read_split(coop, self._folder())
-        self._check(found)
-        sizes = ", ".join(f"{int((found.part == code).sum()):,} {part}" for part, code in PARTS.items())
+        listing = self._redrawn() if coop is None else read_split(coop, self._folder())
+        self._check(listing)
+        sizes = ", ".join(f"{int((listing.part == code).sum()):,} {part}" for part, code in PARTS.items())
         origin = coop or f"drawn with dataset.seed={self.seed}, for want of {self.split_name}"
         log.info("%s: %s (the split: %s)", self.name, sizes, origin)
         return Arrays(
-            inputs=centre_squares(str(self.data_dir), self.name, found.root, found.files, self.resize),
-            targets=found.labels,
-            split=found.part,
-            num_classes=len(found.names),
-            class_names=[name.replace("_", " ") for name in found.names],
+            inputs=centre_squares(str(self.data_dir), self.name, listing.root, listing.files, self.resize),
+            targets=listing.labels,
+            split=listing.part,
+            num_classes=len(listing.names),
+            class_names=[name.replace("_", " ") for name in listing.names],
             mean=CLIP_MEAN,
             std=CLIP_STD,
             template=self.template,
@@ -80,7 +81,7 @@ class PictureSet:
 
     def pictures(self, data: Any) -> tuple[Sequence[Path], Sequence[int]]:
         """Paths and labels of the pictures of a part."""
-        return data._image_files, data._labels
+        return paths_and_labels(self.kind, data)
 
     def class_names(self, data: Any) -> list[str]:
         """Of all classes, in the order of their labels."""
@@ -145,17 +146,17 @@ class PictureSet:
             )
             raise ConfigError(advice) from error
 
-    def _check(self, found: Listing) -> None:
+    def _check(self, listing: Listing) -> None:
         """Every picture is listed once, and every class has some to train and to be tested on."""
-        twice = [file for file, count in Counter(found.files).items() if count > 1]
+        twice = [file for file, count in Counter(listing.files).items() if count > 1]
         require(not twice, f"{self.name}: the split lists {(twice or [''])[0]} twice")
         for part in ("train", "test"):
-            held = set(found.labels[found.part == PARTS[part]].tolist())
-            none = [name for c, name in enumerate(found.names) if c not in held]
+            held = set(listing.labels[listing.part == PARTS[part]].tolist())
+            none = [name for c, name in enumerate(listing.names) if c not in held]
             require(
                 not none,
-                f"{len(none)} of the {len(found.names)} classes of {self.name} have no {part} pictures in {found.root}"
-                f" (the first is {(none or [''])[0]})",
+                f"{len(none)} of the {len(listing.names)} classes of {self.name} have no {part} pictures in "
+                f"{listing.root} (the first is {(none or [''])[0]})",
             )
 
 
@@ -185,9 +186,6 @@ class OxfordPets(PictureSet):
     parts = ("trainval", "test")
     folders = ("oxford-iiit-pet/images", "oxford_pets/images")
     template = "a photo of a {}, a type of pet."
-
-    def pictures(self, data: Any) -> tuple[Sequence[Path], Sequence[int]]:
-        return data._images, data._labels
 
     def class_names(self, data: Any) -> list[str]:
         """The prefixes of the file names in lower case, which torchvision capitalizes."""
@@ -220,9 +218,11 @@ class Caltech101(PictureSet):
     renamed = {"airplanes": "airplane", "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike"}
 
     def open_part(self, kind: Any, part: str) -> Any:
+        """All of it: torchvision knows no parts."""
         return kind(str(self.data_dir), download=True)
 
     def pictures(self, data: Any) -> tuple[Sequence[Path], Sequence[int]]:
+        """Those of the kinds that are left, a picture once."""
         label = {name: y for y, name in enumerate(self._kept(data))}
         rows = [(data.categories[y], number) for y, number in zip(data.y, data.index)]
         root = self.data_dir / self.folders[0]
@@ -230,6 +230,7 @@ class Caltech101(PictureSet):
         return list(paths), list(paths.values())
 
     def class_names(self, data: Any) -> list[str]:
+        """torchvision's, four of them renamed as CoOp does."""
         return [self.renamed.get(name, name) for name in self._kept(data)]
 
     def _kept(self, data: Any) -> list[str]:

@@ -13,6 +13,7 @@ domain's list, which the domain's clients therefore share; and class names are i
 import codecs
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,7 +87,7 @@ class DomainSet:
             log.warning("dataset.label_pairing=official_bug: images, labels and class names do not belong together")
             wrong = np.random.default_rng(self.seed).permutation(len(names))
             arrays.class_names = [names[i] for i in wrong]
-            arrays.shown = top_of_list(domain, part, order)
+            arrays.fit = top_of_list(domain, part, order)
         return arrays.check()
 
     def _listed(self) -> tuple[Path, list[str], np.ndarray, np.ndarray, np.ndarray | None]:
@@ -164,9 +165,9 @@ def cut_domains(labels: np.ndarray, domain: np.ndarray, seed: int) -> tuple[np.n
 
     part, order = np.full(len(labels), TRAIN, np.int8), []
     for d in range(int(domain.max()) + 1):
-        own = np.flatnonzero(domain == d)
+        samples = np.flatnonzero(domain == d)
         try:
-            train, test = train_test_split(own, test_size=TEST_SHARE, random_state=seed, stratify=labels[own])
+            train, test = train_test_split(samples, test_size=TEST_SHARE, random_state=seed, stratify=labels[samples])
         except ValueError as error:
             raise ConfigError(f"natural silo {d} cannot be cut into train and test, by class: {error}") from error
         part[test] = TEST
@@ -174,30 +175,31 @@ def cut_domains(labels: np.ndarray, domain: np.ndarray, seed: int) -> tuple[np.n
     return part, np.concatenate(order)
 
 
-def top_of_list(domain: np.ndarray, part: np.ndarray, order: np.ndarray) -> "Callable[[Split], np.ndarray]":
-    """Arrays.shown of the papers' mistake: the k-th sample of a client shows the k-th image of its domain's list.
+def top_of_list(domain: np.ndarray, part: np.ndarray, order: np.ndarray) -> "Callable[[Arrays, Split, bool], Arrays]":
+    """Arrays.fit of the papers' mistake: the k-th sample of a client shows the k-th image of its domain's list.
 
     domain, part [n] tell which list a sample is in, order [n] the lists themselves, one after the other.
     """
     group = domain * 4 + part  # [n]
     lists = {g: order[group[order] == g] for g in np.unique(group).tolist()}
 
-    def shown(split: "Split") -> np.ndarray:
-        rows = np.arange(len(group))
+    def fit(arrays: Arrays, split: "Split", normalize: bool) -> Arrays:
+        shown = np.arange(len(group))
         for clients in (split.train, split.val, split.test):
-            for own in (clients[i] for i in range(len(clients))):
-                for g in np.unique(group[own]).tolist():
-                    mine = own[group[own] == g]
-                    rows[mine] = lists[g][: len(mine)]
-        return rows
+            for samples in (clients[i] for i in range(len(clients))):
+                for g in np.unique(group[samples]).tolist():
+                    listed = samples[group[samples] == g]
+                    shown[listed] = lists[g][: len(listed)]
+        return replace(arrays, shared={"inputs": shown})
 
-    return shown
+    return fit
 
 
 class _ListReader(pickle.Unpickler):
     """Reads arrays and plain values; anything else a pickle may name, code to run included, is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Of arrays; UnpicklingError for anything else."""
         if module.split(".")[0] not in ("numpy", "_codecs") or name not in ARRAYS:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return ARRAYS[name]

@@ -101,11 +101,11 @@ class ImageFolder:
 
 def _pictures(root: Path) -> list[str]:
     """Paths of all pictures below root, relative, with forward slashes."""
-    found = []
+    files = []
     for folder, _, names in os.walk(root):
         base = Path(folder).relative_to(root)
-        found += [(base / n).as_posix() for n in names if Path(n).suffix.lower() in SUFFIXES]
-    return found
+        files += [(base / n).as_posix() for n in names if Path(n).suffix.lower() in SUFFIXES]
+    return files
 
 
 def _with_tops(arrays: Arrays, tops: list[str] | None) -> Arrays:

@@ -162,10 +162,10 @@ class Table:
         """Leave out the rows of other silos."""
         if silos is None:
             return
-        found = self.values("silo")
-        absent = [silo for silo in silos if silo not in found]
-        require(not absent, f"{self.path} has no silo {', '.join(absent)}; it has {', '.join(sorted(set(found)))}")
-        kept = [row for row, silo in zip(self.rows, found) if silo in silos]
+        silo_of = self.values("silo")
+        absent = [silo for silo in silos if silo not in silo_of]
+        require(not absent, f"{self.path} has no silo {', '.join(absent)}; it has {', '.join(sorted(set(silo_of)))}")
+        kept = [row for row, silo in zip(self.rows, silo_of) if silo in silos]
         if len(kept) < len(self.rows):
             log.info("%s: %s of %s rows are of other silos", self.path, f"{len(self.rows) - len(kept):,}",
                      f"{len(self.rows):,}")  # fmt: skip
@@ -175,23 +175,23 @@ class Table:
         """The published part of each row, [n] int8; all train where no column says."""
         if self.columns["split"] is None:
             return np.full(len(self.rows), TRAIN, np.int8)
-        found = self.values("split")
-        odd = next((name for name in found if name.lower() not in PARTS), None)
+        parts = self.values("split")
+        odd = next((name for name in parts if name.lower() not in PARTS), None)
         require(odd is None, f"{self.path}: {self.columns['split']} is {odd}, not train, val or test")
-        return np.array([PARTS[name.lower()] for name in found], np.int8)
+        return np.array([PARTS[name.lower()] for name in parts], np.int8)
 
 
 def numbered(table: Table, what: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:
     """(names in order, each row's number [n] int64) of the label or silo; names None: those found, sorted."""
-    found = table.values(what)
-    names = sorted(set(found)) if names is None else names
-    odd = sorted(set(found) - set(names))
+    values = table.values(what)
+    names = sorted(set(values)) if names is None else names
+    odd = sorted(set(values) - set(names))
     require(
         not odd,
         f"{table.path} has the {what} {(odd or [''])[0]}, which is not among {', '.join(names)} (dataset.classes)",
     )
     number = {name: i for i, name in enumerate(names)}
-    return names, np.array([number[name] for name in found], np.int64)
+    return names, np.array([number[name] for name in values], np.int64)
 
 
 def subsample(targets: np.ndarray, domain: np.ndarray, negatives: list, silos: list[str], seed: int) -> np.ndarray:

@@ -120,13 +120,13 @@ class FashionMNIST(MNIST):
 
 def idx_paths(folder: Path) -> dict[str, Path] | None:
     """The four idx files of a folder, plain or .gz; None unless all are there."""
-    found = {}
+    paths = {}
     for key, name in IDX_FILES.items():
         path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
         if path is None:
             return None
-        found[key] = path
-    return found
+        paths[key] = path
+    return paths
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -23,7 +23,8 @@ PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 
 
 class Npz:
-    """path: the file.  task: auto reads it off the labels: [n] classes, [n, C] multi-label, [n, H, W] masks.
+    """path: the file.  task: auto reads it off the labels: [n] classes, [n, C] multi-label, [n, H, W] masks;
+    regression, numbers [n] or [n, R] to be predicted, must be named.
 
     resize: side in pixels to bring uint8 images to.
     """
@@ -32,7 +33,7 @@ class Npz:
         self,
         data_dir: str,
         path: str | None = None,
-        task: Literal["auto", "classification", "multilabel", "segmentation"] = "auto",
+        task: Literal["auto", "classification", "multilabel", "segmentation", "regression"] = "auto",
         resize: Count | None = None,
     ):
         self.data_dir, self.path, self.task, self.resize = data_dir, path, task, resize
@@ -52,11 +53,11 @@ def most_occur(arrays: Arrays, name: str) -> Arrays:
     """The arrays; ConfigError where labels without names leave out most of the classes that they span."""
     if arrays.task == "multilabel" or arrays.class_names is not None:
         return arrays
-    found = np.unique(arrays.targets)
-    shown = ", ".join(map(str, [*found[:4], *(["..."] if len(found) > 4 else [])]))
+    labels = np.unique(arrays.targets)
+    shown = ", ".join(map(str, [*labels[:4], *(["..."] if len(labels) > 4 else [])]))
     require(
-        2 * len(found) >= arrays.num_classes,
-        f"{name}: labels go up to {found[-1]:,}, which makes {arrays.num_classes:,} classes, and only {len(found):,} "
+        2 * len(labels) >= arrays.num_classes,
+        f"{name}: labels go up to {labels[-1]:,}, which makes {arrays.num_classes:,} classes, and only {len(labels):,} "
         f"of them occur ({shown}): number the classes from 0 on, or name all of them in an array `classes`",
     )
     return arrays
@@ -82,12 +83,16 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto") -> A
         f"{name} lacks {' and '.join(missing)}: expected train_images and train_labels (and val_, test_), or "
         f"X and y; it has {', '.join(sorted(file)[:8]) or 'no arrays'}",
     )
-    _require_rows(flat, name)
-    inputs = _as_inputs(flat["X"], name)
+    require_rows(flat, name)
+    return from_columns(flat, _as_inputs(flat["X"], name), name, task)
+
+
+def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, task: str = "auto") -> Arrays:
+    """Arrays from inputs and the other arrays of the flat layout."""
     y, names = _as_targets(flat["y"], name, task)
-    kind = {1: "classification", 2: "multilabel", 3: "segmentation"}[y.ndim]
+    kind = {1: "classification", 2: "multilabel", 3: "segmentation"}[y.ndim] if task == "auto" else task
     names = [str(c) for c in flat["classes"]] if "classes" in flat else names
-    classes = y.shape[1] if kind == "multilabel" else max(len(names or ()), int(y.max(initial=0)) + 1)
+    classes = _width(y) if y.dtype == np.float32 else max(len(names or ()), int(y.max(initial=0)) + 1)
     domain, clients = _as_domain(flat.get("client"))
     scale = half(inputs) if inputs.dtype == np.uint8 else None
     split = _as_split(flat.get("split"), len(y), name)
@@ -123,7 +128,8 @@ def _join_parts(file: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]
     return {**flat, **({"classes": file["classes"]} if "classes" in file else {})}
 
 
-def _require_rows(flat: dict[str, np.ndarray], name: str) -> None:
+def require_rows(flat: dict[str, np.ndarray], name: str) -> None:
+    """Refuse arrays of the flat layout that have different numbers of rows."""
     rows = {key: len(np.atleast_1d(flat[key])) for key in ("X", "y", "client", "split") if key in flat}
     require(
         len(set(rows.values())) == 1,
@@ -138,16 +144,25 @@ def _as_inputs(x: np.ndarray, name: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
+def _width(y: np.ndarray) -> int:
+    """How many numbers a target holds."""
+    return 1 if y.ndim == 1 else y.shape[1]
+
+
 def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[str] | None]:
-    """Labels [n] int64, multi-hot rows [n, C] float32 or masks [n, H, W] int64; class names y holds."""
+    """Labels [n] int64, multi-hot rows [n, C] float32, masks [n, H, W] int64 or numbers [n, ...] float32; class names y
+    holds."""
     if y.ndim == 2 and y.shape[1] == 1 and task != "multilabel":
         y = y[:, 0]
-    dims = {"classification": 1, "multilabel": 2, "segmentation": 3}
+    dims = {"classification": (1,), "multilabel": (2,), "segmentation": (3,), "regression": (1, 2), "auto": (1, 2, 3)}
     require(
-        y.ndim == dims.get(task, y.ndim) and y.ndim in (1, 2, 3),
+        y.ndim in dims[task],
         f"{name}: labels of shape {y.shape} do not fit dataset.task={task} (classification [n], multilabel "
-        "[n, C], segmentation [n, H, W])",
+        "[n, C], segmentation [n, H, W], regression [n] or [n, R])",
     )
+    if task == "regression":
+        require(y.dtype.kind in "fiub", f"{name}: labels have dtype {y.dtype}, expected numbers")
+        return y.astype(np.float32), None
     if y.dtype.kind in "US":
         names, y = np.unique(y, return_inverse=True)
         return y.astype(np.int64), [str(c) for c in names]
@@ -155,7 +170,11 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
     if y.ndim == 2:
         require(bool(np.isin(y, (0, 1)).all()), f"{name}: multi-label rows must hold 0 and 1 only")
         return y.astype(np.float32), None
-    require(bool(np.isfinite(y).all() and (y == np.floor(y)).all()), f"{name}: labels must be whole numbers")
+    require(
+        bool(np.isfinite(y).all() and (y == np.floor(y)).all()),
+        f"{name}: labels must be whole numbers, "
+        "or dataset.task=regression says that they are to be predicted as numbers",
+    )
     return y.astype(np.int64), None
 
 

@@ -14,13 +14,16 @@ from fedbench.data.base import TEST, TRAIN, Arrays
 
 QUESTION = 6  # tokens per question
 WORDS = 16  # vocabulary
+QUESTIONS = 9  # about an image, of kind questions
+PICTURES = ("images", "segmentation", "dict", "questions")  # kinds whose inputs are pictures
 
 
 class Synthetic:
     """kind: linear (features, labels of a noisy linear teacher), images (uint8, a coarse pattern per class),
-    multilabel (features, C yes-or-no labels), segmentation (images of rectangles and their masks), dict
-    (an image and a question of 6 tokens; the answer needs both) or classmask (as linear, but every domain
-    has its own valid classes).
+    multilabel (features, C yes-or-no labels), regression (features, C numbers), segmentation (images of
+    rectangles and their masks), dict (an image and a question of 6 tokens; the answer needs both), questions (as
+    dict, but 9 questions show one image, which is stored once) or classmask (as linear, but every domain has its own
+    valid classes).
 
     n: samples.  shape: of one input ([F], or [channels, height, width]); None: [20], or [1, 8, 8].
     num_domains: natural silos (0: none); linear features and images differ between them.  noise: how much is
@@ -29,7 +32,9 @@ class Synthetic:
 
     def __init__(
         self,
-        kind: Literal["linear", "images", "multilabel", "segmentation", "dict", "classmask"] = "linear",
+        kind: Literal[
+            "linear", "images", "multilabel", "regression", "segmentation", "dict", "questions", "classmask"
+        ] = "linear",
         n: Count = 600,
         num_classes: Pair = 4,
         shape: list[int] | None = None,
@@ -44,11 +49,9 @@ class Synthetic:
         )
         self.kind, self.n, self.num_classes, self.num_domains = kind, n, num_classes, num_domains
         self.noise, self.test_share, self.seed = noise, test_share, seed
-        self.shape: tuple[int, ...] = (
-            tuple(shape) if shape else ((1, 8, 8) if kind in ("images", "segmentation", "dict") else (20,))
-        )
+        self.shape: tuple[int, ...] = tuple(shape) if shape else ((1, 8, 8) if kind in PICTURES else (20,))
         require(
-            len(self.shape) == 3 or kind not in ("images", "segmentation", "dict"),
+            len(self.shape) == 3 or kind not in PICTURES,
             f"dataset.shape={list(self.shape)} must be [channels, height, width] for dataset.kind={kind}",
         )
 
@@ -84,6 +87,10 @@ class Synthetic:
         x, scores = self._scores(rng, domain)
         return self._arrays(x, (scores > 0).astype(np.float32), "multilabel")
 
+    def _regression(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
+        x, scores = self._scores(rng, domain)
+        return self._arrays(x, scores.astype(np.float32), "regression")
+
     def _classmask(self, rng: np.random.Generator, domain: np.ndarray) -> Arrays:
         """Domain d lacks the classes c with (c + d) % 3 == 0, but keeps at least two."""
         x, scores = self._scores(rng, domain)
@@ -99,7 +106,7 @@ class Synthetic:
         coarse = rng.random((self.num_classes, self.shape[0], 4, 4))
         rows, cols = (np.arange(side) * 4 // side for side in self.shape[1:])
         pattern = coarse[:, :, rows[:, None], cols]  # [C, channels, height, width]
-        images = pattern[labels] + self.noise * rng.standard_normal((self.n, *self.shape))
+        images = pattern[labels] + self.noise * rng.standard_normal((len(labels), *self.shape))
         return np.clip(images, 0, 1)
 
     def _images(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
@@ -124,8 +131,18 @@ class Synthetic:
 
     def _dict(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
         """The answer is the picture's class moved on by the number that the question's first token names."""
-        shown = rng.integers(self.num_classes, size=self.n)
+        return self._asked(rng, np.arange(self.n))
+
+    def _questions(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
+        entry = np.arange(self.n) // QUESTIONS  # [n]
+        arrays = self._asked(rng, entry)
+        arrays.shared = {"image": entry}
+        return arrays
+
+    def _asked(self, rng: np.random.Generator, entry: np.ndarray) -> Arrays:
+        """Each sample's question is about the image whose number entry [n] says."""
+        shown = rng.integers(self.num_classes, size=int(entry[-1]) + 1)
         question = rng.integers(1, WORDS, (self.n, QUESTION))  # [n, 6]; 0 is padding
         image = self._patterns(rng, shown).astype(np.float32)
-        answer = (shown + question[:, 0]) % self.num_classes
+        answer = (shown[entry] + question[:, 0]) % self.num_classes
         return self._arrays({"image": image, "question": question}, answer, "classification")

@@ -1,10 +1,9 @@
-"""How the work of a cohort is cut and run.  Methods never see this room; results do not depend on it.
+"""How the work of a cohort is cut into chunks and run.  Methods never see it; results do not depend on it.
 
-A cohort is cut into chunks of clients; a chunk is computed with batched operations over its clients; chunks
-run one after the other or in threads.  So `loop` is chunks of one, `vmap` is one chunk, `threads` is chunks of
-one (or more) in as many Python threads as there are cores (balance.py), each with one intra-op thread: the kernels
-release the interpreter lock, and spinning OpenMP threads are avoided.  Where several processes share a run
-(ranks.py), what is cut into chunks is this one's share of the cohort.
+A chunk of clients is computed with batched operations over its clients; chunks run one after the other or in threads.
+So `loop` is chunks of one, `vmap` is one chunk, `threads` is chunks of one (or more) in as many Python threads as there
+are cores (threads.py), each with one intra-op thread: the kernels release the interpreter lock, and spinning OpenMP
+threads are avoided.  Where several processes share a run (ranks.py), each cuts its own part of the cohort into chunks.
 """
 
 from __future__ import annotations
@@ -21,18 +20,24 @@ import numpy as np
 import torch
 
 from fedbench.core.options import RunError
-from fedbench.engine.gradients import Direct, Graphs
+from fedbench.engine.cuda_graphs import GraphedGradients
+from fedbench.engine.gradients import DirectGradients
 from fedbench.engine.ranks import Ranks
-from fedbench.engine.threads import Steps, advance, spread
+from fedbench.engine.threads import Steps, run_items, run_steps
 
 log = logging.getLogger(__name__)
 NAMES = ("loop", "threads", "vmap")
+Job = Callable[[int, int], Steps | None]  # of the clients start to stop of a cohort; it yields between its steps
 
 
 @dataclass(frozen=True)
 class Plan:
-    """name; chunk: clients per chunk (0: all); workers: chunks at a time; intra: torch threads inside a chunk; graphs:
-    gradients replayed as CUDA graphs; convolution: of several clients at once (FlatModel.convolution)."""
+    """One way to compute a cohort.
+
+    name: loop, threads or vmap.  chunk: clients per chunk (0: all).  workers: chunks at a time.  intra: torch threads
+    inside a chunk.  graphs: gradients are replayed as CUDA graphs.  convolution: of several clients at once
+    (FlatModel.convolution).
+    """
 
     name: str
     chunk: int
@@ -58,28 +63,49 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def plans(name: str, chunk: int | None, threads: int | None, device: torch.device, cohort: int, processes: int = 1,
-          graphs: bool | None = None, convolutions: bool = False) -> list[Plan]:
-    """The candidates for a cohort of that many clients where so many processes share the machine: one where
-    hardware.executor names it, but for what hardware.graphs=auto (None) leaves open and the ways to compute
-    convolutions of several clients (of a model that has convolutions)."""
-    n = threads or max(1, cores() // processes)
-    known = {"loop": [Plan("loop", 1, 1, threads or 1)],
-             "threads": [Plan("threads", chunk or 1, n, 1)],
-             "vmap": [Plan("vmap", chunk or 0, 1, 1)]}
-    if device.type == "cpu":
+def plans(
+    name: str,
+    chunk: int | None,
+    threads: int | None,
+    device: torch.device,
+    cohort: int,
+    processes: int = 1,
+    graphs: bool | None = None,
+    convolutions: bool = False,
+) -> list[Plan]:
+    """The candidates for a cohort of that many clients where so many processes share the machine.
+
+    name: hardware.executor; "auto": of several.  graphs: hardware.graphs, None: with and without.  convolutions:
+    whether the model has some, of which several clients' may be computed in two ways.
+    """
+    workers = threads or max(1, cores() // processes)
+    loop, vmap = Plan("loop", 1, 1, threads or 1), Plan("vmap", chunk or 0, 1, 1)
+    in_threads = Plan("threads", chunk or 1, workers, 1)
+    if name != "auto":
+        candidates = [{"loop": loop, "threads": in_threads, "vmap": vmap}[name]]
+    elif device.type != "cpu":
+        candidates = [vmap, loop]
+    elif cohort >= workers:
+        candidates = [vmap, in_threads]
+    else:
         # more than one intra-op thread on small operations waits for spinning threads: up to 100 times slower whenever
         # another process runs, so it is a candidate only where clients cannot fill the cores
-        auto = [*known["vmap"], *known["threads"], *([Plan("loop", 1, 1, n)] if cohort < n else [])]
-    else:
-        auto = [*known["vmap"], *known["loop"]]
-    found = auto if name == "auto" else known[name]
-    if convolutions and device.type != "cpu":            # where unfolding was never the faster one
-        found = [replace(p, convolution=way) for p in found
-                 for way in (("grouped", "unfold") if p.chunk != 1 else ("grouped",))]
-    ways = (True, False) if graphs is None else (graphs,)
-    return [replace(p, graphs=way) for p in found          # recordings have one set of places: none for threads
-            for way in (ways if device.type == "cuda" and p.workers == 1 else (False,))]
+        candidates = [vmap, in_threads, Plan("loop", 1, 1, workers)]
+    if device.type == "cpu":
+        return candidates  # unfolding was never the faster convolution there, and there are no graphs
+    return [
+        replace(plan, convolution=convolution, graphs=with_graphs)
+        for plan in candidates
+        for convolution in (("grouped", "unfold") if convolutions and plan.chunk != 1 else ("grouped",))
+        for with_graphs in _graph_choices(plan, device, graphs)
+    ]
+
+
+def _graph_choices(plan: Plan, device: torch.device, graphs: bool | None) -> tuple[bool, ...]:
+    """With CUDA graphs or without; recordings have one set of places for tensors, and threads would need several."""
+    if device.type != "cuda" or plan.workers > 1:
+        return (False,)
+    return (True, False) if graphs is None else (graphs,)
 
 
 @functools.cache
@@ -99,62 +125,74 @@ def keep_freed_memory() -> bool:
 
 
 class Executor:
-    """Runs job(start, stop) for every chunk of K clients; gradients: how a chunk's are computed.  ranks: who else
-    computes for this run (None: nobody)."""
+    """Runs a job for every chunk of a cohort.
+
+    gradients: how a chunk's are computed.  ranks: the processes that share the run (None: this one alone).
+    """
 
     def __init__(self, plan: Plan, device: torch.device, ranks: Ranks | None = None):
         self.plan, self.device, self.ranks = plan, device, ranks or Ranks()
         self.chunk = plan.chunk
-        self.gradients: Direct = Graphs() if plan.graphs and device.type == "cuda" else Direct()
+        self.gradients: DirectGradients = (
+            GraphedGradients() if plan.graphs and device.type == "cuda" else DirectGradients()
+        )
         if device.type == "cpu":
             keep_freed_memory()
-        self.claim()                    # for the server's algebra too, from the first round of a resumed run on
+        self.claim()  # for the server's algebra too, from the first round of a resumed run on
         # oneDNN's OpenMP takes its thread count from the calling thread, so every worker has to set its own
-        self.pool = ThreadPoolExecutor(plan.workers, "clients", torch.set_num_threads, (plan.intra,)) \
-            if plan.workers > 1 else None
+        self.pool = (
+            ThreadPoolExecutor(plan.workers, "clients", torch.set_num_threads, (plan.intra,))
+            if plan.workers > 1
+            else None
+        )
 
     def claim(self) -> None:
         """Set torch's intra-op threads to the plan's: split over another number, a sum has another last digit."""
         if self.device.type == "cpu":
             torch.set_num_threads(self.plan.intra)
 
-    def run(self, job: Callable[[int, int], Steps | None], count: int, steps: np.ndarray | None = None,
-            pieces: bool = False) -> None:
-        """Call job on [0, count) cut into chunks, without gradients.  A job yields between its steps, of which the
-        first client of a chunk has the most, steps[a] (None: it is one step), so that it can go on in another thread.
+    def run(self, job: Job, count: int, steps: np.ndarray | None = None, single: bool = False) -> None:
+        """Call job on [0, count) cut into chunks, without gradients.
+
+        steps [count]: of each client, most first, so that a chunk has as many as its first one (None: one each); a job
+        that yields between them can go on in another thread.  single: chunks of one, whatever the plan says.
         A chunk that does not fit in memory is halved and run again, so a job must leave its inputs alone and write its
-        results last.  pieces: single items, always."""
+        results last.
+        """
         if count == 0:
             return
-        self.claim()                    # another executor may have run since
-        size = 1 if pieces else self.chunk or count
-        edges = [(a, min(a + size, count)) for a in range(0, count, size)]
-        if self.pool is not None and len(edges) > 1:
-            lengths = [1 if steps is None else int(steps[a]) for a, _ in edges]
-            spread(self.pool, self.plan.workers, lambda i: self._fit(job, *edges[i]), lengths)
+        self.claim()  # another executor may have run since
+        size = 1 if single else self.chunk or count
+        chunks = [(a, min(a + size, count)) for a in range(0, count, size)]
+        if self.pool is not None and len(chunks) > 1:
+            lengths = [1 if steps is None else int(steps[a]) for a, _ in chunks]
+            run_items(self.pool, self.plan.workers, lambda i: self._steps_within_memory(job, *chunks[i]), lengths)
         else:
-            for a, b in edges:
-                advance(self._fit(job, a, b))
+            for a, b in chunks:
+                run_steps(self._steps_within_memory(job, a, b))
 
-    def _fit(self, job: Callable[[int, int], Steps | None], a: int, b: int) -> Steps:
+    def _steps_within_memory(self, job: Job, a: int, b: int) -> Steps:
+        """The steps of a chunk; where it does not fit in memory, of its halves, one after the other."""
         try:
             yield from job(a, b) or ()
+            return
         except (torch.OutOfMemoryError, MemoryError):
             if b - a == 1:
-                raise RunError("out of memory with a single client at a time: lower local.batch_size or "
-                               "eval.batch_size, or choose a smaller model or hardware.device=cpu") from None
-            half = (b - a + 1) // 2
-        else:
-            return
+                raise RunError(
+                    "out of memory with a single client at a time: lower local.batch_size or "
+                    "eval.batch_size, or choose a smaller model or hardware.device=cpu"
+                ) from None
+            half = (b - a + 1) // 2  # outside of this block, the exception no longer holds the chunk's tensors
         self.chunk = min(self.chunk or half, half)
         log.warning("out of memory with %d clients at once: going on with %d", b - a, half)
-        self.gradients.forget()
+        self.gradients.free_memory()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         for start in range(a, b, half):
-            yield from self._fit(job, start, min(start + half, b))
+            yield from self._steps_within_memory(job, start, min(start + half, b))
 
     def close(self) -> None:
+        """End the threads, if there are any."""
         if self.pool is not None:
             self.pool.shutdown(wait=False, cancel_futures=True)
 

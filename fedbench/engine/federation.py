@@ -8,6 +8,7 @@ Letters: n samples, N clients, C classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,10 +20,12 @@ from torch import Tensor
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom, generator
 from fedbench.data.base import Arrays
+from fedbench.engine.host_inputs import Fetched, HostInput, ahead, on_device, sample_size
 from fedbench.partition.base import Ragged, Split
-from fedbench.tasks.task import Task, make_task
+from fedbench.tasks.base import Task, task_for
 
 Inputs = Tensor | dict[str, Tensor]
+StoredInputs = Tensor | HostInput | dict[str, Tensor] | dict[str, HostInput]
 
 
 @dataclass
@@ -39,10 +42,10 @@ class Augment:
         """x [k, B, C, H, W], y [k, B, H, W] or anything else; one draw per sample, keyed by client and step."""
         b, masks = x.shape[1], y.dim() == 4 and y.shape[2:] == x.shape[3:]
         if self.flip:
-            flipped = random.uniform(b) < 0.5                                         # [k, B]
+            flipped = random.uniform(b) < 0.5  # [k, B]
             x, y = _flipped(x, flipped), _flipped(y[:, :, None], flipped)[:, :, 0] if masks else y
         if self.crop:
-            offset = (random.uniform(b, 2) * (2 * self.crop + 1)).long()              # [k, B, 2]
+            offset = (random.uniform(b, 2) * (2 * self.crop + 1)).long()  # [k, B, 2]
             x = _shifted(x, offset, self.crop, 0)
             y = _shifted(y[:, :, None], offset, self.crop, self.outside)[:, :, 0] if masks else y
         return x, y
@@ -57,8 +60,8 @@ def _shifted(x: Tensor, offset: Tensor, border: int, fill: int) -> Tensor:
     """Images x [k, B, C, H, W] within a border, cut to their own size at offset [k, B, 2]."""
     k, b, channels, rows, cols = x.shape
     x = torch.nn.functional.pad(x, (border,) * 4, value=fill)
-    r = offset[..., 0, None] + torch.arange(rows, device=x.device)                    # [k, B, H]
-    c = offset[..., 1, None] + torch.arange(cols, device=x.device)                    # [k, B, W]
+    r = offset[..., 0, None] + torch.arange(rows, device=x.device)  # [k, B, H]
+    c = offset[..., 1, None] + torch.arange(cols, device=x.device)  # [k, B, W]
     x = x.gather(-2, r[:, :, None, :, None].expand(k, b, channels, rows, x.shape[-1]))
     return x.gather(-1, c[:, :, None, None, :].expand(k, b, channels, rows, cols))
 
@@ -67,12 +70,15 @@ def _shifted(x: Tensor, offset: Tensor, border: int, fill: int) -> Tensor:
 class Federation:
     """Tensors and index lists.
 
-    inputs [n, ...] (or a dict of such), targets [n, ...]; splits: {"train", "val", "test"} -> Ragged, plus
-    those that `hold_out` adds; class_mask [N, C] or None; domains [N] or None; label_counts [N, C] of the
-    training part (None where targets are no single labels).
+    inputs [n, ...] (or a dict of such), targets [n, ...] (masks as uint8); splits: {"train", "val", "test"} ->
+    Ragged, plus those that `hold_out` adds; class_mask [N, C] or None; domains [N] or None; label_counts [N, C] of the
+    training part (None where targets are no single labels).  shared: by the name of an input ("inputs" where there is
+    one alone) that several samples show and that has an entry for each of m < n, which entry a sample shows [n].
+
+    Inputs may lie in host memory (`HostInput`); everything else is on the device.
     """
 
-    inputs: Inputs
+    inputs: StoredInputs
     targets: Tensor
     splits: dict[str, Ragged]
     task: Task
@@ -81,33 +87,69 @@ class Federation:
     class_mask: Tensor | None = None
     domains: np.ndarray | None = None
     domain_names: list[str] | None = None
-    scale: Tensor | None = None             # x * scale + shift normalizes, [channels, 1, 1]
+    scale: Tensor | None = None  # x * scale + shift normalizes, [channels, 1, 1]
     shift: Tensor | None = None
-    augment: Callable[[Any, Tensor, RowRandom], tuple[Any, Tensor]] | None = None       # of a training batch x, y
-    present: Callable[[Any], Any] | None = None                 # of any other, where inputs hold more than one view
+    augment: Callable[[Any, Tensor, RowRandom], tuple[Any, Tensor]] | None = None  # of a training batch x, y
+    present: Callable[[Any], Any] | None = None  # of any other, where inputs hold more than one view
     template: str = "a photo of a {}."
-    cohort_size: int = 1                    # K, clients per round
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    cohort_size: int = 1  # K, clients per round
+    on_host: bool = field(init=False)  # whether inputs lie in host memory
     num_clients: int = field(init=False)
     num_samples: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
+        self.on_host = any(isinstance(x, HostInput) for x in self._parts().values())
         self.num_clients = len(self.splits["train"])
-        self.num_samples = np.asarray(self.splits["train"].sizes)                     # [N]
+        self.num_samples = np.asarray(self.splits["train"].sizes)  # [N]
 
     @classmethod
-    def build(cls, arrays: Arrays, split: Split, device: torch.device | str = "cpu", normalize: bool = True,
-              augment: dict | None = None) -> Federation:
-        """From plain arrays and a partition.  normalize: scale uint8 images by the data set's mean and std."""
+    def build(
+        cls,
+        arrays: Arrays,
+        split: Split,
+        device: torch.device | str = "cpu",
+        normalize: bool = True,
+        augment: dict | None = None,
+        task: Task | None = None,
+        on_host: bool = False,
+    ) -> Federation:
+        """From plain arrays and a partition.
+
+        normalize: scale uint8 images by the data set's mean and std.  task: default: that of the targets' kind.
+        on_host: whether inputs stay in host memory.
+        """
+
         def tensor(a: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(a)).to(device)
-        inputs = {k: tensor(v) for k, v in arrays.inputs.items()} if isinstance(arrays.inputs, dict) \
-            else tensor(arrays.inputs)
+            return on_device(a, device)
+
+        def store(a: np.ndarray) -> Any:
+            return HostInput(a, torch.device(device)) if on_host else tensor(a)
+
+        whole = arrays.inputs
+        inputs = {k: store(v) for k, v in whole.items()} if isinstance(whole, dict) else store(whole)
         domains = _client_domains(arrays, split)
         mask = None if arrays.class_mask is None or domains is None else tensor(arrays.class_mask[domains])
         scale, shift = _scaling(arrays, normalize, device)
-        return cls(inputs, tensor(arrays.targets), {"train": split.train, "val": split.val, "test": split.test},
-                   make_task(arrays.task), arrays.num_classes, arrays.class_names, mask, domains,
-                   arrays.domain_names, scale, shift, _augment(augment, arrays), template=arrays.template)
+        return cls(
+            inputs,
+            tensor(_compact(arrays.targets)),
+            {"train": split.train, "val": split.val, "test": split.test},
+            task or task_for(arrays.task)(),
+            arrays.num_classes,
+            arrays.class_names,
+            mask,
+            domains,
+            arrays.domain_names,
+            scale,
+            shift,
+            _augment(augment, arrays),
+            template=arrays.template,
+            shared={
+                name: torch.from_numpy(entry).to("cpu" if on_host else device)
+                for name, entry in (arrays.shared or {}).items()
+            },
+        )
 
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
@@ -120,10 +162,17 @@ class Federation:
     def sample_bytes(self) -> int:
         """Of one sample's inputs, as the model reads them, in float32; at least 1."""
         inputs = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs]
-        return max(1, sum(4 * x[0].numel() for x in inputs if len(x)))
+        return max(1, sum(4 * sample_size(x) for x in inputs))
+
+    @property
+    def outputs_per_sample(self) -> int:
+        """How many numbers a model answers a sample with."""
+        one = self.targets[:1]
+        return math.prod(self.task.output_shape(one, self.task.outputs(self.num_classes)))
 
     @property
     def device(self) -> torch.device:
+        """Where the samples are."""
         return self.targets.device
 
     @property
@@ -145,31 +194,65 @@ class Federation:
         client has two or more), and `kept`, the rest.  "train" stays whole; share and seed determine both."""
         rest, out = [], []
         for i in range(self.num_clients):
-            own = self.splits["train"][i]
-            order = generator(seed, "hold_out", i).permutation(own)
-            cut = len(own) - max(int(len(own) * share), int(len(own) > 1))
-            rest.append(np.sort(order[:cut]))
-            out.append(np.sort(order[cut:]))
+            samples = self.splits["train"][i]
+            order = generator(seed, "hold_out", i).permutation(samples)
+            num_kept = len(samples) - max(int(len(samples) * share), int(len(samples) > 1))
+            rest.append(np.sort(order[:num_kept]))
+            out.append(np.sort(order[num_kept:]))
         self.splits |= {kept: Ragged.from_lists(rest), held: Ragged.from_lists(out)}
 
     def among(self, ids: np.ndarray) -> Federation:
         """The same samples for some of the clients [k], who are numbered anew from 0."""
         rows = torch.from_numpy(ids).to(self.device)
-        return replace(self, splits={name: ragged.select(ids) for name, ragged in self.splits.items()},
-                       class_mask=None if self.class_mask is None else self.class_mask[rows],
-                       domains=None if self.domains is None else self.domains[ids])
+        return replace(
+            self,
+            splits={name: ragged.select(ids) for name, ragged in self.splits.items()},
+            class_mask=None if self.class_mask is None else self.class_mask[rows],
+            domains=None if self.domains is None else self.domains[ids],
+        )
 
-    def gather(self, index: Tensor, training: bool = False) -> tuple[Inputs, Tensor]:
-        """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device.  training: what
-        `augment` will be given, instead of what an evaluation sees."""
+    def gather(self, index: Tensor, training: bool = False, fetched: Fetched | None = None) -> tuple[Inputs, Tensor]:
+        """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device.
+
+        training: what `augment` will be given, instead of what an evaluation sees.  fetched: what `fetch` returned for
+        this index; where inputs lie in host memory, its absence makes the host wait for the index.
+        """
         flat = index.reshape(-1)
-        def pick(t: Tensor) -> Tensor:
-            return t.index_select(0, flat).view(*index.shape, *t.shape[1:])
-        if isinstance(self.inputs, dict):
-            x: Inputs = {k: self.normalized(pick(v)) for k, v in self.inputs.items()}
+
+        def pick(t: Any, entries: Tensor) -> Tensor:
+            return t.index_select(0, entries).view(*index.shape, *t.shape[1:])
+
+        if self.on_host:
+            fetched = self.fetch(index.cpu().numpy()) if fetched is None else fetched
+            assert fetched is not None
+            found = {name: self.normalized(x.to(self.device, non_blocking=True)) for name, x in fetched.items()}
+            x: Any = found if isinstance(self.inputs, dict) else found["inputs"]
+        elif isinstance(self.inputs, dict):
+            x = {name: self.normalized(pick(v, self._entries(name, flat))) for name, v in self.inputs.items()}
         else:
-            x = self.normalized(pick(self.inputs))
-        return x if training or self.present is None else self.present(x), pick(self.targets)
+            x = self.normalized(pick(self.inputs, self._entries("inputs", flat)))
+        y = pick(self.targets, flat)
+        y = y.long() if y.dtype == torch.uint8 else y
+        return x if training or self.present is None else self.present(x), y
+
+    def fetch(self, index: np.ndarray) -> Fetched | None:
+        """Entries of samples [*index.shape, ...], gathered in host memory; None where inputs are on the device."""
+        if not self.on_host:
+            return None
+        flat = torch.from_numpy(np.ascontiguousarray(index).reshape(-1))
+        return {name: x.take(self._entries(name, flat).view(index.shape).numpy()) for name, x in self._parts().items()}
+
+    def fetch_ahead(self, index: np.ndarray) -> Callable[[], Fetched | None]:
+        """`fetch`, begun in another thread; a call of what is returned waits for it."""
+        return ahead(lambda: self.fetch(index))
+
+    def _parts(self) -> dict[str, Any]:
+        return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}
+
+    def _entries(self, name: str, samples: Tensor) -> Tensor:
+        """Which entries of an input samples [b] show.  # [b]"""
+        entry = self.shared.get(name)
+        return samples if entry is None else entry.index_select(0, samples)
 
     def normalized(self, x: Tensor) -> Tensor:
         """uint8 inputs [..., C, H, W] as float32, scaled by the set's mean and std; anything else as it is."""
@@ -177,6 +260,12 @@ class Federation:
             return x
         x = x.float()
         return x if self.scale is None or self.shift is None else x.mul_(self.scale).add_(self.shift)
+
+
+def _compact(targets: np.ndarray) -> np.ndarray:
+    """Masks [n, H, W] as uint8 where that holds their labels: an eighth of the memory; -1 is 255 there, ignored too."""
+    small = targets.ndim == 3 and targets.dtype == np.int64 and targets.min() >= -1 and targets.max() <= 255
+    return targets.astype(np.uint8) if small else targets
 
 
 def _scaling(arrays: Arrays, normalize: bool, device: torch.device | str) -> tuple[Tensor | None, Tensor | None]:
@@ -193,8 +282,10 @@ def _augment(options: dict | None, arrays: Arrays) -> Augment | None:
         return None
     unknown = set(options) - {"flip", "crop"}
     require(not unknown, f"dataset.augment knows flip and crop, not {', '.join(sorted(unknown))}")
-    require(not isinstance(arrays.inputs, dict) and arrays.inputs.ndim == 4,
-            "dataset.augment needs image inputs [channels, height, width]")
+    require(
+        not isinstance(arrays.inputs, dict) and arrays.inputs.ndim == 4,
+        "dataset.augment needs image inputs [channels, height, width]",
+    )
     return Augment(bool(options.get("flip", False)), int(options.get("crop", 0)))
 
 

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fedbench.core.linalg import dot
 from fedbench.core.options import NonNegative, Positive, Probability, check_rates, require
+from fedbench.core.private_torch import fused_sgd
 from fedbench.nn import compiled
 from fedbench.nn.compiled import Product
 
-Memory = dict[str, Tensor]          # buffer name -> [k, P] (or [k, 1])
-Rate = float | Tensor               # one learning rate, or one per row [k, 1]
+Memory = dict[str, Tensor]  # buffer name -> [k, P] (or [k, 1])
+Rate = float | Tensor  # one learning rate, or one per row [k, 1]
 
 
 class Schedule:
@@ -30,29 +31,37 @@ class Schedule:
     constant 1; exponential gamma**r; linear and cosine from 1 to `final` at the last round.
     """
 
-    def __init__(self, name: Literal["constant", "cosine", "linear", "exponential"] = "constant",
-                 warmup: int = 0, gamma: float = 1.0, final: float = 0.0):
+    def __init__(
+        self,
+        name: Literal["constant", "cosine", "linear", "exponential"] = "constant",
+        warmup: int = 0,
+        gamma: float = 1.0,
+        final: float = 0.0,
+    ):
         self.name, self.warmup, self.gamma, self.final = name, warmup, gamma, final
 
     def __call__(self, round: int, total: int) -> float:
-        """round counts from 0."""
+        """The factor in a round (from 0) of so many in all."""
         if round < self.warmup:
             return (round + 1) / (self.warmup + 1)
         r = round - self.warmup
-        share = r / max(total - self.warmup - 1, 1)
-        return {"constant": 1.0, "exponential": self.gamma ** r,
-                "linear": 1 - (1 - self.final) * share,
-                "cosine": self.final + (1 - self.final) * (1 + math.cos(math.pi * share)) / 2}[self.name]
+        progress = r / max(total - self.warmup - 1, 1)  # from 0 to 1
+        return {
+            "constant": 1.0,
+            "exponential": self.gamma**r,
+            "linear": 1 - (1 - self.final) * progress,
+            "cosine": self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2,
+        }[self.name]
 
 
 class Optimizer:
-    """lr (one, or one for each of the N clients), schedule, reset and clipping; a subclass says how a gradient moves a
-    row.
+    """What optimizers have in common; a subclass says how a gradient moves a row.
 
-    clip: largest l2 norm of a client's gradient (None: no clipping).
+    lr: one, or a list of one for each of the N clients.  reset: "round" or "never", how long buffers live.  clip:
+    largest l2 norm of a client's gradient (None: no clipping).  schedule: the options of Schedule.
     """
 
-    plain = False            # theta -= lr * gradient and nothing else (SCAFFOLD requires it)
+    plain = False  # theta -= lr * gradient and nothing else (SCAFFOLD requires it)
     buffers: tuple[str, ...] = ()
 
     def __init__(self, lr: float | list[float], reset: str, clip: float | None, schedule: Mapping | None):
@@ -77,7 +86,7 @@ class Optimizer:
     def clipped(self, grad: Tensor, moving: Tensor) -> Tensor:
         """grad [k, P] scaled down where the norm of its part that moves the rows, moving [k, p], is above clip."""
         assert self.clip is not None
-        norm = moving.norm(dim=1, keepdim=True)                                    # [k, 1]
+        norm = moving.norm(dim=1, keepdim=True)  # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
 
     def tick(self, memory: Memory) -> None:
@@ -94,30 +103,35 @@ class Optimizer:
         raise NotImplementedError
 
     def compiles(self, theta: Tensor, *others: Tensor) -> bool:
-        """Whether `advance` goes over such rows once, and takes products."""
+        """Whether `descend_and_project` goes over such rows once, and takes products."""
         return False
 
-    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate,
-                products: Sequence[Product] = ()) -> Tensor:
-        """update along grad + plus [k, P], which grad then is; before it, theta's inner products with along.  # [k]
+    def descend_and_project(
+        self,
+        theta: Tensor,
+        grad: Tensor,
+        offset: Tensor,
+        direction: Tensor,
+        memory: Memory,
+        lr: Rate,
+        products: Sequence[Product] = (),
+    ) -> Tensor:
+        """`update` by grad + offset [k, P], which grad then is; theta's inner products with direction before it.  # [k]
 
-        products stand for grad in their columns; only where it compiles.
+        direction: [P] or [k, P].  products stand for grad in their columns; only where it compiles.
         """
         assert not products
-        before = dot(theta, along)
-        self.update(theta, grad.add_(plus), memory, lr)
-        return before
+        projections = dot(theta, direction)
+        self.update(theta, grad.add_(offset), memory, lr)
+        return projections
 
 
-def _descend(theta: Tensor, direction: Tensor, lr: Rate) -> None:
+def _subtract(theta: Tensor, lr: Rate, step: Tensor) -> None:
+    """theta <- theta - lr step, in place; lr: one or [k, 1]."""
     if isinstance(lr, Tensor):
-        theta.addcmul_(direction, lr, value=-1)
+        theta.addcmul_(step, lr, value=-1)
     else:
-        theta.add_(direction, alpha=-lr)
-
-
-# torch.optim.SGD(fused=True)'s kernel: reads and writes each number once, where three operations move 8 / 5 as much
-_FUSED = getattr(torch, "_fused_sgd_", None)
+        theta.add_(step, alpha=-lr)
 
 
 class SGD(Optimizer):
@@ -127,9 +141,16 @@ class SGD(Optimizer):
     on one row of 878,538 numbers, 1.6 on six of them, 1.4 on 100 rows of 4,810 (one CPU thread, in one process).
     """
 
-    def __init__(self, lr: Positive | list[Positive], momentum: Probability = 0.0, weight_decay: NonNegative = 0.0,
-                 nesterov: bool = False, reset: Literal["round", "never"] = "round",
-                 clip: Positive | None = None, schedule: dict | None = None):
+    def __init__(
+        self,
+        lr: Positive | list[Positive],
+        momentum: Probability = 0.0,
+        weight_decay: NonNegative = 0.0,
+        nesterov: bool = False,
+        reset: Literal["round", "never"] = "round",
+        clip: Positive | None = None,
+        schedule: dict | None = None,
+    ):
         super().__init__(lr, reset, clip, schedule)
         require(momentum > 0 or not nesterov, "optimizer.nesterov=true needs optimizer.momentum > 0, got 0")
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
@@ -137,33 +158,53 @@ class SGD(Optimizer):
         self.plain = not momentum and not weight_decay and clip is None
 
     def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
-        if self.momentum and not isinstance(lr, Tensor) and _fits(theta, grad, memory["momentum"]):
-            _FUSED([theta], [grad], [memory["momentum"]], weight_decay=self.weight_decay,            # type: ignore
-                   momentum=self.momentum, lr=lr, dampening=0.0, nesterov=self.nesterov, maximize=False,
-                   is_first_step=False)
+        """v <- momentum v + g + decay theta; theta <- theta - lr v (Nesterov: lr (g + decay theta + momentum v))."""
+        if self.momentum and not isinstance(lr, Tensor) and _fused_kernel_takes(theta, grad, memory["momentum"]):
+            fused_sgd(
+                [theta],
+                [grad],
+                [memory["momentum"]],
+                weight_decay=self.weight_decay,  # type: ignore
+                momentum=self.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=self.nesterov,
+                maximize=False,
+                is_first_step=False,
+            )
             return
         if self.weight_decay:
             grad = grad.add(theta, alpha=self.weight_decay)
         if self.momentum:
             velocity = memory["momentum"].mul_(self.momentum).add_(grad)
             grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
-        _descend(theta, grad, lr)
+        _subtract(theta, lr, grad)
 
     def compiles(self, theta: Tensor, *others: Tensor) -> bool:
+        """Whether nn/compiled.py takes these rows: large ones, on a CPU, with numba."""
         return compiled.fits(theta, *others)
 
-    def advance(self, theta: Tensor, grad: Tensor, plus: Tensor, along: Tensor, memory: Memory, lr: Rate,
-                products: Sequence[Product] = ()) -> Tensor:
-        if self.compiles(theta, grad, plus, along, *memory.values()):
-            return compiled.descend(theta, grad, plus, along, memory.get("momentum"), lr, self.momentum,
-                                 self.weight_decay, self.nesterov, products)
-        return super().advance(theta, grad, plus, along, memory, lr, products)
+    def descend_and_project(
+        self,
+        theta: Tensor,
+        grad: Tensor,
+        offset: Tensor,
+        direction: Tensor,
+        memory: Memory,
+        lr: Rate,
+        products: Sequence[Product] = (),
+    ) -> Tensor:
+        """As for every optimizer; by the loops of nn/compiled.py where they take these rows."""
+        if not self.compiles(theta, grad, offset, direction, *memory.values()):
+            return super().descend_and_project(theta, grad, offset, direction, memory, lr, products)
+        rule = compiled.SGDRule(lr, self.momentum, self.weight_decay, self.nesterov)
+        return compiled.descend_and_project(theta, grad, offset, direction, memory.get("momentum"), rule, products)
 
 
-def _fits(*rows: Tensor) -> bool:
+def _fused_kernel_takes(*rows: Tensor) -> bool:
     """Whether the fused kernel takes these; it has counted numbers in 32 bits."""
     small, known = rows[0].numel() < 2**31, rows[0].device.type in ("cpu", "cuda")
-    return _FUSED is not None and small and known and all(r.is_contiguous() for r in rows)
+    return fused_sgd is not None and small and known and all(r.is_contiguous() for r in rows)
 
 
 class Adam(Optimizer):
@@ -171,29 +212,40 @@ class Adam(Optimizer):
 
     buffers = ("first", "second", "count")
 
-    def __init__(self, lr: Positive | list[Positive], beta1: Probability = 0.9, beta2: Probability = 0.999,
-                 eps: Positive = 1e-8, weight_decay: NonNegative = 0.0, decoupled: bool = False,
-                 reset: Literal["round", "never"] = "round", clip: Positive | None = None,
-                 schedule: dict | None = None):
+    def __init__(
+        self,
+        lr: Positive | list[Positive],
+        beta1: Probability = 0.9,
+        beta2: Probability = 0.999,
+        eps: Positive = 1e-8,
+        weight_decay: NonNegative = 0.0,
+        decoupled: bool = False,
+        reset: Literal["round", "never"] = "round",
+        clip: Positive | None = None,
+        schedule: dict | None = None,
+    ):
         super().__init__(lr, reset, clip, schedule)
         self.betas, self.eps = (beta1, beta2), eps
         self.weight_decay, self.decoupled = weight_decay, decoupled
 
     def new(self, name: str, theta: Tensor) -> Tensor:
+        """Zeros: the moments [k, P], the count of steps [k, 1]."""
         return torch.zeros_like(theta[:, :1]) if name == "count" else torch.zeros_like(theta)
 
     def tick(self, memory: Memory) -> None:
+        """Count the step, for the corrections of the first steps."""
         memory["count"].add_(1)
 
     def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
+        """Algorithm 1 of the paper; decay is part of the gradient, or (decoupled) of theta alone."""
         b1, b2 = self.betas
         if self.weight_decay and self.decoupled:
             theta.sub_(theta * (lr * self.weight_decay))
         elif self.weight_decay:
             grad = grad.add(theta, alpha=self.weight_decay)
-        count = memory["count"]                                                    # [k, 1]
+        count = memory["count"]  # [k, 1]
         first = memory["first"].mul_(b1).add_(grad, alpha=1 - b1)
         second = memory["second"].mul_(b2).addcmul_(grad, grad, value=1 - b2)
-        scale = (1 - b2 ** count).sqrt()
-        step = first / (second.sqrt() / scale + self.eps) / (1 - b1 ** count)
-        _descend(theta, step, lr)
+        scale = (1 - b2**count).sqrt()
+        step = first / (second.sqrt() / scale + self.eps) / (1 - b1**count)
+        _subtract(theta, lr, step)

@@ -3,8 +3,8 @@
     class FedProx(FedAvg):
         def __init__(self, mu: NonNegative | list[NonNegative] = 0.01):
             self.mu = per_client(mu)
-        ...  lambda s: s.own(self.mu) * (s.theta - w)          in a step: the number, or each active client's  # [k, 1]
-        ...  own(self.mu, cohort) * alpha @ G                  outside: the number, or each client's  # [K, 1]
+        ...  lambda s: s.value(self.mu) * (s.theta - w)      in a step: the number, or each active client's  # [k, 1]
+        ...  cohort.value(self.mu) * alpha @ G               outside: the number, or each client's  # [K, 1]
 
 A list of equal numbers gives the bits of the one number: both are rounded to float32 last, and are factors, never the
 alpha= of an add_, which rounds once where a product and a sum round twice.  (A rate of `descend` is such an alpha while
@@ -14,21 +14,29 @@ it is one number.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fedbench.engine.cohort import Cohort
+
+class Clients(Protocol):
+    """Some clients: their ids [K], and where tensors about them lie."""
+
+    ids: np.ndarray
+
+    @property
+    def device(self) -> torch.device:
+        """The compute device."""
+        ...
 
 
 class PerClient:
-    """values [N], in float64 as Python's numbers; false where all are 0, as the number 0 is.
+    """One number for each of the N clients, in float64 as Python's numbers; false where all are 0, as the number 0 is.
 
     Products, quotients and differences with numbers and with others of its kind are taken client by client, in
-    float64.  Take them outside of a step: `s.own` knows a hyperparameter by its identity.
+    float64.  Methods compute them outside of a step: `s.value` knows a hyperparameter by its identity.
     """
 
     def __init__(self, values: Sequence[float] | np.ndarray):
@@ -61,17 +69,12 @@ def per_client(value: float | Sequence[float] | None) -> Any:
     return PerClient(value) if isinstance(value, Sequence) else value
 
 
-def own(value: float | PerClient | None, cohort: Cohort) -> Any:
-    """A hyperparameter for a cohort, outside of its steps: the number that all have, or each client's.  # [K, 1]"""
-    return value.of(cohort.ids, cohort.device) if isinstance(value, PerClient) else value
-
-
-def shares(value: float | PerClient, cohort: Cohort) -> Tensor:
-    """value_i / sum over the cohort: 1 / K where all have one number.  # [K]"""
-    each = value.values[cohort.ids] if isinstance(value, PerClient) else np.ones(len(cohort))
-    return torch.from_numpy(each / each.sum()).float().to(cohort.device)
+def fractions(value: float | PerClient, clients: Clients) -> Tensor:
+    """value_i / sum over these clients: 1 / K where all have one number.  # [K]"""
+    each = value.values[clients.ids] if isinstance(value, PerClient) else np.ones(len(clients.ids))
+    return torch.from_numpy(each / each.sum()).float().to(clients.device)
 
 
 def mean(value: float | PerClient) -> float:
-    """Over all N clients."""
+    """The mean over all N clients."""
     return float(value.values.mean()) if isinstance(value, PerClient) else value

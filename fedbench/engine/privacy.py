@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from fedbench.engine.cohort import Cohort, Engine
     from fedbench.engine.optim import Optimizer
 
-BLOCK = 1 << 20             # numbers whose noise is drawn at a time
-UNPROTECTED = ("numbers of samples, who takes part when and the scores reported here are not protected, and the noise "
-               "is a simulation's, drawn from the run's seed")
+BLOCK = 1 << 20  # numbers whose noise is drawn at a time
+UNPROTECTED = (
+    "numbers of samples, who takes part when and the scores reported here are not protected, and the noise "
+    "is a simulation's, drawn from the run's seed"
+)
 
 
 class Privacy:
@@ -44,13 +46,20 @@ class Privacy:
     State: releases [N, 1], how many each client has made.
     """
 
-    def __init__(self, rows: RowStore, epsilon: float, delta: float, clip: float | None, calibration: str = "paper",
-                 sensitivity: str = "clip"):
+    def __init__(
+        self,
+        rows: RowStore,
+        epsilon: float,
+        delta: float,
+        clip: float | None,
+        calibration: str = "paper",
+        sensitivity: str = "clip",
+    ):
         self.epsilon, self.delta = epsilon, delta
         self.clip = None if clip is None or math.isinf(clip) else clip
         self.calibration, self.sensitivity = calibration, "2 clip" if calibration == "analytic" else sensitivity
         ratio = analytic_ratio if calibration == "analytic" else classic_ratio
-        self.ratio = 0.0 if math.isinf(epsilon) else ratio(epsilon, delta)            # sigma / Delta
+        self.ratio = 0.0 if math.isinf(epsilon) else ratio(epsilon, delta)  # sigma / Delta
         self.releases = rows("privacy", default=torch.zeros(1))
 
     @property
@@ -78,7 +87,7 @@ class Privacy:
         """Standard deviation of the noise on what each client uploads in this round.  # [K]"""
         if self.sigma is not None:
             return torch.full((len(cohort),), self.sigma, device=cohort.device)
-        rate = torch.as_tensor(cohort.rate(), device=cohort.device).reshape(-1)       # [1] or [K]
+        rate = torch.as_tensor(cohort.rate(), device=cohort.device).reshape(-1)  # [1] or [K]
         return 2 * rate * (self.clip or 0) * self.ratio / cohort.num_samples.clamp_min(1)
 
     def release(self, cohort: Cohort, name: str, value: Tensor, expected: Tensor | None, again: int) -> Tensor:
@@ -86,10 +95,13 @@ class Privacy:
 
         expected: what the server knew of it before, [...] or [K, ...]; None: 0.
         """
-        require(value.is_floating_point(), f"privacy.epsilon={self.epsilon:g}: noise needs floating-point numbers, and "
-                                           f"the method uploads {name!r} as {str(value.dtype).removeprefix('torch.')}")
+        require(
+            value.is_floating_point(),
+            f"privacy.epsilon={self.epsilon:g}: noise needs floating-point numbers, and "
+            f"the method uploads {name!r} as {str(value.dtype).removeprefix('torch.')}",
+        )
         if self.calibration == "analytic" and self.clip is not None:
-            value = within(value, expected, self.clip)
+            value = clipped_towards(value, expected, self.clip)
         self.releases[cohort.ids] = self.releases[cohort.ids] + 1
         if self.ratio == 0:
             return value
@@ -101,9 +113,9 @@ class Privacy:
     def spent(self) -> tuple[int, float | None]:
         """The most releases that one client has made, and the epsilon (at delta) of them all together; None where no
         finite one is known."""
-        most = int(self.releases.store[:self.releases.used].max()) if self.releases.used else 0
+        most = int(self.releases.store[: self.releases.used].max()) if self.releases.used else 0
         sound = self.calibration == "analytic" and self.ratio > 0
-        return most, epsilon_of(most / (2 * self.ratio ** 2), self.delta) if sound else None
+        return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if sound else None
 
     def guarantee(self) -> str:
         """What the noise of this run does and does not promise, in one sentence."""
@@ -112,25 +124,37 @@ class Privacy:
             clip = "nothing is clipped" if self.clip is None else f"only the clip at {self.clip:g}"
             return f"no guarantee: epsilon is infinite, so that there is no noise, {clip}"
         if self.calibration == "analytic":
-            return (f"each upload of a tensor, by itself, is differentially private ({given}) for a client's whole "
-                    f"data set, towards the server too: clipped to norm {self.clip:g}, Gaussian noise of standard "
-                    f"deviation {self.sigma:.4g}; tensors and rounds add up, and the sum is accounted for; "
-                    f"{UNPROTECTED}")
+            return (
+                f"each upload of a tensor, by itself, is differentially private ({given}) for a client's whole "
+                f"data set, towards the server too: clipped to norm {self.clip:g}, Gaussian noise of standard "
+                f"deviation {self.sigma:.4g}; tensors and rounds add up, and the sum is accounted for; "
+                f"{UNPROTECTED}"
+            )
         delta = "C" if self.sensitivity == "clip" else "2 lr C / n_i"
         size = f" = {self.sigma:.4g}" if self.sigma is not None else ""
-        return (f"noise robustness, not a certified guarantee: gradients are clipped to norm C = {self.clip:g} by "
-                f"batch, not by sample, and uploads get Gaussian noise of standard deviation {delta} sqrt(2 "
-                f"ln(1.25/delta)) / epsilon{size} ({given}); the formula is valid for epsilon < 1 only, for one "
-                f"release, and where {delta} bounds an upload, which nothing ensures here; tensors and rounds are not "
-                f"accounted for; {UNPROTECTED}")
+        return (
+            f"noise robustness, not a certified guarantee: gradients are clipped to norm C = {self.clip:g} by "
+            f"batch, not by sample, and uploads get Gaussian noise of standard deviation {delta} sqrt(2 "
+            f"ln(1.25/delta)) / epsilon{size} ({given}); the formula is valid for epsilon < 1 only, for one "
+            f"release, and where {delta} bounds an upload, which nothing ensures here; tensors and rounds are not "
+            f"accounted for; {UNPROTECTED}"
+        )
 
     def summary(self) -> dict[str, Any]:
         """For summary.json.  epsilon null: infinite; sigma null: differs by client; releases, epsilon_spent: of the
         client that made the most."""
         most, total = self.spent()
-        return {"calibration": self.calibration, "epsilon": None if math.isinf(self.epsilon) else self.epsilon,
-                "delta": self.delta, "clip": self.clip, "sensitivity": self.sensitivity, "sigma": self.sigma,
-                "releases": most, "epsilon_spent": total, "guarantee": self.guarantee()}
+        return {
+            "calibration": self.calibration,
+            "epsilon": None if math.isinf(self.epsilon) else self.epsilon,
+            "delta": self.delta,
+            "clip": self.clip,
+            "sensitivity": self.sensitivity,
+            "sigma": self.sigma,
+            "releases": most,
+            "epsilon_spent": total,
+            "guarantee": self.guarantee(),
+        }
 
 
 def check(engine: Engine, algorithm: Algorithm) -> None:
@@ -141,28 +165,37 @@ def check(engine: Engine, algorithm: Algorithm) -> None:
     try:
         algorithm.check(*parts, privacy.clipping(engine.optimizer))
     except ConfigError as refused:
-        algorithm.check(*parts, engine.optimizer)                     # refused whatever privacy does: says so itself
-        raise ConfigError(f"privacy.clip={privacy.clip:g} with privacy.calibration=paper clips every local step: "
-                          f"{refused}; privacy.calibration=analytic clips uploads only") from None
-    require(algorithm.leaks is None,
-            f"privacy.epsilon={privacy.epsilon:g} asks for what this method cannot keep: {algorithm.leaks}")
-    require(privacy.ratio == 0 or not engine.model.buffer_names,
-            f"privacy.epsilon={privacy.epsilon:g}: noise could make the variances of this model's BatchNorm negative; "
-            "use a model without running statistics, such as model.norm=group where the model has that option")
+        algorithm.check(*parts, engine.optimizer)  # refused whatever privacy does: says so itself
+        raise ConfigError(
+            f"privacy.clip={privacy.clip:g} with privacy.calibration=paper clips every local step: "
+            f"{refused}; privacy.calibration=analytic clips uploads only"
+        ) from None
+    require(
+        algorithm.leaks is None,
+        f"privacy.epsilon={privacy.epsilon:g} asks for what this method cannot keep: {algorithm.leaks}",
+    )
+    require(
+        privacy.ratio == 0 or not engine.model.buffer_names,
+        f"privacy.epsilon={privacy.epsilon:g}: noise could make the variances of this model's BatchNorm negative; "
+        "use a model without running statistics, such as model.norm=group where the model has that option",
+    )
 
 
-def within(value: Tensor, center: Tensor | None, most: float) -> Tensor:
-    """value [K, ...], moved towards center ([...], [K, ...]; None: 0) where its row is further than `most` from it."""
-    away = value if center is None else value - center
-    norm = away.reshape(len(value), math.prod(value.shape[1:])).norm(dim=1).view(-1, *(1,) * (value.dim() - 1))
-    near = away * (most / norm.clamp_min(1e-30)).clamp_max(1)
-    return torch.where(norm <= most, value, near if center is None else center + near)
+def clipped_towards(value: Tensor, center: Tensor | None, radius: float) -> Tensor:
+    """value [K, ...], each row that is further than radius from center moved to that distance.
+
+    center: [...] or [K, ...]; None: 0.
+    """
+    offset = value if center is None else value - center
+    norm = offset.reshape(len(value), math.prod(value.shape[1:])).norm(dim=1).view(-1, *(1,) * (value.dim() - 1))
+    clipped = offset * (radius / norm.clamp_min(1e-30)).clamp_max(1)
+    return torch.where(norm <= radius, value, clipped if center is None else center + clipped)
 
 
 def noisy(value: Tensor, sigma: Tensor, keys: Tensor) -> Tensor:
     """value [K, ...] plus N(0, sigma_i^2) on every number of row i, drawn from keys[i]; sigma, keys [K]."""
     numbers = math.prod(value.shape[1:])
-    out = value.reshape(len(value), numbers).clone()                                  # [K, n]
+    out = value.reshape(len(value), numbers).clone()  # [K, n]
     for some in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(numbers, 1))):
         draws = rng.RowRandom(keys[some]).normal(numbers)
         out[some] += (sigma[some, None] * draws).to(out.dtype)

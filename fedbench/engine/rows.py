@@ -18,26 +18,34 @@ from torch import Tensor
 from fedbench.core.options import require
 
 Ids = np.ndarray
-BIG = 1 << 30           # bytes from which on a store gets room for all its rows at once: growing would copy it
-BLOCK = 64 << 20        # bytes that are read from a checkpoint at a time
+BIG = 1 << 30  # bytes from which on a store gets room for all its rows at once: growing would copy it
+BLOCK = 64 << 20  # bytes that are read from a checkpoint at a time
 
 
 class Rows:
     """rows[ids] gathers [K, ...] (a copy, on the device); rows[ids] = values writes.  ids: int64 NumPy array.
     most: how many rows are expected to be written."""
 
-    def __init__(self, name: str, num_clients: int, default: Tensor, device: torch.device, place: str = "device",
-                 most: int | None = None):
+    def __init__(
+        self,
+        name: str,
+        num_clients: int,
+        default: Tensor,
+        device: torch.device,
+        place: str = "device",
+        most: int | None = None,
+    ):
         self.name, self.num_clients, self.device, self.place = name, num_clients, device, place
         self.most = min(most or num_clients, num_clients)
         self.default = default.detach().clone()
-        self.slot = np.full(num_clients, -1, np.int32)         # where a client's row is, -1: untouched
+        self.slot = np.full(num_clients, -1, np.int32)  # where a client's row is, -1: untouched
         self.used = 0
         self.store = self._allocate(0)
-        self.staging: Tensor | None = None                     # pinned: the way between a GPU and host memory
+        self.staging: Tensor | None = None  # pinned: the way between a GPU and host memory
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one client's row."""
         return self.default.numel() * self.default.element_size()
 
     def _allocate(self, capacity: int) -> Tensor:
@@ -45,9 +53,10 @@ class Rows:
         if self.place == "disk" and capacity:
             handle, path = tempfile.mkstemp(prefix=f"fedbench-{self.name.replace('/', '-')}-")
             os.close(handle)
-            store = torch.from_file(path, shared=True, size=capacity * max(self.default.numel(), 1),
-                                    dtype=self.default.dtype).view(shape)
-            os.unlink(path)                                    # the mapping keeps it alive, nothing is left behind
+            store = torch.from_file(
+                path, shared=True, size=capacity * max(self.default.numel(), 1), dtype=self.default.dtype
+            ).view(shape)
+            os.unlink(path)  # the mapping keeps it alive, nothing is left behind
             return store
         where = self.device if self.place == "device" else torch.device("cpu")
         return torch.empty(shape, dtype=self.default.dtype, device=where)
@@ -57,9 +66,9 @@ class Rows:
             return
         capacity = min(max(needed, 2 * len(self.store), 8), self.num_clients)
         if needed <= self.most and (self.place == "disk" or capacity * self.row_bytes > BIG):
-            capacity = self.most                   # pages of a file, or of host memory, are taken when first written
+            capacity = self.most  # pages of a file, or of host memory, are taken when first written
         bigger = self._allocate(capacity)
-        bigger[:self.used] = self.store[:self.used]
+        bigger[: self.used] = self.store[: self.used]
         self.store = bigger
 
     def __getitem__(self, ids: Ids) -> Tensor:
@@ -112,9 +121,9 @@ class Rows:
         """The clients whose rows were written, and these rows, for saving at once: what lies in host memory or in a
         file is not copied, and shows later writes."""
         ids = self.touched()
-        order = ids[np.argsort(self.slot[ids])]                # as they lie in the store
-        rows = self.store[:self.used]
-        if rows.device.type == "cpu" and rows.numel():         # a view that ends with its rows: they alone are written
+        order = ids[np.argsort(self.slot[ids])]  # as they lie in the store
+        rows = self.store[: self.used]
+        if rows.device.type == "cpu" and rows.numel():  # a view that ends with its rows: they alone are written
             rows = torch.from_numpy(rows.view(-1).view(torch.uint8).numpy()).view(rows.dtype).view(rows.shape)
         return {"ids": torch.from_numpy(order), "rows": rows.cpu()}
 
@@ -126,14 +135,15 @@ class Rows:
         ids, size = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))
         self._grow(len(ids))
         for a in range(0, len(ids), size):
-            self[ids[a:a + size]] = state["rows"][a:a + size]
-
+            self[ids[a : a + size]] = state["rows"][a : a + size]
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
         fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
         if not fits or rows.shape != (len(ids), *self.default.shape):
-            raise ValueError(f"the rows {self.name!r} are {rows.dtype} {tuple(rows.shape)}, not {self.default.dtype} "
-                             f"{(len(ids), *self.default.shape)}")
+            raise ValueError(
+                f"the rows {self.name!r} are {rows.dtype} {tuple(rows.shape)}, not {self.default.dtype} "
+                f"{(len(ids), *self.default.shape)}"
+            )
         known = ids.numpy()
         if len(np.unique(known)) < len(known) or ((known < 0) | (known >= self.num_clients)).any():
             raise ValueError(f"the rows {self.name!r} are of other clients than 0 to {self.num_clients - 1}")
@@ -158,8 +168,15 @@ class RowStore:
     can write (None: all): of min(N, rounds x K) clients.
     """
 
-    def __init__(self, num_clients: int, device: torch.device, device_limit: int, host_limit: int,
-                 disk_limit: int | None = None, most: int | None = None):
+    def __init__(
+        self,
+        num_clients: int,
+        device: torch.device,
+        device_limit: int,
+        host_limit: int,
+        disk_limit: int | None = None,
+        most: int | None = None,
+    ):
         self.num_clients, self.device, self.most = num_clients, device, min(most or num_clients, num_clients)
         self.left = {"device": device_limit, "host": host_limit}
         if disk_limit is not None:
@@ -174,10 +191,12 @@ class RowStore:
         place = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
         if place == "disk":
             free = self.left.setdefault("disk", disk_space())
-            require(total <= free,
-                    f"the state {name!r} may come to {total / 2**30:,.1f} GiB ({self._rows(default.numel())}): that "
-                    f"fits neither in memory nor in {tempfile.gettempdir()}, with {free / 2**30:,.1f} GiB left; lower "
-                    "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk")
+            require(
+                total <= free,
+                f"the state {name!r} may come to {total / 2**30:,.1f} GiB ({self._rows(default.numel())}): that "
+                f"fits neither in memory nor in {tempfile.gettempdir()}, with {free / 2**30:,.1f} GiB left; lower "
+                "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
+            )
         self.left[place] -= total
         self.all[name] = Rows(name, self.num_clients, default, self.device, place, self.most)
         return self.all[name]
@@ -196,9 +215,11 @@ class RowStore:
         return f"{some}{self.num_clients:,} x {numbers:,} numbers"
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """The rows of every store that were written, by name."""
         return {name: rows.state_dict() for name, rows in self.all.items()}
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Put stored rows back; ValueError where the stores are not those of the run."""
         if unknown := state.keys() - self.all.keys():
             raise ValueError(f"it has rows {', '.join(sorted(unknown))}, which the run has not")
         for name, rows in self.all.items():

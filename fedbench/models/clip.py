@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
+from fedbench.models._private_open_clip import pooled_and_tokens
 
 log = logging.getLogger(__name__)
-PLACEHOLDER = "X"                      # one token, as CoOp writes the context before it is replaced
+PLACEHOLDER = "X"  # one token, as CoOp writes the context before it is replaced
 Position = Literal["end", "middle", "front"]
 
 
@@ -40,24 +41,31 @@ class TextTower:
     def __init__(self, clip: Any, tokenize: Any, class_names: Sequence[str], length: int, position: Position = "end"):
         self.clip = clip
         names = [name.replace("_", " ") for name in class_names]
-        tokens = tokenize([" ".join([PLACEHOLDER] * length + [name]) + "." for name in names])      # [C, 77]
-        eot = tokens.argmax(1)                                  # EOT has the largest number
+        tokens = tokenize([" ".join([PLACEHOLDER] * length + [name]) + "." for name in names])  # [C, 77]
+        eot = tokens.argmax(1)  # EOT has the largest number
         self.length, self.total = length, int(eot.max()) + 1
         longest = 1 + length + max(len(tokenize.encode(name)) for name in names) + 2
-        require(longest <= tokens.shape[1], f"model.context={length}: with the longest class name the prompt takes "
-                f"{longest} tokens, and model.backbone reads {tokens.shape[1]}")
-        widths = tokenize(names).argmax(1) - 1                  # tokens of each name alone
-        before = {"end": torch.full_like(widths, length), "middle": torch.full_like(widths, length // 2),
-                  "front": torch.zeros_like(widths)}[position]  # context tokens in front of the name
-        source = _sources(before, widths, length, self.total)   # [C, L] where each position comes from
-        self.common = 1 + int(before.min())                     # p: SOS and the context in front
-        self.slot = source[:, self.common:]                     # [C, S], >= 0: context token, else not
-        words = tokens.gather(1, (-source - 1).clamp_min(0))    # [C, L]
-        embedded = embed(clip, words)                                                               # [C, L, d]
-        self.sos, self.tail = embedded[0, :1], embedded[:, self.common:]                            # [1, d], [C, S, d]
-        self.eot = eot - self.common                                                                # [C]
+        require(
+            longest <= tokens.shape[1],
+            f"model.context={length}: with the longest class name the prompt takes "
+            f"{longest} tokens, and model.backbone reads {tokens.shape[1]}",
+        )
+        widths = tokenize(names).argmax(1) - 1  # tokens of each name alone
+        before = {
+            "end": torch.full_like(widths, length),
+            "middle": torch.full_like(widths, length // 2),
+            "front": torch.zeros_like(widths),
+        }[position]  # context tokens in front of the name
+        source = _sources(before, widths, length, self.total)  # [C, L] where each position comes from
+        self.common = 1 + int(before.min())  # p: SOS and the context in front
+        self.slot = source[:, self.common :]  # [C, S], >= 0: context token, else not
+        words = tokens.gather(1, (-source - 1).clamp_min(0))  # [C, L]
+        embedded = embed(clip, words)  # [C, L, d]
+        self.sos, self.tail = embedded[0, :1], embedded[:, self.common :]  # [1, d], [C, S, d]
+        self.eot = eot - self.common  # [C]
 
     def to(self, device: torch.device | str) -> TextTower:
+        """Move the tower and its constants; returns itself."""
         self.clip.to(device)
         self.sos, self.tail, self.slot, self.eot = (t.to(device) for t in (self.sos, self.tail, self.slot, self.eot))
         return self
@@ -65,17 +73,17 @@ class TextTower:
     def __call__(self, contexts: Tensor) -> Tensor:
         """L2-normalized text features of contexts [..., l, d].  # [..., C, D]"""
         A, C = contexts.shape[:-2].numel(), len(self.slot)
-        P = contexts.reshape(A, self.length, -1)                                                    # [A, l, d]
-        head = torch.cat([self.sos.expand(A, 1, -1), P[:, :self.common - 1]], 1)                    # [A, p, d]
-        tail = self.tail.expand(A, -1, -1, -1)                                                      # [A, C, S, d]
-        if self.common <= self.length:                          # some of the context stands behind the name
+        P = contexts.reshape(A, self.length, -1)  # [A, l, d]
+        head = torch.cat([self.sos.expand(A, 1, -1), P[:, : self.common - 1]], 1)  # [A, p, d]
+        tail = self.tail.expand(A, -1, -1, -1)  # [A, C, S, d]
+        if self.common <= self.length:  # some of the context stands behind the name
             tail = torch.where((self.slot >= 0)[..., None], P[:, self.slot.clamp_min(0)], tail)
         place = self.clip.positional_embedding
-        head, tail = head + place[:self.common], tail + place[self.common:self.total]
+        head, tail = head + place[: self.common], tail + place[self.common : self.total]
         for block in self.clip.transformer.resblocks:
             head, tail = _block(block, head, tail)
         at = self.eot.view(1, C, 1, 1).expand(A, C, 1, tail.shape[-1])
-        x = self.clip.ln_final(tail.gather(2, at)[:, :, 0])                                         # [A, C, d]
+        x = self.clip.ln_final(tail.gather(2, at)[:, :, 0])  # [A, C, d]
         return F.normalize(project(x, self.clip.text_projection), dim=-1).view(*contexts.shape[:-2], C, -1)
 
 
@@ -99,15 +107,15 @@ def _block(block: Any, head: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
 def _attention(attn: nn.MultiheadAttention, head: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
     """Causal self-attention over p common positions followed, for each class, by S of its own."""
     (A, p, d), (_, C, S, _), h = head.shape, tail.shape, attn.num_heads
-    q, k, v = (t.view(A, p, h, -1).transpose(1, 2) for t in _qkv(attn, head))                       # [A, h, p, d/h]
+    q, k, v = (t.view(A, p, h, -1).transpose(1, 2) for t in _qkv(attn, head))  # [A, h, p, d/h]
     first = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(A, p, d)
-    Q, K, V = (t.view(A, C, S, h, -1).permute(0, 3, 1, 2, 4) for t in _qkv(attn, tail))             # [A, h, C, S, d/h]
+    Q, K, V = (t.view(A, C, S, h, -1).permute(0, 3, 1, 2, 4) for t in _qkv(attn, tail))  # [A, h, C, S, d/h]
     Q = Q * Q.shape[-1] ** -0.5
     to_common = (Q.flatten(2, 3) @ k.transpose(-1, -2)).view(A, h, C, S, p)
     later = torch.ones(S, S, dtype=torch.bool, device=head.device).triu(1)
-    to_own = (Q @ K.transpose(-1, -2)).masked_fill(later, float("-inf"))                            # [A, h, C, S, S]
+    to_own = (Q @ K.transpose(-1, -2)).masked_fill(later, float("-inf"))  # [A, h, C, S, S]
     on_common, on_own = torch.cat([to_common, to_own], -1).softmax(-1).split([p, S], -1)
-    second = (on_common.flatten(2, 3) @ v).view(A, h, C, S, -1) + on_own @ V                        # [A, h, C, S, d/h]
+    second = (on_common.flatten(2, 3) @ v).view(A, h, C, S, -1) + on_own @ V  # [A, h, C, S, d/h]
     return attn.out_proj(first), attn.out_proj(second.permute(0, 2, 3, 1, 4).reshape(A, C, S, d))
 
 
@@ -163,21 +171,23 @@ def _convolutional(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
         x = layer(x)
     pool = visual.attnpool
-    x = x.flatten(2).permute(2, 0, 1)                                                               # [M, n, width]
+    x = x.flatten(2).permute(2, 0, 1)  # [M, n, width]
     x = torch.cat([x.mean(0, keepdim=True), x]) + pool.positional_embedding[:, None]
     (length, n, _), h = x.shape, pool.num_heads
     q, k, v = (layer(x).view(length, n, h, -1).permute(1, 2, 0, 3) for layer in (pool.q_proj, pool.k_proj, pool.v_proj))
     mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, length, -1)
-    out = pool.c_proj(mixed)                                                                        # [n, 1 + M, D]
+    out = pool.c_proj(mixed)  # [n, 1 + M, D]
     return out[:, 0], out[:, 1:]
 
 
 def _transformer(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     """The patch tokens of a ViT behind its last norm, projected as the class token is."""
-    require(visual.attn_pool is None and not visual.final_ln_after_pool and visual.pool_type == "tok",
-            "this backbone pools its patches otherwise than by a class token: algorithms that read image tokens need "
-            "a ResNet or a ViT of CLIP's kind")
-    pooled, tokens = visual._pool(visual.transformer(visual._embeds(images)))
+    require(
+        visual.attn_pool is None and not visual.final_ln_after_pool and visual.pool_type == "tok",
+        "this backbone pools its patches otherwise than by a class token: algorithms that read image tokens need "
+        "a ResNet or a ViT of CLIP's kind",
+    )
+    pooled, tokens = pooled_and_tokens(visual, images)
     return project(pooled, visual.proj), project(tokens, visual.proj)
 
 
@@ -192,25 +202,34 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
 
     open_clip.add_model_config(Path(__file__).with_name("tiny-clip.json"))
     known = open_clip.list_models()
-    require(backbone in known, f"model.backbone={backbone} is no open_clip model: e.g. RN50-quickgelu, "
-            f"ViT-B-16-quickgelu, tiny-clip, or another of the {len(known)} that open_clip.list_models() names")
+    require(
+        backbone in known,
+        f"model.backbone={backbone} is no open_clip model: e.g. RN50-quickgelu, "
+        f"ViT-B-16-quickgelu, tiny-clip, or another of the {len(known)} that open_clip.list_models() names",
+    )
     _check_weights(open_clip, backbone, pretrained)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)                                    # random weights are the same in every run
+        torch.manual_seed(0)  # random weights are the same in every run
         try:
             clip = open_clip.create_model(backbone, pretrained=pretrained, cache_dir=cache_dir)
         except (OSError, RuntimeError, KeyError, ValueError) as error:
-            raise ConfigError(f"model.backbone={backbone} with model.pretrained={pretrained} could not be loaded "
-                              f"({str(error).splitlines()[0]}): give a checkpoint file of that model, or null for "
-                              "random weights") from error
+            raise ConfigError(
+                f"model.backbone={backbone} with model.pretrained={pretrained} could not be loaded "
+                f"({str(error).splitlines()[0]}): give a checkpoint file of that model, or null for "
+                "random weights"
+            ) from error
     return frozen(clip), open_clip.get_tokenizer(backbone)
 
 
 def frozen(clip: Any) -> Any:
     """The model ready to be read only; refused where its text tower is not CLIP's."""
     transformer = getattr(clip, "transformer", None)
-    fits = transformer is not None and clip.text_pool_type in ("argmax", "eos") and clip.attn_mask is not None \
+    fits = (
+        transformer is not None
+        and clip.text_pool_type in ("argmax", "eos")
+        and clip.attn_mask is not None
         and all(isinstance(getattr(b, "attn", None), nn.MultiheadAttention) for b in transformer.resblocks)
+    )
     require(fits, "this backbone's text tower is not CLIP's causal transformer, which prompts are learned for")
     return clip.eval().requires_grad_(False)
 
@@ -219,19 +238,25 @@ def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> Non
     tags = open_clip.list_pretrained_tags_by_model(backbone)
     if pretrained is None or Path(pretrained).is_file():
         return
-    require(pretrained in tags, f"model.pretrained={pretrained} is neither a file nor weights that open_clip knows for "
-            f"{backbone}: {', '.join(tags) or 'it knows none'}")
+    require(
+        pretrained in tags,
+        f"model.pretrained={pretrained} is neither a file nor weights that open_clip knows for "
+        f"{backbone}: {', '.join(tags) or 'it knows none'}",
+    )
     wanted = (open_clip.get_pretrained_cfg(backbone, pretrained) or {}).get("quick_gelu", False)
     has = (open_clip.get_model_config(backbone) or {}).get("quick_gelu", False)
-    require(wanted == has, f"model.pretrained={pretrained} was trained {'with' if wanted else 'without'} QuickGELU and "
-            f"model.backbone={backbone} is {'with' if has else 'without'} it, so its features would be wrong: use "
-            f"{backbone + '-quickgelu' if wanted else backbone.removesuffix('-quickgelu')}")
+    require(
+        wanted == has,
+        f"model.pretrained={pretrained} was trained {'with' if wanted else 'without'} QuickGELU and "
+        f"model.backbone={backbone} is {'with' if has else 'without'} it, so its features would be wrong: use "
+        f"{backbone + '-quickgelu' if wanted else backbone.removesuffix('-quickgelu')}",
+    )
 
 
 def digest(module: nn.Module) -> str:
     """A hash of a module's weights, for caches of what it computes."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:16]
+        sha.update(name.encode())
+        sha.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()[:16]

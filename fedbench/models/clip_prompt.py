@@ -23,21 +23,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, Count, Natural, require
+from fedbench.core.private_torch import MoveListener
 from fedbench.core.rng import RowRandom, generator
 from fedbench.data._files import cached
 from fedbench.data.base import Arrays
 from fedbench.models import clip as towers
 from fedbench.models.tiny_clip import TINY, pretrain
-from fedbench.nn.program import Call, never_called
+from fedbench.nn.program import ForwardContext, never_called
 from fedbench.partition.base import Split
 
 log = logging.getLogger(__name__)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-ENCODED_AT_ONCE = 64                   # images in one pass of the frozen tower
-SMALLEST_CROP = 0.08                   # of the area, torchvision's RandomResizedCrop
+ENCODED_AT_ONCE = 64  # images in one pass of the frozen tower
+SMALLEST_CROP = 0.08  # of the area, torchvision's RandomResizedCrop
 
 
-class CLIPPrompt(nn.Module):
+class CLIPPrompt(MoveListener):
     """Parameters shared [n_shared, d] and own [l - n_shared, d], the context; both learn.  [B, D] -> [B, C].
 
     backbone, pretrained: of open_clip, a checkpoint file, or null for random weights; tiny-clip with
@@ -51,43 +52,58 @@ class CLIPPrompt(nn.Module):
     usual for the data set.
     """
 
-    def __init__(self, input_shape: Any, num_classes: int, class_names: Sequence[str] | None = None,
-                 template: str = "a photo of a {}.", reads: tuple[str, ...] = (), data_dir: str = "data",
-                 backbone: str = "RN50-quickgelu", pretrained: str | None = "openai", context: Count = 16,
-                 init: str | None = None, shared: Natural | None = None,
-                 position: Literal["end", "middle", "front"] = "end",
-                 augment: Literal["none", "cached_views", "live"] = "none", views: Count = 10,
-                 norm: Literal["clip", "official"] = "clip", pretraining_seed: Natural = 0):
+    def __init__(
+        self,
+        input_shape: Any,
+        num_classes: int,
+        class_names: Sequence[str] | None = None,
+        template: str = "a photo of a {}.",
+        reads: tuple[str, ...] = (),
+        data_dir: str = "data",
+        backbone: str = "RN50-quickgelu",
+        pretrained: str | None = "openai",
+        context: Count = 16,
+        init: str | None = None,
+        shared: Natural | None = None,
+        position: Literal["end", "middle", "front"] = "end",
+        augment: Literal["none", "cached_views", "live"] = "none",
+        views: Count = 10,
+        norm: Literal["clip", "official"] = "clip",
+        pretraining_seed: Natural = 0,
+    ):
         super().__init__()
-        clip, tokenize = pretrain(data_dir, pretraining_seed) if (backbone, pretrained) == (TINY, "digits") \
+        clip, tokenize = (
+            pretrain(data_dir, pretraining_seed)
+            if (backbone, pretrained) == (TINY, "digits")
             else towers.load(backbone, pretrained, data_dir)
-        self._clip, self.tokenize = (clip,), tokenize              # in a tuple: no submodule, no part of the row
+        )
+        self._clip, self.tokenize = (clip,), tokenize  # in a tuple: no submodule, no part of the row
         self.class_names = [str(c) for c in range(num_classes)] if class_names is None else list(class_names)
         self.num_classes, self.reads, self.data_dir = num_classes, tuple(reads), data_dir
         self.template, self.augment, self.views, self.norm = template, augment, views, norm
         words = None if init is None else towers.embed(clip, tokenize([init])[0])
         self.length = context if init is None else int(tokenize([init]).argmax()) - 1
         self.width, self.scale = clip.positional_embedding.shape[1], float(clip.logit_scale.exp())
-        P = 0.02 * torch.randn(self.length, self.width) if words is None else words[1:1 + self.length].clone()
+        P = 0.02 * torch.randn(self.length, self.width) if words is None else words[1 : 1 + self.length].clone()
         n = self.length // 2 if shared is None else shared
         require(n <= self.length, f"model.shared={n} is more than the {self.length} tokens of the context")
         self.shared, self.own = nn.Parameter(P[:n].clone()), nn.Parameter(P[n:].clone())
         self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length, position)
-        self.dim = towers.joint_width(clip)                        # D
+        self.dim = towers.joint_width(clip)  # D
         self.images = towers.ImageTower(clip)
         self._last = threading.local()
-        self._views: Tensor | None = None                          # [images with views, V, ...]
-        self._scaling: tuple[Tensor, Tensor] | None = None         # for norm=official
-        self._from_bytes = True                                    # whether images are bytes (or those / 255)
+        self._views: Tensor | None = None  # [images with views, V, ...]
+        self._scaling: tuple[Tensor, Tensor] | None = None  # for norm=official
+        self._from_bytes = True  # whether images are bytes (or those / 255)
 
     @property
     def clip(self) -> Any:
+        """The frozen open_clip model, which all runs of a process share."""
         return self._clip[0]
 
-    def _apply(self, fn: Callable, recurse: bool = True) -> CLIPPrompt:
-        super()._apply(fn, recurse)
+    def on_move(self) -> None:
+        """Move the text tower along, which is no submodule."""
         self.tower.to(self.shared.device)
-        return self
 
     # -- text --------------------------------------------------------------------------------------------
     def context(self, named: dict[str, Tensor]) -> Tensor:
@@ -99,15 +115,15 @@ class CLIPPrompt(nn.Module):
         evaluation asks for the same ones batch after batch.  # [..., C, D]"""
         if torch.is_grad_enabled() and prompts.requires_grad:
             return self.tower(prompts)
-        before, found = getattr(self._last, "of", None), getattr(self._last, "text", None)
-        if before is not None and found is not None and before.dim() == prompts.dim():
-            some = len(prompts) if prompts.dim() > 2 else None
-            if before[:some].shape == prompts.shape and torch.equal(before[:some], prompts):
-                return found[:some]
+        last_prompts, features = getattr(self._last, "of", None), getattr(self._last, "text", None)
+        if last_prompts is not None and features is not None and last_prompts.dim() == prompts.dim():
+            n = len(prompts) if prompts.dim() > 2 else None
+            if last_prompts[:n].shape == prompts.shape and torch.equal(last_prompts[:n], prompts):
+                return features[:n]
         with torch.no_grad():
-            found = self.tower(prompts)
-        self._last.of, self._last.text = prompts.detach().clone(), found
-        return found
+            features = self.tower(prompts)
+        self._last.of, self._last.text = prompts.detach().clone(), features
+        return features
 
     def templated(self, template: str) -> Tensor:
         """L2-normalized text features of the class names in a plain template, "a photo of a {}.".  # [C, D]"""
@@ -117,14 +133,17 @@ class CLIPPrompt(nn.Module):
             return self.clip.encode_text(self.tokenize(texts).to(self.shared.device), normalize=True)
 
     # -- the batched forward pass that FlatModel calls -----------------------------------------------------
-    def run(self, params: dict[str, Tensor], inputs: tuple, many: bool, call: Call, until: str | None = None) -> Tensor:
+    def run(
+        self, params: dict[str, Tensor], inputs: tuple, many: bool, context: ForwardContext, until: str | None = None
+    ) -> Tensor:
         """Logits of one prompt [l, d] on [B, D], or of k prompts on [k, B, D]."""
         if until is not None:
             raise ConfigError(never_called(until))
         return self.scale * self.image(inputs[0]) @ self.text(self.context(params)).transpose(-1, -2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.run(dict(self.named_parameters()), (x,), False, Call())
+        """Logits of the one prompt on image features [B, D].  # [B, C]"""
+        return self.run(dict(self.named_parameters()), (x,), False, ForwardContext())
 
     # -- images ------------------------------------------------------------------------------------------
     def image(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
@@ -152,12 +171,13 @@ class CLIPPrompt(nn.Module):
         size, official = self.images.size, self.norm == "official" and self._scaling is not None
         x, side = images.float() / 255 if images.dtype == torch.uint8 else images, min(images.shape[-2:])
         top, left = (images.shape[-2] - side) // 2, (images.shape[-1] - side) // 2
-        x = x[..., top:top + side, left:left + side].expand(-1, 3, -1, -1)                          # a centre square
+        x = x[..., top : top + side, left : left + side].expand(-1, 3, -1, -1)  # a centre square
         if official:
-            x = self._scaled(x, *self._scaling)                                                     # type: ignore
+            x = self._scaled(x, *self._scaling)  # type: ignore
         if x.shape[-2:] != (size, size):
-            x = F.interpolate(x, (size, size), mode="bilinear" if official else "bicubic",
-                              antialias=not official, align_corners=False)
+            x = F.interpolate(
+                x, (size, size), mode="bilinear" if official else "bicubic", antialias=not official, align_corners=False
+            )
         if official or not self._from_bytes:
             return x
         return self._scaled(x.clamp(0, 1), torch.tensor(CLIP_MEAN), torch.tensor(CLIP_STD))
@@ -173,24 +193,37 @@ class CLIPPrompt(nn.Module):
         rows, cols, size, out = images.shape[-2], images.shape[-1], self.images.size, []
         for image, (area, ratio, top, left, flip) in zip(images, draws.tolist()):
             area = (SMALLEST_CROP + (1 - SMALLEST_CROP) * area) * rows * cols
-            ratio = (3 / 4) ** (1 - 2 * ratio)                     # log-uniform in [3/4, 4/3]
+            ratio = (3 / 4) ** (1 - 2 * ratio)  # log-uniform in [3/4, 4/3]
             h, w = min(rows, round((area / ratio) ** 0.5)), min(cols, round((area * ratio) ** 0.5))
-            x = resized_crop(image, int(top * (rows - h + 1)), int(left * (cols - w + 1)), max(h, 1), max(w, 1),
-                             [size, size], interpolation=3, antialias=True)
+            x = resized_crop(
+                image,
+                int(top * (rows - h + 1)),
+                int(left * (cols - w + 1)),
+                max(h, 1),
+                max(w, 1),
+                [size, size],
+                interpolation=3,
+                antialias=True,
+            )
             out.append(x.flip(-1) if flip < 0.5 else x)
         return self.fit(torch.stack(out))
 
     # -- what the federation holds ---------------------------------------------------------------------------
     def prepare(self, arrays: Arrays, split: Split, device: torch.device) -> Arrays:
         """The data set with its images replaced by their features, for the samples that some client has."""
-        require(not isinstance(arrays.inputs, dict) and arrays.inputs.ndim == 4,
-                "model=clip_prompt needs images [channels, height, width]")
+        require(
+            not isinstance(arrays.inputs, dict) and arrays.inputs.ndim == 4,
+            "model=clip_prompt needs images [channels, height, width]",
+        )
         images: Any = arrays.inputs
         require(images.shape[1] in (1, 3), f"model=clip_prompt needs images of 1 or 3 channels, not {images.shape[1]}")
         if self.norm == "official":
             scaling = arrays.published_scaling or (arrays.mean, arrays.std)
-            require(images.dtype == np.uint8 and scaling[0] is not None, "model.norm=official scales by the data set's "
-                    "own mean and deviation, and this one says none: use model.norm=clip")
+            require(
+                images.dtype == np.uint8 and scaling[0] is not None,
+                "model.norm=official scales by the data set's "
+                "own mean and deviation, and this one says none: use model.norm=clip",
+            )
             self._scaling = torch.tensor(scaling[0]), torch.tensor(scaling[1])
         self._from_bytes = images.dtype == np.uint8
         self.to(device)
@@ -202,29 +235,30 @@ class CLIPPrompt(nn.Module):
             inputs["pixels"] = images
         return replace(arrays, inputs=inputs if len(inputs) > 1 else inputs["image"], mean=None, std=None)
 
-    def _features(self, images: Any, used: np.ndarray, what: str, view: Callable, device: torch.device
-                  ) -> dict[str, np.ndarray]:
+    def _features(
+        self, images: Any, used: np.ndarray, what: str, view: Callable, device: torch.device
+    ) -> dict[str, np.ndarray]:
         """Features [n, ...] of the used images, zero elsewhere; kept on disk."""
-        found = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())
-        if isinstance(images, np.memmap):                          # its name has a hash of what it was made of
-            found.update(f"{images.filename}".encode() + used.tobytes())
+        sha = hashlib.sha256(repr((images.shape, str(images.dtype))).encode())
+        if isinstance(images, np.memmap):  # its name has a hash of what it was made of
+            sha.update(f"{images.filename}".encode() + used.tobytes())
         else:
             for at in np.array_split(used, max(1, len(used) // 1024)):
-                found.update(np.ascontiguousarray(images[at]).tobytes())
-        key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), what, found.hexdigest())
+                sha.update(np.ascontiguousarray(images[at]).tobytes())
+        key = (towers.digest(self.clip.visual), self.reads, self.norm, str(self._scaling), what, sha.hexdigest())
 
         def make() -> dict[str, np.ndarray]:
             log.info("image features: %s images through the frozen tower, once", f"{len(used):,}")
             parts = []
             for start in range(0, len(used), ENCODED_AT_ONCE):
-                at = used[start:start + ENCODED_AT_ONCE]
+                at = used[start : start + ENCODED_AT_ONCE]
                 x = torch.from_numpy(np.ascontiguousarray(images[at])).to(device)
                 parts.append({n: t.cpu().numpy() for n, t in self.encode(view(x, at)).items()})
             return {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
 
-        some = cached(self.data_dir, "clip-features", key, make)
-        whole = {n: np.zeros((len(images), *f.shape[1:]), np.float32) for n, f in some.items()}
-        for n, f in some.items():
+        used_features = cached(self.data_dir, "clip-features", key, make)
+        whole = {n: np.zeros((len(images), *f.shape[1:]), np.float32) for n, f in used_features.items()}
+        for n, f in used_features.items():
             whole[n][used] = f
         return whole
 
@@ -232,12 +266,15 @@ class CLIPPrompt(nn.Module):
         """Cache `views` random views of the training images; returns each image's row among them (0 elsewhere)."""
         made: list[dict[str, np.ndarray]] = []
         for v in range(self.views):
+
             def view(x: Tensor, at: np.ndarray, v: int = v) -> Tensor:
-                return self.cropped(x, torch.from_numpy(np.stack([generator(v, "view", int(i)).random(5)
-                                                                  for i in at])))
+                return self.cropped(x, torch.from_numpy(np.stack([generator(v, "view", int(i)).random(5) for i in at])))
+
             made.append(self._features(images, used, f"view {v}", view, device))
-        self._views = {n: torch.from_numpy(np.stack([m[n][used] for m in made], 1)).to(device)      # type: ignore
-                       for n in made[0]}
+        self._views = {
+            n: torch.from_numpy(np.stack([m[n][used] for m in made], 1)).to(device)  # type: ignore
+            for n in made[0]
+        }
         row = np.zeros(len(images), np.int64)
         row[used] = np.arange(len(used))
         return row
@@ -247,18 +284,18 @@ class CLIPPrompt(nn.Module):
         if self.augment == "none":
             return self.evaluation_view(x)
         if self.augment == "cached_views":
-            at = x["view"]                                                                          # [k, B]
+            at = x["view"]  # [k, B]
             drawn = (random.uniform(at.shape[1]) * self.views).long()
-            return self._plain({n: t[at, drawn] for n, t in self._views.items()})                   # type: ignore
+            return self._plain({n: t[at, drawn] for n, t in self._views.items()})  # type: ignore
         pixels = x["pixels"]
         draws = random.uniform(pixels.shape[1], 5).flatten(0, 1)
-        found = self.encode(self.cropped(pixels.flatten(0, 1), draws))
-        return self._plain({n: t.unflatten(0, pixels.shape[:2]) for n, t in found.items()})
+        features = self.encode(self.cropped(pixels.flatten(0, 1), draws))
+        return self._plain({n: t.unflatten(0, pixels.shape[:2]) for n, t in features.items()})
 
     def evaluation_view(self, x: Any) -> Any:
+        """What any other batch shows: the features of the whole images."""
         return self._plain({n: t for n, t in x.items() if n in ("image", "tokens")}) if isinstance(x, dict) else x
 
     @staticmethod
     def _plain(features: dict[str, Tensor]) -> Any:
         return features if len(features) > 1 else features["image"]
-

@@ -19,4 +19,5 @@ class Logistic(nn.Module):
             nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C]."""
         return self.head(self.body(x))

@@ -19,4 +19,5 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C]."""
         return self.head(self.body(x))

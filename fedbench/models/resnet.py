@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 
 def norm_layer(norm: str, channels: int) -> nn.Module:
+    """Of inputs [B, channels, H, W]; group: 8 groups, or one a channel where there are fewer."""
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(min(8, channels), channels)
 
 
@@ -29,6 +30,7 @@ class Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] -> [B, outputs, H / stride, W / stride]."""
         z = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(z)) + self.short(x))
 
@@ -36,15 +38,25 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """[B, channels, H, W] -> [B, C]."""
 
-    def __init__(self, input_shape: tuple, num_classes: int, widths: list[int] = [16, 32],  # noqa: B006
-                 norm: Literal["batch", "group"] = "batch"):
+    def __init__(
+        self,
+        input_shape: tuple,
+        num_classes: int,
+        widths: list[int] = [16, 32],  # noqa: B006
+        norm: Literal["batch", "group"] = "batch",
+    ):
         super().__init__()
-        blocks = [Block(a, b, 1 if i == 0 else 2, norm)
-                  for i, (a, b) in enumerate(zip([widths[0], *widths], widths))]
+        blocks = [Block(a, b, 1 if i == 0 else 2, norm) for i, (a, b) in enumerate(zip([widths[0], *widths], widths))]
         self.body = nn.Sequential(
-            nn.Conv2d(input_shape[0], widths[0], 3, 1, 1, bias=False), norm_layer(norm, widths[0]), nn.ReLU(),
-            *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            nn.Conv2d(input_shape[0], widths[0], 3, 1, 1, bias=False),
+            norm_layer(norm, widths[0]),
+            nn.ReLU(),
+            *blocks,
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C]."""
         return self.head(self.body(x))

@@ -23,16 +23,19 @@ class ResNet18(nn.Module):
 
     def __init__(self, input_shape: tuple, num_classes: int, weights: str | None = None):
         super().__init__()
-        require(len(input_shape) == 3 and input_shape[0] in (1, 3),
-                f"model=resnet18 needs images of 1 or 3 channels, but the data set gives {tuple(input_shape)}")
+        require(
+            len(input_shape) == 3 and input_shape[0] in (1, 3),
+            f"model=resnet18 needs images of 1 or 3 channels, but the data set gives {tuple(input_shape)}",
+        )
         net: Any = _network(weights)
         net.fc = nn.Linear(net.fc.in_features, num_classes)
         for name, module in net.named_children():
             self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.expand(-1, 3, -1, -1)                                                   # [B, 3, H, W]
-        for name, module in self.named_children():                                    # in torchvision's order
+        """Logits [B, C]; a grey image is shown in all three channels."""
+        x = x.expand(-1, 3, -1, -1)  # [B, 3, H, W]
+        for name, module in self.named_children():  # in torchvision's order
             x = module(x.flatten(1) if name == "fc" else x)
         return x
 

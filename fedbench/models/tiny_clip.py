@@ -43,11 +43,11 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
         try:
             clip.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
             return towers.frozen(clip), tokenize
-        except Exception as error:                              # torch.load raises anything on a damaged file
+        except Exception as error:  # torch.load raises anything on a damaged file
             log.warning("pre-training again: %s cannot be read (%s)", path, error)
     log.info("pre-training tiny-clip on digits, once: about two minutes, kept in %s", path)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)               # steps this small wait for spinning threads when anything else runs
+    torch.set_num_threads(1)  # steps this small wait for spinning threads when anything else runs
     _train(clip, tokenize, seed)
     torch.set_num_threads(threads)
     with whole(path) as partial:
@@ -67,18 +67,22 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
     from tqdm import tqdm
 
     rng = np.random.default_rng([seed, 2])
-    grey, label = (part[:digits_clip.PRETRAINING] for part in digits_clip.digits())
+    grey, label = (part[: digits_clip.PRETRAINING] for part in digits_clip.digits())
     optimizer = torch.optim.AdamW(clip.parameters(), lr=PEAK_LR, weight_decay=WEIGHT_DECAY)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LR, total_steps=steps, pct_start=WARM_UP)
     clip.train()
     for _ in tqdm(range(steps), desc="pre-training tiny-clip", unit="step"):
         at, colour, style = (rng.integers(most, size=BATCH) for most in (len(label), 3, 5))
         images = torch.from_numpy(digits_clip.draw(grey[at], colour, style, rng))
-        texts = tokenize([caption(digits_clip.STYLES[s], digits_clip.COLOURS[c], digits_clip.DIGITS[d], rng)
-                          for s, c, d in zip(style, colour, label[at])])
+        texts = tokenize(
+            [
+                caption(digits_clip.STYLES[s], digits_clip.COLOURS[c], digits_clip.DIGITS[d], rng)
+                for s, c, d in zip(style, colour, label[at])
+            ]
+        )
         x, t = clip.encode_image(images, normalize=True), clip.encode_text(texts, normalize=True)  # [B, D]
-        logits, own = clip.logit_scale.exp() * x @ t.T, torch.arange(BATCH)
-        loss = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+        logits, caption_of = clip.logit_scale.exp() * x @ t.T, torch.arange(BATCH)
+        loss = (F.cross_entropy(logits, caption_of) + F.cross_entropy(logits.T, caption_of)) / 2
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""The gradient of a plain feed-forward chain, written out: no autograd graph, results straight into the rows.
+"""The gradient of a plain feed-forward chain, written out: no autograd graph, and results go straight into the rows.
 
 Most federated models are chains of linear, convolution, ReLU, pooling and flatten operations.  For these the
 backward pass is a handful of known products, and autograd's bookkeeping (and a copy of every gradient into its
@@ -24,13 +24,13 @@ from torch import Tensor, fx, nn
 from fedbench.nn.compiled import Product
 from fedbench.nn.program import LOW, Convolution, Params, Program, convolve, cut_windows, unfolds
 
-Out = dict[str, Any]             # by parameter name, views to write gradients into, or a Product to give factors to;
-                                 # a missing name is not wanted
+Out = dict[str, Any]  # by parameter name, views to write gradients into, or a Product to give factors to;
+# a missing name is not wanted
 aten = torch.ops.aten
-LARGE, NARROW, FEW = 600_000, 64, range(8, 33)          # see `large`
+LARGE, NARROW, FEW = 600_000, 64, range(8, 33)  # see `weight_goes_first`
 
 
-def large(w: Tensor, x: Tensor) -> bool:
+def weight_goes_first(w: Tensor, x: Tensor) -> bool:
     """Whether w [out, in] times x^T beats x [B, in] times w^T: on a CPU 1.0 to 2.4 times, measured for in and out from
     64 to 9,216 and on no GPU; with fewer numbers, in bfloat16, or with more samples it may take twice the time."""
     shape = w.numel() >= LARGE and min(w.shape) >= NARROW
@@ -38,20 +38,26 @@ def large(w: Tensor, x: Tensor) -> bool:
 
 
 class Linear:
+    """x W^T + b: of x [B, in], or of [k, B, in] with k parameter sets."""
+
     def __init__(self, name: str, module: nn.Linear):
         self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
         w = p[self.weight]
-        if not many and large(w, x):
-            y = torch.addmm(p[self.bias][:, None], w, x.T) if self.bias else w @ x.T                 # [out, B]
+        if not many and weight_goes_first(w, x):
+            y = torch.addmm(p[self.bias][:, None], w, x.T) if self.bias else w @ x.T  # [out, B]
             return y.T.contiguous(), x
         if not many:
             return F.linear(x, w, p[self.bias] if self.bias else None), x
-        turned = w.transpose(1, 2)                                                # [k, in, out]
-        return (torch.baddbmm(p[self.bias].unsqueeze(1), x, turned) if self.bias else torch.bmm(x, turned)), x
+        transposed = w.transpose(1, 2)  # [k, in, out]
+        if self.bias:
+            return torch.baddbmm(p[self.bias].unsqueeze(1), x, transposed), x
+        return torch.bmm(x, transposed), x
 
     def backward(self, p: Params, x: Tensor, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        """The gradient of the input (None unless onward); those of the parameters go into out."""
         target = out.get(self.weight)
         if isinstance(target, Product):
             target.give(grad, x)
@@ -63,22 +69,26 @@ class Linear:
 
 
 class Conv2d:
+    """A convolution of x [B, C, H, W], or of [k, B, C, H, W] with k parameter sets as groups of one."""
+
     def __init__(self, name: str, module: nn.Conv2d):
         self.weight, self.bias = f"{name}.weight", f"{name}.bias" if module.bias is not None else None
-        self.how = [list(module.stride), list(module.padding), list(module.dilation)]          # type: ignore
+        self.how = [list(module.stride), list(module.padding), list(module.dilation)]  # type: ignore
         self.groups = module.groups
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
         w, b = p[self.weight], p[self.bias] if self.bias else None
         k = len(x) if many else 1
         if many:
             x, w, b = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1), None if b is None else b.flatten()
-        elif x.device.type == "cpu":                         # both here, or each convolution below would turn w again
+        elif x.device.type == "cpu":  # both here, or each convolution below would turn w again
             x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
-        y = F.conv2d(x, w, b, *self.how, self.groups * k)                         # type: ignore[arg-type]
+        y = F.conv2d(x, w, b, *self.how, self.groups * k)  # type: ignore[arg-type]
         return (y.unflatten(1, (k, -1)).transpose(0, 1) if many else y), (x, w, k)
 
     def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        """The gradient of the input (None unless onward); those of the parameters go into out."""
         x, w, k = saved
         if many:
             grad = grad.transpose(0, 1).flatten(1, 2)
@@ -98,72 +108,95 @@ class Unfolded(Conv2d):
         self.module = module
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
         if not many:
             return super().forward(p, x, many)
         windows = cut_windows(x, self.module)
         return convolve(windows, p[self.weight], p[self.bias] if self.bias else None), (windows, x.shape)
 
     def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        """The gradient of the input (None unless onward); those of the parameters go into out."""
         if not many:
             return super().backward(p, saved, grad, many, out, onward)
         (windows, shape), w = saved, p[self.weight]
-        grad = grad.permute(0, 2, 1, 3, 4).flatten(2)                             # [k, O, B * H' * W']
+        grad = grad.permute(0, 2, 1, 3, 4).flatten(2)  # [k, O, B * H' * W']
         if self.weight in out:
-            gw = torch.bmm(grad, windows.flatten(4).flatten(1, 3))                # [k, O, kh * kw * C]
+            gw = torch.bmm(grad, windows.flatten(4).flatten(1, 3))  # [k, O, kh * kw * C]
             out[self.weight].copy_(gw.unflatten(2, windows.shape[4:]).permute(0, 1, 4, 2, 3))
         if self.bias in out:
             torch.sum(grad, 2, out=out[self.bias])
         if not onward:
             return None
         gx = torch.bmm(w.flatten(2).transpose(1, 2), grad).unflatten(2, (shape[1], -1))
-        gx = gx.transpose(1, 2).flatten(0, 1)                                     # [k * B, C * kh * kw, H' * W']
+        gx = gx.transpose(1, 2).flatten(0, 1)  # [k * B, C * kh * kw, H' * W']
         m = self.module
-        return F.fold(gx, shape[3:], m.kernel_size, 1, m.padding, m.stride).view(shape)      # type: ignore[arg-type]
+        return F.fold(gx, shape[3:], m.kernel_size, 1, m.padding, m.stride).view(shape)  # type: ignore[arg-type]
 
 
 class ReLU:
+    """max(x, 0)."""
+
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
         y = x.relu()
         return y, y
 
     def backward(self, p: Params, y: Tensor, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        """The gradient of the input (None unless onward); those of the parameters go into out."""
         return aten.threshold_backward(grad, y, 0) if onward else None
 
 
 class Flatten:
+    """All axes but those of clients and samples as one."""
+
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
         return x.flatten(2 if many else 1), x.shape
 
     def backward(self, p: Params, shape: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        """The gradient of the input (None unless onward); those of the parameters go into out."""
         return grad.reshape(shape) if onward else None
 
 
 class MaxPool2d:
+    """The largest number of each window."""
+
     def __init__(self, name: str, module: nn.MaxPool2d):
         def pair(v: Any) -> list[int]:
             return list(v) if isinstance(v, tuple) else [v, v]
-        self.how = (pair(module.kernel_size), pair(module.stride), pair(module.padding), pair(module.dilation),
-                    module.ceil_mode)
+
+        self.how = (
+            pair(module.kernel_size),
+            pair(module.stride),
+            pair(module.padding),
+            pair(module.dilation),
+            module.ceil_mode,
+        )
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
+        """The output, and what `backward` needs."""
         flat = x.flatten(0, 1) if many else x
         y, where = aten.max_pool2d_with_indices(flat, *self.how)
         return (y.unflatten(0, x.shape[:2]) if many else y), (flat, where)
 
     def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
+        """The gradient of the input (None unless onward); those of the parameters go into out."""
         if not onward:
             return None
         flat, where = saved
         lead, grad = grad.shape[:2], grad.flatten(0, 1) if many else grad
-        if flat.is_contiguous(memory_format=torch.channels_last):        # in another order the kernel is 3 times slower
+        if flat.is_contiguous(memory_format=torch.channels_last):  # in another order the kernel is 3 times slower
             grad = grad.contiguous(memory_format=torch.channels_last)
         g = aten.max_pool2d_with_indices_backward(grad, flat, *self.how, where)
         return g.unflatten(0, lead) if many else g
 
 
 LINKS: dict[type[nn.Module], Any] = {
-    nn.Linear: Linear, nn.Conv2d: Conv2d, nn.MaxPool2d: MaxPool2d,
-    nn.ReLU: lambda name, module: ReLU(), nn.Flatten: lambda name, module: Flatten(),
+    nn.Linear: Linear,
+    nn.Conv2d: Conv2d,
+    nn.MaxPool2d: MaxPool2d,
+    nn.ReLU: lambda name, module: ReLU(),
+    nn.Flatten: lambda name, module: Flatten(),
 }
 
 
@@ -172,8 +205,19 @@ def pooled_first(links: list[Any]) -> list[Any]:
     links = list(links)
     for i, (a, b) in enumerate(pairwise(links)):
         if isinstance(a, ReLU) and isinstance(b, MaxPool2d):
-            links[i:i + 2] = b, a
+            links[i : i + 2] = b, a
     return links
+
+
+def _is_plain(links: list[Any]) -> bool:
+    """Whether every weight is used once (else its gradient is a sum of two) and linear layers see vectors."""
+    weights = [link.weight for link in links if hasattr(link, "weight")]
+    if len(set(weights)) < len(weights):
+        return False
+    flatten = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
+    if flatten is None:
+        return bool(weights) and all(isinstance(link, Linear | ReLU) for link in links)
+    return not any(isinstance(link, Linear) for link in links[:flatten])
 
 
 class Chain:
@@ -196,14 +240,8 @@ class Chain:
             link: Any = Unfolded if unfolded else LINKS[type(module)]
             links.append(link(str(node.target), module))
             before = node
-        flat = next((i for i, link in enumerate(links) if isinstance(link, Flatten)), None)
-        early = flat is not None and any(isinstance(link, Linear) for link in links[:flat])      # on several axes
-        vectors = all(isinstance(link, Linear | ReLU) for link in links)         # nothing to flatten
-        whole = isinstance(before, fx.Node) and program.output is before
-        weights = [link.weight for link in links if hasattr(link, "weight")]
-        once = len(set(weights)) == len(weights)                                 # else a gradient is a sum of two
-        plain = whole and once and not early and (flat is not None or (vectors and weights))
-        return cls(pooled_first(links)) if plain else None
+        ends_in_logits = isinstance(before, fx.Node) and program.output is before
+        return cls(pooled_first(links)) if ends_in_logits and _is_plain(links) else None
 
     @property
     def linear(self) -> list[str]:
@@ -226,8 +264,14 @@ class Chain:
 
     def backward(self, p: Params, tape: list[Any], grad: Tensor, many: bool, out: Out) -> None:
         """grad: of the logits.  Fills the tensors of out that belong to a link."""
-        first = next((i for i, link in enumerate(self.links) if getattr(link, "weight", None) in out
-                      or getattr(link, "bias", None) in out), len(self.links))
+        first = next(
+            (
+                i
+                for i, link in enumerate(self.links)
+                if getattr(link, "weight", None) in out or getattr(link, "bias", None) in out
+            ),
+            len(self.links),
+        )
         for i in range(len(self.links) - 1, first - 1, -1):
             grad = self.links[i].backward(p, tape[i], grad, many, out, i > first)
 
@@ -242,11 +286,13 @@ class LowChain(Chain):
         return []
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
+        """Logits in float32, and what `backward` needs."""
         low = self._rounded(p)
         logits, tape = super().forward(low, x.to(LOW), many)
         return logits.float(), [low, *tape]
 
     def predict(self, p: Params, x: Tensor, many: bool) -> Tensor:
+        """Logits in float32."""
         return super().predict(self._rounded(p), x.to(LOW), many).float()
 
     def _rounded(self, p: Params) -> Params:
@@ -254,6 +300,7 @@ class LowChain(Chain):
         return {n: t.to(LOW) for n, t in p.items() if n in names}
 
     def backward(self, p: Params, tape: list[Any], grad: Tensor, many: bool, out: Out) -> None:
+        """Write the gradients of the parameters into out, in float32."""
         low, *tape = tape
         rounded = {n: torch.empty_like(low[n]) for n in out if n in low}
         super().backward(low, tape, grad.to(LOW), many, rounded)

@@ -4,8 +4,6 @@ The row is [trained | extras | buffers].  Trained: the module's parameters that 
 Extras: columns a method adds (`extend`).  Buffers: float buffers such as BatchNorm's running statistics; they
 travel and are averaged, and are never differentiated.  Integer counters and frozen parameters stay outside the
 row, held once.
-
-`Columns` is a named choice of columns: FedPer shares model.columns["base"] and keeps model.columns["head"].
 """
 
 from __future__ import annotations
@@ -13,75 +11,21 @@ from __future__ import annotations
 import copy
 import fnmatch
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedbench.core import rng
-from fedbench.core.options import ConfigError, MissingColumns, require
+from fedbench.core.options import ConfigError, require
+from fedbench.core.private_torch import BatchNorm
 from fedbench.nn.chain import Chain, LowChain
+from fedbench.nn.columns import Columns, require_group
 from fedbench.nn.keyed import Keyed
-from fedbench.nn.program import CONVOLUTIONS, LOW, Call, Convolution, KeyedDropout, never_called, trace
-
-
-class Columns:
-    """A set of columns of a row, as merged slices.  Empty sets are allowed and mean no column."""
-
-    def __init__(self, slices: Iterable[tuple[int, int]]):
-        self.slices = _merge(slices)
-        self.size = sum(b - a for a, b in self.slices)
-
-    def take(self, rows: Tensor) -> Tensor:
-        """The chosen columns.  [..., P] -> [..., size], a copy unless it is one slice."""
-        if len(self.slices) == 1:
-            return rows[..., self.slices[0][0]:self.slices[0][1]]
-        return torch.cat([rows[..., a:b] for a, b in self.slices] or [rows[..., :0]], dim=-1)
-
-    def put(self, rows: Tensor, values: Tensor) -> Tensor:
-        """A copy of rows [..., P] with the chosen columns replaced by values [..., size]."""
-        lead = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])      # torch's own imports sympy: seconds
-        out, at = rows.expand(*lead, rows.shape[-1]).clone(), 0
-        for a, b in self.slices:
-            out[..., a:b] = values[..., at:at + b - a]
-            at += b - a
-        return out
-
-    def __and__(self, other: Columns) -> Columns:
-        return Columns((max(a, c), min(b, d)) for a, b in self.slices for c, d in other.slices
-                       if max(a, c) < min(b, d))
-
-    def __or__(self, other: Columns) -> Columns:
-        return Columns([*self.slices, *other.slices])
-
-    def rest(self, size: int) -> Columns:
-        """The columns of a row of `size` numbers that are not among these."""
-        edges = [0, *(edge for span in self.slices for edge in span), size]
-        return Columns(zip(edges[::2], edges[1::2]))
-
-    def __len__(self) -> int:
-        return self.size
-
-
-def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for a, b in sorted(s for s in slices if s[0] < s[1]):
-        if merged and a <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
-        else:
-            merged.append((a, b))
-    return merged
-
-
-def require_group(name: str, needed_by: str, groups: Iterable[str]) -> None:
-    """Refuse a model that does not declare a group of columns; groups: those that it does."""
-    if name not in groups:
-        raise MissingColumns(f"{needed_by} needs the column group {name!r}, which this model does not declare: "
-                             f"add it under model.columns (it has {', '.join(groups) or 'none'})", name)
+from fedbench.nn.program import CONVOLUTIONS, LOW, Convolution, ForwardContext, KeyedDropout, never_called, trace
 
 
 class FlatModel:
@@ -104,34 +48,44 @@ class FlatModel:
     backward pass, 5.6 MB a client there.
     """
 
-    def __init__(self, module: nn.Module, columns: Mapping[str, Sequence[str]] | None = None,
-                 device: torch.device | str = "cpu", draw: Callable[[int], nn.Module] | None = None, seed: int = 0):
+    def __init__(
+        self,
+        module: nn.Module,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        device: torch.device | str = "cpu",
+        draw: Callable[[int], nn.Module] | None = None,
+        seed: int = 0,
+    ):
         self.module = module.to(device).eval()
         self._draw, self._seed = draw, seed
         self.device = torch.device(device)
         self._local = threading.local()
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
-        self._batched = isinstance(module, Batched)              # asking is slow
+        self._batched = isinstance(module, Batched)  # asking is slow
         self.program = None if self._batched else trace(module)
         self.convolution: Convolution = "grouped"
         self.autocast = False
-        self._chains = {(way, kind is LowChain): kind.of(self.program, way)
-                        for way in CONVOLUTIONS for kind in (Chain, LowChain)}
+        self._chains = {
+            (way, kind is LowChain): kind.of(self.program, way) for way in CONVOLUTIONS for kind in (Chain, LowChain)
+        }
         self.mapped = self.program is None and not self._batched
         self.has_dropout = self.mapped or any(isinstance(m, nn.Dropout) for m in module.modules())
         self._lay_out()
-        norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        require(all(m.track_running_stats and m.momentum is not None for m in norms),
-                "the model's batch norm must keep running statistics with a momentum (track_running_stats=True and "
-                "momentum=0.1, PyTorch's defaults): a cumulative mean needs a counter, which is no part of a row")
-        self.batch_statistics = bool(norms or self.buffer_names)       # then padding would show: exact batches
+        norms = [m for m in module.modules() if isinstance(m, BatchNorm)]
+        require(
+            all(m.track_running_stats and m.momentum is not None for m in norms),
+            "the model's batch norm must keep running statistics with a momentum (track_running_stats=True and "
+            "momentum=0.1, PyTorch's defaults): a cumulative mean needs a counter, which is no part of a row",
+        )
+        self.batch_statistics = bool(norms or self.buffer_names)  # then padding would show: exact batches
 
     # -- layout ------------------------------------------------------------------------------------------
     def _lay_out(self) -> None:
+        """Decide which number of a row is which: trained, extras, buffers."""
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        kept = self.module.state_dict()                # a buffer that is not saved is a constant (a causal mask)
-        buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point() and n in kept}
+        saved = self.module.state_dict()  # a buffer that is not saved is a constant (a causal mask)
+        buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point() and n in saved}
         self._initial = {**trained, **self._extras, **buffers}
         self.shapes = {n: t.shape for n, t in self._initial.items()}
         self.sizes = [t.numel() for t in self._initial.values()]
@@ -141,27 +95,31 @@ class FlatModel:
         ends = torch.tensor(self.sizes).cumsum(0).tolist()
         self.spans = {n: (end - size, end) for n, end, size in zip(self.shapes, ends, self.sizes)}
         self.trained, self.all = Columns([(0, self._learns)]), Columns([(0, self.size)])
-        self.columns = {group: Columns(span for n, span in self.spans.items() if self._chosen(n, patterns))
-                        for group, patterns in self._patterns.items()}
+        self.columns = {
+            group: Columns(span for n, span in self.spans.items() if self._chosen(n, patterns))
+            for group, patterns in self._patterns.items()
+        }
         self._frozen = {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
         self._refuse_dead_patterns()
 
     def _chosen(self, name: str, patterns: Sequence[str]) -> bool:
-        owner = type(self.module.get_submodule(name.rpartition(".")[0])).__name__ \
-            if name not in self._extras else ""
-        return any(fnmatch.fnmatch(owner, p[5:]) if p.startswith("type:") else fnmatch.fnmatch(name, p)
-                   for p in patterns)
+        owner = type(self.module.get_submodule(name.rpartition(".")[0])).__name__ if name not in self._extras else ""
+        return any(
+            fnmatch.fnmatch(owner, p[5:]) if p.startswith("type:") else fnmatch.fnmatch(name, p) for p in patterns
+        )
 
     def _refuse_dead_patterns(self) -> None:
         modules = dict(self.module.named_modules())
         for group, patterns in self._patterns.items():
             for pattern in patterns:
-                hit = any(self._chosen(n, [pattern]) for n in self.spans)
+                matches = any(self._chosen(n, [pattern]) for n in self.spans)
                 # a body without parameters (a logistic model's) is a legitimate empty group
                 empty = pattern.endswith(".*") and pattern[:-2] in modules
-                require(hit or empty or pattern.startswith(("*", "type:")),
-                        f"model.columns.{group}: the pattern {pattern!r} matches no parameter; "
-                        f"the parameters are {', '.join(self.spans)}")
+                require(
+                    matches or empty or pattern.startswith(("*", "type:")),
+                    f"model.columns.{group}: the pattern {pattern!r} matches no parameter; "
+                    f"the parameters are {', '.join(self.spans)}",
+                )
 
     def without(self, name: str) -> Columns:
         """Every column, buffers included, that is not in the group: without("head") is the base."""
@@ -182,10 +140,14 @@ class FlatModel:
             if isinstance(source, Tensor):
                 self._extras[name] = source.detach().clone().to(self.device)
             else:
-                owner, prefix = (source, "") if isinstance(source, nn.Module) \
-                    else (self.module, source.removeprefix("copy:") + ".")
-                self._extras |= {f"{name}.{n.removeprefix(prefix)}": p.detach().clone().to(self.device)
-                                 for n, p in owner.named_parameters() if n.startswith(prefix)}
+                owner, prefix = (
+                    (source, "") if isinstance(source, nn.Module) else (self.module, source.removeprefix("copy:") + ".")
+                )
+                self._extras |= {
+                    f"{name}.{n.removeprefix(prefix)}": p.detach().clone().to(self.device)
+                    for n, p in owner.named_parameters()
+                    if n.startswith(prefix)
+                }
             self._patterns[name] = [name] if isinstance(source, Tensor) else [f"{name}.*"]
         self._lay_out()
 
@@ -236,23 +198,30 @@ class FlatModel:
         # no cache of casts: it would keep tensors of one CUDA graph for the next
         return torch.autocast(self.device.type, LOW, cache_enabled=False) if self.autocast else nullcontext()
 
-    def forward(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None,
-                until: str | None = None) -> Tensor:
+    def forward(
+        self,
+        rows: Tensor,
+        inputs: Tensor | dict[str, Tensor],
+        context: ForwardContext | None = None,
+        until: str | None = None,
+    ) -> Tensor:
         """Logits of row [P] on [B, ...], or of rows [k, P] on [k, B, ...].  until="head": the features before it."""
-        return self.apply(self.named(rows), inputs, rows.dim() == 2, call or Call(), until)
+        return self.apply(self.named(rows), inputs, rows.dim() == 2, context or ForwardContext(), until)
 
     def predict(self, rows: Tensor, inputs: Tensor | dict[str, Tensor]) -> Tensor:
         """Logits in evaluation mode: [B, ...] of row [P], [k, B, ...] of rows [k, P]."""
         if self.chain is None or torch.is_grad_enabled() or not isinstance(inputs, Tensor):
             return self.forward(rows, inputs)
-        many = rows.dim() == 2 and len(rows) > 1                     # one client: the plain kernels
+        many = rows.dim() == 2 and len(rows) > 1  # one client: the plain kernels
         row, x = (rows[0], inputs[0]) if rows.dim() == 2 and not many else (rows, inputs)
         logits = self.chain.predict(self.complete(self.named(row), many), x, many)
         return logits.unsqueeze(0) if rows.dim() == 2 and not many else logits
 
-    def features(self, rows: Tensor, inputs: Tensor | dict[str, Tensor], call: Call | None = None) -> Tensor:
+    def features(
+        self, rows: Tensor, inputs: Tensor | dict[str, Tensor], context: ForwardContext | None = None
+    ) -> Tensor:
         """What enters the module named head: [B, F] or [k, B, F]."""
-        return self.forward(rows, inputs, call, until="head")
+        return self.forward(rows, inputs, context, until="head")
 
     def head(self, rows: Tensor, features: Tensor, name: str = "head") -> Tensor:
         """The linear layer `name` (head, or an extra copy of it) of row [P] or rows [k, P] on features."""
@@ -264,26 +233,38 @@ class FlatModel:
             out = (features @ weight.transpose(-1, -2)).to(features.dtype)
         return out if bias is None else out + bias.unsqueeze(-2)
 
-    def apply(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
-              until: str | None = None) -> Tensor:
-        """forward on named parameters; float buffers among them are updated in place when call.train."""
-        if call.convolution != self.convolution:
-            call = replace(call, convolution=self.convolution)
+    def apply(
+        self,
+        params: dict[str, Tensor],
+        inputs: Tensor | dict[str, Tensor],
+        many: bool,
+        context: ForwardContext,
+        until: str | None = None,
+    ) -> Tensor:
+        """forward on named parameters; float buffers among them are updated in place when context.train."""
+        if context.convolution != self.convolution:
+            context = replace(context, convolution=self.convolution)
         with self._precision():
-            out = self._apply(params, inputs, many, call, until)
+            out = self._apply(params, inputs, many, context, until)
         return out.float() if self.autocast else out
 
-    def _apply(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
-               until: str | None) -> Tensor:
-        if many and len(next(iter(params.values()))) == 1:                 # one client: the plain kernels
-            single = {n: p.squeeze(0) for n, p in params.items()}          # p[0] would copy gradients into zeros
-            return self._apply(single, _first(inputs), False, call, until)[None]
+    def _apply(
+        self,
+        params: dict[str, Tensor],
+        inputs: Tensor | dict[str, Tensor],
+        many: bool,
+        context: ForwardContext,
+        until: str | None,
+    ) -> Tensor:
+        if many and len(next(iter(params.values()))) == 1:  # one client: the plain kernels
+            single = {n: p.squeeze(0) for n, p in params.items()}  # p[0] would copy gradients into zeros
+            return self._apply(single, _first(inputs), False, context, until)[None]
         if self._batched:
             module: Any = self.module
-            return module.run(params, (inputs,), many, call, until)
+            return module.run(params, (inputs,), many, context, until)
         if self.program is not None and isinstance(inputs, Tensor):
-            return self.program.run(self.complete(params, many), (inputs,), many, call, until)
-        return self._mapped(params, inputs, many, call, until)
+            return self.program.run(self.complete(params, many), (inputs,), many, context, until)
+        return self._mapped(params, inputs, many, context, until)
 
     def complete(self, params: dict[str, Tensor], many: bool) -> dict[str, Tensor]:
         """params, [k, ...] each if many, and the frozen ones, which are in no row."""
@@ -292,11 +273,18 @@ class FlatModel:
         k = len(next(iter(params.values())))
         return params | {n: p.expand(k, *p.shape) for n, p in self._frozen.items()}
 
-    def _mapped(self, params: dict[str, Tensor], inputs: Tensor | dict[str, Tensor], many: bool, call: Call,
-                until: str | None) -> Tensor:
+    def _mapped(
+        self,
+        params: dict[str, Tensor],
+        inputs: Tensor | dict[str, Tensor],
+        many: bool,
+        context: ForwardContext,
+        until: str | None,
+    ) -> Tensor:
         """Any module, by functional_call, mapped over clients by torch.vmap."""
-        module = self._own_module(call.train)
-        own = {n: p for n, p in params.items() if n not in self._extras}
+        module = self._module_of_thread(context.train)
+        given = {n: p for n, p in params.items() if n not in self._extras}
+
         def one(p: dict[str, Tensor], x: Tensor | dict[str, Tensor], key: Tensor | None) -> Tensor:
             for dropout in self._local.dropouts:
                 dropout.key = key
@@ -304,11 +292,14 @@ class FlatModel:
                 if until is None:
                     return torch.func.functional_call(module, p, (x,))
                 return _until(module, until, lambda: torch.func.functional_call(module, p, (x,)))
-        if not many:
-            return one(own, inputs, None if call.keys is None else call.keys[0])
-        return torch.vmap(one, (0, 0, None if call.keys is None else 0), randomness="error")(own, inputs, call.keys)
 
-    def _own_module(self, train: bool) -> nn.Module:
+        if not many:
+            return one(given, inputs, None if context.keys is None else context.keys[0])
+        return torch.vmap(one, (0, 0, None if context.keys is None else 0), randomness="error")(
+            given, inputs, context.keys
+        )
+
+    def _module_of_thread(self, train: bool) -> nn.Module:
         """This thread's copy: functional_call swaps parameters in the module, which threads cannot share.  Frozen
         parameters are not copied."""
         if not hasattr(self._local, "module"):
@@ -316,7 +307,7 @@ class FlatModel:
             self._local.module, self._local.dropouts = copy.deepcopy(self.module, frozen), []
             for name, m in list(self._local.module.named_modules()):
                 if getattr(m, "num_batches_tracked", None) is not None:
-                    m.register_buffer("num_batches_tracked", None)      # an integer counter is not part of the row
+                    m.register_buffer("num_batches_tracked", None)  # an integer counter is not part of the row
                 if type(m) is nn.Dropout:
                     self._local.dropouts.append(KeyedDropout(m.p, name))
                     self._local.module.set_submodule(name, self._local.dropouts[-1])
@@ -328,8 +319,11 @@ class Batched(Protocol):
     """A module that writes its own forward pass for many parameter sets at once (a prompt: one pass of the frozen tower
     for all clients): params by name, [k, ...] each if many, of which it ignores what it does not know."""
 
-    def run(self, params: dict[str, Tensor], inputs: tuple, many: bool, call: Call, until: str | None = None
-            ) -> Tensor: ...
+    def run(
+        self, params: dict[str, Tensor], inputs: tuple, many: bool, context: ForwardContext, until: str | None = None
+    ) -> Tensor:
+        """Logits [k, B, C] if many, else [B, C]; until: the name of a layer whose input is returned instead."""
+        ...
 
 
 class _Reached(Exception):
@@ -339,6 +333,7 @@ class _Reached(Exception):
 def _until(module: nn.Module, name: str, run) -> Tensor:
     def stop(m: nn.Module, args: tuple) -> None:
         raise _Reached(args[0])
+
     if name not in dict(module.named_modules()):
         raise ConfigError(never_called(name))
     handle = module.get_submodule(name).register_forward_pre_hook(stop)

@@ -1,6 +1,6 @@
-"""What a mapped module draws at random, keyed by the client, and fused layers in a form that can be followed.
+"""Random numbers of a mapped module, keyed by the client, and fused layers in a form that vmap and autograd follow.
 
-A module outside the table of network.py runs its own forward pass.  Its random numbers must be those of the client's
+A module outside the table of program.py runs its own forward pass.  Its random numbers must be those of the client's
 key, not of torch's global generator: otherwise a run does not repeat itself, and depends on the executor.  `Keyed`
 stands between the module and torch for the time of a pass and answers what draws: dropout in all its forms (attention
 and recurrent layers included), Bernoulli masks (stochastic depth), uniform and normal noise.  What draws otherwise is
@@ -26,17 +26,19 @@ from torch.overrides import TorchFunctionMode
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom, key
 
-Rule = Callable[..., Any]               # (mode, torch's function, *its arguments) -> what it returns
+Rule = Callable[..., Any]  # (mode, torch's function, *its arguments) -> what it returns
 ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
 class Keyed(TorchFunctionMode):
-    """own: the client's key, int64 [] (None: nothing is in training); many: whether torch.vmap maps the pass.  The
-    i-th draw of a pass is a function of (own, i)."""
+    """The mode in which a mapped module's pass runs: the i-th draw is a function of the client's key and i.
 
-    def __init__(self, own: Tensor | None, many: bool):
+    client_key: int64 [] (None: nothing is in training).  many: whether torch.vmap maps the pass.
+    """
+
+    def __init__(self, client_key: Tensor | None, many: bool):
         super().__init__()
-        self.own, self.many, self.draws = own, many, 0
+        self.client_key, self.many, self.draws = client_key, many, 0
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         rule = RULES.get(func)
@@ -45,34 +47,54 @@ class Keyed(TorchFunctionMode):
     def random(self, like: Tensor) -> RowRandom:
         """The next draw, of one row."""
         self.draws += 1
-        own = torch.zeros((), dtype=torch.int64, device=like.device) if self.own is None else self.own
-        return RowRandom(own[None] ^ (key("draw", self.draws) >> 1))
+        unkeyed = torch.zeros((), dtype=torch.int64, device=like.device)
+        client_key = unkeyed if self.client_key is None else self.client_key
+        return RowRandom(client_key[None] ^ (key("draw", self.draws) >> 1))
 
     def masked(self, x: Tensor, p: float, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """x with numbers, or what shares one of the mask's shape, set to 0 with probability p, the others grown."""
-        kept = self.random(x).uniform(*shape)[0] >= p
-        return x * kept / (1 - p) if p < 1 else x * 0
+        """Dropout: x times a mask of this shape, 0 with probability p and else 1 / (1 - p)."""
+        stays = self.random(x).uniform(*shape)[0] >= p
+        return x * stays / (1 - p) if p < 1 else x * 0
 
 
 # -- dropout ---------------------------------------------------------------------------------------------------
-def _dropout(mode: Keyed, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False,
-             train: bool = True) -> Tensor:
+def _dropout(
+    mode: Keyed,
+    func: Any,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool = True,
+) -> Tensor:
     return mode.masked(input, p, input.shape) if training and train and p > 0 else input
 
 
 def _channels(axes: int) -> Rule:
-    """Dropout of whole channels of [B, C, ...], or [C, ...] with so many axes."""
-    def rule(mode: Keyed, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-             ) -> Tensor:
+    """A rule: dropout of whole channels of [B, C, ...], or of [C, ...] where the input has so many axes."""
+
+    def rule(
+        mode: Keyed, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         lead = 1 if input.dim() == axes else 2
         shape = (*input.shape[:lead], *(1,) * (input.dim() - lead))
         return mode.masked(input, p, shape) if training and p > 0 else input
+
     return rule
 
 
-def _product_attention(mode: Keyed, func: Any, query: Tensor, key: Tensor, value: Tensor,
-                       attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-                       scale: float | None = None, enable_gqa: bool = False) -> Tensor:
+def _product_attention(
+    mode: Keyed,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """scaled_dot_product_attention; written out where it drops, or is mapped."""
     if enable_gqa or (dropout_p == 0 and not mode.many):
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -91,8 +113,9 @@ def _additive(hidden: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(hidden, float("-inf"))
 
 
-def _attend(mode: Keyed, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, p: float, scale: float | None = None
-            ) -> tuple[Tensor, Tensor]:
+def _attend(
+    mode: Keyed, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, p: float, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Values [..., L, d] of queries [..., L, d] on S keys and values, and the weights [..., L, S]."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     weights = (scores if added is None else scores + added).softmax(-1)
@@ -109,17 +132,22 @@ def _attention(mode: Keyed, func: Any, *args: Any, **kwargs: Any) -> tuple[Tenso
     if p == 0 and not mode.many:
         return func(*args, **kwargs)
     if a.bias_k is not None or a.add_zero_attn or a.static_k is not None or a.static_v is not None:
-        raise ConfigError("attention with add_bias_kv or add_zero_attn has no keyed dropout, and no form for several "
-                          "clients at once: leave them at False")
+        raise ConfigError(
+            "attention with add_bias_kv or add_zero_attn has no keyed dropout, and no form for several "
+            "clients at once: leave them at False"
+        )
     single = a.query.dim() == 2
-    given = [t.unsqueeze(1) if single else t for t in (a.query, a.key, a.value)]                  # [L or S, N, E]
-    weights = (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight) if a.use_separate_proj_weight \
-        else a.in_proj_weight.chunk(3)
+    given = [t.unsqueeze(1) if single else t for t in (a.query, a.key, a.value)]  # [L or S, N, E]
+    weights = (
+        (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight) if a.use_separate_proj_weight else a.in_proj_weight.chunk(3)
+    )
     biases = (None,) * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
-    q, k, v = (F.linear(t, w, b).unflatten(-1, (a.num_heads, -1)).permute(1, 2, 0, 3)             # [N, H, L or S, d]
-               for t, w, b in zip(given, weights, biases))
+    q, k, v = (
+        F.linear(t, w, b).unflatten(-1, (a.num_heads, -1)).permute(1, 2, 0, 3)  # [N, H, L or S, d]
+        for t, w, b in zip(given, weights, biases)
+    )
     out, shares = _attend(mode, q, k, v, _hidden(a, q), p)
-    out = F.linear(out.permute(2, 0, 1, 3).flatten(2), a.out_proj_weight, a.out_proj_bias)        # [L, N, E]
+    out = F.linear(out.permute(2, 0, 1, 3).flatten(2), a.out_proj_weight, a.out_proj_bias)  # [L, N, E]
     shares = (shares.mean(1) if a.average_attn_weights else shares) if a.need_weights else None
     return (out.squeeze(1), None if shares is None else shares.squeeze(0)) if single else (out, shares)
 
@@ -143,75 +171,104 @@ def _recurrent(mode: Keyed, func: Any, *args: Any) -> tuple[Tensor, ...]:
     packed sequence (data, sizes, state, weights, biases?, layers, dropout, train, both ways?)."""
     packed = isinstance(args[3], list | tuple)
     at = 6 if packed else 5
-    dropout, train = args[at:at + 2]
+    dropout, train = args[at : at + 2]
     if not mode.many and not (dropout and train):
-        return func(*args[:at], 0.0, True, *args[at + 2:])
+        return func(*args[:at], 0.0, True, *args[at + 2 :])
     if packed:
-        raise ConfigError("a recurrent layer on packed sequences has no dropout between its layers here, and no form "
-                          "for several clients at once: pad the sequences, or set its dropout to 0")
+        raise ConfigError(
+            "a recurrent layer on packed sequences has no dropout between its layers here, and no form "
+            "for several clients at once: pad the sequences, or set its dropout to 0"
+        )
     x, state, weights, biases, layers, _, _, both, batch_first = args
-    states = state if isinstance(state, tuple | list) else (state,)                       # each [layers * D, ...]
+    states = state if isinstance(state, tuple | list) else (state,)  # each [layers * D, ...]
     each, ways, lasts = len(weights) // layers, 1 + both, []
     for i in range(layers):
-        own, parts = [s[i * ways:(i + 1) * ways] for s in states], weights[i * each:(i + 1) * each]
+        start, parts = [s[i * ways : (i + 1) * ways] for s in states], weights[i * each : (i + 1) * each]
         x = mode.masked(x, dropout, x.shape) if i and dropout and train else x
         if mode.many:
-            x, *last = _unrolled(CELLS[func], x, own, parts, biases, ways, batch_first)
+            x, *last = _unrolled(CELLS[func], x, start, parts, biases, ways, batch_first)
         else:
-            x, *last = func(x, tuple(own) if isinstance(state, tuple | list) else own[0], parts, biases, 1, 0.0, True,
-                            both, batch_first)
+            x, *last = func(
+                x,
+                tuple(start) if isinstance(state, tuple | list) else start[0],
+                parts,
+                biases,
+                1,
+                0.0,
+                True,
+                both,
+                batch_first,
+            )
         lasts.append(last)
     return x, *(torch.cat(parts) for parts in zip(*lasts))
 
 
-def _unrolled(cell: Callable[..., tuple], x: Tensor, states: list[Tensor], weights: Any, biases: bool, ways: int,
-              batch_first: bool) -> tuple[Tensor, ...]:
+def _unrolled(
+    cell: Callable[..., tuple],
+    x: Tensor,
+    states: list[Tensor],
+    weights: Any,
+    biases: bool,
+    ways: int,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
     """One layer in plain operations: outputs, and the last states, each [D, ...].  One product for all inputs."""
     axis, each, outputs, lasts = int(batch_first and x.dim() == 3), len(weights) // ways, [], []
     for way in range(ways):
-        w_in, w_own, *others = weights[way * each:(way + 1) * each]
-        b_in, b_own = others[:2] if biases else (None, None)
-        turned = others[-1].t() if len(others) > 2 * biases else None              # an LSTM's projection
-        inputs, now, found = F.linear(x, w_in, b_in).unbind(axis), tuple(s[way] for s in states), []
-        for given in reversed(inputs) if way else inputs:
-            now = cell(given, F.linear(now[0], w_own, b_own), *now)
-            now = now if turned is None else (now[0] @ turned, *now[1:])
-            found.append(now[0])
-        outputs.append(torch.stack(found[::-1] if way else found, axis))
-        lasts.append(now)
+        w_input, w_state, *others = weights[way * each : (way + 1) * each]
+        b_input, b_state = others[:2] if biases else (None, None)
+        projection = others[-1].t() if len(others) > 2 * biases else None  # of an LSTM
+        inputs, state, hidden = F.linear(x, w_input, b_input).unbind(axis), tuple(s[way] for s in states), []
+        for from_input in reversed(inputs) if way else inputs:
+            state = cell(from_input, F.linear(state[0], w_state, b_state), *state)
+            state = state if projection is None else (state[0] @ projection, *state[1:])
+            hidden.append(state[0])
+        outputs.append(torch.stack(hidden[::-1] if way else hidden, axis))
+        lasts.append(state)
     return torch.cat(outputs, -1), *(torch.stack(parts) for parts in zip(*lasts))
 
 
-def _lstm(given: Tensor, own: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    into, forget, new, out = (given + own).chunk(4, -1)
-    c = forget.sigmoid() * c + into.sigmoid() * new.tanh()
-    return out.sigmoid() * c.tanh(), c
+def _lstm(from_input: Tensor, from_state: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    input_gate, forget_gate, new, output_gate = (from_input + from_state).chunk(4, -1)
+    c = forget_gate.sigmoid() * c + input_gate.sigmoid() * new.tanh()
+    return output_gate.sigmoid() * c.tanh(), c
 
 
-def _gru(given: Tensor, own: Tensor, h: Tensor) -> tuple[Tensor]:
-    (reset, keep, new), (r, k, n) = given.chunk(3, -1), own.chunk(3, -1)
+def _gru(from_input: Tensor, from_state: Tensor, h: Tensor) -> tuple[Tensor]:
+    (reset, update, new), (r, u, n) = from_input.chunk(3, -1), from_state.chunk(3, -1)
     new = (new + (reset + r).sigmoid() * n).tanh()
-    return (new + (keep + k).sigmoid() * (h - new),)
+    return (new + (update + u).sigmoid() * (h - new),)
 
 
-CELLS: dict[Any, Callable[..., tuple]] = {          # (from the input, from the state, *states) -> new states
-    torch.lstm: _lstm, torch.gru: _gru, torch.rnn_tanh: lambda given, own, h: ((given + own).tanh(),),
-    torch.rnn_relu: lambda given, own, h: ((given + own).relu(),)}
+CELLS: dict[Any, Callable[..., tuple]] = {  # (from the input, from the state, *states) -> new states
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: lambda from_input, from_state, h: ((from_input + from_state).tanh(),),
+    torch.rnn_relu: lambda from_input, from_state, h: ((from_input + from_state).relu(),),
+}
 
 
 # -- the rest --------------------------------------------------------------------------------------------------
-def _embedding(mode: Keyed, func: Any, input: Tensor, weight: Tensor, padding_idx: int | None = None,
-               max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
-               sparse: bool = False) -> Tensor:
+def _embedding(
+    mode: Keyed,
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
     """embedding, its gradient dense; torch.vmap forgets that nothing is learned at padding_idx."""
     if not mode.many:
         return func(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, False)
     if max_norm is not None or scale_grad_by_freq:
         raise ConfigError("an embedding with max_norm or scale_grad_by_freq has no form for several clients at once")
-    found = func(input, weight)
+    vectors = func(input, weight)
     if padding_idx is None:
-        return found
-    return torch.where((input == padding_idx % len(weight))[..., None], found.detach(), found)
+        return vectors
+    return torch.where((input == padding_idx % len(weight))[..., None], vectors.detach(), vectors)
 
 
 def _bernoulli_(mode: Keyed, func: Any, x: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
@@ -222,40 +279,59 @@ def _bernoulli(mode: Keyed, func: Any, x: Tensor, p: Any = None, *, generator: A
     return (mode.random(x).uniform(*x.shape)[0] < (x if p is None else p)).to(x.dtype)
 
 
-def _uniform_(mode: Keyed, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
-              ) -> Tensor:
+def _uniform_(
+    mode: Keyed, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
+) -> Tensor:
     return x.copy_(low + (high - low) * mode.random(x).uniform(*x.shape)[0])
 
 
-def _normal_(mode: Keyed, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
-             ) -> Tensor:
+def _normal_(
+    mode: Keyed, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
+) -> Tensor:
     return x.copy_(mean + std * mode.random(x).normal(*x.shape)[0])
 
 
 def _like(law: str) -> Rule:
     """rand_like, randn_like."""
+
     def rule(mode: Keyed, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return getattr(mode.random(x), law)(*x.shape)[0].to(dtype or x.dtype)
+
     return rule
 
 
 def _fresh(law: str) -> Rule:
     """rand, randn: on the device of the client's key, if none is named."""
-    def rule(mode: Keyed, func: Any, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
-             ) -> Tensor:
+
+    def rule(
+        mode: Keyed, func: Any, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+    ) -> Tensor:
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-        like = torch.empty(0, device=device if device is not None or mode.own is None else mode.own.device)
+        like = torch.empty(
+            0, device=device if device is not None or mode.client_key is None else mode.client_key.device
+        )
         return getattr(mode.random(like), law)(*shape)[0].to(dtype or torch.get_default_dtype())
+
     return rule
 
 
 RULES: dict[Any, Rule] = {
-    F.dropout: _dropout, torch.dropout: _dropout, F.dropout1d: _channels(2), F.dropout2d: _channels(0),
-    F.dropout3d: _channels(4), F.scaled_dot_product_attention: _product_attention,
-    F.multi_head_attention_forward: _attention, F.embedding: _embedding,
+    F.dropout: _dropout,
+    torch.dropout: _dropout,
+    F.dropout1d: _channels(2),
+    F.dropout2d: _channels(0),
+    F.dropout3d: _channels(4),
+    F.scaled_dot_product_attention: _product_attention,
+    F.multi_head_attention_forward: _attention,
+    F.embedding: _embedding,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
-    torch.bernoulli: _bernoulli, Tensor.bernoulli: _bernoulli, Tensor.bernoulli_: _bernoulli_,
-    Tensor.uniform_: _uniform_, Tensor.normal_: _normal_,
-    torch.rand_like: _like("uniform"), torch.randn_like: _like("normal"),
-    torch.rand: _fresh("uniform"), torch.randn: _fresh("normal"),
+    torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
+    Tensor.bernoulli_: _bernoulli_,
+    Tensor.uniform_: _uniform_,
+    Tensor.normal_: _normal_,
+    torch.rand_like: _like("uniform"),
+    torch.randn_like: _like("normal"),
+    torch.rand: _fresh("uniform"),
+    torch.randn: _fresh("normal"),
 }

@@ -22,26 +22,27 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedbench.core.options import ConfigError
+from fedbench.core.private_torch import has_hooks
 from fedbench.core.rng import RowRandom, key
 
 Convolution = Literal["grouped", "unfold"]
 CONVOLUTIONS: tuple[Convolution, ...] = get_args(Convolution)
-LOW = torch.bfloat16                 # what autocast computes in
-WINDOWS_BYTES = 256 << 20            # unfolded at a time, where no gradient needs them afterwards
+LOW = torch.bfloat16  # what autocast computes in
+WINDOWS_BYTES = 256 << 20  # unfolded at a time, where no gradient needs them afterwards
 
 
 @dataclass
-class Call:
+class ForwardContext:
     """What an operation may need besides its input: train mode, the clients' keys for dropout, and how to convolve
     for many clients."""
 
     train: bool = False
-    keys: Tensor | None = None       # [k] int64
+    keys: Tensor | None = None  # [k] int64
     convolution: Convolution = "grouped"
 
 
 Params = dict[str, Tensor]
-Rule = Callable[[nn.Module, str, Params, Tensor, bool, Call], Tensor]
+Rule = Callable[[nn.Module, str, Params, Tensor, bool, ForwardContext], Tensor]
 
 
 class _ManyLinear(torch.autograd.Function):
@@ -59,33 +60,42 @@ class _ManyLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (x, weight), needs = grads, ctx.saved_tensors, ctx.needs_input_grad
-        return (torch.bmm(grad, weight) if needs[0] else None,
-                torch.bmm(grad.transpose(1, 2), x) if needs[1] else None,
-                grad.sum(1) if needs[2] else None)
+        return (
+            torch.bmm(grad, weight) if needs[0] else None,
+            torch.bmm(grad.transpose(1, 2), x) if needs[1] else None,
+            grad.sum(1) if needs[2] else None,
+        )
 
 
-def _linear(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _linear(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
     if not many:
         return F.linear(x, weight, bias)
-    flat = x if x.dim() == 3 else x.flatten(1, -2)                                # [k, M, in]
-    y = torch.bmm(flat, weight.transpose(1, 2)) if bias is None else _ManyLinear.apply(*lower(flat, weight, bias))
+    flat = x if x.dim() == 3 else x.flatten(1, -2)  # [k, M, in]
+    y = torch.bmm(flat, weight.transpose(1, 2)) if bias is None else _ManyLinear.apply(*as_autocast(flat, weight, bias))
     return y if x.dim() == 3 else y.unflatten(1, x.shape[1:-1])
 
 
-def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
     if not many:
-        if x.device.type == "cpu":           # 1.25 times as fast there
+        if x.device.type == "cpu":  # 1.25 times as fast there
             x = x.contiguous(memory_format=torch.channels_last)
         return F.conv2d(x, weight, bias, m.stride, m.padding, m.dilation, m.groups)
-    if call.convolution == "unfold" and unfolds(m):
+    if context.convolution == "unfold" and unfolds(m):
         return _unfolded(m, x, weight, bias)
     k = len(x)
-    side_by_side = x.transpose(0, 1).flatten(1, 2)                                # [B, k * C, H, W]
-    y = F.conv2d(side_by_side, weight.flatten(0, 1), None if bias is None else bias.flatten(),
-                 m.stride, m.padding, m.dilation, k * m.groups)
-    return y.unflatten(1, (k, -1)).transpose(0, 1)                                # [k, B, out, H', W']
+    side_by_side = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
+    y = F.conv2d(
+        side_by_side,
+        weight.flatten(0, 1),
+        None if bias is None else bias.flatten(),
+        m.stride,
+        m.padding,
+        m.dilation,
+        k * m.groups,
+    )
+    return y.unflatten(1, (k, -1)).transpose(0, 1)  # [k, B, out, H', W']
 
 
 def unfolds(m: nn.Conv2d) -> bool:
@@ -100,53 +110,60 @@ def cut_windows(x: Tensor, m: nn.Conv2d) -> Tensor:
     fast as pixels last, 5x5 on 32 channels, one CPU thread), and pooling is over ten times as fast.  F.unfold would
     be a launch for every image on CUDA.
     """
-    (height, width), (down, right) = m.padding, m.stride                          # type: ignore[misc]
-    pixels = x.permute(0, 1, 3, 4, 2)                                             # [k, B, H, W, C]
+    (height, width), (down, right) = m.padding, m.stride  # type: ignore[misc]
+    pixels = x.permute(0, 1, 3, 4, 2)  # [k, B, H, W, C]
     if height or width:
-        pixels = F.pad(pixels, (0, 0, width, width, height, height))               # type: ignore[arg-type]
+        pixels = F.pad(pixels, (0, 0, width, width, height, height))  # type: ignore[arg-type]
     windows = pixels.contiguous().unfold(2, m.kernel_size[0], down).unfold(3, m.kernel_size[1], right)
     return windows.permute(0, 1, 2, 3, 5, 6, 4).contiguous()
 
 
 def convolve(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """windows of `cut_windows`, weight [k, O, C, kh, kw], bias [k, O] -> [k, B, O, H', W']."""
-    turned = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)                          # [k, kh * kw * C, O]
-    flat = windows.flatten(4).flatten(1, 3)                                       # [k, B * H' * W', kh * kw * C]
-    y = torch.bmm(flat, turned) if bias is None else torch.baddbmm(bias[:, None], flat, turned)
+    kernels = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)  # [k, kh * kw * C, O]
+    flat = windows.flatten(4).flatten(1, 3)  # [k, B * H' * W', kh * kw * C]
+    y = torch.bmm(flat, kernels) if bias is None else torch.baddbmm(bias[:, None], flat, kernels)
     return y.unflatten(1, windows.shape[1:4]).permute(0, 1, 4, 2, 3)
 
 
 def _unfolded(m: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    x, weight, bias = lower(x, weight, bias)
+    x, weight, bias = as_autocast(x, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
         return convolve(cut_windows(x, m), weight, bias)
-    image = x[:, 0].numel() * weight[0, 0, 0].numel() * x.element_size()          # its windows at stride 1
+    image = x[:, 0].numel() * weight[0, 0, 0].numel() * x.element_size()  # its windows at stride 1
     some = max(1, WINDOWS_BYTES // max(1, image))
     parts = [convolve(cut_windows(part, m), weight, bias) for part in x.split(some, 1)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def lower(*tensors: Any) -> Any:
-    """Tensors (or None) as torch.autocast wants them, for operations that it does not know."""
+def as_autocast(*tensors: Any) -> Any:
+    """Tensors (or None) in the precision of torch.autocast, for operations that it does not know."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
     return [t if t is None else t.to(LOW) for t in tensors]
 
 
-def _batch_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _write_back(flat: Tensor, statistic: Tensor) -> None:
+    """Copy what was reshaped for a kernel to where it came from, unless it is a view of that."""
+    if flat.data_ptr() != statistic.data_ptr():
+        statistic.copy_(flat.view_as(statistic))
+
+
+def _batch_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     mean, var = p.get(f"{name}.running_mean"), p.get(f"{name}.running_var")
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
-    batch_statistics = call.train or mean is None
+    batch_statistics = context.train or mean is None
     if not many:
         return F.batch_norm(x, mean, var, weight, bias, batch_statistics, m.momentum or 0.0, m.eps)
     k, channels = len(x), x.shape[2]
-    kept = [None if t is None else t.reshape(-1) for t in (mean, var, weight, bias)]
-    y = F.batch_norm(x.transpose(0, 1).flatten(1, 2), kept[0], kept[1], kept[2], kept[3], batch_statistics,
-                     m.momentum or 0.0, m.eps)
-    for source, flat in ((mean, kept[0]), (var, kept[1])):
-        if call.train and source is not None and flat is not None and flat.data_ptr() != source.data_ptr():
-            source.copy_(flat.view_as(source))
+    flat = [None if t is None else t.reshape(-1) for t in (mean, var, weight, bias)]  # of k * C channels
+    y = F.batch_norm(
+        x.transpose(0, 1).flatten(1, 2), flat[0], flat[1], flat[2], flat[3], batch_statistics, m.momentum or 0.0, m.eps
+    )
+    for statistic, updated in ((mean, flat[0]), (var, flat[1])):
+        if context.train and statistic is not None and updated is not None:
+            _write_back(updated, statistic)
     return y.unflatten(1, (k, channels)).transpose(0, 1)
 
 
@@ -157,7 +174,7 @@ def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple)
     return y if bias is None else y + bias.view(shape)
 
 
-def _group_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _group_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
     if not many:
         return F.group_norm(x, m.num_groups, weight, bias, m.eps)
@@ -165,7 +182,7 @@ def _group_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call)
     return _affine(y, weight, bias, (len(x), 1, -1) + (1,) * (x.dim() - 3))
 
 
-def _layer_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _layer_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
     if not many:
         return F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
@@ -174,25 +191,25 @@ def _layer_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call)
     return _affine(y, weight, bias, (len(x), *middle, *m.normalized_shape))
 
 
-def _per_image(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _per_image(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     return m(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if many else m(x)
 
 
-def _elementwise(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _elementwise(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     return m(x)
 
 
-def _flatten(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
+def _flatten(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     return x.flatten(2) if many else x.flatten(1)
 
 
-def _dropout(m: Any, name: str, p: Params, x: Tensor, many: bool, call: Call) -> Tensor:
-    if not call.train or m.p == 0:
+def _dropout(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+    if not context.train or m.p == 0:
         return x
-    keys = call.keys if call.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
+    keys = context.keys if context.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
     draw = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if many else x.shape))
-    kept = (draw if many else draw[0]) >= m.p
-    return x * kept / (1 - m.p)
+    stays = (draw if many else draw[0]) >= m.p
+    return x * stays / (1 - m.p)
 
 
 class KeyedDropout(nn.Module):
@@ -201,29 +218,55 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float, name: str):
         super().__init__()
         self.p, self.name = p, name
-        self.key: Tensor | None = None       # int64, one client's
+        self.key: Tensor | None = None  # int64, one client's
 
     def forward(self, x: Tensor) -> Tensor:
+        """x with some numbers 0 and the others scaled, in training."""
         keys = None if self.key is None else self.key[None]
-        return _dropout(self, self.name, {}, x, False, Call(self.training, keys))
+        return _dropout(self, self.name, {}, x, False, ForwardContext(self.training, keys))
 
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: _linear, nn.Conv2d: _conv2d, nn.BatchNorm1d: _batch_norm, nn.BatchNorm2d: _batch_norm,
-    nn.GroupNorm: _group_norm, nn.LayerNorm: _layer_norm, nn.Flatten: _flatten, nn.Dropout: _dropout,
+    nn.Linear: _linear,
+    nn.Conv2d: _conv2d,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.Flatten: _flatten,
+    nn.Dropout: _dropout,
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _per_image),
-    **dict.fromkeys((nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus,
-                     nn.Identity), _elementwise),
+    **dict.fromkeys(
+        (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity), _elementwise
+    ),
 }
-POINTWISE = {operator.add, operator.sub, operator.mul, torch.add, torch.sub, torch.mul, torch.relu, torch.tanh,
-             torch.sigmoid, F.relu, F.gelu, F.silu, F.tanh, F.sigmoid, F.leaky_relu, F.elu, F.softplus}
+POINTWISE = {
+    operator.add,
+    operator.sub,
+    operator.mul,
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+    F.relu,
+    F.gelu,
+    F.silu,
+    F.tanh,
+    F.sigmoid,
+    F.leaky_relu,
+    F.elu,
+    F.softplus,
+}
 POINTWISE_METHODS = {"relu", "tanh", "sigmoid", "add", "mul", "sub"}
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in RULES or (super().is_leaf_module(m, module_qualified_name)
-                                    and not isinstance(m, nn.Sequential))
+        return type(m) in RULES or (
+            super().is_leaf_module(m, module_qualified_name) and not isinstance(m, nn.Sequential)
+        )
 
 
 class Program:
@@ -235,24 +278,25 @@ class Program:
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.output = next(node for node in graph.nodes if node.op == "output").args[0]
 
-    def run(self, params: Params, inputs: tuple[Tensor, ...], many: bool, call: Call,
-            until: str | None = None) -> Tensor:
+    def run(
+        self, params: Params, inputs: tuple[Tensor, ...], many: bool, context: ForwardContext, until: str | None = None
+    ) -> Tensor:
         """inputs [k, B, ...] and params [k, ...] each if many, else without k; until: stop before that module."""
         env: dict[fx.Node, Tensor] = dict(zip(self.inputs, inputs))
         for node in self.nodes:
             if node.op == "call_module":
                 name = str(node.target)
-                x = env[node.args[0]]                                             # type: ignore[index]
+                x = env[node.args[0]]  # type: ignore[index]
                 if name == until:
                     return x
                 module = self.modules[name]
-                env[node] = RULES[type(module)](module, name, params, x, many, call)
+                env[node] = RULES[type(module)](module, name, params, x, many, context)
             else:
                 args = [env[a] if isinstance(a, fx.Node) else a for a in node.args]
                 env[node] = self._function(node, args, many)
         if until is not None:
             raise ConfigError(never_called(until))
-        return env[self.output]                                                   # type: ignore[index]
+        return env[self.output]  # type: ignore[index]
 
     @staticmethod
     def _function(node: fx.Node, args: list, many: bool) -> Tensor:
@@ -260,38 +304,45 @@ class Program:
             return args[0].flatten(2) if many else args[0].flatten(1)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **node.kwargs)
-        return node.target(*args, **node.kwargs)                                  # type: ignore[operator]
+        return node.target(*args, **node.kwargs)  # type: ignore[operator]
 
 
 def never_called(name: str) -> str:
-    return (f"the model never calls a layer named {name!r}: methods that work on features need the last linear layer "
-            "under that name")
+    """The sentence for a model that has no layer of that name in its forward pass."""
+    return (
+        f"the model never calls a layer named {name!r}: methods that work on features need the last linear layer "
+        "under that name"
+    )
 
 
 def trace(module: nn.Module) -> Program | None:
     """The module as a Program, or None when it does anything the table does not know."""
     if len(list(module.named_parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
-        return None                          # tied parameters have one name in the row, two in the layers
-    if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
-        return None                          # code around a layer, spectral normalization for one, is in no graph
+        return None  # tied parameters have one name in the row, two in the layers
+    if has_hooks(module):
+        return None  # code around a layer, spectral normalization for one, is in no graph
     try:
-        twin = copy.deepcopy(module, {id(p): p for p in module.parameters()})       # tracing may write into buffers
+        twin = copy.deepcopy(module, {id(p): p for p in module.parameters()})  # tracing may write into buffers
         in_training, graph = _Tracer().trace(twin.train()), _Tracer().trace(twin.eval())
-    except Exception:        # fx raises many kinds of error on data-dependent code; vmap is the answer to all
+    except Exception:  # fx raises many kinds of error on data-dependent code; vmap is the answer to all
         return None
     if str(in_training) != str(graph):
-        return None                          # it asks whether it is in training, which a graph cannot
+        return None  # it asks whether it is in training, which a graph cannot
     program = Program(module, graph)
-    return program if all(_known(node, program) for node in program.nodes) and \
-        isinstance(program.output, fx.Node) else None
+    return (
+        program
+        if all(_known(node, program) for node in program.nodes) and isinstance(program.output, fx.Node)
+        else None
+    )
 
 
 def _known(node: fx.Node, program: Program) -> bool:
     if node.op == "call_module":
         module = program.modules[str(node.target)]
         plain = not isinstance(module, nn.Flatten) or (module.start_dim, module.end_dim) == (1, -1)
-        images = not isinstance(module, nn.Conv2d) or (module.padding_mode == "zeros"
-                                                        and not isinstance(module.padding, str))
+        images = not isinstance(module, nn.Conv2d) or (
+            module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        )
         running = not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) or module.momentum is not None
         return type(module) in RULES and plain and images and running and len(node.args) == 1
     tensors_only = not any(isinstance(a, fx.Node) for a in node.kwargs.values())

@@ -24,15 +24,15 @@ def deal_extra(
     """
     if domain is None:
         raise ConfigError("extra samples belong to natural silos, but this data set has none")
-    silos = [set(np.unique(domain[own]).tolist()) for own in train]
-    dealt = [[own] for own in train]
+    silos = [set(np.unique(domain[samples]).tolist()) for samples in train]
+    dealt = [[samples] for samples in train]
     for silo in np.unique(domain[extra]).tolist():
-        homes = [i for i, held in enumerate(silos) if silo in held]
-        if not homes:
+        clients = [i for i, held in enumerate(silos) if silo in held]
+        if not clients:
             raise ConfigError(f"no client trains on natural silo {silo}, to which extra samples belong")
-        mine = rng.permutation(extra[domain[extra] == silo])
-        for j, i in enumerate(homes):
-            dealt[i].append(mine[j :: len(homes)])
+        of_silo = rng.permutation(extra[domain[extra] == silo])
+        for j, i in enumerate(clients):
+            dealt[i].append(of_silo[j :: len(clients)])
     return [np.concatenate(parts) for parts in dealt]
 
 

@@ -10,7 +10,6 @@ Letters: N clients, C classes, n samples.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedbench.core.files import replacing
 from fedbench.core.options import ConfigError, require
 from fedbench.data.base import EXTRA, TEST, TRAIN, VAL, Arrays
 from fedbench.partition._extra import deal_extra
@@ -171,14 +171,8 @@ class Split:
         """Write an uncompressed npz, whole or not at all."""
         path = Path(path)
         require(path.is_file() or not path.exists(), f"{path} is no file: a partition is written beside it and renamed")
-        partial = path.with_name(path.name + ".partial")
-        try:
-            with open(partial, "wb") as file:
-                np.savez(file, **self._arrays())  # type: ignore[arg-type]
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        with replacing(path) as partial, open(partial, "wb") as file:
+            np.savez(file, **self._arrays())  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path) -> "Split":
@@ -281,13 +275,13 @@ def _pools(
 ) -> list[np.ndarray]:
     """The index arrays to divide: [all], [train, test] or [train, test, validation]."""
     part = arrays.split
-    own = np.flatnonzero(part != EXTRA)
+    original = np.flatnonzero(part != EXTRA)
     if split == "merged":
-        return [own]
+        return [original]
     if split == "stratified":
-        return [own[cut] for cut in _stratified(labels[own], test_fraction, seed)]
+        return [original[rows] for rows in _stratified(labels[original], test_fraction, seed)]
     if val_fraction > 0:
-        return [own[part[own] != TEST], np.flatnonzero(part == TEST)]
+        return [original[part[original] != TEST], np.flatnonzero(part == TEST)]
     pools = [np.flatnonzero(part == which) for which in (TRAIN, TEST, VAL)]
     return pools if len(pools[2]) else pools[:2]
 
@@ -301,8 +295,9 @@ def _subsets(
     """
     require(0 < subset <= 1, f"dataset.subset={subset} must be in (0, 1]")
     rng = np.random.RandomState(seed)
-    _, groups = np.unique(np.stack([labels, np.zeros_like(labels) if domain is None else domain]), axis=1,
-                          return_inverse=True)  # [n]
+    _, groups = np.unique(
+        np.stack([labels, np.zeros_like(labels) if domain is None else domain]), axis=1, return_inverse=True
+    )  # [n]
     kept = np.zeros(len(labels), bool)  # [n]
     for pool in pools:
         for members in by_class(groups.reshape(-1), pool):

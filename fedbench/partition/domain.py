@@ -38,7 +38,7 @@ class Domain:
         require(
             num_domains > 0,
             "partition=domain needs a data set with natural silos: an image folder of domain/class folders, "
-            "or an npz with a client array",
+            "an npz with a client array, or a table with a client column (dataset.columns.client)",
         )
         return num_domains * self.clients_per_domain
 

@@ -52,7 +52,7 @@ class Pachinko:
         pool_of = np.empty(len(labels), np.int64)
         for i, pool in enumerate(pools):
             pool_of[pool] = i
-        return [Ragged.from_lists([own[pool_of[own] == i] for own in held]) for i in range(len(pools))]
+        return [Ragged.from_lists([samples[pool_of[samples] == i] for samples in held]) for i in range(len(pools))]
 
     def _parents(self, num_classes: int) -> np.ndarray:
         """The superclass of each class [C]."""

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("folders", nargs="*", help="folders with runs in or below them (default: runs and sweeps)")
     p.add_argument("--paper", metavar="TABLE", help="compare with this printed table, cell by cell")
-    p.add_argument("--metric", default="personal/accuracy", help="a column of metrics.csv (default: %(default)s)")
+    p.add_argument("--metric", help="a column of metrics.csv (default: the score that the runs went by)")
     p.add_argument(
         "--select",
         choices=scores.SELECTIONS,
@@ -58,8 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         check_flags(args)
         form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
-        asked = chosen if args.choose else beside_paper if args.paper else overview
-        tables, drawn = asked(args, form)
+        tables_of = chosen if args.choose else beside_paper if args.paper else overview
+        tables, drawn = tables_of(args, form)
         write(render(tables, form), args.out)
         for path in drawn:
             print(f"figure: {path}", file=sys.stderr)
@@ -76,13 +76,20 @@ def check_flags(args: argparse.Namespace) -> None:
     """Refuse flags that name nothing or would have no effect, and files that cannot be written."""
     for name in ("paper", "metric", "group", "against", "choose"):
         require(getattr(args, name) != "", f"--{name} '' names nothing: leave it out")
-    require(args.group is None or all(args.group.split(",")), f"--group {args.group}: config keys with commas between "
-            "them, such as algorithm,partition.alpha")
+    require(
+        args.group is None or all(args.group.split(",")),
+        f"--group {args.group}: config keys with commas between them, such as algorithm,partition.alpha",
+    )
     require(args.target == args.target, "--target must be a number, got nan")
-    idle = [name for name in ("metric", "select", "group", "against") if args.paper and not args.choose
-            and getattr(args, name) != parser().get_default(name)]
-    require(not idle, f"--paper {args.paper} prints a table of its own: leave out "
-            + ", ".join(f"--{name}" for name in idle))
+    idle = [
+        name
+        for name in ("metric", "select", "group", "against")
+        if args.paper and not args.choose and getattr(args, name) != parser().get_default(name)
+    ]
+    require(
+        not idle,
+        f"--paper {args.paper} prints a table of its own: leave out " + ", ".join(f"--{name}" for name in idle),
+    )
     check_file("--out", args.out)
     check_folder("--figures", args.figures)
 
@@ -95,17 +102,20 @@ def default_folders() -> list[Path]:
 def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
     """The tables of all runs found, and the figures drawn."""
     runs, damaged = sound(find_runs(args.folders or default_folders() or ["runs"]))
-    options = Options(args.metric, args.select, args.target, args.group.split(",") if args.group else None)
+    metric = args.metric or scores.primary_metric(runs)
+    options = Options(metric, args.select, args.target, args.group.split(",") if args.group else None)
     scores.check_metric(options.metric, runs)
     fraction = scores.is_fraction(options.metric)
-    require(not fraction or 0 <= options.target <= 1, f"--target is {options.target:g}; {options.metric} is at most 1 "
-            "and at least 0")
+    require(
+        not fraction or 0 <= options.target <= 1,
+        f"--target is {options.target:g}; {options.metric} is at most 1 and at least 0",
+    )
     groups, repeated = group_runs(runs, options.group)
     tables = [Table("no run has finished yet", [])]
     if groups:
         wide = results(groups, runs, options)
-        said = Table("", [], notes=notes(groups, repeated, options))
-        tables = [wide] if form == "csv" else [*narrow(wide, options), said]
+        reading_notes = Table("", [], notes=notes(groups, repeated, options))
+        tables = [wide] if form == "csv" else [*narrow(wide, options), reading_notes]
     left = unfinished(runs)
     if left is not None and form != "csv":
         tables.append(left)
@@ -131,7 +141,7 @@ def chosen(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]
     check_flags(args, parser())
     runs, damaged = sound(find_runs(args.folders or default_folders() or ["runs"]))
     say_damage(left_out(damaged, []), [], "csv")
-    return [choose(runs, args.choose, args.metric)], []
+    return [choose(runs, args.choose, args.metric or scores.primary_metric(runs))], []
 
 
 def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:

@@ -43,21 +43,21 @@ def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Tabl
     """
     sweep = read(runs, key, metric)
     seeds = sweep.val.shape[1]
-    found, tied = choice(sweep.val.mean(1), scores.lower_is_better(metric))
-    own = np.arange(len(found))
-    rows = [_row(f"{value!r}", int((found == v).sum()), sweep.val[v], sweep.test[v])
+    chosen, tied = choice(sweep.val.mean(1), scores.lower_is_better(metric))
+    clients = np.arange(len(chosen))
+    rows = [_row(f"{value!r}", int((chosen == v).sum()), sweep.val[v], sweep.test[v])
             for v, value in enumerate(sweep.values)]  # fmt: skip
-    rows.append(_row("each its own", len(found), sweep.val[found, :, own].T, sweep.test[found, :, own].T))
+    rows.append(_row("each its own", len(chosen), sweep.val[chosen, :, clients].T, sweep.test[chosen, :, clients].T))
     scale, digits = (100, 2) if scores.is_fraction(metric) else (1, 4)
     columns = [Column("value", key), Column("clients", "clients"), Column("val", "validation", digits, scale),
                Column("test", "test", digits, scale)]  # fmt: skip
     unit = " (%)" if scale == 100 else ""
     title = f"{metric}{unit}: {key} by each client's own validation part, {seeds} seed{'s' * (seeds != 1)}"
     return Table(title, columns, rows, [
-        f"{tied} of {len(found)} clients had several best values: they take the one that is best on average.",
+        f"{tied} of {len(chosen)} clients had several best values: they take the one that is best on average.",
         "each its own: what these runs' clients reached under their choice. Its validation is a maximum, so too high; "
         "and a run in which the values differ by client is another run:",
-        override(key, [sweep.values[v] for v in found]),
+        override(key, [sweep.values[v] for v in chosen]),
     ])  # fmt: skip
 
 
@@ -91,35 +91,48 @@ def override(key: str, values: list[float]) -> str:
 def read(runs: list[Run], key: str, metric: str) -> Sweep:
     """The finished runs with a number under the key; of repeated runs of a value and seed the last counts."""
     scores.check_metric(metric, runs)
-    require(metric.startswith("personal/"), f"--choose {key} compares validation metrics: --metric must be "
-                                            f"personal/..., got {metric}")
+    require(
+        metric.startswith("personal/"),
+        f"--choose {key} compares validation metrics: --metric must be personal/..., got {metric}",
+    )
     runs = [run for run in runs if run.finished and is_number(run.flat_config.get(key))]
     runs.sort(key=lambda run: str(run.summary.get("finished")))
     _comparable(runs, key)
     cells = {(run.flat_config[key], run.seed): run for run in runs}
     values, seeds = sorted({v for v, _ in cells}), sorted({s for _, s in cells})
     missing = [f"{key}={v!r} seed={s}" for v in values for s in seeds if (v, s) not in cells]
-    require(not missing, f"--choose {key}: there is no finished run of {', '.join(missing[:3])}: every value must have "
-                         "the same seeds")
-    test, val = (np.array([[_last(cells[v, s], name, key) for s in seeds] for v in values])
-                 for name in (metric, metric.replace("personal/", "val/", 1)))  # [V, S, N]
+    require(
+        not missing,
+        f"--choose {key}: there is no finished run of {', '.join(missing[:3])}: every value must have the same seeds",
+    )
+    test, val = (
+        np.array([[_last(cells[v, s], name, key) for s in seeds] for v in values])
+        for name in (metric, metric.replace("personal/", "val/", 1))
+    )  # [V, S, N]
     return Sweep(key, values, val, test)
 
 
 def is_number(value: object) -> bool:
+    """Whether a value is a number, and not true or false."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _comparable(runs: list[Run], key: str) -> None:
     """Refuse runs that differ in anything but the key, or meet other clients."""
-    found = {run.flat_config[key] for run in runs}
-    require(len(found) > 1, f"--choose {key}: there are no finished runs with two different numbers under that key")
+    values = {run.flat_config[key] for run in runs}
+    require(len(values) > 1, f"--choose {key}: there are no finished runs with two different numbers under that key")
     others = [k.removeprefix("choices.") for k in differing(runs) if k != key]
-    require(not others, f"--choose {key}: the runs differ in {', '.join(others[:4])} too; give folders whose runs "
-                        f"differ in {key} and the seed only")
+    require(
+        not others,
+        f"--choose {key}: the runs differ in {', '.join(others[:4])} too; give folders whose runs "
+        f"differ in {key} and the seed only",
+    )
     hashes = {run.summary.get("partition_hash") for run in runs}
-    require(len(hashes) == 1, f"--choose {key}: the runs have {len(hashes)} different partitions (partition_hash in "
-                              "summary.json), so that their clients are not the same")
+    require(
+        len(hashes) == 1,
+        f"--choose {key}: the runs have {len(hashes)} different partitions (partition_hash in "
+        "summary.json), so that their clients are not the same",
+    )
 
 
 def _last(run: Run, metric: str, key: str) -> np.ndarray:
@@ -131,10 +144,14 @@ def _last(run: Run, metric: str, key: str) -> np.ndarray:
             + (f"set dataset.val_fraction, e.g. 0.2, and run again: clients choose by their own validation {name}"
                if metric.startswith("val/") else "choose by a metric that the runs have"))  # fmt: skip
     clients = int(run.summary["num_clients"])
-    require(len(ids) == clients, f"--choose {key}: {run.path} evaluated {len(ids)} of its {clients} clients; run with "
-                                 "eval.clients=null")
-    require(not np.isnan(values[-1]).all(), f"--choose {key}: no client of {run.path} has a {metric}; choose by "
-                                            "another --metric")
+    require(
+        len(ids) == clients,
+        f"--choose {key}: {run.path} evaluated {len(ids)} of its {clients} clients; run with eval.clients=null",
+    )
+    require(
+        not np.isnan(values[-1]).all(),
+        f"--choose {key}: no client of {run.path} has a {metric}; choose by another --metric",
+    )
     return values[-1]
 
 

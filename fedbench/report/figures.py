@@ -50,8 +50,8 @@ def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
     """The groups that may be compared, by data set, partition, model ... in words."""
     settings: dict[str, list[Group]] = {}
     for group in groups:
-        said = [str(value) if name in SHOWN else f"{name} {value}" for name, value in group.setting.items()]
-        settings.setdefault(", ".join(said), []).append(group)
+        words = [str(value) if name in SHOWN else f"{name} {value}" for name, value in group.setting.items()]
+        settings.setdefault(", ".join(words), []).append(group)
     return settings
 
 
@@ -106,8 +106,8 @@ def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[f
         rounds = [scores.selected_round(run, options.metric, options.select) for run in group.runs]
         values = [scores.value_at(run, options.metric, at) for run, at in zip(group.runs, rounds)]
         lines.setdefault(name, {})[float(x)] = np.array(values)
-    found = {x for line in lines.values() for x in line}
-    require(len(found) > 1, f"--against {key}: there are no runs with two different numbers under that key")
+    values_of_key = {x for line in lines.values() for x in line}
+    require(len(values_of_key) > 1, f"--against {key}: there are no runs with two different numbers under that key")
     return lines
 
 
@@ -203,13 +203,13 @@ def convention(options: Options) -> str:
 def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray | None:
     """Each client's gain over Local, [N], averaged over the seeds that share the first one's partition."""
     first = group.runs[0].summary.get("partition_hash")
-    found = []
+    gains = []
     for run in group.runs:
         local = scores.local_of(run, runs)
         if local is not None and local is not run and run.summary.get("partition_hash") == first:
             gain = scores.gains(run, local, options.metric).get(convention(options))
-            found += [gain.each] if gain is not None else []
-    return np.mean(found, axis=0) if found else None
+            gains += [gain.each] if gain is not None else []
+    return np.mean(gains, axis=0) if gains else None
 
 
 def mean_curve(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("folders", nargs="+", type=Path, help="run directories, or folders with runs below them")
     p.add_argument("--out", type=Path, metavar="DIR", help="where to (default: figures in the first folder)")
     p.add_argument("--rounds", metavar="R,R,...", help="of the relationships; 0 is before the first")
-    p.add_argument("--metric", default="personal/accuracy", help="a column of metrics.csv (default: %(default)s)")
+    p.add_argument("--metric", help="a column of metrics.csv (default: the score that the runs went by)")
     p.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
     return p
 
@@ -47,22 +47,25 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a mistake told in one sentence."""
     args = parser().parse_args(argv)
     try:
-        wanted = numbers(args.rounds)
+        rounds_asked = numbers(args.rounds)
         require(args.target == args.target, "--target must be a number, got nan")
         check_folder("--out", args.out)
-        found, damaged = sound(find_runs(args.folders))
+        readable, damaged = sound(find_runs(args.folders))
         for path, why in damaged.items():
             print(f"damaged, left out: {path}: {why}", file=sys.stderr)
-        runs = [run for run in found if run.metrics]
+        runs = [run for run in readable if run.metrics]
         if not runs:
             raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
+        args.metric = args.metric or scores.primary_metric(runs)
         scores.check_metric(args.metric, runs)
-        require(not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
-                f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0")
+        require(
+            not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
+            f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0",
+        )
         folder = args.out or args.folders[0] / "figures"
         for run in runs:
             try:
-                of_run(run, folder, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, wanted)
+                of_run(run, folder, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, rounds_asked)
             except DAMAGE as error:
                 why = run.left_out or (str(error) or type(error).__name__).splitlines()[0]
                 print(f"damaged, not all drawn: {run.path}: {why}", file=sys.stderr)
@@ -80,8 +83,10 @@ def numbers(text: str | None) -> list[int] | None:
     """0,10,160 as numbers."""
     if text is None:
         return None
-    require(re.fullmatch(r"\d{1,18}(,\d{1,18})*", text) is not None,
-            f"--rounds {text}: whole numbers >= 0 with commas between them, such as 0,10,160")
+    require(
+        re.fullmatch(r"\d{1,18}(,\d{1,18})*", text) is not None,
+        f"--rounds {text}: whole numbers >= 0 with commas between them, such as 0,10,160",
+    )
     return [int(part) for part in text.split(",")]
 
 
@@ -94,34 +99,35 @@ def label(run: Run, runs: list[Run]) -> str:
 
 def of_run(run: Run, folder: Path, prefix: str, metric: str, wanted: list[int] | None) -> None:
     """The figures of one run."""
-    said(draw.draw_run(run, folder / f"{prefix}run.png", metric))
+    print_path(draw.draw_run(run, folder / f"{prefix}run.png", metric))
     if draw.labels_of(run)[0] is not None:
-        said(draw.draw_labels(run, folder / f"{prefix}labels.png"))
+        print_path(draw.draw_labels(run, folder / f"{prefix}labels.png"))
     stored = draw.matrices(run)
     if "d" in stored:
-        said(draw.draw_relationships(run, folder / f"{prefix}d.png", wanted))
-        said(draw.draw_paths(run, folder / f"{prefix}d_paths.png"))
+        print_path(draw.draw_relationships(run, folder / f"{prefix}d.png", wanted))
+        print_path(draw.draw_paths(run, folder / f"{prefix}d_paths.png"))
     if "A" in stored:
-        said(draw.draw_change(run, folder / f"{prefix}A_change.png"))
+        print_path(draw.draw_change(run, folder / f"{prefix}A_change.png"))
         columns, rows = draw.regressions(run)
         print(f"change in A, mean of column j against n_j: {columns}; mean of row i against n_i: {rows}")
     if len(draw.experts(run)):
-        said(draw.draw_experts(run, folder / f"{prefix}experts.png"))
+        print_path(draw.draw_experts(run, folder / f"{prefix}experts.png"))
 
 
 def together(runs: list[Run], folder: Path, options: Options) -> None:
     """The figures that compare runs, each of them the seeds of one setting."""
     groups, _ = group_runs(runs)
     for path in figures.draw(groups, runs, options, folder):
-        said(path)
+        print_path(path)
     for setting, members in figures.by_setting(groups).items():
         adapted = [g for g in members if all(len(draw.adaptation(run)) for run in g.runs)]
         if adapted:
             path = folder / f"new_clients_{figures.file_name(setting)}.png"
-            said(draw.draw_new_clients(adapted, path, setting))
+            print_path(draw.draw_new_clients(adapted, path, setting))
 
 
-def said(path: Path) -> None:
+def print_path(path: Path) -> None:
+    """Tell the user where a figure is."""
     print(f"figure: {path}")
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.files import read_json
 from fedbench.core.options import require
 from fedbench.data._files import read_npz
 from fedbench.report import scores
 from fedbench.report.figures import COLOURS, LINES, literal, pyplot
-from fedbench.report.runs import Run, read_columns, read_json
+from fedbench.report.runs import Run, read_columns
 from fedbench.report.summary import Group
 
 MATRICES, MEASURED, NEW_CLIENTS = "matrices.npz", "measured.npz", "new_clients.csv"
@@ -226,12 +227,12 @@ def draw_experts(run: Run, path: Path) -> Path:
 
 # -- new clients -----------------------------------------------------------------------------------------
 def adaptation(run: Run) -> np.ndarray:
-    """Mean accuracy of the new clients after 0, 1, 2 ... epochs, [epochs + 1]; empty without new clients."""
+    """Mean score of the new clients after 0, 1, 2 ... epochs, [epochs + 1]; empty without new clients."""
     columns = read_columns(run.path / NEW_CLIENTS)
     if not columns:
         return np.empty(0)
     epochs = columns["epoch"].astype(int)
-    return np.array([np.nanmean(columns["accuracy"][epochs == e]) for e in range(epochs.max() + 1)])
+    return np.array([np.nanmean(columns[run.primary.partition("/")[2]][epochs == e]) for e in range(epochs.max() + 1)])
 
 
 def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
@@ -296,6 +297,7 @@ def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
 
 # -- looks -----------------------------------------------------------------------------------------------
 def title_of(run: Run) -> str:
+    """The title of a run's figure: method, data set, partition, seed."""
     return literal(f"{run.method}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}")
 
 
@@ -308,12 +310,14 @@ def whole_numbers(axes: Any, both: bool = True) -> None:
 
 
 def tidy(axes: Any) -> None:
+    """Draw a light grid, and no frame on the right and above."""
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def save(figure: Any, path: Path) -> Path:
+    """Write a figure, close it; returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot().close(figure)

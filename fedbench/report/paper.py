@@ -61,19 +61,23 @@ class Cell:
 
     @property
     def printed(self) -> Spread:
+        """The printed mean and std; std None where the paper has none."""
         std = self.row["std"]
         return Spread(float(self.row["mean"]), float(std) if std else None)
 
     @property
     def difference(self) -> float:
+        """Our mean less the printed one."""
         return self.ours.mean - self.printed.mean
 
     @property
     def in_std(self) -> float:
+        """The difference in multiples of our std over seeds; NaN where there is none."""
         return self.difference / self.sigma if self.sigma else float("nan")
 
     @property
     def key(self) -> tuple[str, ...]:
+        """What names the cell in the paper's tables."""
         return tuple(self.row[name] for name in KEYS)
 
 
@@ -86,14 +90,14 @@ class Experiment:
 
     def given(self, row: dict[str, str]) -> list[str]:
         """The overrides under which the experiment answers a row: dataset=cifar10, partition.num_clients=25."""
-        found = []
+        overrides = []
         for column, value in self.paper.items():
             reference = REFERENCE.match(str(value))
             if reference:
-                found.append(f"{reference.group(1)}={row[column]}")
+                overrides.append(f"{reference.group(1)}={row[column]}")
             elif isinstance(value, dict):
-                found += [override for override, printed in value.items() if str(printed) == row[column]]
-        return found
+                overrides += [override for override, printed in value.items() if str(printed) == row[column]]
+        return overrides
 
     def chosen_by(self) -> set[str]:
         """The config keys that say which of its rows a run answers."""
@@ -320,14 +324,14 @@ def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]
     missing = {(cell.row["method"], cell.key): cell for cell in cells}
     total = len(missing)
     missing = {key: cell for key, cell in missing.items() if key not in done}
-    wanted: dict[str, dict[str, None]] = {}
+    by_command: dict[str, dict[str, None]] = {}
     homeless: list[Cell] = []
     for cell in missing.values():
         able = [e for e in known if matches(e.paper, name, cell.row)]
         able.sort(key=lambda e: not e.name.startswith(f"{name}/"))  # a run may answer several tables
         for experiment in able[:1]:
             changed = map(shlex.quote, experiment.given(cell.row))
-            wanted.setdefault(" ".join(changed), {})[experiment.name] = None
+            by_command.setdefault(" ".join(changed), {})[experiment.name] = None
         if not able:
             homeless.append(cell)
     reduced = sum(cell.reduced for cell in missing.values())
@@ -335,7 +339,7 @@ def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]
     lines = [f"{len(missing)} of {total} cells are not run{also}."] if missing else ["Every cell has a run."]
     lines += [
         " ".join(filter(None, ["python -m fedbench -m", f"+experiment={','.join(names)}", SEEDS, changed]))
-        for changed, names in wanted.items()
+        for changed, names in by_command.items()
     ]
     if homeless:
         methods, sets = (", ".join(dict.fromkeys(c.row[key] for c in homeless)) for key in ("method", "dataset"))
@@ -354,23 +358,25 @@ def strays(name: str, runs: list[Run]) -> list[str]:
 def remarks(name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float) -> list[Table]:
     """What goes below the cells: the rankings, how to read the table, what to run."""
     ranking = ranking_table(cells)
-    said = [*paper_notes(cells, target), *strays(name, runs)]
-    notes = [Table("", [], notes=lines) for lines in (said, commands(name, cells, known))]
+    reading_notes = [*paper_notes(cells, target), *strays(name, runs)]
+    notes = [Table("", [], notes=lines) for lines in (reading_notes, commands(name, cells, known))]
     return [ranking, *notes] if ranking is not None else notes
 
 
 def paper_notes(cells: list[Cell], target: float) -> list[str]:
     """What a reader of the comparison must know."""
     metrics = {cell.row["metric"] for cell in cells}
-    said = [
+    lines = [
         "printed: mean ± std as in the paper. ours: mean ± population std (ddof=0) over n seeds. in our std: "
         "(ours - printed) / our std over seeds.",
     ]
     if any("std over clients" in metric for metric in metrics):
-        said.append("± of a gain is over clients, in both; each client is taken at its own best round (gain@own_best).")
+        lines.append(
+            "± of a gain is over clients, in both; each client is taken at its own best round (gain@own_best)."
+        )
     if metrics & {"BMCTA_pct", "BTA_pct"}:
-        said.append("BMCTA: mean over clients of the accuracy; BTA: accuracy over all clients' test samples together; "
+        lines.append("BMCTA: mean over clients of the accuracy; BTA: accuracy over all clients' test samples together; "
                     "each at its own best round.")  # fmt: skip
     if metrics & {"rounds_to_target", "speedup_x_vs_slowest"}:
-        said.append(f"The paper does not state its target accuracy; ours is --target {target:g}.")
-    return said
+        lines.append(f"The paper does not state its target accuracy; ours is --target {target:g}.")
+    return lines

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbench.core.files import read_json
 from fedbench.report import scores
-from fedbench.report.runs import Run, read_json
+from fedbench.report.runs import Run
 
 ACCURACY = "personal/accuracy"
 LAST_ROUND = ("pfedmoap", "pfednet", "fedpia")  # tables, by the beginning of their names
@@ -44,9 +45,9 @@ Recipe = Callable[[Run, Question], Answer]
 
 def select(run: Run, question: Question) -> str:
     """last, best or best_val: the round whose value the table prints."""
-    asked = (run.config.get("paper") or {}).get("select")
+    selection = (run.config.get("paper") or {}).get("select")
     last = question.table.startswith(LAST_ROUND) or run.choice("algorithm") == "fedbabu"
-    return asked or ("last" if last else "best")
+    return selection or ("last" if last else "best")
 
 
 def mean(column: str) -> Recipe:
@@ -84,12 +85,12 @@ def gain(metric: str, client: int | None = None) -> Recipe:
 
     def recipe(run: Run, question: Question) -> Answer:
         local = scores.local_of(run, list(question.runs))
-        found = scores.gains(run, local, metric).get("own_best") if local else None
-        if found is None:
+        gained = scores.gains(run, local, metric).get("own_best") if local else None
+        if gained is None:
             return Answer(NAN)
         if client is None:
-            return Answer(100 * found.mean, 100 * found.std)
-        return Answer(100 * float(found.each[client - 1]) if client <= len(found.each) else NAN)
+            return Answer(100 * gained.mean, 100 * gained.std)
+        return Answer(100 * float(gained.each[client - 1]) if client <= len(gained.each) else NAN)
 
     return recipe
 
@@ -145,9 +146,9 @@ def is_measured(metric: str) -> bool:
 
 def domain_of(row: dict[str, str]) -> str | None:
     """The domain or client a cell is about, None for the mean over all clients."""
-    found = re.search(r"domain=([^;]+)", row.get("setting", ""))
-    name = found.group(1) if found else row["dataset"].partition("/")[2]
-    if not found and not name and row["metric"] in ("accuracy", "f1"):  # FedPIA's columns are clients
+    match = re.search(r"domain=([^;]+)", row.get("setting", ""))
+    name = match.group(1) if match else row["dataset"].partition("/")[2]
+    if not match and not name and row["metric"] in ("accuracy", "f1"):  # FedPIA's columns are clients
         name = row["dataset"]
     plain = simplified(name)
     return None if plain in ("", "all", "allmean", "average", "mean") or plain.endswith("overall") else name

@@ -7,7 +7,6 @@ can be read from those that cannot.  A last line cut by a kill is no damage: it 
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -18,7 +17,11 @@ import numpy as np
 import yaml
 
 from fedbench.cli.conf_tree import label_of
+from fedbench.core.files import read_json
+from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import add_later_groups
+from fedbench.tasks.scores import Direction, declare
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SKIPPED = (".hydra", "wandb")
@@ -26,7 +29,7 @@ BEGUN = {"metrics.csv", "error.txt", "status.json"}  # beside a config.yaml: a r
 # what a summary may hold under these keys, where it has them; null everywhere
 NUMBERS = ("seed", "rounds", "rounds_done", "num_clients", "cohort")
 TEXTS = ("status", "name", "algorithm", "dataset", "partition", "model", "experiment", "partition_hash", "finished")
-MAPPINGS = ("cost", "last", "best", "best_val", "new_clients", "privacy")
+MAPPINGS = ("cost", "last", "best", "best_val", "new_clients", "privacy", "task")
 
 
 class Run:
@@ -36,13 +39,30 @@ class Run:
         self.path = path
         self.summary = read_json(path / "summary.json")
         self.left_out: str | None = None  # why the run's clients are not reported, if they cannot be read
+        self._declare_scores()
+
+    def _declare_scores(self) -> None:
+        """Make known what the scores of the run's own task mean."""
+        told = self.summary.get("task")
+        scores = told.get("scores") if isinstance(told, dict) else None
+        for name, meaning in scores.items() if isinstance(scores, dict) else ():
+            if isinstance(meaning, dict) and meaning.keys() == set(Direction._fields):
+                declare({name: Direction(**meaning)})
+
+    @property
+    def primary(self) -> str:
+        """The score that the run went by, a column of metrics.csv."""
+        told = self.summary.get("task")
+        return f"personal/{told['primary']}" if isinstance(told, dict) and "primary" in told else "personal/accuracy"
 
     @property
     def finished(self) -> bool:
+        """Whether the summary says that the run is finished."""
         return self.summary.get("status") == "finished"
 
     @property
     def seed(self) -> Any:
+        """The run's seed; None where there is no summary."""
         return self.summary.get("seed")
 
     def choice(self, group: str) -> str | None:
@@ -53,9 +73,9 @@ class Run:
     @property
     def method(self) -> str:
         """What the run is called: its name, else the algorithm chosen, or the class that was run in its place."""
-        said, option = self.summary.get("name"), self.summary.get("algorithm")
-        given = said is not None and said not in (option, f"{option}+ft")
-        return str(said) if given else f"{self.choice('algorithm')}{'+ft' if said != option and said else ''}"
+        name, option = self.summary.get("name"), self.summary.get("algorithm")
+        given = name is not None and name not in (option, f"{option}+ft")
+        return str(name) if given else f"{self.choice('algorithm')}{'+ft' if name != option and name else ''}"
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -64,18 +84,19 @@ class Run:
         A choice whose option has another class than the run built (as runs were once stored) is that class's name.
         """
         path = self.path / "config.yaml"
-        found = read_yaml(path) if path.is_file() else {}
-        require(isinstance(found, dict), f"{path} is damaged: it is no mapping")
-        chosen = found.get("choices")
-        for group, built in found.items() if isinstance(chosen, dict) else ():
+        values = read_yaml(path) if path.is_file() else {}
+        require(isinstance(values, dict), f"{path} is damaged: it is no mapping")
+        add_later_groups(values)
+        chosen = values.get("choices")
+        for group, built in values.items() if isinstance(chosen, dict) else ():
             if group in chosen and isinstance(built, dict):
                 chosen[group] = label_of(group, chosen[group], built.get("_target_"))
-        return found
+        return values
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
         """The resolved configuration by dotted names."""
-        return flatten(self.config)
+        return flatten(self.config, drop_empty=True)
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -112,20 +133,20 @@ class Run:
 
 def find_runs(folders: Iterable[str | Path]) -> list[Run]:
     """Every run directory in or below the folders, sorted by path; ConfigError where there is none."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     folders = [Path(folder) for folder in folders]
     for folder in folders:
         require(folder.is_dir(), f"{folder} is not a folder; give folders that contain runs")
         for here, inside, files in os.walk(folder):
             inside[:] = [name for name in inside if name not in SKIPPED]
             if "summary.json" in files or ("config.yaml" in files and BEGUN & set(files)):
-                found.add(Path(here))
+                paths.add(Path(here))
     where = " or ".join(map(str, folders))
     require(
-        bool(found),
+        bool(paths),
         f"no runs found in {where}: a run is a folder with a summary.json (python -m fedbench makes one)",
     )
-    return [Run(path) for path in sorted(found)]
+    return [Run(path) for path in sorted(paths)]
 
 
 def sound(runs: list[Run]) -> tuple[list[Run], dict[Path, str]]:
@@ -143,8 +164,10 @@ def fault(run: Run) -> str | None:
         chosen, about = run.config.get("choices"), run.config.get("paper")
         for name, value in (("choices", chosen), ("paper", about)):
             require(isinstance(value, dict | None), f"config.yaml is damaged: {name} is {value!r}")
-        require(all(isinstance(value, str | None) for value in (chosen or {}).values()),
-                "config.yaml is damaged: choices are not names")
+        require(
+            all(isinstance(value, str | None) for value in (chosen or {}).values()),
+            "config.yaml is damaged: choices are not names",
+        )
         given = run.path / ".hydra" / "overrides.yaml"
         require(not given.is_file() or isinstance(read_yaml(given), list | None), f"{given.name} is damaged")
         done, rounds = rounds_of(run), run.summary.get("rounds")
@@ -170,8 +193,10 @@ def _check_summary(run: Run) -> None:
             require(fits, f"summary.json is damaged: {key} must be {words}, got {s.get(key)!r}")
     for where, key in (("cost", "images_per_s"), ("best", "round"), ("best_val", "round"), ("new_clients", "best")):
         value = (s.get(where) or {}).get(key)
-        require(isinstance(value, int | float | None), f"summary.json is damaged: {where}.{key} must be a number, "
-                f"got {value!r}")
+        require(
+            isinstance(value, int | float | None),
+            f"summary.json is damaged: {where}.{key} must be a number, got {value!r}",
+        )
 
 
 def _first(error: Exception) -> str:
@@ -190,15 +215,6 @@ def whole_lines(path: Path) -> Iterator[str]:
     """The lines of a text file, without a last one that a kill cut off."""
     with path.open(encoding="utf-8", newline="") as file:
         yield from (line for line in file if line.endswith("\n"))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or {} where the file is missing or damaged."""
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return read if isinstance(read, dict) else {}
 
 
 def read_header(path: Path) -> list[str]:
@@ -223,11 +239,3 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
         raise
     except (csv.Error, ValueError) as error:
         raise ConfigError(f"{path} is damaged: {_first(error)}") from error
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, the names joined by a dot."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found

@@ -35,6 +35,16 @@ def is_fraction(metric: str) -> bool:
     return direction(metric).fraction
 
 
+def primary_metric(runs: list[Run]) -> str:
+    """The column that the runs went by; ConfigError where they went by several."""
+    columns = sorted({run.primary for run in runs if run.metrics}) or ["personal/accuracy"]
+    require(
+        len(columns) == 1,
+        f"the runs went by {' and '.join(columns)}: name one of them, as in --metric {columns[0]}",
+    )
+    return columns[0]
+
+
 def check_metric(metric: str, runs: list[Run]) -> None:
     """Refuse a metric that no run has, naming the nearest ones."""
     known = sorted({name for run in runs for name in run.metrics if name != "round"})
@@ -74,8 +84,8 @@ def best_of(values: np.ndarray, metric: str) -> np.ndarray:
 def value_at(run: Run, metric: str, round: float | None) -> float:
     """A metric at a round; NaN where there is none."""
     rounds, values = curve(run, metric)
-    found = values[rounds == round] if len(values) else values
-    return float(found[0]) if len(found) else float("nan")
+    at_round = values[rounds == round] if len(values) else values
+    return float(at_round[0]) if len(at_round) else float("nan")
 
 
 def rounds_to(run: Run, metric: str, target: float) -> float:
@@ -120,15 +130,15 @@ def gains(run: Run, local: Run, metric: str) -> dict[str, Gain]:
     """
     ours, theirs = _by_convention(run, metric), _by_convention(local, metric)
     sign = -1 if lower_is_better(metric) else 1
-    found = {}
+    by_convention = {}
     for name in ours.keys() & theirs.keys():
         (ids, a), (local_ids, b) = ours[name], theirs[name]
         _, i, j = np.intersect1d(ids, local_ids, return_indices=True)
         each = sign * (a[i] - b[j])  # [N]
         known = each[~np.isnan(each)]
         if len(known):
-            found[name] = Gain(each, float(known.mean()), float(known.std()), float((known > 0).mean()))
-    return found
+            by_convention[name] = Gain(each, float(known.mean()), float(known.std()), float((known > 0).mean()))
+    return by_convention
 
 
 def _by_convention(run: Run, metric: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -137,8 +147,8 @@ def _by_convention(run: Run, metric: str) -> dict[str, tuple[np.ndarray, np.ndar
     if not len(rounds):
         return {}
     best = value_row(rounds, selected_round(run, metric, "best"))
-    found = {"last": (ids, values[-1]), "own_best": (ids, best_of(values, metric))}
-    return found | ({"best_mean": (ids, values[best])} if best is not None else {})
+    by_convention = {"last": (ids, values[-1]), "own_best": (ids, best_of(values, metric))}
+    return by_convention | ({"best_mean": (ids, values[best])} if best is not None else {})
 
 
 def value_row(rounds: np.ndarray, round: float | None) -> int | None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
 from fedbench.report import scores
-from fedbench.report.runs import Run, read_json, rounds_of
+from fedbench.report.runs import Run, rounds_of
 from fedbench.report.table import Column, Spread, Table
 
 SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
@@ -47,8 +48,8 @@ class Group:
     @property
     def name(self) -> str:
         """One line for a legend, within a setting."""
-        own = {key: value for key, value in self.labels.items() if key not in self.setting}
-        return " ".join(str(value) if key in ("method", "name") else f"{key}={value}" for key, value in own.items())
+        labels = {key: value for key, value in self.labels.items() if key not in self.setting}
+        return " ".join(str(value) if key in ("method", "name") else f"{key}={value}" for key, value in labels.items())
 
 
 def identity(run: Run) -> dict[str, Any]:
@@ -76,9 +77,9 @@ def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Gro
             key = tuple(repr(lookup(run, k)) for k in keys)
             same_cell = (run.seed, *sorted((k, repr(v)) for k, v in identity(run).items()))
         groups.setdefault(key, {})[same_cell] = run
-    found = [Group(list(by_seed.values())) for by_seed in groups.values()]
-    _label(found, keys)
-    return found, len(finished) - sum(len(group.runs) for group in found)
+    grouped = [Group(list(by_seed.values())) for by_seed in groups.values()]
+    _label(grouped, keys)
+    return grouped, len(finished) - sum(len(group.runs) for group in grouped)
 
 
 def lookup(run: Run, key: str) -> Any:
@@ -158,12 +159,12 @@ def narrow(wide: Table, options: Options) -> list[Table]:
     labels = [c for c in wide.columns if c.key not in gain_keys | score_keys]
     with_val = any(row["best_val"].count for row in wide.rows)
     columns = [c for c in wide.columns if c.key not in gain_keys and (c.key != "best_val" or with_val)]
-    found = [Table(wide.title, columns, wide.rows)]
+    tables = [Table(wide.title, columns, wide.rows)]
     gained = [row for row in wide.rows if "gain_n" in row and not row["is_local"]]
     if gained:
         title = f"{options.metric}: gain over Local, mean ± std over clients"
-        found.append(Table(title, [*labels, *_gain_columns(options)], gained))
-    return found
+        tables.append(Table(title, [*labels, *_gain_columns(options)], gained))
+    return tables
 
 
 def _columns(options: Options) -> list[Column]:
@@ -213,15 +214,15 @@ def _gain_columns(options: Options) -> list[Column]:
 def _gains(group: Group, runs: list[Run], options: Options) -> dict[str, Any]:
     """A group's gains over Local: each the mean over seeds of the mean, and of the std, over clients."""
     pairs = [(run, local) for run in group.runs if (local := scores.local_of(run, runs))]
-    found = [gain for run, local in pairs if (gain := scores.gains(run, local, options.metric))]
-    if not found:
+    gains = [gain for run, local in pairs if (gain := scores.gains(run, local, options.metric))]
+    if not gains:
         return {}
-    row: dict[str, Any] = {"gain_n": len(found), "is_local": all(run is local for run, local in pairs)}
+    row: dict[str, Any] = {"gain_n": len(gains), "is_local": all(run is local for run, local in pairs)}
     for name in scores.GAINS:
-        if known := [gain[name] for gain in found if name in gain]:
+        if known := [gain[name] for gain in gains if name in gain]:
             mean, std = np.mean([g.mean for g in known]), np.mean([g.std for g in known])
             row[f"gain_{name}"] = Spread(float(mean), float(std), len(known), len(known))
-    row["gain_better"] = float(np.mean([gain["own_best"].better for gain in found]))
+    row["gain_better"] = float(np.mean([gain["own_best"].better for gain in gains]))
     return row
 
 
@@ -242,16 +243,16 @@ def facts(groups: list[Group]) -> str:
         values = {value(run) for run in firsts}
         return [text.format(values.pop())] if len(values) == 1 and None not in values else []
 
-    said = [part for name, text in (("dataset", "{}"), ("partition", "{} partition"), ("model", "{}"))
+    words = [part for name, text in (("dataset", "{}"), ("partition", "{} partition"), ("model", "{}"))
             for part in shared(lambda run, name=name: run.choice(name), text)]  # fmt: skip
     for name, text in (("num_clients", "{} clients"), ("cohort", "{} a round"), ("rounds", "{} rounds")):
-        said += shared(lambda run, name=name: run.summary.get(name), text)
-    return ", ".join(said)
+        words += shared(lambda run, name=name: run.summary.get(name), text)
+    return ", ".join(words)
 
 
 def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
     """What a reader of the tables must know."""
-    said = [
+    lines = [
         "± is the population standard deviation (ddof=0), as the papers' authors compute it: over n seeds, "
         "in gains over clients.",
         "last: the last round. best: the round with the best mean on the test sets, as PFL papers print it. "
@@ -261,17 +262,17 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
     ]
     same = [g.labels["method"] for g in groups if "method" in g.labels and g.runs[0].summary.get("personal_is_global")]
     if same:
-        said.append(f"personal equals global for {', '.join(map(str, dict.fromkeys(same)))}: one model for all.")
+        lines.append(f"personal equals global for {', '.join(map(str, dict.fromkeys(same)))}: one model for all.")
     if repeated:
-        said.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
+        lines.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
     hashes: dict[Any, set[Any]] = {}
     for group in groups:
         key = tuple(f"{name} {value}" for name, value in group.setting.items())
         hashes.setdefault(key, set()).update(run.summary.get("partition_hash") for run in group.runs)
-    for key, found in hashes.items():
-        if len(found) > 1:
-            said.append(f"{', '.join(key)}: partitioned in {len(found)} ways, compare with care.")
-    return said
+    for key, partitions in hashes.items():
+        if len(partitions) > 1:
+            lines.append(f"{', '.join(key)}: partitioned in {len(partitions)} ways, compare with care.")
+    return lines
 
 
 def unfinished(runs: list[Run]) -> Table | None:
@@ -294,10 +295,10 @@ def unfinished(runs: list[Run]) -> Table | None:
 
 def _to_finish(run: Run) -> str:
     """The command that goes on with an unfinished run, or why there is none."""
-    from fedbench.cli.jobs import resumable, to_go_on  # Hydra: reports of finished runs start without it
+    from fedbench.cli.jobs import is_resumable, resume_command  # Hydra: reports of finished runs start without it
 
     try:
-        return to_go_on(run.path) if resumable(run.path) else "start it again: no checkpoint"
+        return resume_command(run.path) if is_resumable(run.path) else "start it again: no checkpoint"
     except ConfigError as error:
         return f"start it again: {error}"
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.digests import differing, digest
+from fedbench.core.files import replacing
 from fedbench.core.options import ConfigError, require
 
 log = logging.getLogger(__name__)
@@ -30,18 +31,14 @@ def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
     rotate: keep the one that is there as the one before (else it is damaged, and the one before stays)."""
     state = on_host({name: value for name, value in state.items() if name not in ("digest", "file")})
     state["digest"] = digest(_arrays(state))
-    path, partial = run_dir / NAME, run_dir / (NAME + ".partial")
-    try:
+    path = run_dir / NAME
+    with replacing(path) as partial:
         with open(partial, "wb") as file:
             dump(state, file)
             file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    if path.exists() and rotate:
-        os.replace(path, run_dir / PREVIOUS)
-    os.replace(partial, path)
+            os.fsync(file.fileno())  # before the one that is there loses its name
+        if path.exists() and rotate:
+            os.replace(path, run_dir / PREVIOUS)
 
 
 def dump(state: dict[str, Any], file: IO[bytes]) -> None:
@@ -79,12 +76,12 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
     problems = []
     for path in paths:
         try:
-            state = torch.load(path, map_location=device, weights_only=True, mmap=True)      # rows may be many
+            state = torch.load(path, map_location=device, weights_only=True, mmap=True)  # rows may be many
             _check(path, state)
-            other = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
-            require(other is None, f"{other} was cut or changed since")
+            damaged = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
+            require(damaged is None, f"{damaged} was cut or changed since")
             return {**state, "file": path.name}
-        except Exception as error:        # a truncated archive raises many kinds of error
+        except Exception as error:  # a truncated archive raises many kinds of error
             problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:160]}")
             if path != paths[-1]:
                 log.warning("%s cannot be used (%s); trying the one before", path, problems[-1].partition(": ")[2])
@@ -102,21 +99,21 @@ def _check(path: Path, state: Any) -> None:
     log.warning("%s is of a version of fedbench that kept no digests: what was edited cannot be noticed", path)
 
 
-class Clock:
-    """When to write: every n rounds, only at the end (0), or (None) as often as costs under 5% of the time."""
+class CheckpointSchedule:
+    """When to save: every n rounds, only at the end (0), or (None) as often as costs under 5% of the time."""
 
     def __init__(self, every: int | None):
-        self.every, self.cost, self.last = every, 0.0, -float("inf")
+        self.every, self.seconds, self.last = every, 0.0, -float("inf")
 
-    def due(self, done: int, final: bool) -> bool:
-        """done: rounds finished."""
+    def is_due(self, done: int, final: bool) -> bool:
+        """Whether to save now.  done: rounds finished; final: no round follows in this process."""
         if final or self.every:
             return final or done % (self.every or 1) == 0
-        return self.every is None and time.monotonic() - self.last > 20 * self.cost
+        return self.every is None and time.monotonic() - self.last > 20 * self.seconds
 
-    def time(self, write: Callable[[], None]) -> None:
-        """Write, and remember what it took."""
+    def timed(self, save: Callable[[], None]) -> None:
+        """Save, and remember how long it took."""
         began = time.monotonic()
-        write()
+        save()
         self.last = time.monotonic()
-        self.cost = self.last - began
+        self.seconds = self.last - began

@@ -11,8 +11,18 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
+from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
-from fedbench.core.settings import WHEREABOUTS, config_hash, flatten, is_matched, load_config, plain, renewed, show
+from fedbench.core.settings import (
+    WHEREABOUTS,
+    config_hash,
+    is_matched,
+    load_config,
+    plain,
+    renewed,
+    show,
+    with_later_groups,
+)
 
 FREE = ("name", "paper", "paper.*", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
 # choices.* follow from the keys; hardware is kept as it was, whatever is asked
@@ -23,16 +33,20 @@ ABSENT: Any = object()
 def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
     """ConfigError unless a checkpoint was written by a run of this config; rounds may have grown."""
     values, done = plain(cfg), saved["round"]
-    then = renewed(json.loads(saved["config"])) if "config" in saved else {}
+    then = with_later_groups(renewed(json.loads(saved["config"]))) if "config" in saved else {}
     known = [then["rounds"]] if then else [cfg.rounds, *rounds_asked(run_dir)]
     wrote = next((r for r in known if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)
     keys = changed(then, flatten(values))
     names = f" ({', '.join(keys)})" if keys else ""
-    require(wrote > 0 and not any(key.startswith("choices.") for key in keys),
-            f"resume={run_dir}: config.yaml is not the one that its checkpoint was written with{names}; put it back, "
-            "or start a new run")
-    require(type(done) is int and 1 <= done <= wrote,
-            f"resume={run_dir}: the checkpoint says that {done} rounds were done, of {wrote}")
+    require(
+        wrote > 0 and not any(key.startswith("choices.") for key in keys),
+        f"resume={run_dir}: config.yaml is not the one that its checkpoint was written with{names}; put it back, "
+        "or start a new run",
+    )
+    require(
+        type(done) is int and 1 <= done <= wrote,
+        f"resume={run_dir}: the checkpoint says that {done} rounds were done, of {wrote}",
+    )
     check_rounds(run_dir, values, wrote, cfg.rounds)
 
 
@@ -47,9 +61,14 @@ def check_rounds(folder: Path, stored: Mapping[str, Any], before: int, rounds: i
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The keys (dotted) of a run's config whose values were others, as key=now (was: then)."""
-    return [f"{key}={show(now.get(key))} (was: {show(then.get(key))})" for key in sorted({*then, *now})
-            if then and then.get(key, ABSENT) != now.get(key, ABSENT) and key != "rounds"
-            and not is_matched(key, KEPT_OR_FREE)]
+    return [
+        f"{key}={show(now.get(key))} (was: {show(then.get(key))})"
+        for key in sorted({*then, *now})
+        if then
+        and then.get(key, ABSENT) != now.get(key, ABSENT)
+        and key != "rounds"
+        and not is_matched(key, KEPT_OR_FREE)
+    ]
 
 
 def rounds_asked(folder: Path) -> list[int]:
@@ -64,8 +83,10 @@ def _earlier_rounds(folder: Path) -> Iterator[int]:
         try:
             words = yaml.safe_load(path.read_text(encoding="utf-8")) or []
         except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path} cannot be read ({str(error).splitlines()[0]}): it tells the rounds that an "
-                              "earlier resume= asked for") from error
+            raise ConfigError(
+                f"{path} cannot be read ({str(error).splitlines()[0]}): it tells the rounds that an "
+                "earlier resume= asked for"
+            ) from error
         for text in words if isinstance(words, list) else ():
             match = re.fullmatch(r"\+*rounds=(\d+)", str(text))
             if match:

@@ -22,37 +22,40 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.core.options import RunError
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD
+from fedbench.engine.training import LocalTraining
 from fedbench.simulation import evaluate
-from fedbench.simulation.tracking import CsvTable
+from fedbench.simulation.csv_table import CsvTable
 from fedbench.tasks import scores
 
 FILE = "new_clients.csv"
-SCORE = "accuracy"
 
 
 def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
     """What a new client copies when the rounds are over.  # [P]"""
     ids = np.arange(engine.federation.num_clients)
-    cohorts = [Cohort(engine, some, engine.rounds - 1, "evaluation") for some in evaluate.slices(engine, ids)]
+    slices = evaluate.slices(engine, ids)
+    cohorts = [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
     with torch.no_grad():
         return algorithm.newcomer_row(cohorts)
 
 
-def adapt(engine: Engine, row: Tensor, epochs: int, lr: float, momentum: float,
-          pause: Callable[[], None] = lambda: None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def adapt(
+    engine: Engine, row: Tensor, epochs: int, lr: float, momentum: float, pause: Callable[[], None] = lambda: None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The new clients' ids [M] and test metrics before the first epoch and after each, [epochs + 1, M] each.
 
     pause: called between epochs; it may raise.
     """
-    assert engine.everyone is not None
-    later = replace(engine, federation=engine.everyone, optimizer=SGD(lr, momentum=momentum))
-    ids = np.arange(engine.federation.num_clients, engine.everyone.num_clients)
-    found = [_adapt(later, some, row, epochs, pause) for some in evaluate.slices(later, ids)]
-    return ids, {name: np.concatenate([f[name] for f in found], axis=1) for name in found[0]}
+    assert engine.with_new_clients is not None
+    adapting = replace(engine, federation=engine.with_new_clients, optimizer=SGD(lr, momentum=momentum))
+    ids = np.arange(engine.federation.num_clients, engine.with_new_clients.num_clients)
+    curves = [_adapt(adapting, slice_ids, row, epochs, pause) for slice_ids in evaluate.slices(adapting, ids)]
+    return ids, {name: np.concatenate([c[name] for c in curves], axis=1) for name in curves[0]}
 
 
-def _adapt(engine: Engine, ids: np.ndarray, row: Tensor, epochs: int, pause: Callable[[], None]
-           ) -> dict[str, np.ndarray]:
+def _adapt(
+    engine: Engine, ids: np.ndarray, row: Tensor, epochs: int, pause: Callable[[], None]
+) -> dict[str, np.ndarray]:
     curve: list[dict[str, np.ndarray]] = []
     for epoch in range(epochs + 1):
         pause()
@@ -66,23 +69,30 @@ def _adapt(engine: Engine, ids: np.ndarray, row: Tensor, epochs: int, pause: Cal
 def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
     """One more epoch from row [P] or [k, P].  # [k, P]"""
     try:
-        return cohort.train(row, epochs=1, key="new clients").theta
+        return cohort.train(row, how=LocalTraining(epochs=1, key="new clients")).theta
     except RunError as error:
         raise RunError(f"while new clients adapted: {str(error).replace('optimizer.lr', 'new_clients.lr')}") from error
 
 
-def write(path: Path, ids: np.ndarray, found: dict[str, np.ndarray], sizes: dict[str, np.ndarray]) -> None:
-    """A row per epoch and client: sizes [M] each, found [epochs + 1, M] each."""
+def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dict[str, np.ndarray]) -> None:
+    """Write a CSV file with a row per epoch and client.  sizes: [M] each; curves: [epochs + 1, M] each."""
     table = CsvTable(path, -1)
-    for epoch in range(len(found[SCORE])):
-        columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in found.items()}}
+    for epoch in range(len(next(iter(curves.values())))):
+        columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in curves.items()}}
         table.append({"epoch": epoch, **{name: c[i] for name, c in columns.items()}} for i in range(len(ids)))
     table.close()
 
 
-def summary(found: dict[str, np.ndarray], num_test: np.ndarray) -> dict[str, Any]:
-    """The mean accuracy over the new clients: before, best (with its epoch) and after the last epoch."""
-    curve = [scores.over_clients({SCORE: values}, num_test)[SCORE] for values in found[SCORE]]
-    best = int(np.nanargmax(curve)) if not np.isnan(curve).all() else 0
-    return {"count": len(num_test), "epochs": len(curve) - 1, "epoch0": curve[0], "best": curve[best],
-            "best_epoch": best, "last": curve[-1]}
+def summary(curves: dict[str, np.ndarray], num_test: np.ndarray, primary: str = "accuracy") -> dict[str, Any]:
+    """The mean primary score over the new clients: before, best (with its epoch) and after the last epoch."""
+    curve = [scores.over_clients({primary: values}, num_test)[primary] for values in curves[primary]]
+    best_of = np.nanargmax if scores.direction(primary).higher_is_better else np.nanargmin
+    best = int(best_of(curve)) if not np.isnan(curve).all() else 0
+    return {
+        "count": len(num_test),
+        "epochs": len(curve) - 1,
+        "epoch0": curve[0],
+        "best": curve[best],
+        "best_epoch": best,
+        "last": curve[-1],
+    }

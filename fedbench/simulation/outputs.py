@@ -1,4 +1,4 @@
-"""What a model must be before it is trained: seen on a handful of training samples, once, before round 1.
+"""What a model must be before it is trained: checked on a handful of training samples, once, before round 1.
 
 A copy of the module computes them, in evaluation and in training mode, so that neither its buffers nor the state of
 any generator nor a number of the run changes.
@@ -15,47 +15,61 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.faults import told
+from fedbench.core.faults import describe_error
+from fedbench.core.nested import map_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.nn.flat import Batched, FlatModel
-from fedbench.nn.program import Call
+from fedbench.nn.program import ForwardContext
 
 
 def check_parameters(module: Any, name: str) -> None:
     """Refuse what is no module, has nothing to train, or numbers that a row cannot hold.  name: for the sentence."""
-    require(isinstance(module, nn.Module), f"{name} builds an object of type {type(module).__name__}, "
-            "expected a torch.nn.Module")
-    everything = dict(module.named_parameters())
-    lazy = next((n for n, p in everything.items() if nn.parameter.is_lazy(p)), None)
+    require(
+        isinstance(module, nn.Module),
+        f"{name} builds an object of type {type(module).__name__}, expected a torch.nn.Module",
+    )
+    parameters = dict(module.named_parameters())
+    lazy = next((n for n, p in parameters.items() if nn.parameter.is_lazy(p)), None)
     require(lazy is None, f"{name}: the shape of {lazy} is not known yet (a Lazy module): give the layer its sizes")
-    trained = {n: p for n, p in everything.items() if p.requires_grad}
-    frozen = f": all {len(everything)} have requires_grad=False" if everything else ""
+    trained = {n: p for n, p in parameters.items() if p.requires_grad}
+    frozen = f": all {len(parameters)} have requires_grad=False" if parameters else ""
     require(any(p.numel() for p in trained.values()), f"{name} has no parameter to train{frozen}")
-    kept = module.state_dict()
-    buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in kept}
+    persistent = module.state_dict()
+    buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in persistent}
     for n, t in {**trained, **buffers}.items():
-        require(t.dtype == torch.float32, f"{name}: {n} is {_word(t.dtype)}, and what clients train and exchange is "
-                "float32: build the module in float32, or end its constructor with self.float()")
+        require(
+            t.dtype == torch.float32,
+            f"{name}: {n} is {_word(t.dtype)}, and what clients train and exchange is "
+            "float32: build the module in float32, or end its constructor with self.float()",
+        )
 
 
 def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
     """Refuse a model whose outputs are not one finite float32 number for each class (and pixel) of a sample."""
-    index = _some(federation)
+    index = _few_samples(federation)
     x, y = federation.gather(index)
-    wanted = federation.task.output_shape(y, federation.num_classes)
+    expected = federation.task.output_shape(y, federation.task.outputs(federation.num_classes))
     devices = [federation.device] if federation.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         for train in (False, True):
-            out = _outputs(model, x, train, f"{name} cannot compute {len(y)} training samples of shape {_shape(x)}"
-                           f"{' in training mode' if train else ''}")
-            _check_form(out, wanted, name)
+            out = _outputs(
+                model,
+                x,
+                train,
+                f"{name} cannot compute {len(y)} training samples of shape {_shape(x)}"
+                f"{' in training mode' if train else ''}",
+            )
+            _check_form(out, expected, name)
             _check_values(out, model, name)
-            require(not train or out.requires_grad, f"{name}: the outputs do not depend on any parameter that is "
-                    "trained, as behind torch.no_grad() or .detach()")
+            require(
+                not train or out.requires_grad,
+                f"{name}: the outputs do not depend on any parameter that is "
+                "trained, as behind torch.no_grad() or .detach()",
+            )
 
 
-def _some(federation: Federation) -> Tensor:
+def _few_samples(federation: Federation) -> Tensor:
     """A few training samples, repeated if there are fewer, of another number than classes.  # [B]"""
     count = 5 if federation.num_classes != 5 else 6
     index = np.resize(federation.splits["train"].indices[:count], count)
@@ -68,35 +82,47 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str) -> Any:
     try:
         with torch.set_grad_enabled(train):
             if isinstance(module, Batched):
-                return model.forward(model.init_row().requires_grad_(train), x, Call(train))
+                return model.forward(model.init_row().requires_grad_(train), x, ForwardContext(train))
             frozen = {id(p): p for p in module.parameters() if not p.requires_grad}
-            module = copy.deepcopy(module, frozen)
+            module = copy.deepcopy(module, memo=frozen)  # what is in the memo counts as copied: large towers are shared
             return module.train(train)(x)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{failing}: {told(error, module)}") from error
+        raise ConfigError(f"{failing}: {describe_error(error, module)}") from error
 
 
-def _check_form(out: Any, wanted: tuple[int, ...], name: str) -> None:
-    """wanted: [B, C, ...]."""
-    require(isinstance(out, Tensor), f"{name} returns {_article(out)}: its forward pass must return the logits "
-            f"{list(wanted)} alone")
-    shape, said = tuple(out.shape), f"{name} returns "
-    said += f"{list(shape)}" if shape else "a single number"
-    asked = f"expected {list(wanted)} for {wanted[0]} samples of {wanted[1]} classes"
-    require(shape[:1] == wanted[:1], f"{said}, {asked}: the first dimension must be the samples")
-    if len(shape) == len(wanted) and shape[1] != wanted[1]:
-        raise ConfigError(f"{name} has {shape[1]} outputs for {wanted[1]} classes, too {_many(shape[1], wanted[1])}: "
-                          "make its last layer as wide as num_classes, which a constructor that takes it is given")
-    require(shape == wanted, f"{said}, {asked}")
-    require(out.dtype == torch.float32, f"{name} returns {_word(out.dtype)} numbers where a loss needs float32: end "
-            "its forward pass with .float() where these are logits")
+def _check_form(out: Any, expected: tuple[int, ...], name: str) -> None:
+    """expected: [B, C, ...]."""
+    require(
+        isinstance(out, Tensor),
+        f"{name} returns {_article(out)}: its forward pass must return the logits {list(expected)} alone",
+    )
+    shape = tuple(out.shape)
+    returned = f"{name} returns {list(shape) if shape else 'a single number'}"
+    rule = f"expected {list(expected)} for {expected[0]} samples of {expected[1]} classes"
+    require(shape[:1] == expected[:1], f"{returned}, {rule}: the first dimension must be the samples")
+    if len(shape) == len(expected) and shape[1] != expected[1]:
+        raise ConfigError(
+            f"{name} has {shape[1]} outputs for {expected[1]} classes, too {_many(shape[1], expected[1])}: "
+            "make its last layer as wide as num_classes, which a constructor that takes it is given"
+        )
+    require(shape == expected, f"{returned}, {rule}")
+    require(
+        out.dtype == torch.float32,
+        f"{name} returns {_word(out.dtype)} numbers where a loss needs float32: end "
+        "its forward pass with .float() where these are logits",
+    )
 
 
 def _article(out: Any) -> str:
-    inside = f" ({', '.join(map(str, out))})" if isinstance(out, dict) else f" of {len(out)}" \
-        if isinstance(out, tuple | list) else ""
+    inside = (
+        f" ({', '.join(map(str, out))})"
+        if isinstance(out, dict)
+        else f" of {len(out)}"
+        if isinstance(out, tuple | list)
+        else ""
+    )
     return "None" if out is None else f"a {type(out).__name__}{inside}"
 
 
@@ -105,14 +131,19 @@ def _many(outputs: int, classes: int) -> str:
 
 
 def _check_values(out: Tensor, model: FlatModel, name: str) -> None:
-    finite = out.isfinite().flatten(1).all(1)                                                   # [B]
+    finite = out.isfinite().flatten(1).all(1)  # [B]
     if finite.all():
         return
     bad = [n for n, t in model.module.named_parameters() if not t.isfinite().all()]
-    why = f"its parameter {bad[0]} holds some" if bad else "its parameters are all finite, so what it computes of " \
-        "them is not"
-    raise ConfigError(f"{name} returns NaN or infinite numbers for {int((~finite).sum())} of {len(out)} training "
-                      f"samples before any training: {why}")
+    why = (
+        f"its parameter {bad[0]} holds some"
+        if bad
+        else "its parameters are all finite, so what it computes of them is not"
+    )
+    raise ConfigError(
+        f"{name} returns NaN or infinite numbers for {int((~finite).sum())} of {len(out)} training "
+        f"samples before any training: {why}"
+    )
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -120,4 +151,4 @@ def _word(dtype: torch.dtype) -> str:
 
 
 def _shape(x: Inputs) -> str:
-    return str({n: tuple(t.shape[1:]) for n, t in x.items()} if isinstance(x, dict) else tuple(x.shape[1:]))
+    return str(map_inputs(lambda t: tuple(t.shape[1:]), x))

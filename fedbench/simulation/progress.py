@@ -18,29 +18,29 @@ LINES = 20  # a run prints about so many where there is no terminal
 
 
 class Progress:
-    """Round, accuracy, images/s and time left of a run of ``total_rounds``, ``start_round`` of them done.
+    """Round, score, images/s and time left of a run of ``total_rounds``, ``start_round`` of them done.
 
-    ``label`` names one run of several at once, which get lines and no bar.
+    ``label`` names one run of several at once, which get lines and no bar; ``primary``: the name of the score.
     """
 
-    def __init__(self, total_rounds: int, start_round: int = 0, label: str = "") -> None:
-        self.total, self.start = total_rounds, start_round
+    def __init__(self, total_rounds: int, start_round: int = 0, label: str = "", primary: str = "accuracy") -> None:
+        self.total, self.start, self.primary = total_rounds, start_round, primary
         self.every = max(1, math.ceil(total_rounds / LINES))
         self._began = time.monotonic()
-        self._bar = _bar(total_rounds, start_round) if sys.stdout.isatty() and not label else None
+        self._bar = _bar(total_rounds, start_round, primary) if sys.stdout.isatty() and not label else None
         self.label = f"{label}  " if label else ""
 
-    def update(self, round: int, accuracy: float | None, images_per_s: float) -> None:
-        """Show that ``round`` (from 1) is done; ``accuracy`` in [0, 1] is None or NaN while unknown."""
-        known = accuracy is not None and not math.isnan(accuracy)
-        fields = {"accuracy": f"{accuracy:.4f}" if known else "-", "speed": f"{images_per_s:,.0f}"}
+    def update(self, round: int, score: float | None, images_per_s: float) -> None:
+        """Show that ``round`` (from 1) is done; ``score`` is None or NaN while unknown."""
+        known = score is not None and not math.isnan(score)
+        fields = {"score": f"{score:.4f}" if known else "-", "speed": f"{images_per_s:,.0f}"}
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=round, **fields)
         elif round in (self.start + 1, self.total) or round % self.every == 0:
-            left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
+            seconds_left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
             print(
-                f"{self.label}round {round:>{len(str(self.total))}}/{self.total}  accuracy {fields['accuracy']:>6}  "
-                f"{fields['speed']:>9} images/s  {duration(left)} left",
+                f"{self.label}round {round:>{len(str(self.total))}}/{self.total}  {self.primary} {fields['score']:>6}  "
+                f"{fields['speed']:>9} images/s  {duration(seconds_left)} left",
                 flush=True,
             )
 
@@ -65,7 +65,20 @@ class Progress:
         self.close()
 
 
-def _bar(total: int, start: int) -> Any:
+class NullProgress:
+    """In place of a progress bar in processes that do not print: shows nothing."""
+
+    def update(self, round: int, score: float | None, images_per_s: float) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> NullProgress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _bar(total: int, start: int, primary: str) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
@@ -73,12 +86,12 @@ def _bar(total: int, start: int) -> Any:
         TextColumn("round"),
         MofNCompleteColumn(),
         BarColumn(),
-        TextColumn("accuracy {task.fields[accuracy]}"),
+        TextColumn(f"{primary} {{task.fields[score]}}"),
         TextColumn("{task.fields[speed]} images/s"),
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    bar.add_task("", total=total, completed=start, accuracy="-", speed="-")
+    bar.add_task("", total=total, completed=start, score="-", speed="-")
     bar.start()
     return bar
 
@@ -90,24 +103,25 @@ def ending(summary: dict[str, Any], run_dir: Path) -> None:
     """
     path = Path(run_dir)
     if "FEDBENCH_CELLS" in os.environ:
-        shown = both(summary["last"], summary["best"] or {"values": summary["last"]}, "personal/accuracy")
-        print(f"{path.name}: mean personalized accuracy {shown[0]} last, {shown[1]} best", flush=True)
+        name = primary_of(summary)
+        shown = last_and_best(summary["last"], summary["best"] or {"values": summary["last"]}, f"personal/{name}")
+        print(f"{path.name}: mean personalized {name} {shown[0]} last, {shown[1]} best", flush=True)
         return
-    near = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path  # short enough to be typed
-    print("\n" + "\n".join(ending_lines(summary, near)), flush=True)
+    typeable = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    print("\n" + "\n".join(ending_lines(summary, typeable)), flush=True)
 
 
 def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     """The lines of the closing screen."""
     s, cost = summary, summary["cost"]
-    last, best = s["last"], s["best"] or {"round": s["rounds"], "values": s["last"]}
+    last, best, name = s["last"], s["best"] or {"round": s["rounds"], "values": s["last"]}, primary_of(s)
     table = [
         ("", "last", "best"),
         ("round", str(s["rounds"]), str(best["round"])),
-        ("mean personalized accuracy", *both(last, best, "personal/accuracy")),
-        ("  spread over clients (std)", *both(last, best, "personal/accuracy_std")),
-        ("  worst tenth of the clients", *both(last, best, "personal/accuracy_worst")),
-        ("global accuracy", *both(last, best, "global/accuracy")),
+        (f"mean personalized {name}", *last_and_best(last, best, f"personal/{name}")),
+        ("  spread over clients (std)", *last_and_best(last, best, f"personal/{name}_std")),
+        ("  worst tenth of the clients", *last_and_best(last, best, f"personal/{name}_worst")),
+        (f"global {name}", *last_and_best(last, best, f"global/{name}")),
     ]
     width = max(len(row[0]) for row in table)
     shown = [f"  {label:<{width}}  {a:>8}  {b:>8}" for label, a, b in table]
@@ -116,7 +130,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{s['name']} on {s['dataset']}, {s['partition']} partition: {s['num_clients']} clients, "
         f"{s['cohort']} a round, {s['rounds']} rounds, model {s['model']}, seed {s['seed']}",
         *shown,
-        *new_client_lines(s.get("new_clients")),
+        *new_client_lines(s.get("new_clients"), name),
         *privacy_lines(s.get("privacy")),
         f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in all; "
         f"{cost['bytes_down'] / 1e6:,.1f} MB down, {cost['bytes_up'] / 1e6:,.1f} MB up",
@@ -127,7 +141,12 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     ]
 
 
-def both(last: dict[str, float], best: dict[str, Any], name: str) -> tuple[str, str]:
+def primary_of(summary: dict[str, Any]) -> str:
+    """The score that a run goes by."""
+    return (summary.get("task") or {}).get("primary", "accuracy")
+
+
+def last_and_best(last: dict[str, float], best: dict[str, Any], name: str) -> tuple[str, str]:
     """A metric at the last and at the best round, as text."""
     values = (last.get(name), best["values"].get(name))
     return tuple("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)  # type: ignore[return-value]
@@ -139,41 +158,43 @@ def kib(total: int, s: dict[str, Any]) -> str:
 
 
 def global_note(summary: dict[str, Any]) -> str:
-    """What the row of the global accuracy needs said."""
-    if "global/accuracy" not in summary["last"]:
+    """What the row of the global score needs said."""
+    if f"global/{primary_of(summary)}" not in summary["last"]:
         return "  none: this method has no global model"
     same = summary.get("personal_is_global")
     return "  personal equals global: all clients use one model" if same else ""
 
 
-def new_client_lines(found: dict[str, Any] | None) -> list[str]:
+def new_client_lines(result: dict[str, Any] | None, primary: str = "accuracy") -> list[str]:
     """What clients that took no part reached with the global model, if there are any."""
-    if not found:
+    if not result:
         return []
-    return [f"  {found['count']} new clients: mean accuracy {found['epoch0']:.4f} as they start, {found['best']:.4f} "
-            f"at best, after {found['best_epoch']} of {found['epochs']} epochs of their own"]
+    return [
+        f"  {result['count']} new clients: mean {primary} {result['epoch0']:.4f} as they start, {result['best']:.4f} "
+        f"at best, after {result['best_epoch']} of {result['epochs']} epochs of their own"
+    ]
 
 
-def privacy_lines(found: dict[str, Any] | None) -> list[str]:
+def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
     """What the noise on uploads came to, and what it promises, if there was any."""
-    if not found:
+    if not privacy:
         return []
-    many = f"a client uploaded {found['releases']} tensors at most"
-    total = found["epsilon_spent"]
-    sums = f", (epsilon, delta) = ({total:.4g}, {found['delta']:g}) in all" if total is not None else ""
-    return [f"  privacy: {many}{sums}; {found['guarantee']}"]
+    releases = f"a client uploaded {privacy['releases']} tensors at most"
+    epsilon = privacy["epsilon_spent"]
+    total = f", (epsilon, delta) = ({epsilon:.4g}, {privacy['delta']:g}) in all" if epsilon is not None else ""
+    return [f"  privacy: {releases}{total}; {privacy['guarantee']}"]
 
 
 def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     """The commands worth typing after this run, each with its reason; what was run by a class's name is no option."""
-    algorithm, dataset, own = summary["algorithm"], summary["dataset"], summary.get("classes") or {}
+    algorithm, dataset, classes = summary["algorithm"], summary["dataset"], summary.get("classes") or {}
     runs = run_dir.parents[2] if run_dir.parts[-3:-1] == (algorithm, dataset) else run_dir.parent
-    methods = ",".join(dict.fromkeys(["local", "fedavg", *([] if "algorithm" in own else [algorithm])]))
+    methods = ",".join(dict.fromkeys(["local", "fedavg", *([] if "algorithm" in classes else [algorithm])]))
     chosen = "" if dataset == "digits" else f" dataset={dataset}"
     sweep = f"python -m fedbench -m algorithm={methods} seed=0,1,2{chosen}"
     commands = {
         f"python -m fedbench.report {shlex.quote(str(runs))}": "tables of your runs",
-        **({} if "dataset" in own else {sweep: "compare methods over seeds"}),
+        **({} if "dataset" in classes else {sweep: "compare methods over seeds"}),
         "python -m fedbench --help": "methods, data sets, options",
     }
     width = max(map(len, commands))

@@ -1,4 +1,4 @@
-"""What methods record for figures: small matrices between clients, kept over the rounds, in matrices.npz of the run
+"""What methods record for figures: small matrices between clients, recorded over the rounds, in matrices.npz of the run
 directory; what is measured of each client once, after the last round, in measured.npz.
 
 Matrices are APPLE's directed relationships, PGFed's A.  Of as many evaluated rounds as fit into BUDGET, at even
@@ -21,7 +21,7 @@ from fedbench.engine.cohort import Cohort, Engine
 from fedbench.simulation import evaluate
 
 FILE, MEASURED = "matrices.npz", "measured.npz"
-BUDGET = 16 << 20       # bytes of one name
+BUDGET = 16 << 20  # bytes of one name
 
 
 class MatrixLog:
@@ -32,51 +32,55 @@ class MatrixLog:
 
     def __init__(self, run_dir: Path, algorithm: Algorithm, num_clients: int, rounds: int, every: int):
         self.path, self.algorithm, self.last = run_dir / FILE, algorithm, rounds
-        room = BUDGET // (4 * num_clients**2)           # matrices of [N, N]
-        self.step = every * -(-rounds // (every * max(room - 2, 1)))
-        self.active = room >= 2 and bool(algorithm.matrices())
+        most = BUDGET // (4 * num_clients**2)  # matrices of [N, N]
+        self.step = every * -(-rounds // (every * max(most - 2, 1)))
+        self.active = most >= 2 and bool(algorithm.matrices())
         self.rounds: list[int] = []
-        self.kept: list[dict[str, np.ndarray]] = []
-        self.digests: dict[str, str] = {}               # of what was kept of each round
+        self.recorded: list[dict[str, np.ndarray]] = []
+        self.digests: dict[str, str] = {}  # of what was recorded of each round
 
     def note(self, round: int) -> None:
-        """Take the matrices as they are after a round (0: before the first), if it is one to be kept."""
-        if self.active and self._wanted(round):
-            self._keep(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
+        """Take the matrices as they are after a round (0: before the first), if it is one to be recorded."""
+        if self.active and self._is_recorded(round):
+            self._record(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
 
-    def _keep(self, round: int, matrices: dict[str, np.ndarray]) -> None:
+    def _record(self, round: int, matrices: dict[str, np.ndarray]) -> None:
         self.rounds.append(round)
-        self.kept.append(matrices)
+        self.recorded.append(matrices)
         self.digests[str(round)] = digest(matrices)
 
     def save(self) -> None:
         """Replace the file, beside a checkpoint, so that a resumed run has all up to where it goes on."""
         if self.active:
-            stacked = {name: np.stack([k[name] for k in self.kept]) for name in self.kept[0]}
+            stacked = {name: np.stack([r[name] for r in self.recorded]) for name in self.recorded[0]}
             write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)
 
     def load(self, done: int, digests: Mapping[str, str] | None = None) -> None:
-        """What an earlier part of the run recorded, up to the round it goes on from.  digests: what it was."""
+        """Read what an earlier part of the run recorded, up to the round it goes on from; ConfigError where that is not
+        what the digests, round -> digest, say."""
         if self.active and self.path.is_file():
             stored = read_npz(self.path)
             for r, round in enumerate(stored.pop("rounds").tolist()):
-                if round <= done and self._wanted(round):
-                    self._keep(round, {name: values[r] for name, values in stored.items()})
+                if round <= done and self._is_recorded(round):
+                    self._record(round, {name: values[r] for name, values in stored.items()})
         if self.active and digests is not None:
-            wanted = {round: text for round, text in digests.items() if self._wanted(int(round))}
-            require(self.digests == wanted, f"{self.path} is not what the run wrote up to round {done}, and what it "
-                    "held is nowhere else")
+            expected = {round: text for round, text in digests.items() if self._is_recorded(int(round))}
+            require(
+                self.digests == expected,
+                f"{self.path} is not what the run wrote up to round {done}, and what it held is nowhere else",
+            )
 
-    def _wanted(self, round: int) -> bool:
+    def _is_recorded(self, round: int) -> bool:
         return round % self.step == 0 or round == self.last
 
 
 def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.ndarray) -> None:
     """Write (the first process does) what the method measures of these clients after the last round, if anything:
     `client` [K] and each name [K, ...] float32."""
-    cohorts = [Cohort(engine, some, engine.rounds - 1, "evaluation") for some in evaluate.slices(engine, ids)]
+    slices = evaluate.slices(engine, ids)
+    cohorts = [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
     with torch.no_grad():
-        found = [algorithm.measured(cohort) for cohort in cohorts]
-    if found[0] and engine.executor.ranks.first:
-        whole = {name: np.concatenate([f[name].float().cpu().numpy() for f in found]) for name in found[0]}
+        measured = [algorithm.measured(cohort) for cohort in cohorts]
+    if measured[0] and engine.executor.ranks.first:
+        whole = {name: np.concatenate([m[name].float().cpu().numpy() for m in measured]) for name in measured[0]}
         write_npz(run_dir / MEASURED, client=ids, **whole)

@@ -40,8 +40,10 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
     """The cohort of these clients, and what they would deploy (rows, or a dict with "theta")."""
     n = sim.engine.federation.num_clients
     outside = [i for i in ids.tolist() if not 0 <= i < n]
-    require(bool(len(ids)) and not outside, f"client {(outside or ['none'])[0]} is not among the {n} clients, which "
-            f"are 0 to {n - 1}")
+    require(
+        bool(len(ids)) and not outside,
+        f"client {(outside or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}",
+    )
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
     with torch.no_grad():
         return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
@@ -79,8 +81,10 @@ def _client(text: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedbench.export", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run the command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedbench.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("overrides", nargs="*", help="targets of your own: model._target_=my_package.MyNet")
     parser.add_argument("--client", type=_client, metavar="N", help="save this client's state_dict under --out")
@@ -101,9 +105,9 @@ def main() -> int:
             write_file("--out", out, lambda file: checkpoint.dump(state, file))
             print(f"{out}: state_dict of client {args.client}, {sum(t.numel() for t in state.values()):,} numbers")
         if args.predictions is not None:
-            found = predictions(args.run_dir, overrides=args.overrides)
-            write_file("--predictions", args.predictions, lambda file: np.savez(file, **found))   # type: ignore
-            print(f"{args.predictions}: {', '.join(found)} of {len(found['client']):,} test samples")
+            exported = predictions(args.run_dir, overrides=args.overrides)
+            write_file("--predictions", args.predictions, lambda file: np.savez(file, **exported))  # type: ignore
+            print(f"{args.predictions}: {', '.join(exported)} of {len(exported['client']):,} test samples")
     except ConfigError as error:
         print(f"fedbench: {error}", file=sys.stderr)
         return 2

@@ -49,8 +49,8 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:
     """
     (mean_a, root_a), (mean_b, root_b) = fitted(a), fitted(b)
     common = np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum()
-    spread = (root_a**2).sum() + (root_b**2).sum() - 2 * common
-    return float(((mean_a - mean_b) ** 2).sum() + max(spread, 0.0))
+    covariance_distance = (root_a**2).sum() + (root_b**2).sum() - 2 * common
+    return float(((mean_a - mean_b) ** 2).sum() + max(covariance_distance, 0.0))
 
 
 def fitted(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -76,8 +76,8 @@ def make_network(choice: str, weights: str | None, data_dir: str, device: Any) -
         return random_network(device)
     if choice == "inception":
         return inception(Path(weights or Path(data_dir) / WEIGHTS), device)
-    there = choice != "" and Path(choice).is_dir()
-    require(there, f"--network {choice}: neither inception nor random, and there is no such run directory")
+    is_folder = choice != "" and Path(choice).is_dir()
+    require(is_folder, f"--network {choice}: neither inception nor random, and there is no such run directory")
     return of_run(Path(choice))
 
 
@@ -130,11 +130,11 @@ def load_inception(path: Path) -> Any:
     model.fc = torch.nn.Identity()  # type: ignore[assignment]
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
-        kept = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
-        model.load_state_dict(kept)
+        used = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
+        model.load_state_dict(used)
     except Exception as error:  # a damaged or foreign file raises many kinds of error
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{path} does not hold torchvision's Inception v3 weights ({said[0][:120]})") from error
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"{path} does not hold torchvision's Inception v3 weights ({reason[0][:120]})") from error
     return model
 
 
@@ -170,12 +170,12 @@ def features_of(network: Network, images: np.ndarray, device: Any) -> np.ndarray
     """Features [n, d] of uint8 pictures [n, C, H, W], a few at a time."""
     import torch
 
-    found = []
+    features = []
     with torch.no_grad():
         for start in range(0, len(images), BATCH):
             batch = torch.from_numpy(np.ascontiguousarray(images[start : start + BATCH])).to(device)
-            found.append(network.features(batch).float().cpu().numpy())
-    return np.concatenate(found)
+            features.append(network.features(batch).float().cpu().numpy())
+    return np.concatenate(features)
 
 
 # -- the clients -----------------------------------------------------------------------------------------
@@ -190,15 +190,15 @@ def by_client(arrays: Arrays, split: Split, network: Network, device: Any) -> li
         raise ConfigError("the distance is between pictures (uint8 images), which this data set does not consist of")
     rows = []
     for client in range(split.num_clients):
-        own = split.train[client]
-        extra = arrays.split[own] == EXTRA
+        indices = split.train[client]
+        extra = arrays.split[indices] == EXTRA
         enough = min(int(extra.sum()), int((~extra).sum())) >= 2
         distance = float("nan")
         if enough:
-            features = features_of(network, images[own], device)
+            features = features_of(network, images[indices], device)
             distance = frechet(features[~extra], features[extra])
-        names, home = arrays.domain_names, None if arrays.domain is None else int(arrays.domain[own[0]])
-        silo = None if names is None or home is None else names[home]
+        names, domain = arrays.domain_names, None if arrays.domain is None else int(arrays.domain[indices[0]])
+        silo = None if names is None or domain is None else names[domain]
         rows.append({"client": client, "silo": silo, "real": int((~extra).sum()), "extra": int(extra.sum()),
                      "fid": distance, "network": network.name})  # fmt: skip
     return rows
@@ -225,8 +225,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_intermixed_args(argv)
     try:
         check_file("--out", args.out)
-        require(not args.weights or args.network == "inception",
-                f"--weights {args.weights} are of --network inception, not of {args.network}")
+        require(
+            not args.weights or args.network == "inception",
+            f"--weights {args.weights} are of --network inception, not of {args.network}",
+        )
         write(measured(args.overrides, args.network, args.weights), args.out)
     except ConfigError as mistake:
         print(f"fedbench: {mistake}", file=sys.stderr)

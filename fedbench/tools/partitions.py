@@ -49,8 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         check_file("--out", args.out)
         check_file("--figure", args.figure)
-        require(args.figure is None or args.figure.suffix != "",
-                f"--figure {args.figure}: its suffix says in which form it is drawn, as in partition.png")
+        require(
+            args.figure is None or args.figure.suffix != "",
+            f"--figure {args.figure}: its suffix says in which form it is drawn, as in partition.png",
+        )
         require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}")
         arrays, split, title = build(args.overrides)
         show(arrays, split, title)

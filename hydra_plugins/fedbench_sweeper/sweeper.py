@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from fedbench.cli.private_hydra import basic_sweeper
+
 
 @dataclass
-class PlannedConf(BasicSweeperConf):
+class PlannedConf(basic_sweeper().BasicSweeperConf):
     """checked: every cell has been composed by the command that starts the sweep."""
 
     _target_: str = "hydra_plugins.fedbench_sweeper.sweeper.Planned"
@@ -21,7 +22,7 @@ class PlannedConf(BasicSweeperConf):
 ConfigStore.instance().store(group="hydra/sweeper", name="planned", node=PlannedConf, provider="fedbench")
 
 
-class Planned(BasicSweeper):
+class Planned(basic_sweeper().BasicSweeper):
     """Reads every configuration file once: what is edited while the cells run is of no effect on those to come."""
 
     def __init__(self, checked: bool = False, **basic: Any) -> None:
@@ -30,10 +31,10 @@ class Planned(BasicSweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra's, before the sweep."""
-        from fedbench.cli.compose import KeptFiles  # other applications of Hydra load this module, too
+        from fedbench.cli.compose import CachedRepository  # other applications of Hydra load this module, too
 
         loader: Any = hydra_context.config_loader
-        loader.repository = KeptFiles(loader.config_search_path)
+        loader.repository = CachedRepository(loader.config_search_path)
         super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:

@@ -24,7 +24,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="together", node=Toget
 
 
 class Together(Launcher):
-    """Runs the cells of a sweep as a meeting (fedbench/engine/joint.py)."""
+    """Runs the cells of a sweep jointly (fedbench/engine/joint.py)."""
 
     def __init__(self, at_once: int = 8) -> None:
         self.at_once = at_once
@@ -35,15 +35,15 @@ class Together(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every list of overrides; JobReturn for each, in order."""
-        from fedbench.engine.joint import Meeting
+        from fedbench.engine.joint import JointRuns
 
         setup_globals()
         hydra = self.config.hydra
         configure_log(hydra.hydra_logging, hydra.verbose)
         Path(str(hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         jobs = [self._job(initial_job_idx + i, list(words)) for i, words in enumerate(job_overrides)]
-        with env_override(hydra.job.env_set):         # of all: none restores what another one still needs
-            return Meeting(self.at_once).run(jobs)
+        with env_override(hydra.job.env_set):  # of all: none restores what another one still needs
+            return JointRuns(self.at_once).run(jobs)
 
     def _job(self, number: int, overrides: list[str]) -> Callable[[], JobReturn]:
         def job() -> JobReturn:
@@ -51,6 +51,12 @@ class Together(Launcher):
             with open_dict(full):
                 full.hydra.job.id, full.hydra.job.num = f"{full.hydra.job.name}_{number}", number
             HydraConfig.instance().set_config(full)
-            return run_job(hydra_context=self.context, config=full, task_function=self.task,
-                           job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir")
+            return run_job(
+                hydra_context=self.context,
+                config=full,
+                task_function=self.task,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
+
         return job

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from fedbench.data.base import Arrays
 from fedbench.partition.base import Ragged, Split
 
-TRAIN, TEST = (43, 77, 60, 25, 91, 38), (20, 31, 24, 17, 40, 22)        # samples of each client
+TRAIN, TEST = (43, 77, 60, 25, 91, 38), (20, 31, 24, 17, 40, 22)  # samples of each client
 EVERYBODY = tuple(range(len(TRAIN)))
 COHORTS = {"full": (EVERYBODY,) * 4, "part": ((0, 2, 4), (1, 2, 5), (0, 1, 3), (2, 4, 5), (0, 2, 4))}
 SPLIT_SEED, WEIGHT_SEED, ORDER_SEED = 7, 100, 11

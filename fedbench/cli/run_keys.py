@@ -1,0 +1,210 @@
+"""The keys that a run may have outside the options of its groups' classes, with their types and ranges.
+
+The dataclasses are read from their source (schema.py): what is annotated here is what a value is checked against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedbench.core.options import (
+    Count,
+    Device,
+    Folder,
+    Fraction,
+    Interior,
+    Name,
+    Natural,
+    NonNegative,
+    Positive,
+    Seed,
+    Share,
+    Unbounded,
+)
+
+
+@dataclass
+class LocalConfig:
+    """A client's work in a round: passes over its training part, samples per step."""
+
+    epochs: Count
+    batch_size: Count
+    drop_last: bool
+
+
+@dataclass
+class EvalConfig:
+    """Every so many rounds, over ``clients`` of the clients (null: all)."""
+
+    every: Count
+    clients: Count | None
+    batch_size: Count | None
+
+
+@dataclass
+class FinetuneConfig:
+    """Training on from the downloaded row before it is evaluated (or once, at the end)."""
+
+    epochs: Natural
+    lr: Positive | list[Positive] | None
+    when: Literal["evaluation", "end"]
+    part: str
+
+
+@dataclass
+class NewClientsConfig:
+    """The last ``count`` clients stay out of the rounds, and then train a copy of the global model."""
+
+    count: Natural
+    epochs: Natural
+    lr: Positive
+    momentum: Share
+
+
+@dataclass
+class PrivacyConfig:
+    """Clipping, and noise on everything that clients upload (privacy.py); epsilon null: off."""
+
+    epsilon: Unbounded | None
+    delta: Interior
+    clip: Unbounded | None
+    calibration: Literal["paper", "analytic"]
+    sensitivity: Literal["clip", "lr_over_n"]
+
+
+@dataclass
+class CheckpointConfig:
+    """every n rounds; null: as often as costs under 10% of the time; 0: at the end."""
+
+    every: Natural | None
+
+
+@dataclass
+class HardwareConfig:
+    """Where and how; never changes what is computed, precision apart.  ddp: in all processes that torchrun started."""
+
+    device: Device
+    executor: Literal["auto", "loop", "threads", "vmap"]
+    chunk: Count | None
+    threads: Count | None
+    precision: Literal["float32", "tf32", "bf16"]
+    graphs: bool | Literal["auto"] = "auto"
+    data: Literal["auto", "device", "host"] = "auto"
+    ddp: bool = False
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases; the run directory's files are written whatever this says."""
+
+    mode: Literal["auto", "online", "offline", "disabled"]
+    project: str
+    entity: str | None
+    group: str | None
+    tags: list[str]
+
+
+@dataclass
+class ScheduleConfig:
+    """The learning rate over rounds: ``warmup`` rounds of growth, then ``name``; final: share of lr left."""
+
+    name: Literal["constant", "cosine", "linear", "exponential"] = "constant"
+    warmup: Natural = 0
+    gamma: Positive = 1.0
+    final: NonNegative = 0.0
+
+
+@dataclass
+class AugmentConfig:
+    """Of training images: horizontal flips, crops after ``crop`` pixels of padding."""
+
+    flip: bool = False
+    crop: Natural = 0
+
+
+@dataclass
+class DatasetKeys:
+    """What the federation, not the source, does with the samples."""
+
+    split: Literal["merged", "published", "stratified"]
+    test_fraction: Share
+    val_fraction: Share
+    normalize: bool
+    augment: AugmentConfig | None
+    subset: Fraction = 1.0
+
+
+@dataclass
+class PartitionKeys:
+    """How many clients (null: as many as the partition makes by itself), and the partition's own seed."""
+
+    num_clients: Count | None
+    seed: Seed
+
+
+@dataclass
+class ModelKeys:
+    """columns: name -> patterns of parameter names."""
+
+    columns: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class OptimizerKeys:
+    """The schedule every optimizer takes."""
+
+    schedule: ScheduleConfig
+
+
+@dataclass
+class RunConfig:
+    """Every top-level key of a run.  paper: which printed cells it answers, for reports (report/paper.py)."""
+
+    name: Name | None
+    seed: Natural
+    rounds: Count
+    sample_rate: Fraction
+    clients_per_round: Count | None
+    local: LocalConfig
+    eval: EvalConfig
+    finetune: FinetuneConfig
+    new_clients: NewClientsConfig
+    checkpoint: CheckpointConfig
+    resume: str | None
+    data_dir: Folder
+    output_dir: Folder
+    sweep_dir: Folder
+    dataset: dict
+    task: dict
+    partition: dict
+    model: dict
+    algorithm: dict
+    optimizer: dict
+    hardware: HardwareConfig
+    tracking: TrackingConfig
+    privacy: PrivacyConfig | None = None
+    paper: dict | None = None
+    choices: dict | None = None
+
+
+# by group: the dataclass here that states the keys which are not those of the group's class
+RESERVED = {
+    "dataset": "DatasetKeys",
+    "task": None,
+    "partition": "PartitionKeys",
+    "model": "ModelKeys",
+    "optimizer": "OptimizerKeys",
+    "algorithm": None,
+}
+# a name that every class of a group has or inherits, and what such a class is called
+KINDS = {
+    "dataset": ("load", "data source, which has load()"),
+    "task": ("for_targets", "fedbench.tasks.base.Task"),
+    "partition": ("assign", "partition, which has assign()"),
+    "model": ("Module", "torch.nn.Module"),
+    "optimizer": ("Optimizer", "fedbench.engine.optim.Optimizer"),
+    "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
+}
+# constructor arguments that the data set (or the algorithm: reads) decides
+INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "reads")}

@@ -1,0 +1,169 @@
+"""A sweep: its cells are checked first, then Hydra's launcher runs them, and a table tells how they ended."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from fedbench.cli import jobs
+from fedbench.cli.compose import Composer, explain
+from fedbench.cli.hydra_run import check_processes, compose_checked, folder_key, make_folder, quoted, run_hydra
+from fedbench.core.files import read_json
+from fedbench.core.lock import holder, is_held
+from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import WHEREABOUTS, is_matched
+
+MOST_CELLS = 64  # more than that are checked one swept value at a time ...
+ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
+ABSENT = {"status": "not started", "score": None, "sentence": ""}
+
+
+def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> int:
+    """Run the cells of a sweep; returns the exit status.
+
+    flags: Hydra's, as typed.  Raises ConfigError where the command is wrong: then nothing has begun.
+    """
+    master = composer.compose(overrides, multirun=True)
+    is_basic = str(master.hydra.launcher._target_).endswith("BasicLauncher")
+    require(
+        is_basic or not jobs.under_torchrun(),
+        "under torchrun the cells of a sweep run one by one, each in all processes: leave hydra/launcher out",
+    )
+    naming = _naming(composer.swept(_with_params(master, overrides)))
+    planned = plan(composer, master, overrides, naming)
+    folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
+    token = uuid.uuid4().hex
+    extra = [*naming, f"hydra.sweep.dir={quoted(folder)}", f"+hydra.job.env_set.{jobs.TOKEN}={token}"]
+    extra.append(f"+hydra.job.env_set.{jobs.TOTAL}={len(planned) or ''}")
+    if _has_basic_sweeper(master) and not any(text.startswith("hydra/sweeper=") for text in overrides):
+        extra += ["hydra/sweeper=planned", f"hydra.sweeper.checked={bool(planned)}"]
+    interrupted, stopped = False, None
+    try:
+        run_hydra(flags, [*composer.rewrite(overrides), *extra])
+    except KeyboardInterrupt:
+        interrupted = True
+    except Exception as error:  # the launcher's: the cells' own failures are in their status files
+        stopped = error
+    rows = outcomes(folder, token, planned)
+    if stopped is not None:
+        if isinstance(stopped, ConfigError) and all(row["status"] == ABSENT["status"] for row in rows):
+            raise stopped  # a mistake in the command: nothing began
+        jobs.say(f"the sweep stopped: {explain(stopped)}")
+    show_table(rows)
+    print(f"tables with mean and spread over seeds: python -m fedbench.report {shlex.quote(str(folder))}", flush=True)
+    failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
+    return jobs.INTERRUPTED if interrupted else jobs.FAILED if failed else jobs.OK
+
+
+def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
+    params = master.hydra.sweeper.get("params") or {}
+    return [*(f"{key}={value}" for key, value in params.items()), *overrides]
+
+
+def _naming(swept: list[str]) -> list[str]:
+    """A swept key names its cell even if it is one that otherwise would not."""
+    hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
+    if not hidden:
+        return []
+    left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
+    quoted = ",".join(f"'{pattern}'" for pattern in left)
+    return [f"hydra.job.config.override_dirname.exclude_keys=[{quoted}]"]
+
+
+def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: list[str]) -> list[str]:
+    """Check the cells of a sweep before any runs; their folder names ([]: only the sweeper knows)."""
+    if not _has_basic_sweeper(master):
+        return []
+    runs = composer.cells(_with_params(master, overrides))
+    few = len(runs) <= MOST_CELLS
+    first = [tuple(run) for run in _each_value(runs)]  # so that a wrong value is found at once
+    names = {}
+    for run in dict.fromkeys([*first, *map(tuple, runs)] if few else first):
+        full = compose_checked(composer, [*run, *naming])
+        check_processes(full, ["-m", *overrides])
+        names[run] = folder_key(full, "hydra.sweep.subdir")
+    planned = [names[tuple(run)] for run in runs] if few else []
+    twice = next((name for name in planned if planned.count(name) > 1), None)
+    require(twice is None, f"this sweep has the same cell twice: {twice}")
+    return planned
+
+
+def _has_basic_sweeper(master: DictConfig) -> bool:
+    """Whether the sweeper is Hydra's, whose cells are the product of the swept values."""
+    return str(master.hydra.sweeper._target_).endswith("BasicSweeper")
+
+
+def _each_value(runs: list[list[str]]) -> list[list[str]]:
+    """Every swept value once (of a long list its ends), beside the first of the others."""
+    columns = [list(dict.fromkeys(column)) for column in zip(*runs)]
+    first = [column[0] for column in columns]
+    others = [
+        [*first[:i], value, *first[i + 1 :]]
+        for i, column in enumerate(columns)
+        for value in column[1:]
+        if value in (*column[:ENDS], *column[-ENDS:])
+    ]
+    return [first, *others]
+
+
+def outcomes(folder: Path, token: str, planned: list[str]) -> list[dict[str, Any]]:
+    """How each cell of a sweep ended: what its status.json says, if this command wrote it.
+
+    Returns a row (cell, status, score, sentence) per cell: those planned first, in their order.
+    """
+    statuses = {}
+    for path in sorted(folder.rglob("status.json")):
+        status = read_json(path)
+        if status.get("token") == token:
+            if status["status"] == "running":
+                status |= {"status": "died", "sentence": "the process ended without a word"}
+            statuses[str(path.parent.relative_to(folder))] = status
+    statuses |= {name: _status_elsewhere(folder / name) for name in _visited(folder, token) if name not in statuses}
+    planned = [str(Path(name)) for name in planned]  # "" is the sweep's own folder
+    names = [*planned, *(name for name in statuses if name not in planned)]
+    return [{"cell": name, **statuses.get(name, ABSENT)} for name in names]
+
+
+def _visited(folder: Path, token: str) -> list[str]:
+    """The cells that this command came to."""
+    path = jobs.visited_file(folder, token)
+    if not path.exists():
+        return []
+    names = path.read_text(encoding="utf-8").splitlines()
+    path.unlink()
+    return list(dict.fromkeys(names))
+
+
+def _status_elsewhere(cell: Path) -> dict[str, Any]:
+    """How a cell stands of which another process has the last word: what that one says, unless it still has it."""
+    if is_held(cell):
+        return {"status": "with another process", "score": None, "sentence": holder(cell)}
+    status = read_json(cell / "status.json") or {"status": "running", "score": None}
+    if status["status"] == "running":
+        return {**status, "status": "died", "sentence": "the other process ended without a word"}
+    return {**status, "status": "finished already" if status["status"] == "finished" else status["status"]}
+
+
+def show_table(rows: list[dict[str, Any]]) -> None:
+    """The statuses of a sweep, and how many of each."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("cell", "status", "best", ""):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        score = f"{row['score']:.4f}" if isinstance(row["score"], int | float) else ""
+        table.add_row(row["cell"], row["status"], score, row["sentence"])
+    width = None if sys.stdout.isatty() else 240  # a file has room: nothing is folded there
+    console = Console(markup=False, highlight=False, width=width)
+    console.print()
+    console.print(table)
+    names = list(dict.fromkeys(row["status"] for row in rows))
+    tally = ", ".join(f"{sum(row['status'] == name for row in rows)} {name}" for name in names)
+    console.print(f"\n{len(rows)} cells: {tally or 'none ran'}")

@@ -1,0 +1,49 @@
+"""A warning for features that nobody has scaled."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbench.core.mapped import take
+from fedbench.data.base import Arrays
+
+if TYPE_CHECKING:
+    from fedbench.partition.base import Split
+
+log = logging.getLogger(__name__)
+RATIO = 1e3  # of the largest to the smallest standard deviation, from which on there is a warning
+NUMBERS = 4 << 20  # that are looked at
+
+
+def scales(arrays: Arrays, split: Split) -> dict[str, tuple[float, float]]:
+    """The smallest and the largest standard deviation among the columns of each float input [n, F], constant columns
+    apart; of at most NUMBERS numbers, evenly taken from the training parts."""
+    found = {}
+    for name, values in arrays.parts().items():
+        if values.dtype != np.float32 or values.ndim != 2:
+            continue
+        rows = split.train.indices
+        rows = rows[:: max(1, -(-len(rows) * values.shape[1] // NUMBERS))]
+        rows = rows if arrays.shared is None or name not in arrays.shared else arrays.shared[name][rows]
+        std = take(values, np.sort(rows)).std(0, dtype=np.float64)  # [F]
+        std = std[std > 0]
+        if len(std):
+            found[name] = (float(std.min()), float(std.max()))
+    return found
+
+
+def warn_of_scales(arrays: Arrays, split: Split) -> None:
+    """Say so where columns of a float input span such different scales that no learning rate suits them all."""
+    for name, (least, most) in scales(arrays, split).items():
+        if most > RATIO * least:
+            log.warning(
+                "the columns of %s have standard deviations from %.2g to %.2g in the training parts, and no learning "
+                "rate suits them all: dataset.normalize=true standardizes a table (dataset=table_csv); other files "
+                "are taken as they are",
+                name,
+                least,
+                most,
+            )

@@ -1,0 +1,246 @@
+"""Local training of a cohort: what a method may ask for beside the loss, the batches of all clients, and the way of
+their rows through the executor and back.
+
+Letters: K clients of the cohort, k of a chunk, P numbers of a row, B batch, T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.core import rng
+from fedbench.engine.batch import BatchLoader
+from fedbench.engine.chunk import Chunk, Loss, StepFunction, TrainingSetup
+from fedbench.engine.optim import Optimizer, Rate
+from fedbench.engine.step import Step
+from fedbench.engine.threads import Steps
+from fedbench.nn.flat import Columns
+
+if TYPE_CHECKING:
+    from fedbench.engine.cohort import Cohort
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a cohort trains where that is not as the run is configured (`cohort.train(..., how=LocalTraining(...))`).
+
+    epochs: over each client's samples; default: local.epochs.  steps: so many local steps of every client instead.
+    batch_size, drop_last: default: local.batch_size, local.drop_last.
+    lr: one learning rate, or one a client [K, 1]; default: the optimizer's in this round.
+    optimizer: another than the run's.
+    split: which of the federation's splits is trained on.
+    key: trainings of a round with the same key draw the same batches.
+    buffers: under whose name kept optimizer buffers (optimizer.reset=never) are stored: a second personal row has its
+    own.  A dict such as {"theta": name, "v": name} where a step descends on states [K, ...] as well.
+    counted: the share of the drawn samples that counts as trained on (images/s), in [0, 1]: what a batch serves beside
+    the update that it defines, or a second pass for a second model, is work but no further sample.
+    uploaded: whether the rows are uploaded afterwards, or which of their columns: privacy clips the steps of these.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    drop_last: bool | None = None
+    lr: Rate | None = None
+    optimizer: Optimizer | None = None
+    split: str = "train"
+    key: str = "local"
+    buffers: str | Mapping[str, str] = "theta"
+    counted: float = 1.0
+    uploaded: bool | Columns = True
+
+    @property
+    def buffer_names(self) -> dict[str, str]:
+        """Under which name the kept buffers of theta, and of states, are stored."""
+        return {"theta": self.buffers} if isinstance(self.buffers, str) else dict(self.buffers)
+
+
+SETTINGS = {field.name for field in fields(LocalTraining)}
+RESERVED = {*dir(Step), *Step.__annotations__, "theta"}  # names that no state may have
+
+
+def check_states(state: Mapping[str, Any]) -> None:
+    """ValueError for a named state of `train` that is a setting, hides what a step has, or is no tensor."""
+    for name, value in state.items():
+        if name in SETTINGS:
+            raise ValueError(f"train({name}=...): say it as train(..., how=LocalTraining({name}=...))")
+        if name in RESERVED:
+            raise ValueError(f"train({name}=...): a step has something else under this name; choose another")
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"train({name}=...): a state is a tensor [K, ...], a row for each client, not a {type(value).__name__}"
+            )
+
+
+@dataclass
+class BatchSchedule:
+    """Which sample is in which batch.
+
+    Of all clients: steps [K] and samples [K] that they train on.  assigned: for each rank the clients that it trains,
+    as positions in the cohort, most steps first.  Of those of this rank: order [k], their positions, index [T, k, B],
+    the numbers of their samples in the federation, and counts [T, k], how many of the B are real.
+    """
+
+    steps: np.ndarray
+    samples: np.ndarray
+    assigned: list[np.ndarray]
+    order: np.ndarray
+    index: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def draw(cls, cohort: Cohort, how: LocalTraining) -> BatchSchedule:
+        """The keyed batches of one training."""
+        engine, split = cohort.engine, cohort.federation.splits[how.split]
+        batch_size = how.batch_size or engine.batch_size
+        epochs = engine.epochs if how.epochs is None else how.epochs
+        length: Any = {
+            "epochs": epochs if how.steps is None else None,
+            "steps": how.steps,
+            "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
+        }
+        sizes = split.sizes_of(cohort.ids)
+        steps, samples = rng.lengths(sizes, batch_size, **length)  # [K]
+        ranks = engine.executor.ranks
+        assigned = ranks.assign(steps)
+        order = assigned[ranks.rank]
+        batches_key = rng.key(engine.seed, "batches", how.key, cohort.round)
+        position, counts = rng.batches(batches_key, cohort.ids[order], sizes[order], batch_size, **length)
+        begin = split.offsets[cohort.ids[order]]
+        index = split.indices[np.minimum(begin[None, :, None] + position, max(len(split.indices) - 1, 0))]
+        return cls(steps, samples, assigned, order, index, counts)
+
+
+class CohortTraining:
+    """One local training of a cohort: what its clients start from, and the rows that they arrive at.
+
+    outputs: theta [K, P], every named state [K, ...], loss [K].  kept: the optimizer buffers that clients keep between
+    rounds, {"theta" or a state: {buffer: [K, ...]}}.
+    """
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        start: Tensor,
+        state: dict[str, Tensor],
+        step: StepFunction,
+        loss: Loss | None,
+        columns: Columns | None,
+        how: LocalTraining,
+    ):
+        engine, model = cohort.engine, cohort.model
+        columns = model.trained if columns is None else columns & model.trained
+        optimizer = how.optimizer or engine.optimizer
+        step_key = rng.key(engine.seed, how.key, cohort.round)
+        self.cohort, self.how, self.start, self.state, self.step = cohort, how, start, state, step
+        self.setup = TrainingSetup(engine, optimizer, columns, loss, step_key, _step_clip(cohort, how))
+        self.lr = cohort.rate(optimizer) if how.lr is None else how.lr
+        self.schedule = BatchSchedule.draw(cohort, how)
+        self.kept = self._kept_buffers()
+        self.outputs = {
+            "theta": torch.empty(len(cohort), start.shape[-1], device=cohort.device),
+            **{name: torch.empty_like(values) for name, values in state.items()},
+            "loss": torch.zeros(len(cohort), device=cohort.device),
+        }
+        self.changed = {"theta", "loss"}  # what the other ranks need from this one
+
+    @property
+    def start_is_shared(self) -> bool:
+        """Whether all clients start from one row [P]."""
+        return self.start.dim() == 1
+
+    def run(self) -> None:
+        """Train this rank's clients, chunk by chunk."""
+        order = self.schedule.order
+        self.cohort.engine.executor.run(self._train_chunk, len(order), self.schedule.steps[order])
+
+    def _train_chunk(self, a: int, b: int) -> Steps:
+        """Train the clients at order[a:b], yielding after every local step."""
+        schedule, cohort, executor = self.schedule, self.cohort, self.cohort.engine.executor
+        positions = schedule.order[a:b]
+        where = torch.from_numpy(positions).to(cohort.device)
+        begin = self.start.expand(b - a, -1).clone() if self.start_is_shared else self.start[where]
+        chunk = Chunk(
+            cohort.ids[positions],
+            schedule.steps[positions],
+            self.lr[where] if isinstance(self.lr, Tensor) else self.lr,
+            executor.gradients.place_rows(begin),
+            {name: values[where] for name, values in self.state.items()},
+            {rows: {name: m[where] for name, m in buffers.items()} for rows, buffers in self.kept.items()},
+        )
+        index, counts = schedule.index[:, a:b], schedule.counts[:, a:b]
+        loader = BatchLoader(cohort.federation, chunk.ids, index, counts, augment_key=self.setup.step_key)
+        yield from train_chunk(self.setup, chunk, loader, self.step)
+        self._write(where, chunk)
+
+    def _write(self, where: Tensor, chunk: Chunk) -> None:
+        """Put the rows of a chunk that has been trained where its clients are in the cohort."""
+        distributed = self.cohort.engine.executor.ranks.is_distributed
+        self.outputs["theta"][where], self.outputs["loss"][where] = chunk.theta, chunk.loss
+        for name, values in chunk.state.items():
+            self.outputs[name][where] = values
+            if distributed and not torch.equal(values, self.state[name][where]):
+                self.changed.add(name)
+        for rows, buffers in self.kept.items():
+            for name, values in buffers.items():
+                values[where] = chunk.memory[rows][name]
+
+    def exchange(self) -> None:
+        """Give every rank the rows that the others trained.  A state that no step changed travels nowhere."""
+        ranks = self.cohort.engine.executor.ranks
+        buffers = {f"{rows}/{name}": m for rows, kept in self.kept.items() for name, m in kept.items()}
+        exchanged = ranks.exchange(self.schedule.assigned, self.outputs | buffers, self.changed | buffers.keys())
+        if ranks.is_distributed:  # a rank has filled in its own clients alone: all others' are as they were given
+            for name in self.state.keys() - exchanged:
+                self.outputs[name].copy_(self.state[name])
+
+    def _kept_buffers(self) -> dict[str, dict[str, Tensor]]:
+        """What clients kept of the optimizer; what is trained for an evaluation or a trial leaves no trace."""
+        cohort, optimizer = self.cohort, self.setup.optimizer
+        if optimizer.reset != "never" or not optimizer.buffers or cohort.purpose != "round":
+            return {}
+        moved = {"theta": self.start, **self.state}
+        return {
+            rows: {b: cohort.engine.memory(owner, b, moved[rows].shape[-1])[cohort.ids] for b in optimizer.buffers}
+            for rows, owner in self.how.buffer_names.items()
+        }
+
+    def store_buffers(self) -> None:
+        """Write the kept optimizer buffers into their stores."""
+        owners = self.how.buffer_names
+        for rows, buffers in self.kept.items():
+            for name, values in buffers.items():
+                self.cohort.engine.memory(owners[rows], name, values.shape[1])[self.cohort.ids] = values
+
+    def result(self) -> SimpleNamespace:
+        """What `train` returns."""
+        steps = torch.from_numpy(self.schedule.steps).float().to(self.cohort.device)
+        return SimpleNamespace(**self.outputs, steps=steps, lr=self.lr)
+
+
+def _step_clip(cohort: Cohort, how: LocalTraining) -> tuple[Columns, float] | None:
+    """The columns that will be uploaded and the norm to which privacy clips a step's gradient in them, if any."""
+    privacy, uploaded = cohort.engine.privacy, how.uploaded
+    if privacy is None or privacy.step_clip is None or cohort.purpose != "round":
+        return None
+    if not isinstance(uploaded, Columns):
+        uploaded = cohort.model.all if uploaded else Columns([])
+    return uploaded, privacy.step_clip
+
+
+def train_chunk(setup: TrainingSetup, chunk: Chunk, loader: BatchLoader, step: StepFunction) -> Steps:
+    """Run all local steps of a chunk, in place, yielding after each."""
+    s, longest = Step(setup, chunk), int(chunk.num_steps.max(initial=0))
+    active = (chunk.num_steps[None] > np.arange(longest)[:, None]).sum(1)  # [T]
+    for t, k in enumerate(active.tolist()):
+        s.begin(t, k)
+        step(s, loader(t, k))
+        yield
+    chunk.loss /= torch.from_numpy(np.maximum(chunk.num_steps, 1)).to(chunk.loss)

@@ -1,0 +1,189 @@
+"""Passes over the whole split of every client of a cohort: gradients, losses, and what is made of each sample.
+
+A split is passed over in blocks of as many samples a client as memory suits (eval.batch_size).  A block is of the first
+clients of a chunk, those with samples left; its weights are parts of the split, so that they sum to 1 over the blocks.
+
+Letters: K clients of the cohort, k of a chunk, n samples, b of a block, P numbers of a row, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.engine.batch import Batch, BatchLoader
+from fedbench.engine.federation import Inputs
+from fedbench.engine.gradients import chain_gradient
+from fedbench.engine.threads import Steps
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.program import ForwardContext
+from fedbench.tasks.base import Tally
+
+if TYPE_CHECKING:
+    from fedbench.engine.cohort import Cohort
+
+# (model, rows, inputs x [k, b, ...], targets y [k, b, ...], class mask [k, C] or None) -> by name [k, b, ...]
+SampleFunction = Callable[[FlatModel, Any, Inputs, Tensor, Tensor | None], Tally]
+ChunkWork = Callable[[Tensor, Iterator[Batch]], Steps]  # (positions [k] in the cohort, blocks); yields after each block
+
+
+def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple[Tensor, Tensor]:
+    """Gradient [K, P] and mean loss [K] of rows [P] or [K, P]; drop_last: of full local batches alone."""
+    rows = rows.expand(len(cohort), -1) if rows.dim() == 1 else rows
+    gradients = torch.zeros(len(cohort), rows.shape[1], device=cohort.device)
+    losses = torch.zeros(len(cohort), device=cohort.device)
+
+    def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
+        theta = rows[where]  # [k, P]
+        total, loss = torch.zeros_like(theta), losses.new_zeros(len(theta))
+        grad = total  # of the first block: written there at once
+        for n, block in enumerate(blocks):
+            k = len(block.weight)
+            grad = torch.zeros_like(theta) if n == 1 else grad
+            loss[:k] += _block_gradient(cohort, theta[:k], block, grad[:k])
+            if n > 0:
+                total[:k] += grad[:k]
+            yield
+        gradients[where], losses[where] = total, loss
+
+    assigned = _run_chunks(cohort, chunk, split, drop_last)
+    cohort.engine.executor.ranks.exchange(assigned, {"gradient": gradients, "loss": losses})
+    return gradients, losses
+
+
+def _block_gradient(cohort: Cohort, rows: Tensor, block: Batch, out: Tensor) -> Tensor:
+    """Write the gradient [k, P] of rows on a block, in evaluation mode; returns its weighted losses [k]."""
+    model, task = cohort.model, cohort.engine.task
+    if model.chain is not None:
+        return chain_gradient(model, task, model.named(rows), block, model.named(out))
+    named = model.named(rows.detach())
+    leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
+    with torch.enable_grad():
+        logits = model.apply(named, block.x, True, ForwardContext())
+        losses = (task.loss(logits, block.y, block.class_mask) * block.weight).sum(1)
+        grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    for name, g in zip(leaves, grads):
+        a, b = model.spans[name]
+        out[:, a:b] = g.reshape(len(out), -1)
+    return losses.detach()
+
+
+def loss(cohort: Cohort, rows: Tensor, split: str) -> Tensor:
+    """Mean loss of rows [P] or [K, P].  # [K]"""
+    rows = rows.expand(len(cohort), -1) if rows.dim() == 1 else rows
+    losses = torch.zeros(len(cohort), device=cohort.device)
+
+    def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
+        theta, total = rows[where], losses.new_zeros(len(where))
+        for block in blocks:
+            logits = cohort.model.predict(theta[: len(block.weight)], block.x)
+            each = cohort.engine.task.loss(logits, block.y, block.class_mask)
+            total[: len(each)] += (each * block.weight).sum(1)
+            yield
+        losses[where] = total
+
+    cohort.engine.executor.ranks.exchange(_run_chunks(cohort, chunk, split), {"loss": losses})
+    return losses
+
+
+def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, split: str, of_none: Tally) -> dict[str, list[Tensor]]:
+    """What fn makes of every sample: by name, one tensor [n_i, ...] per client.
+
+    rows: one row for all [P], or [K, P], or a dict of such.  of_none: what fn makes of no sample.
+    """
+    if isinstance(rows, Tensor) and rows.dim() == 1 and cohort.federation.class_mask is None:
+        return _each_sample_by_one_row(cohort, rows, fn, split, of_none)
+    each = {name: [t] * len(cohort) for name, t in of_none.items()}
+
+    def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
+        parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in where] for name in of_none}
+        for block in blocks:
+            some_rows = select_rows(rows, where[: len(block.weight)])
+            for name, t in fn(cohort.model, some_rows, block.x, block.y, block.class_mask).items():
+                for i, count in enumerate(block.counts):
+                    parts[name][i].append(t[i, :count])
+            yield
+        for name, lists in parts.items():
+            for position, part in zip(where.tolist(), lists):
+                each[name][position] = torch.cat(part) if part else of_none[name]
+
+    assigned = _run_chunks(cohort, chunk, split)
+    for tensors in each.values():
+        cohort.engine.executor.ranks.exchange_lists(assigned, tensors, cohort.device)
+    return each
+
+
+def _each_sample_by_one_row(
+    cohort: Cohort, row: Tensor, fn: SampleFunction, split: str, of_none: Tally
+) -> dict[str, list[Tensor]]:
+    """All clients hold one row: one unbatched pass over all their samples."""
+    part, engine = cohort.federation.splits[split].select(cohort.ids), cohort.engine
+    index = torch.from_numpy(part.indices).to(cohort.device)
+    size, ranks = engine.shared_batch or engine.eval_batch, engine.executor.ranks
+    blocks = [slice(a, a + size) for a in range(0, len(index), size)]
+    assigned = ranks.assign(np.ones(len(blocks), np.int64))
+    mine = assigned[ranks.rank]
+    made: Tally = {}  # of all samples: a small tensor kept for every block would lie between the large freed ones
+
+    def job(a: int, b: int) -> None:
+        block = blocks[mine[a]]
+        fetched = cohort.federation.fetch(part.indices[None, block])
+        x, y = cohort.federation.gather(index[None, block], fetched=fetched)
+        for name, t in fn(cohort.model, row[None], x, y, None).items():
+            whole = made.get(name)
+            if whole is None:
+                whole = made.setdefault(name, t.new_empty(len(index), *t.shape[2:]))
+            whole[block] = t[0]
+
+    engine.executor.run(job, len(mine), single=True)
+    each = {}
+    for name, nothing in of_none.items():
+        tensors = [made[name][block] if name in made else nothing for block in blocks]
+        ranks.exchange_lists(assigned, tensors, cohort.device)
+        whole = nothing if not tensors else torch.cat(tensors) if ranks.is_distributed else made[name]
+        each[name] = list(whole.split(np.diff(part.offsets).tolist()))
+    return each
+
+
+def _run_chunks(cohort: Cohort, work: ChunkWork, split: str, drop_last: bool = False) -> list[np.ndarray]:
+    """Do the work for every chunk of this rank's clients, without gradients; returns each rank's positions."""
+    part, engine = cohort.federation.splits[split], cohort.engine
+    sizes, ranks = part.sizes_of(cohort.ids), engine.executor.ranks
+    if drop_last:
+        batch_sizes = np.maximum(np.minimum(engine.batch_size, sizes), 1)
+        sizes = sizes // batch_sizes * batch_sizes
+    assigned = ranks.assign(sizes)
+    order = assigned[ranks.rank]
+
+    def job(a: int, b: int) -> Steps:
+        positions = order[a:b]
+        return work(torch.from_numpy(positions).to(cohort.device), _blocks(cohort, split, positions, sizes[positions]))
+
+    engine.executor.run(job, len(order), -(-sizes[order] // engine.eval_batch))
+    return assigned
+
+
+def _blocks(cohort: Cohort, split: str, positions: np.ndarray, sizes: np.ndarray) -> Iterator[Batch]:
+    """Blocks that cover the first sizes [k] samples, which descend, of the clients at these positions."""
+    part, ids = cohort.federation.splits[split], cohort.ids[positions]
+    longest, width = int(sizes.max(initial=0)), cohort.engine.eval_batch
+    size = -(-longest // max(1, -(-longest // width)))  # the last block as long as the others
+    for at in range(0, longest, max(1, size)):
+        k = int((sizes > at).sum())
+        counts = np.minimum(sizes[:k] - at, size)
+        slot = np.minimum(at + np.arange(counts.max()), sizes[:k, None] - 1)
+        index = part.indices[part.offsets[ids[:k]][:, None] + slot]
+        block = BatchLoader(cohort.federation, ids[:k], index[None], counts[None])(0, k)
+        block.weight = block.weight * torch.from_numpy(counts / sizes[:k]).float().to(cohort.device)[:, None]
+        yield block
+
+
+def select_rows(rows: Any, where: Tensor) -> Any:
+    """Rows [K, ...] at positions where [k]; a shared row [P] once for each; a dict of such."""
+    if isinstance(rows, dict):
+        return {name: select_rows(values, where) for name, values in rows.items()}
+    return rows[where] if rows.dim() > 1 else rows.expand(len(where), *rows.shape)

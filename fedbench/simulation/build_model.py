@@ -1,0 +1,101 @@
+"""The model of a checked config: its module for these data, drawn by the seed, as a model of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from fedbench.core import rng
+from fedbench.core.options import ConfigError
+from fedbench.data.base import Arrays
+from fedbench.engine.federation import Federation
+from fedbench.nn.flat import FlatModel
+from fedbench.simulation.instantiate import make, target_of
+from fedbench.simulation.outputs import check_parameters
+
+
+def model(cfg: DictConfig, federation: Federation) -> FlatModel:
+    """The model on this federation's shapes, its initialization keyed by the seed."""
+
+    def draw(*number: int) -> torch.nn.Module:
+        return build_module(cfg, federation, *number)
+
+    module = draw()
+    check_parameters(module, f"model._target_={cfg.model._target_}")
+    columns = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
+    return FlatModel(module, columns, federation.device, draw, int(cfg.seed))  # type: ignore[arg-type]
+
+
+def build_module(cfg: DictConfig, data: Arrays | Federation, *number: int) -> Any:
+    """The module for these data, its initialization keyed by the seed: the number-th draw.
+
+    Of input_shape, num_classes, class_names, template and reads (what the algorithm reads of inputs), the constructor
+    is given those that it takes.  Which ones a constructor with **kwargs passes on can be told only by calling it.
+    """
+    arguments = {
+        "input_shape": data.input_shape,
+        "num_classes": data.num_classes if isinstance(data, Arrays) else data.task.outputs(data.num_classes),
+        "class_names": data.class_names,
+        "template": data.template,
+        "reads": getattr(target_of(cfg, "algorithm"), "reads", ()),
+    }
+    named, takes_any = _parameters(target_of(cfg, "model"))
+    given = {name: value for name, value in arguments.items() if name in named}
+    tried = [n for n in ("input_shape", "num_classes") if n not in named] if takes_any else []
+    while True:
+        try:
+            return _draw_module(cfg, given | {name: arguments[name] for name in tried}, *number)
+        except ConfigError as error:
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown is None or unknown[1] not in tried:
+                raise
+            tried.remove(unknown[1])
+
+
+def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
+        return make(cfg.model, ("columns",), key="model", **given)
+
+
+def _parameters(target: Any) -> tuple[set[str], bool]:
+    """The names that a class or function takes, those that it passes on to its bases included; whether it takes and
+    passes on any other."""
+    named: set[str] = set()
+    for constructor in _constructors(target):
+        parameters = inspect.signature(constructor).parameters.values()
+        named.update(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return named, False
+    return named, True
+
+
+def _constructors(target: Any) -> list[Any]:
+    """What runs when a target is called: itself, or the __init__ of a class and of its bases."""
+    if not inspect.isclass(target):
+        return [target]
+    return [vars(c)["__init__"] for c in target.__mro__ if "__init__" in vars(c) and c not in (object, torch.nn.Module)]
+
+
+def reads_inputs(cfg: DictConfig) -> bool:
+    """Whether the model has a frozen part that reads the inputs (an image tower): a method `prepare`."""
+    return hasattr(target_of(cfg, "model"), "prepare")
+
+
+def has_convolutions(model: FlatModel) -> bool:
+    """Whether convolutions of several clients have more than one way to be computed: not in a mapped module."""
+    return model.program is not None and any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules())
+
+
+def constants_hash(model: FlatModel) -> str:
+    """A hash of what a model holds beside its rows: frozen parameters and constant buffers."""
+    sha = hashlib.sha256()
+    for name, t in (*model.module.named_parameters(), *model.module.named_buffers()):
+        if not t.requires_grad and name not in model.buffer_names:
+            sha.update(name.encode() + t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,80 @@
+"""Where a run happens: commit, versions, machine, memory, time."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedbench
+from fedbench.engine.executor import cores
+
+CHECKOUT = Path(__file__).resolve().parents[2]  # the repository's root, unless the package is installed
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has computed all that it was given, so that a clock read next counts it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> float:
+    """The largest memory used so far, in MiB: of the GPU where there is one, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 2**10
+    # a process started from another one begins at that one's peak here
+    scale = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+
+
+@functools.cache
+def describe_environment() -> dict[str, Any]:
+    """The commit, versions and machine of this process, as summary.json tells them."""
+    in_checkout = (CHECKOUT / ".git").exists() and shutil.which("git") is not None
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "commit": _git("rev-parse", "HEAD") if in_checkout else None,
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")) if in_checkout else None,
+        "versions": {
+            "fedbench": fedbench.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {"processor": _processor(), "cores": cores(), "gpu": gpu, "system": platform.platform()},
+    }
+
+
+def _git(*args: str) -> str | None:
+    """What git says of the checkout; None where it refuses."""
+    process = subprocess.run(["git", "-C", str(CHECKOUT), *args], capture_output=True, text=True, check=False)
+    return process.stdout.strip() if process.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())

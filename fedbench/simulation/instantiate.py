@@ -1,0 +1,73 @@
+"""Objects from the `_target_`s of a checked config, each of the kind that its group asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.core.faults import describe_error
+from fedbench.core.options import ConfigError, require
+from fedbench.data._known import DATASET_KEYS
+from fedbench.engine.optim import Optimizer
+
+# by group: keys that are not the constructor's, what is expected in words, and whether an object is that
+KINDS = {
+    "dataset": (DATASET_KEYS, "a data source, which has load()", lambda x: callable(getattr(x, "load", None))),
+    "task": ((), "a fedbench.tasks.base.Task", lambda x: callable(getattr(x, "for_targets", None))),
+    "partition": (
+        ("num_clients", "seed"),
+        "a partition, which has assign(...)",
+        lambda x: callable(getattr(x, "assign", None)),
+    ),
+    "optimizer": ((), "a fedbench.engine.optim.Optimizer", lambda x: isinstance(x, Optimizer)),
+    "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm)),
+}
+
+
+def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), *, key: str = "", **extra: Any) -> Any:
+    """Instantiate a group's target with its keys, less the reserved ones, and extra arguments.
+
+    key: the group's name, for the sentence.  A ConfigError of the target's comes through as it is; whatever else it
+    raises is told in one sentence.
+    """
+    values: Any = plain_values(group)
+    options = {k: v for k, v in values.items() if k not in reserved}
+    try:
+        return instantiate({"_convert_": "all", "_recursive_": False, **options}, **extra)
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, ConfigError):
+            raise cause from None
+        name = f"{key}._target_" if key else "_target_"
+        raise ConfigError(f"{name}={values['_target_']} cannot be built: {describe_error(cause)}") from cause
+
+
+def part(cfg: DictConfig, group: str) -> Any:
+    """What a group's target makes of its keys; ConfigError unless it is of the group's kind."""
+    reserved, expected, fits = KINDS[group]
+    built = make(cfg[group], reserved, key=group)
+    require(
+        fits(built),
+        f"{group}._target_={cfg[group]._target_} makes an object of type {type(built).__name__}, expected {expected}",
+    )
+    return built
+
+
+def target_of(cfg: DictConfig, group: str) -> Any:
+    """The class or function that a group names; ConfigError where it cannot be imported."""
+    try:
+        return get_object(cfg[group]._target_)
+    except Exception as error:  # whatever the user's own module raises
+        raise ConfigError(
+            f"{group}._target_={cfg[group]._target_} cannot be imported: {describe_error(error)}"
+        ) from error
+
+
+def plain_values(value: Any) -> Any:
+    """A resolved config node as dicts and lists; any other value as it is."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

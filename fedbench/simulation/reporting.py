@@ -1,0 +1,104 @@
+"""What a run says of itself: on the log before round 1, and in summary.json."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbench.core.digests import Mark, digest, mark_of
+from fedbench.simulation import new_clients
+from fedbench.simulation.environment import describe_environment, now, peak_memory
+from fedbench.simulation.run_state import Simulation
+from fedbench.simulation.tracking import json_values
+
+log = logging.getLogger(__name__)
+# what a run leaves beside its tables, for reports: whoever believes a summary that says finished looks at them again
+OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
+
+
+def announce(sim: Simulation) -> None:
+    """Say what is about to run and what it may take in memory."""
+    engine, federation = sim.engine, sim.engine.federation
+    log.info(
+        "%d clients, %d a round, %s training samples (%d to %d a client), partition %s",
+        federation.num_clients,
+        federation.cohort_size,
+        f"{federation.num_samples.sum():,}",
+        federation.num_samples.min(),
+        federation.num_samples.max(),
+        sim.split.hash[:12],
+    )
+    newcomers = engine.with_new_clients.num_clients - federation.num_clients
+    if newcomers > 0:
+        log.info("%d more clients take no part and adapt the global model at the end", newcomers)
+    model = engine.model
+    log.info(
+        "model: %s numbers a row (%s trained); executor %s",
+        f"{model.size:,}",
+        f"{model.trained.size:,}",
+        engine.executor.plan,
+    )
+    if engine.privacy is not None:
+        log.info("privacy: %s", engine.privacy.guarantee())
+    ranks = engine.executor.ranks
+    if ranks.size > 1:
+        log.info("%d processes share the clients of every round; each holds all data and all state", ranks.size)
+    for line in engine.rows.plan():
+        log.info("state %s", line)
+    for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
+        size = engine.rows.size(buffer, engine.optimizer.new(buffer, torch.empty(1, model.size))[0])
+        log.info("state %s, for each kind of row that clients train (optimizer.reset=never)", size)
+
+
+def summary(sim: Simulation, status: str) -> dict[str, Any]:
+    """summary.json: what ran, what came out, and what it took."""
+    cfg, engine, task, cost = sim.cfg, sim.engine, sim.engine.task, dict(sim.cost)
+    cost["images_per_s"] = cost["samples"] / max(cost["train_s"], 1e-9)
+    cost["peak_memory_mb"] = peak_memory(engine.device)
+    choices = cfg.choices
+    name = cfg.name or str(choices.algorithm) + ("+ft" if cfg.finetune.epochs else "")
+    return {
+        "status": status,
+        "name": name,
+        "rounds_done": sim.done,
+        **{group: choices[group] for group in ("algorithm", "dataset", "partition", "model", "experiment")},
+        **({"classes": sim.origin["classes"]} if sim.origin.get("classes") else {}),
+        "seed": cfg.seed,
+        "rounds": cfg.rounds,
+        "num_clients": engine.federation.num_clients,
+        "cohort": engine.federation.cohort_size,
+        "task": {
+            "kind": task.kind,
+            "primary": task.primary,
+            "scores": {name: d._asdict() for name, d in task.directions().items()},
+        },
+        "personal_is_global": sim.algorithm.personal_is_global,
+        "config_hash": sim.config_hash,
+        "partition_hash": sim.split.hash,
+        "data_hash": sim.data_hash,
+        "last": sim.last,
+        "best": sim.best,
+        "best_val": sim.best_val,
+        **({"new_clients": sim.new_clients} if sim.new_clients else {}),
+        **({"privacy": engine.privacy.summary()} if engine.privacy else {}),
+        "cost": cost,
+        "executor": {**engine.executor.state(), "ranks": engine.executor.ranks.size},
+        **describe_environment(),
+        "command": sim.origin.get("command"),
+        "started": sim.started,
+        "finished": now() if status == "finished" else None,
+    }
+
+
+def seal(values: dict[str, Any]) -> dict[str, Any]:
+    """A summary with the digest of all that it says, as it will be read."""
+    values = json_values(values)
+    return {**values, "digest": digest(values)}
+
+
+def output_marks(run_dir: Path) -> dict[str, Mark]:
+    """The marks of what a finished run leaves beside its tables."""
+    return {name: mark_of(run_dir / name) for name in OUTPUTS if (run_dir / name).is_file()}

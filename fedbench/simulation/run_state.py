@@ -1,0 +1,161 @@
+"""One run: its parts, how far it has come, and what of it a checkpoint holds."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.core.nested import flatten
+from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import config_hash, plain
+from fedbench.engine.cohort import Engine, Ledger
+from fedbench.partition.base import Split
+from fedbench.simulation import checkpoint
+from fedbench.simulation.environment import now, peak_memory
+from fedbench.simulation.recorder import MatrixLog
+from fedbench.tasks import scores
+
+COSTS = ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "bytes_up")
+
+
+@dataclass
+class Simulation:
+    """One run: its parts, and how far it has come.
+
+    done: rounds finished.  last, best, best_val: metrics of the last evaluation, of the best one, and of the best one
+    by validation.  new_clients: what clients that took no part reached.  matrices: None in processes that do not
+    write.  is_sound: whether checkpoint.pt can be kept as the one before.  ranks_differ: whether that was said.
+    origin: who asked for the run (see ``simulator.run``).  cost: totals over the rounds, seconds and bytes.
+    """
+
+    cfg: DictConfig
+    run_dir: Path
+    engine: Engine
+    algorithm: Algorithm
+    split: Split
+    done: int = 0
+    best: dict[str, Any] | None = None
+    best_val: dict[str, Any] | None = None
+    last: dict[str, float] = field(default_factory=dict)
+    new_clients: dict[str, Any] | None = None
+    matrices: MatrixLog | None = None
+    data_hash: str = ""
+    is_sound: bool = True
+    ranks_differ: bool = False
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    started: str = field(default_factory=now)
+    cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))
+
+    @property
+    def primary(self) -> str:
+        """The column of the score that the best round goes by."""
+        return f"personal/{self.engine.task.primary}"
+
+    @functools.cached_property
+    def config_hash(self) -> str:
+        """The hash of what can change the run's numbers, computed once: 8 ms, more than the rest of a small
+        checkpoint."""
+        return config_hash(self.cfg)
+
+    @functools.cached_property
+    def config_text(self) -> str:
+        """The whole configuration as JSON, dotted key -> value."""
+        return json.dumps(flatten(plain(self.cfg)))
+
+    def state(self) -> dict[str, Any]:
+        """Everything the rounds to come depend on, as plain tensors, numbers and text."""
+        return {
+            "round": self.done,
+            "config_hash": self.config_hash,
+            "partition_hash": self.split.hash,
+            "config": self.config_text,
+            "data_hash": self.data_hash,
+            "matrices": json.dumps(self.matrices.digests if self.matrices else {}),
+            "algorithm": self.algorithm.state_dict(),
+            "rows": self.engine.rows.state_dict(),
+            "record": json.dumps({"best": self.best, "best_val": self.best_val, "last": self.last, "cost": self.cost}),
+            "executor": json.dumps(self.engine.executor.state()),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint; ConfigError where it, or the data, do not fit the run."""
+        then, now = state.get("data_hash", self.data_hash), self.data_hash
+        require(
+            then == now,
+            f"resume={self.run_dir}: the data are no longer those of the run (digest {now[:12]}, the "
+            f"run's {then[:12]}): put its files back, or start a new run",
+        )
+        require(
+            state["partition_hash"] == self.split.hash,
+            f"resume={self.run_dir}: the data now gives another partition ({self.split.hash[:12]}) than the "
+            f"run's ({state['partition_hash'][:12]}); the data set's files have changed",
+        )
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            raise ConfigError(f"resume={self.run_dir}: the checkpoint does not fit the run ({why})") from error
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name in state["rows"]:  # stores of optimizer buffers are made when first used
+            if name.startswith("optimizer/") and name not in self.engine.rows.all:
+                _, owner, buffer = name.split("/")
+                self.engine.memory(owner, buffer, state["rows"][name]["rows"].shape[1])
+        self.engine.rows.load_state_dict(state["rows"])
+        device = self.engine.device  # checkpoints are read to host memory
+        check_like(self.algorithm.state_dict(), state["algorithm"])
+        self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})
+        record = json.loads(state["record"])
+        self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
+        self.last, self.cost = record["last"], record["cost"]
+        self.is_sound = state.get("file", checkpoint.NAME) == checkpoint.NAME
+
+    def record_metrics(self, values: dict[str, float]) -> None:
+        """Remember the last evaluation, the best one, and the best one by validation."""
+        self.last = values
+        nan, test, validation = float("nan"), self.primary, f"val/{self.engine.task.primary}"
+        score, best = (v.get(test, nan) for v in (values, self.best["values"] if self.best else {}))
+        if scores.is_better(test, score, best) or best != best:
+            self.best = {"metric": test, "round": self.done, "values": values}
+        score, best = (v.get(validation, nan) for v in (values, self.best_val["values"] if self.best_val else {}))
+        if scores.is_better(validation, score, best):
+            self.best_val = {"metric": validation, "round": self.done, "values": values}
+
+    def add_cost(self, ledger: Ledger, seconds: dict[str, float]) -> dict[str, float]:
+        """Add a round to the totals; returns its row of costs.csv.  seconds: round_s, and eval_s where it was
+        evaluated."""
+        row = {
+            "cohort": self.engine.federation.cohort_size,
+            "steps": ledger.steps,
+            "samples": ledger.samples,
+            "train_s": seconds["round_s"],
+            "eval_s": seconds.get("eval_s", 0.0),
+            "images_per_s": ledger.samples / max(seconds["round_s"], 1e-9),
+            "bytes_down": ledger.bytes_down,
+            "bytes_up": ledger.bytes_up,
+            "peak_memory_mb": peak_memory(self.engine.device),
+        }
+        for name in ("train_s", "eval_s", "steps", "samples", "bytes_down", "bytes_up"):
+            self.cost[name] += row[name]
+        return row
+
+
+def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
+    """ValueError unless a method's stored tensors are those that it begins with, and of their kinds; more may have
+    come in its rounds.
+
+    The first axis of a matrix may have grown (APPLE's downloaded cores).
+    """
+    for name, tensor in fresh.items():
+        other = stored[name]
+        grown = other.dim() > 1 and other.shape[1:] == tensor.shape[1:]
+        if other.dtype != tensor.dtype or not (grown or other.shape == tensor.shape):
+            raise ValueError(f"{name} is {other.dtype} {tuple(other.shape)}, not {tensor.dtype} {tuple(tensor.shape)}")

@@ -1,0 +1,32 @@
+"""Which clients take part in a round, and which are evaluated: drawn by keys, the same for every method."""
+
+from __future__ import annotations
+
+import numpy as np
+from omegaconf import DictConfig
+
+from fedbench.core import rng
+from fedbench.core.settings import check_cohort
+
+
+def cohort_size(cfg: DictConfig, num_clients: int) -> int:
+    """K: clients_per_round, or max(1, floor(N * sample_rate)); ConfigError for more clients than there are."""
+    if cfg.clients_per_round is None:
+        return max(1, int(num_clients * cfg.sample_rate + 1e-9))
+    check_cohort(cfg.clients_per_round, num_clients)
+    return int(cfg.clients_per_round)
+
+
+def draw_cohort(seed: int, round: int, num_clients: int, size: int) -> np.ndarray:
+    """The clients of a round, uniform without replacement; the same for every algorithm under one seed.  # [K]"""
+    if size == num_clients:
+        return np.arange(num_clients)
+    return np.sort(rng.generator(seed, "cohort", round).choice(num_clients, size, replace=False, shuffle=False))
+
+
+def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:
+    """All clients, or eval.clients of them, the same ones throughout the run.  # [n]"""
+    count = cfg.eval.clients
+    if count is None or count >= num_clients:
+        return np.arange(num_clients)
+    return np.sort(rng.generator(int(cfg.seed), "evaluated").choice(num_clients, count, replace=False, shuffle=False))

@@ -1,0 +1,49 @@
+"""How a run is stopped between rounds: by signals, in all processes of the run at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+from fedbench.core import signals
+from fedbench.engine import joint
+from fedbench.engine import ranks as processes
+
+log = logging.getLogger(__name__)
+
+
+class StopSignals:
+    """Ctrl-C and its like (core/signals.py) ask for a stop after the round under way; a second one interrupts at once.
+
+    A context manager: signals are heard inside.  Runs that share a process have one listener for all of them
+    (engine/joint.py).
+    """
+
+    def __enter__(self) -> StopSignals:
+        self.received, self._handlers = False, ExitStack()
+        if threading.current_thread() is threading.main_thread() and not joint.current():
+            self._handlers.enter_context(signals.handled(self._receive))
+        return self
+
+    def requested(self) -> bool:
+        """Whether a stop was asked for, of this process or of another one of the run.  Every process must call it."""
+        runs = joint.current()
+        here = self.received or (runs is not None and runs.stop)
+        return bool(processes.current().synchronize("end of a round", int(here)))
+
+    def raise_if_requested(self) -> None:
+        """Raise KeyboardInterrupt if a stop was asked for.  Every process must call it."""
+        if self.requested():
+            raise KeyboardInterrupt
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if self.received:
+            raise KeyboardInterrupt
+        self.received = True
+        if processes.current().first:
+            log.warning("stopping after this round, which is saved; once more to stop at once")
+
+    def __exit__(self, *error: object) -> None:
+        self._handlers.close()

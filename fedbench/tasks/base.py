@@ -1,0 +1,176 @@
+"""What a data set asks of a model: the loss that it learns by, and the scores that its outputs get.
+
+A task is one file here and one in conf/task.  It is built once a run (`setup` shows it the training data), and nothing
+outside this folder asks for its name: what differs between tasks is a method or an attribute of `Task`.
+
+Letters: n samples, N clients, k of them at once, B batch, C classes, R outputs of the model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Hashable
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.core.options import ConfigError, require
+from fedbench.tasks.scores import Direction, declare
+
+Tally = dict[str, Tensor]  # by name: what is kept of each sample, [n, ...]
+NO_KIND = {"base", "scores", "auto"}  # modules of this folder that are no task
+
+
+class Training(Protocol):
+    """What `Task.setup` reads of a federation: the targets [n, ...] of all samples, which of them are trained on."""
+
+    targets: Tensor
+    splits: dict[str, Any]
+    num_classes: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where targets lie, and where the loss is computed."""
+        ...
+
+
+class Task:
+    """Base of all tasks.
+
+    kind: which targets it is for, by the name that `Arrays.task` has ("": any).  primary: the score that the best
+    round, the progress bar and tables go by.  higher_is_better, fractions: of every score, whether more of it is
+    better, and whether it is a share of 1, shown in per cent.  single_label: whether a target is the number of one
+    class, [n].
+
+    Targets and outputs carry any leading axes: [B, ...] for one client, [k, B, ...] for many.
+    """
+
+    kind: ClassVar[str] = ""
+    primary: str = "loss"
+    higher_is_better: dict[str, bool] = {"loss": False}
+    fractions: frozenset[str] = frozenset()
+    single_label: bool = False
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        declare({name: Direction(up, name in cls.fractions) for name, up in cls.higher_is_better.items()})
+
+    def for_targets(self, kind: str) -> Task:
+        """The task for targets of this kind: itself, or ConfigError where it is for others."""
+        require(
+            self.kind in ("", kind),
+            f"task={type(self).__name__} is for {self.kind} targets, and the data set's are {kind}: "
+            f"choose task={kind} or task=auto",
+        )
+        return self
+
+    def check(self, targets: np.ndarray, num_classes: int) -> None:
+        """Refuse targets [n, ...] that it cannot learn from, with one sentence."""
+
+    def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
+        """One label per sample, what partitions look at.  # [n] int64"""
+        return np.zeros(len(targets), np.int64)
+
+    def setup(self, federation: Training) -> None:
+        """Look at the training data, once, before the first round."""
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What tells two tasks of one process apart: the class, and every option and number that it holds."""
+        return (type(self), *((name, _frozen(value)) for name, value in sorted(vars(self).items()) if name != "key"))
+
+    def outputs(self, num_classes: int) -> int:
+        """R, the width of the model's last layer."""
+        return num_classes
+
+    def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
+        """Shape of the outputs for targets y [B, ...]."""
+        return len(y), outputs
+
+    def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
+        """Per-sample loss, before any weight.  logits [..., B, R]; class_mask [k, C]: clients' classes.  # [..., B]"""
+        raise NotImplementedError
+
+    def loss_and_gradient(
+        self, logits: Tensor, y: Tensor, weight: Tensor, class_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Per-sample loss [k, B], and the gradient of sum(weight * loss) with respect to the logits."""
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss = self.loss(leaf, y, class_mask)
+            (grad,) = torch.autograd.grad((loss * weight).sum(), leaf)
+        return loss.detach(), grad
+
+    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+        """What the scores need of a batch, as little as possible: evaluation keeps it of every sample.
+
+        logits [k, b, R, ...], y [k, b, ...], class_mask [k, C]; each result [k, b, ...].
+        """
+        return {"loss": self.loss(logits, y, class_mask)}
+
+    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Scores of each client, of the tally [n, ...] of samples in client order.
+
+        offsets [N+1]: client i has samples offsets[i]:offsets[i+1]; class_mask bool [N, C].  NaN where a client has no
+        samples, or a score is not defined.  # each float64 [N]
+        """
+        return {"loss": mean_loss(tally["loss"], offsets)}
+
+    def directions(self) -> dict[str, Direction]:
+        """What each score's numbers mean, for reports."""
+        return {name: Direction(up, name in self.fractions) for name, up in self.higher_is_better.items()}
+
+
+def _frozen(value: Any) -> Hashable:
+    """A value that can be compared and hashed; a tensor as its numbers."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), tuple(value.flatten().tolist())
+    if isinstance(value, np.ndarray):
+        return value.shape, tuple(value.flatten().tolist())
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple(sorted((str(name), _frozen(item)) for name, item in value.items()))
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def mean_loss(loss: Tensor, offsets: np.ndarray) -> np.ndarray:
+    """Mean of the per-sample loss [n] over each client's samples.  # [N]"""
+    sizes = np.diff(offsets)
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    return ratio(np.bincount(client, loss.cpu().numpy(), len(sizes)), sizes)
+
+
+def ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    """top / bottom, NaN where bottom is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(bottom > 0, np.divide(top, bottom), np.nan)
+
+
+def check_primary(primary: str, task: Task) -> str:
+    """Refuse a primary score that a task does not have."""
+    require(
+        primary in task.higher_is_better,
+        f"task.primary={primary} is no score of {type(task).__name__}, which has {', '.join(task.higher_is_better)}",
+    )
+    return primary
+
+
+@cache
+def kinds() -> tuple[str, ...]:
+    """The kinds of targets that there is a task for: the files of this folder."""
+    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return tuple(sorted(name for name in found if name not in NO_KIND and not name.startswith("_")))
+
+
+def task_for(kind: str) -> type[Task]:
+    """The class for targets of this kind; ConfigError for one that there is no task for."""
+    if kind not in kinds():
+        raise ConfigError(f"the data set's task is {kind!r}; fedbench knows {', '.join(kinds())}")
+    module = importlib.import_module(f"fedbench.tasks.{kind}")
+    return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("kind") == kind)

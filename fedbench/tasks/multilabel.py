@@ -1,0 +1,73 @@
+"""Several yes-or-no labels a sample: binary cross-entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedbench.core.options import require
+from fedbench.tasks._counts import area_under_roc, clients_of, mean_of_defined, sum_by_client
+from fedbench.tasks.base import Tally, Task, check_primary, mean_loss, ratio
+
+
+class MultiLabel(Task):
+    """Binary cross-entropy, mean over the client's own classes; y [..., B, C] float, logits [..., B, C].
+
+    A label is predicted where its logit is > 0.  micro_f1: whether that score is recorded too.  primary: the score to
+    go by.
+    """
+
+    kind = "multilabel"
+    primary = "accuracy"
+    higher_is_better = {"loss": False, "accuracy": True, "f1": True, "auc": True}
+    fractions = frozenset(("accuracy", "f1", "micro_f1", "auc"))
+
+    def __init__(self, micro_f1: bool = False, primary: str = "accuracy"):
+        self.micro_f1 = micro_f1
+        if micro_f1:
+            self.higher_is_better = {**type(self).higher_is_better, "micro_f1": True}
+        self.primary = check_primary(primary, self)
+
+    def check(self, targets: np.ndarray, num_classes: int) -> None:
+        """Refuse all but float32 [n, C]."""
+        require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
+        fits = targets.ndim == 2 and targets.shape[1] == num_classes and targets.dtype == np.float32
+        require(fits, f"multi-label targets are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]")
+
+    def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
+        """The first positive class, C where there is none: the values span C + 1 "classes"."""
+        positive = targets > 0  # [n, C]
+        return np.where(positive.any(1), positive.argmax(1), num_classes).astype(np.int64)
+
+    def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
+        """Mean over the classes of a client.  # [..., B]"""
+        each = F.binary_cross_entropy_with_logits(logits, y, reduction="none")  # [..., B, C]
+        if class_mask is None:
+            return each.mean(-1)
+        mask = class_mask.unsqueeze(-2)
+        return (each * mask).sum(-1) / mask.sum(-1)
+
+    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+        """The logits themselves: the area under the ROC curve needs all of a client's."""
+        return {"loss": self.loss(logits, y, class_mask), "logits": logits, "y": y}
+
+    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """loss, accuracy (element by element), f1 (macro, over labels true or predicted somewhere), micro_f1 (over all
+        labels together), auc (macro, over labels that some but not all of a client's samples have)."""
+        logits, targets = tally["logits"].float().cpu().numpy(), tally["y"].cpu().numpy() > 0.5  # [n, C]
+        valid = np.ones_like(targets) if class_mask is None else class_mask[clients_of(offsets)]  # [n, C]
+        predicted = logits > 0  # [n, C]
+
+        def count(cells: np.ndarray) -> np.ndarray:
+            return sum_by_client(cells & valid, offsets)  # [N, C]
+
+        tp, p, l = count(predicted & targets), count(predicted), count(targets)  # noqa: E741
+        auc = area_under_roc(logits, targets, offsets)  # [N, C]
+        scores = {
+            "loss": mean_loss(tally["loss"], offsets),
+            "accuracy": ratio(count(predicted == targets).sum(1), count(np.ones_like(targets)).sum(1)),
+            "f1": mean_of_defined(ratio(2 * tp, p + l)),
+            "auc": mean_of_defined(auc if class_mask is None else np.where(class_mask, auc, np.nan)),
+        }
+        return scores | ({"micro_f1": ratio(2 * tp.sum(1), (p + l).sum(1))} if self.micro_f1 else {})

@@ -1,0 +1,41 @@
+"""What is to be checked: a class, the dotted path of one, or an option of a group of conf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from hydra.utils import get_object
+
+from fedbench.cli.conf_tree import find_conf_dir, group_options
+from fedbench.core.faults import describe_error
+from fedbench.core.options import ConfigError, require
+
+Target = str | type
+
+
+def path_of(target: Target) -> str:
+    """The dotted path of a class (or the name of an option, as it is); ConfigError for one inside a function."""
+    if isinstance(target, str):
+        return target
+    path = f"{target.__module__}.{target.__qualname__}"
+    require("<locals>" not in path, f"{path} stands inside a function: define it at the top of a module")
+    return path
+
+
+def object_at(path: str) -> Any:
+    """What a dotted path names; ConfigError where it cannot be imported."""
+    try:
+        return get_object(path)
+    except Exception as error:  # whatever the user's own module raises
+        raise ConfigError(f"{path} cannot be imported: {describe_error(error.__cause__ or error)}") from error
+
+
+def described(group: str, target: Target, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``_target_`` and options: of a class, or those that an option of the group has, with these on top."""
+    name, given = path_of(target), dict(options or {})
+    if name not in group_options(group):
+        return {"_target_": name, **given}
+    text = (find_conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8")
+    return {**yaml.safe_load(text), **given}

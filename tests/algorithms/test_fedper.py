@@ -1,0 +1,60 @@
+"""FedPer: its limits, and rounds by hand."""
+
+import pytest
+import torch
+from by_hand import COHORTS_OF_FOUR, B, W, descent, four_of_six, squares
+from tiny import (
+    close,
+    deployed,
+    engine,
+    equal,
+    mlp,
+    play,
+    ragged,
+)
+
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.algorithms.fedper import FedPer
+from fedbench.algorithms.local import Local
+from fedbench.core.options import ConfigError
+from fedbench.nn.flat import Columns
+
+
+def test_fedper_with_an_empty_head_is_fedavg() -> None:
+    a, b = four_of_six(columns={"head": []}), four_of_six()
+    one, other = play(a, FedPer(), 4, COHORTS_OF_FOUR), play(b, FedAvg(), 4, COHORTS_OF_FOUR)
+    equal(one.u, other.w)
+    equal(deployed(a, one), other.w.expand(6, -1))
+
+
+def test_fedper_with_an_empty_base_is_local() -> None:
+    a, b = four_of_six(columns={"head": ["*"]}), four_of_six()
+    equal(deployed(a, play(a, FedPer(), 4, COHORTS_OF_FOUR)), deployed(b, play(b, Local(), 4, COHORTS_OF_FOUR)))
+
+
+def test_fedper_by_hand() -> None:
+    """theta = [u, h], h the last number.  Clients 0 and 1 in round 1, 1 and 2 in round 2.  u is averaged, h is each
+    client's own descent; client 0 deploys the new u with its old h."""
+    e = squares(steps=2, cohort_size=2)
+    e.model.columns["head"] = Columns([(2, 3)])
+    algorithm = play(e, FedPer(), 2, [[0, 1], [1, 2]])
+    one = descent(W, B, 2)  # [3, 3]
+    u = torch.tensor([1 / 4, 3 / 4]) @ one[:2, :2]
+    two = torch.tensor([3 / 5, 2 / 5]) @ descent(u, B[1:, :2], 2)
+    h = torch.stack([one[0, 2], descent(W, B[1], 4)[2], one[2, 2]])
+    close(algorithm.u, two)
+    close(deployed(e, algorithm), torch.cat([two.expand(3, -1), h[:, None]], 1))
+
+
+def test_fedper_never_sampled_clients_have_the_first_head() -> None:
+    e = four_of_six()
+    algorithm = play(e, FedPer(), 2, [[0, 1, 2, 3], [0, 1, 2, 3]])
+    head, rows = e.model.columns["head"], deployed(e, algorithm)
+    equal(head.take(rows[5]), head.take(e.model.init_row()))
+    equal(e.model.without("head").take(rows[5]), algorithm.u)
+
+
+def test_fedper_needs_a_head() -> None:
+    arrays, split = ragged()
+    with pytest.raises(ConfigError, match=r"algorithm=fedper needs the column group 'head'"):
+        play(engine(arrays, split, mlp()), FedPer())

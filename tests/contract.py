@@ -1,0 +1,64 @@
+"""How the house's own tests run the suites of fedbench.testing: one test for each thing and check.
+
+A check that is skipped fails its test unless it is written down, with the reason, in SKIPPED.  So what is not checked
+cannot grow unseen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedbench.testing._suite import Suite
+
+# By the words of a reason: the (kind of thing, check, things) that are skipped for it.
+SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
+    "needs the column group 'prompt'": [
+        ("algorithm", "executor_batch_statistics", ("fedotp", "pfedmoap", "pfedprompt", "zero_shot"))
+    ],
+    "the method trains nothing": [
+        ("algorithm", "training_moves_rows", ("zero_shot",)),
+        ("algorithm", "no_step_waits_for_the_device", ("zero_shot",)),
+    ],
+    "Sinkhorn's iterations end when all have converged": [
+        ("algorithm", "no_step_waits_for_the_device", ("fedotp",)),
+    ],
+    "lets clients compute with each other's samples": [("algorithm", "nothing_passes_by_upload", ("pgfed_exact",))],
+    "needs at least two clients": [("algorithm", "a_single_client", ("pgfed_exact",))],
+    "a client has only 2 training samples": [("algorithm", "clients_of_two_samples", ("per_fedavg_hf",))],
+    "the module computes rows itself": [
+        ("model", "one_client_is_the_module", ("clip_prompt", "clip_prompt_tiny")),
+    ],
+    "it has no linear layer named head": [
+        ("model", "features_enter_the_head", ("clip_prompt", "clip_prompt_tiny", "fcn", "resnet18")),
+    ],
+    "it declares no group of some of its columns": [("model", "columns_are_respected", ("logistic",))],
+    "its targets are no classes": [("task", "class_mask_confines", ("regression",))],
+    "it has no options min_size and min_test": [
+        ("partition", "sizes_are_kept", ("class_disjoint", "iid", "pachinko", "pathological", "practical")),
+        ("partition", "sizes_are_kept", ("domain", "domain_dirichlet", "domain_officehome")),
+    ],
+}
+
+
+def skipped() -> dict[tuple[str, str, str], str]:
+    """The reason of every (kind, check, thing) that is skipped."""
+    return {
+        (kind, check, thing): reason
+        for reason, written in SKIPPED.items()
+        for kind, check, things in written
+        for thing in things
+    }
+
+
+def require_held(suite: Suite[Any], check: str, thing: str, subject: Any) -> None:
+    """Fail where the check is broken, or skipped without being written down."""
+    outcome = suite.outcome(check, subject)
+    assert outcome.status != "broken", outcome.sentence
+    reason = skipped().get((suite.kind, check, thing))
+    if outcome.status == "skipped":
+        assert reason is not None, f"{check} is skipped for {thing} ({outcome.sentence}): write it down in {__file__}"
+        assert reason in outcome.sentence
+        pytest.skip(outcome.sentence)
+    assert reason is None, f"{check} is no longer skipped for {thing}: take it out of {__file__}"

@@ -1,0 +1,45 @@
+"""Hashes of configurations: over what can change a run's numbers; a key that comes later leaves those before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedbench.core import settings
+from fedbench.core.settings import config_hash
+
+STORED: dict[str, Any] = {
+    "data_dir": "data",
+    "seed": 0,
+    "privacy": None,
+    "algorithm": {"_target_": "fedbench.algorithms.heurfedamp.HeurFedAMP", "lam": 0.1},
+    "choices": {"algorithm": "heurfedamp"},
+}
+
+
+def with_option(**options: Any) -> dict[str, Any]:
+    return {**STORED, "algorithm": {**STORED["algorithm"], **options}}
+
+
+def test_a_neutral_value_leaves_the_hash_as_it_was() -> None:
+    """What a run stored before the key came has no such key; the run of today, with its default, is the same one."""
+    for key, value in settings.NEUTRAL.items():
+        group, name = key.split(".")
+        assert group == "algorithm"
+        assert config_hash(with_option(**{name: value})) == config_hash(STORED)
+        assert config_hash(with_option(**{name: f"not {value}"})) != config_hash(STORED)
+
+
+def test_a_key_that_comes_later_is_neutral_at_its_default_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = config_hash(STORED)
+    assert config_hash(with_option(new=0)) != before
+    monkeypatch.setitem(settings.NEUTRAL, "algorithm.new", 0)
+    assert config_hash(with_option(new=0)) == before
+    assert len({before, config_hash(with_option(new=1)), config_hash(with_option(new=2))}) == 3
+
+
+def test_another_key_of_that_value_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.NEUTRAL, "algorithm.new", 0)
+    assert config_hash(with_option(lam=0)) != config_hash(with_option(lam=0, new=1)) != config_hash(STORED)
+    assert config_hash(with_option(other=0)) != config_hash(STORED)

@@ -1,0 +1,240 @@
+"""How the work is cut changes nothing but time and memory."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from modules import MODELS, make, work
+from tiny import CPU, PLANS, all_clients, close, equal
+
+from fedbench.core.options import RunError
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.executor import Executor, Plan, cores, plans
+from fedbench.nn.flat import FlatModel
+from fedbench.simulation import autotune, build
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 6, 100])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_chunks_and_threads_do_not_matter(chunk: int, workers: int) -> None:
+    close(work(make(plan=Plan("any", chunk, workers, 1))), work(make()))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_kind_of_model_under_every_plan(model: str, plan: str) -> None:
+    close(work(make(model, plan)), work(make(model)), 5e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_plan_repeats_itself_bit_for_bit(plan: str) -> None:
+    equal(work(make(plan=plan)), work(make(plan=plan)))
+
+
+# -- out of memory ---------------------------------------------------------------------------------------
+def limited(monkeypatch: pytest.MonkeyPatch, most: int, kind: type[Exception] = torch.OutOfMemoryError) -> list[int]:
+    """Let a forward pass of more than `most` clients run out of memory, on the way through a chunk."""
+    real, failed, calls = FlatModel.apply, [], [0]
+
+    def apply(self, params, inputs, many, call, until=None):
+        k = len(next(iter(params.values()))) if many else 1
+        calls[0] += 1
+        if k > most and calls[0] % 2 == 0:  # not at the first step: work is half done by then
+            failed.append(k)
+            raise kind("CUDA out of memory")
+        return real(self, params, inputs, many, call, until)
+
+    monkeypatch.setattr(FlatModel, "apply", apply)
+    return failed
+
+
+@pytest.mark.parametrize("plan", ["vmap", "threaded pairs"])
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
+def test_out_of_memory_halves_the_chunk_and_changes_nothing(
+    plan: str, kind: type[Exception], caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = work(make())
+    failed = limited(monkeypatch, 1, kind)
+    e = make(plan=plan)
+    close(work(e), expected)
+    assert failed and e.executor.chunk == 1
+    assert "going on with 1" in caplog.text
+    assert Plan(**e.executor.state()).chunk == 1  # a resumed run starts there
+
+
+@pytest.mark.parametrize("what", ["gradient", "loss", "forward"])
+def test_out_of_memory_in_the_middle_of_a_split(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block of 8 samples went well, the second does not: it is not counted twice."""
+
+    def compute() -> torch.Tensor:
+        e = make()
+        rows = e.model.init_row() + 0.1 * torch.arange(6.0)[:, None]
+        found = getattr(all_clients(e), what)(rows, **({"split": "train"} if what == "forward" else {}))
+        return torch.cat(found) if what == "forward" else found[0] if what == "gradient" else found
+
+    expected, failed = compute(), limited(monkeypatch, 3)
+    close(compute(), expected)
+    assert failed
+
+
+def test_later_rounds_start_with_the_chunk_that_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = limited(monkeypatch, 3)
+    e = make()
+    all_clients(e).train(e.model.init_row())
+    assert failed[0] > 3 and e.executor.chunk == 3
+    once = len(failed)
+    all_clients(e, 1).train(e.model.init_row())
+    assert len(failed) == once
+
+
+def test_a_single_client_that_does_not_fit_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 0)
+    e = make()
+    with pytest.raises(RunError, match=r"single client.*local.batch_size"):
+        work(e)
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    for plan in PLANS:
+        with pytest.raises(ZeroDivisionError):
+            e = make(plan=plan)
+            all_clients(e).train(e.model.init_row(), step=lambda s, b: 1 / 0)
+
+
+# -- plans -----------------------------------------------------------------------------------------------
+def test_jobs_cover_everybody_once() -> None:
+    for plan in [*PLANS.values(), Plan("x", 4, 2, 1), Plan("x", 100, 3, 1)]:
+        executor, seen = Executor(plan, CPU), []
+        executor.run(lambda a, b, seen=seen: seen.append((a, b)), 9)
+        assert sorted(i for a, b in seen for i in range(a, b)) == list(range(9))
+        assert max(b - a for a, b in seen) <= (plan.chunk or 9)
+        seen.clear()
+        executor.run(lambda a, b, seen=seen: seen.append((a, b)), 3, single=True)
+        assert sorted(seen) == [(0, 1), (1, 2), (2, 3)]
+        executor.run(lambda a, b: 1 / 0, 0)
+        executor.close()
+
+
+def test_threads_run_at_the_same_time() -> None:
+    executor, barrier = Executor(Plan("threads", 1, 2, 1), CPU), threading.Barrier(2, timeout=10)
+    executor.run(lambda a, b: barrier.wait() and None, 2)  # would time out one after the other
+    executor.close()
+
+
+def test_candidates() -> None:
+    cpu, cuda, n = CPU, torch.device("cuda"), cores()
+    assert plans("loop", None, None, cpu, 5) == [Plan("loop", 1, 1, 1)]
+    assert plans("loop", None, 4, cpu, 5) == [Plan("loop", 1, 1, 4)]
+    assert plans("threads", 2, 3, cpu, 5) == [Plan("threads", 2, 3, 1)]
+    assert plans("vmap", 7, None, cpu, 5) == [Plan("vmap", 7, 1, 1)]
+    assert [p.name for p in plans("auto", None, None, cuda, 5, graphs=False)] == ["vmap", "loop"]
+    assert [(p.name, p.graphs) for p in plans("auto", None, None, cuda, 5)] == [
+        ("vmap", True),
+        ("vmap", False),
+        ("loop", True),
+        ("loop", False),
+    ]
+    assert plans("vmap", None, None, cuda, 5, graphs=True) == [Plan("vmap", 0, 1, 1, True)]
+    assert not any(p.graphs for p in plans("threads", None, 3, cuda, 5))  # one set of places
+    assert plans("vmap", None, None, cpu, 5, graphs=True) == [Plan("vmap", 0, 1, 1)]  # refused before
+    ways = plans("auto", None, None, cuda, 5, graphs=False, convolutions=True)
+    assert [(p.name, p.convolution) for p in ways] == [("vmap", "grouped"), ("vmap", "unfold"), ("loop", "grouped")]
+    assert plans("vmap", None, None, cpu, 5, convolutions=True) == [Plan("vmap", 0, 1, 1)]
+    many = plans("auto", None, 2, cpu, 5)
+    assert [p.name for p in many] == ["vmap", "threads"] and all(p.intra == 1 for p in many)
+    assert Plan("loop", 1, 1, n + 1) in plans("auto", None, n + 1, cpu, n)
+    assert str(Plan("vmap", 0, 1, 1)) == "vmap: all clients a chunk, 1 at a time, 1 intra-op thread(s)"
+
+
+class Clock:
+    """Time that passes in local training alone: a call takes so many seconds by a function of what calls there were,
+    each (plan, clients, steps), the last one its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[list], float]):
+        self.now, self.calls, real = 0.0, [], Cohort.train
+
+        def train(cohort, *args, how, **state):
+            self.calls.append((cohort.engine.executor.plan.name, len(cohort), how.steps))
+            self.now += seconds(self.calls)
+            return real(cohort, *args, how=how, **state)
+
+        monkeypatch.setattr(autotune, "now", lambda: self.now)
+        monkeypatch.setattr(Cohort, "train", train)
+
+    @classmethod
+    def steady(cls, monkeypatch: pytest.MonkeyPatch, step: float) -> "Clock":
+        """A step of one client always takes as long; threads take half."""
+
+        def seconds(calls: list) -> float:
+            name, clients, steps = calls[-1]
+            return step * clients * steps / (2 if name == "threads" else 1)
+
+        return cls(monkeypatch, seconds)
+
+
+def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is stored as a plan, and leaves no trace in the results."""
+    Clock.steady(monkeypatch, 0.001)
+    caplog.set_level("INFO", "fedbench")
+    e = make()
+    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    assert e.executor.plan.name == "threads" and "executor threads" in caplog.text and "ms a step" in caplog.text
+    assert Plan(**e.executor.state()) == e.executor.plan
+    monkeypatch.undo()
+    equal(work(e), work(make(plan=Plan("threads", 1, 2, 1))))
+
+
+def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faster plan is held up when it is first tried, for more than four times what the other one takes a step."""
+
+    def seconds(calls: list) -> float:
+        names = [name for name, *_ in calls]
+        held_up = names[-1] == "threads" and names.count("threads") == 1
+        return 0.3 if held_up else 0.2 if names[-1] == "vmap" else 0.01
+
+    clock, e = Clock(monkeypatch, seconds), make(rounds=1000)
+    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    assert e.executor.plan.name == "threads"
+    assert [name for name, *_ in clock.calls[2:]] == ["vmap", "vmap", "threads", "vmap", "vmap", "threads", "threads"]
+
+
+@pytest.mark.parametrize("step", [0.001, 0.05, 0.3, 1.0, 2.0, 30.0])
+def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds, and two steps of one client from which that is known; the faster plan is found all the same."""
+    clock, e = Clock.steady(monkeypatch, step), make(rounds=100_000)
+    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    assert e.executor.plan.name == "threads"
+    assert clock.now <= autotune.SECONDS + 2 * step
+    assert all(clients * step <= autotune.SECONDS / 4 for name, clients, _ in clock.calls if name != "loop")
+    assert ("vmap" in {name for name, *_ in clock.calls}) == (step < 2)  # else there is nothing to time
+    if step == 0.001:  # all of it, as often as wanted
+        assert clock.calls == [
+            ("loop", 1, 1),
+            *[(n, 6, s) for _ in range(2) for n in ("vmap", "threads") for s in (1, 3)],
+        ]
+
+
+def test_a_short_run_is_timed_for_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of what its steps will take, of which there are 4 x 17."""
+    clock, e = Clock.steady(monkeypatch, 0.3), make(rounds=4)
+    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    assert e.executor.plan.name == "threads" and clock.now <= 0.1 * 4 * 17 * 0.3 + 2 * 0.3
+
+
+def test_what_was_not_timed_is_said(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level("INFO", "fedbench")
+    Clock.steady(monkeypatch, 30.0)
+    build.choose_executor(make(), plans("auto", None, 2, CPU, 6))
+    assert "threads: 1 client a chunk" in caplog.text and "not timed: a step of one client takes 30 s" in caplog.text
+
+
+def test_an_executor_sets_the_threads_before_it_runs_anything():
+    """The first product of a resumed run is the server's, not the executor's: it must be summed the same way."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        Executor(Plan("vmap", 0, 1, 1), torch.device("cpu"))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

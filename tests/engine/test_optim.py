@@ -1,0 +1,213 @@
+"""Row optimizers are torch.optim's, row by row; schedules and clipping."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from tiny import close, compose, equal
+from torch import Tensor, nn
+
+from fedbench.cli.config import plain
+from fedbench.core.options import ConfigError
+from fedbench.engine.optim import SGD, Adam, Optimizer, Schedule
+from fedbench.nn import compiled
+from fedbench.nn.compiled import Product
+
+K, P, STEPS = 3, 7, 6
+GENERATOR = torch.Generator().manual_seed(0)
+START = torch.randn(K, P, generator=GENERATOR)
+GRADIENTS = torch.randn(STEPS, K, P, generator=GENERATOR)
+CASES = {
+    "sgd": (SGD(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, 0.1, 0.9)),
+    "nesterov": (SGD(lr=0.1, momentum=0.9, nesterov=True), lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True)),
+    "decay": (SGD(lr=0.1, weight_decay=0.3), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.3)),
+    "all of sgd": (
+        SGD(lr=0.1, momentum=0.8, weight_decay=0.3, nesterov=True),
+        lambda p: torch.optim.SGD(p, 0.1, 0.8, weight_decay=0.3, nesterov=True),
+    ),
+    "adam": (Adam(lr=0.1), lambda p: torch.optim.Adam(p, 0.1)),
+    "adam, decay": (
+        Adam(lr=0.1, beta1=0.8, beta2=0.95, eps=1e-3, weight_decay=0.3),
+        lambda p: torch.optim.Adam(p, 0.1, (0.8, 0.95), 1e-3, 0.3),
+    ),
+    "adamw": (Adam(lr=0.1, weight_decay=0.3, decoupled=True), lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.3)),
+}
+
+
+def run(optimizer: Optimizer, start: Tensor, gradients: Tensor, lr: float | Tensor = 0.1) -> Tensor:
+    theta = start.clone()
+    memory = {b: optimizer.new(b, theta) for b in optimizer.buffers}
+    for g in gradients:
+        optimizer.tick(memory)
+        before = g.clone()
+        optimizer.update(theta, g if optimizer.clip is None else optimizer.clipped(g, g), memory, lr)
+        equal(g, before)  # a step may use it again, for another row
+    return theta
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_row_moves_as_under_torch_optim(name: str) -> None:
+    optimizer, make = CASES[name]
+    theta = run(optimizer, START, GRADIENTS)
+    for i in range(K):
+        p = nn.Parameter(START[i].clone())
+        reference = make([p])
+        for g in GRADIENTS[:, i]:
+            p.grad = g.clone()
+            reference.step()
+        close(theta[i], p.detach())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_learning_rate_per_row(name: str) -> None:
+    optimizer, _ = CASES[name]
+    rates = torch.tensor([[0.1], [0.02], [0.3]])
+    theta = run(optimizer, START, GRADIENTS, rates)
+    for i in range(K):
+        close(theta[i : i + 1], run(optimizer, START[i : i + 1], GRADIENTS[:, i : i + 1], rates[i].item()))
+
+
+@pytest.mark.parametrize("in_one_pass", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_by_a_sum_is_its_parts(name: str, in_one_pass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """update by grad + offset, and the products before it, in one compiled pass or apart; more numbers than it sums
+    at a time, one vector for all rows or one each, one rate or one each."""
+    optimizer, _ = CASES[name]
+    if in_one_pass:
+        pytest.importorskip("numba", reason="the compiled pass needs numba")
+        monkeypatch.setattr(compiled, "LARGE", 0)
+    width, calls, descend = 2 * compiled.BLOCK + 100, [], compiled.descend_and_project
+    monkeypatch.setattr(compiled, "descend_and_project", lambda *args: (calls.append(1), descend(*args))[1])
+    draws = torch.Generator().manual_seed(1)
+    start, offset, each = (torch.randn(K, width, generator=draws) for _ in range(3))
+    gradients = torch.randn(STEPS, K, width, generator=draws)
+    for direction, lr in ((each, 0.1), (each[0], 0.1), (each, torch.tensor([[0.1], [0.02], [0.3]]))):
+        theta, other = start.clone(), start.clone()
+        memory, apart = ({b: optimizer.new(b, theta) for b in optimizer.buffers} for _ in range(2))
+        for g in gradients:
+            optimizer.tick(memory)
+            optimizer.tick(apart)
+            expected = (other.double() * direction.double()).sum(1).float()
+            optimizer.update(other, g + offset, apart, lr)
+            products = optimizer.descend_and_project(theta, g.clone(), offset, direction, memory, lr)
+            torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-3)
+            close(theta, other)
+        for b in optimizer.buffers:
+            close(memory[b], apart[b])
+    assert len(calls) == (3 * STEPS if in_one_pass and isinstance(optimizer, SGD) else 0)
+
+
+@pytest.mark.parametrize("samples", [1, 5, 13])
+@pytest.mark.parametrize("name", [n for n, (o, _) in CASES.items() if isinstance(o, SGD) and o.clip is None])
+def test_a_gradient_given_as_its_factors(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weights of a row, of 5 x 7 and 8 x 300 numbers, whose gradients are multiplied out within the step: what is
+    written for them does not matter."""
+    pytest.importorskip("numba", reason="the compiled pass needs numba")
+    monkeypatch.setattr(compiled, "LARGE", 0)
+    optimizer, _ = CASES[name]
+    draws = torch.Generator().manual_seed(2)
+    theta, offset, direction, grad = (torch.randn(1, 5 * 7 + 40 + 2400 + 3, generator=draws) for _ in range(4))
+    weights = [(0, 5, 7), (75, 8, 300)]
+    for begin, end in ((0, 2), (1, 2), (0, 1)):
+        one, other, written = theta.clone(), theta.clone(), grad.clone()
+        memory, apart = ({b: optimizer.new(b, theta) for b in optimizer.buffers} for _ in range(2))
+        for _ in range(2):
+            products = []
+            for start, rows, columns in weights[begin:end]:
+                y, x = torch.randn(samples, rows, generator=draws), torch.randn(samples, columns, generator=draws)
+                written[0, start : start + rows * columns] = (y.T @ x).flatten()
+                products.append(Product(start))
+                products[-1].give(y, x)
+            unread = written.clone()
+            for start, rows, columns in weights[begin:end]:
+                unread[0, start : start + rows * columns] = torch.nan
+            found = optimizer.descend_and_project(one, unread, offset, direction, memory, 0.1, products[::-1])
+            expected = optimizer.descend_and_project(other, written.clone(), offset, direction, apart, 0.1)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+            close(one, other)
+        for b in optimizer.buffers:
+            close(memory[b], apart[b])
+
+
+def test_rows_that_the_compiled_pass_leaves_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="the compiled pass needs numba")
+    rows = torch.zeros(2, compiled.LARGE)
+    assert compiled.fits(rows, rows, rows[0])
+    assert not compiled.fits(rows[:, 1:]) and not compiled.fits(rows, rows[:, ::2]) and not compiled.fits(rows.double())
+    assert not compiled.fits(rows.to("meta"))
+    monkeypatch.setattr(compiled, "installed", lambda: False)
+    assert not compiled.fits(rows)
+
+
+def test_without_numba_torch_does_it_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with caplog.at_level("INFO"):
+        assert not compiled.installed.__wrapped__()
+    assert "pip install 'fedbench[fast]'" in caplog.text
+
+
+def test_clipping_is_per_row() -> None:
+    optimizer = SGD(lr=0.1, momentum=0.9, weight_decay=0.1, clip=1.5)
+    gradients = GRADIENTS * torch.tensor([0.1, 1.0, 10.0])[:, None]
+    theta = run(optimizer, START, gradients)
+    for i in range(K):
+        p = nn.Parameter(START[i].clone())
+        reference = torch.optim.SGD([p], 0.1, 0.9, weight_decay=0.1)
+        for g in gradients[:, i]:
+            p.grad = g.clone()
+            torch.nn.utils.clip_grad_norm_([p], 1.5)
+            reference.step()
+        close(theta[i], p.detach())
+    equal(SGD(lr=1.0, clip=1.0).clipped(torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+def test_plain_means_nothing_but_lr_times_gradient() -> None:
+    assert SGD(lr=0.1).plain and SGD(lr=0.1, momentum=0.0, nesterov=False).plain
+    assert not any(
+        o.plain for o in (SGD(lr=0.1, momentum=0.9), SGD(lr=0.1, weight_decay=0.1), SGD(lr=0.1, clip=1.0), Adam(lr=0.1))
+    )
+
+
+def test_schedules() -> None:
+    total = 11
+    assert [Schedule()(r, total) for r in range(3)] == [1, 1, 1]
+    assert [Schedule("exponential", gamma=0.5)(r, total) for r in range(3)] == [1, 0.5, 0.25]
+    linear = [Schedule("linear", final=0.1)(r, total) for r in range(total)]
+    assert linear[0] == 1 and linear[5] == pytest.approx(0.55) and linear[-1] == pytest.approx(0.1)
+    cosine = [Schedule("cosine")(r, total) for r in range(total)]
+    assert cosine == pytest.approx([(1 + math.cos(math.pi * r / 10)) / 2 for r in range(total)])
+    warm = [Schedule("cosine", warmup=3, final=0.2)(r, total) for r in range(total)]
+    assert warm[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and warm[-1] == pytest.approx(0.2)
+    assert Schedule("cosine")(0, 1) == Schedule("linear")(0, 1) == 1
+
+
+def test_the_rate_of_a_round() -> None:
+    optimizer = SGD(lr=0.2, schedule={"name": "exponential", "gamma": 0.5})
+    assert [optimizer.rate(r, 4, np.arange(2)) for r in range(3)] == [0.2, 0.1, 0.05]
+
+
+def test_the_rates_of_clients() -> None:
+    optimizer = SGD(lr=[0.2, 0.4, 0.8], schedule={"name": "exponential", "gamma": 0.5})
+    optimizer.check(3)
+    torch.testing.assert_close(optimizer.rate(1, 4, np.array([0, 2])), torch.tensor([[0.1], [0.4]]))
+    with pytest.raises(ConfigError, match=r"optimizer.lr lists 3 rates, and there are 4 clients"):
+        optimizer.check(4)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizer_yaml(name: str) -> None:
+    built = instantiate(plain(compose([f"optimizer={name}"]))["optimizer"])
+    assert isinstance(built, SGD if name == "sgd" else Adam)
+    assert getattr(built, "decoupled", False) == (name == "adamw")
+
+
+def test_nesterov_without_momentum_is_refused() -> None:
+    """As torch.optim does: it would change nothing."""
+    with pytest.raises(ConfigError, match=r"optimizer.nesterov=true needs optimizer.momentum > 0"):
+        SGD(lr=0.1, nesterov=True)

@@ -1,0 +1,274 @@
+"""Per-client state: lazy, the same wherever it lives, saved whole."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import CPU, equal
+
+from fedbench.core.options import ConfigError
+from fedbench.engine.rows import Rows, RowStore
+
+PLACES = ("device", "host", "disk")
+DEFAULT = torch.tensor([1.0, 2.0, 3.0])
+
+
+def ids(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def rows(place: str = "device", num_clients: int = 50) -> Rows:
+    return Rows("x", num_clients, DEFAULT, CPU, place)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_untouched_rows_are_the_default_and_written_ones_stay(place: str) -> None:
+    r = rows(place)
+    equal(r[ids(3, 49)], DEFAULT.expand(2, -1))
+    r[ids(7, 2)] = torch.tensor([[7.0, 0, 0], [2.0, 0, 0]])
+    equal(r[ids(2, 3, 7)], torch.stack([torch.tensor([2.0, 0, 0]), DEFAULT, torch.tensor([7.0, 0, 0])]))
+    equal(r[ids(7, 2)][:, 0], torch.tensor([7.0, 2.0]))
+    assert r.has(ids(2, 3, 7)).tolist() == [True, False, True] and r.touched().tolist() == [2, 7]
+    r[ids(2)] = torch.zeros(1, 3)
+    assert r.used == 2
+    equal(r[ids(2)], torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_growing_keeps_what_was_written(place: str) -> None:
+    r, expected = rows(place), torch.full((50, 3), float("nan"))
+    expected[:] = DEFAULT
+    random = np.random.default_rng(0)
+    for step in range(20):
+        some = random.choice(50, 4, replace=False)
+        values = torch.full((4, 3), float(step))
+        r[some], expected[torch.from_numpy(some)] = values, values
+        equal(r[np.arange(50)], expected)
+    assert r.used <= len(r.store) <= 50
+
+
+def test_what_is_read_is_a_copy() -> None:
+    r = rows()
+    r[ids(1)] = torch.ones(1, 3)
+    r[ids(1)].zero_()
+    r[ids(1, 2)].zero_()
+    r[ids(2)].zero_()
+    equal(r[ids(1, 2)], torch.stack([torch.ones(3), DEFAULT]))
+    start = torch.ones(1, 3)
+    r[ids(4)] = start
+    start.zero_()
+    equal(r[ids(4)], torch.ones(1, 3))
+
+
+def test_the_default_is_a_copy_too() -> None:
+    default = torch.ones(3)
+    r = Rows("x", 5, default, CPU)
+    default.zero_()
+    equal(r[ids(0)], torch.ones(1, 3))
+
+
+def test_one_value_for_many_clients() -> None:
+    r = rows()
+    r[ids(4, 5)] = torch.zeros(3)
+    equal(r[ids(4, 5)], torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("default", [torch.tensor(0.0), torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64)])
+@pytest.mark.parametrize("place", PLACES)
+def test_any_shape_and_type(default: torch.Tensor, place: str) -> None:
+    r = Rows("x", 6, default, CPU, place)
+    assert r[ids(0, 1)].shape == (2, *default.shape) and r[ids(0)].dtype == default.dtype
+    r[ids(1)] = torch.ones_like(default)[None]
+    equal(r[ids(1, 0)], torch.stack([torch.ones_like(default), default]))
+
+
+def test_rows_of_no_numbers() -> None:
+    """What FedPer keeps of a model without a head."""
+    r = Rows("x", 6, torch.zeros(0), CPU)
+    r[ids(1)] = torch.zeros(1, 0)
+    assert r[ids(1, 0)].shape == (2, 0)
+
+
+def test_no_ids() -> None:
+    r = rows()
+    assert r[ids()].shape == (0, 3)
+    r[ids()] = torch.zeros(0, 3)
+    assert r.used == 0
+
+
+@pytest.mark.parametrize("before", PLACES)
+@pytest.mark.parametrize("after", PLACES)
+def test_state_survives_a_change_of_place(before: str, after: str) -> None:
+    old, new = rows(before), rows(after)
+    old[ids(9, 3, 30)] = torch.arange(9.0).view(3, 3)
+    new[ids(0, 1)] = torch.zeros(2, 3)  # forgotten by the load
+    new.load_state_dict(old.state_dict())
+    equal(new[np.arange(50)], old[np.arange(50)])
+    assert new.touched().tolist() == [3, 9, 30]
+    new[ids(3)] = torch.zeros(1, 3)
+    assert old[ids(3)].sum() > 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("default", [DEFAULT, torch.tensor(2.0), torch.zeros(2, 2, dtype=torch.int64)])
+def test_saving_takes_neither_memory_nor_what_was_not_written(
+    place: str, default: torch.Tensor, tmp_path: Path
+) -> None:
+    """The state shows the store itself, and a file of it has no more than the rows that were written."""
+    r = Rows("x", 5000, default, CPU, place)
+    r[ids(30, 3)] = torch.stack([default, default + 1])
+    state = r.state_dict()
+    assert state["rows"].data_ptr() == r.store.data_ptr() and state["ids"].tolist() == [30, 3]
+    torch.save(state, tmp_path / "state")
+    assert (tmp_path / "state").stat().st_size < 4000
+    new = Rows("x", 5000, default, CPU, place)
+    new.load_state_dict(torch.load(tmp_path / "state", mmap=True))
+    new[ids(30)] = default[None] + 5
+    equal(r[ids(30, 3, 4)], torch.stack([default, default + 1, default]))
+    equal(new[ids(30, 3, 4)], torch.stack([default + 5, default + 1, default]))
+
+
+def test_a_checkpoint_is_read_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbench.engine.rows.BLOCK", 2 * 12)  # two rows
+    old, new = rows(), rows()
+    old[ids(*range(7))] = torch.arange(21.0).view(7, 3)
+    new.load_state_dict(old.state_dict())
+    equal(new.whole(), old.whole())
+    assert new.used == 7
+
+
+def test_an_untouched_store_is_saved_and_loaded() -> None:
+    new = rows()
+    new.load_state_dict(rows().state_dict())
+    equal(new[ids(0)], DEFAULT[None])
+
+
+def test_a_million_clients_cost_what_is_written() -> None:
+    r = Rows("x", 1_000_000, torch.zeros(1000), CPU)
+    r[ids(5, 999_999)] = torch.ones(2, 1000)
+    assert r.store.numel() <= 8 * 1000
+    assert r[ids(999_999, 17)].sum() == 1000
+
+
+def test_disk_files_are_gone_when_the_store_is(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mapping keeps a file alive whose name is already removed: a crash leaves nothing behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    r = rows("disk")
+    r[ids(1)] = torch.ones(1, 3)
+    assert os.listdir(tmp_path) == []
+    equal(r[ids(1)], torch.ones(1, 3))
+
+
+def test_the_place_follows_the_full_size() -> None:
+    """50 clients x 3 float32 = 600 bytes."""
+    for device, host, place in [(600, 0, "device"), (599, 600, "host"), (599, 599, "disk")]:
+        store = RowStore(50, CPU, device, host)
+        assert store("x", DEFAULT).place == place
+        assert place in store.plan()[0] and "50 x 3 numbers" in store.plan()[0]
+
+
+def test_stores_share_the_limits() -> None:
+    store = RowStore(50, CPU, 1300, 700)
+    assert [store(name, DEFAULT).place for name in "abcd"] == ["device", "device", "host", "disk"]
+
+
+def test_no_more_rows_count_than_the_rounds_can_write() -> None:
+    """5 of 50 clients: 60 bytes.  A method that writes everybody's rows nevertheless can."""
+    store = RowStore(50, CPU, 60, 0, most=5)
+    r = store("x", DEFAULT)
+    assert r.place == "device" and store.plan() == ["x: 5 of 50 x 3 numbers, 0.0 MiB at most, device"]
+    for place in PLACES:
+        r = Rows("x", 50, DEFAULT, CPU, place, most=5)
+        for i in range(50):
+            r[ids(i)] = torch.full((1, 3), float(i))
+        equal(r.whole(), torch.arange(50.0)[:, None].expand(-1, 3))
+
+
+@pytest.mark.parametrize("place", ["disk", "host"])
+def test_a_big_store_has_room_for_what_the_rounds_can_write_and_no_more(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All the rows that are expected at once, where the first write is of all of them, too."""
+    monkeypatch.setattr("fedbench.engine.rows.BIG", 0)
+    for first in (1, 4, 5):
+        r = Rows("x", 50, DEFAULT, CPU, place, most=5)
+        r[ids(*range(first))] = torch.zeros(first, 3)
+        assert len(r.store) == 5
+    r[ids(40)] = torch.ones(1, 3)  # one more than expected
+    assert 6 <= len(r.store) <= 50
+    equal(r[ids(0, 40, 41)], torch.stack([torch.zeros(3), torch.ones(3), DEFAULT]))
+
+
+def test_a_store_that_grows_big_has_room_for_what_the_rounds_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doubling 12 rows would leave 4 of 24 unused."""
+    monkeypatch.setattr("fedbench.engine.rows.BIG", 20 * 12)
+    r = Rows("x", 50, DEFAULT, CPU, most=20)
+    r[ids(*range(12))] = torch.zeros(12, 3)
+    r[ids(*range(20))] = torch.ones(20, 3)
+    assert len(r.store) == 20
+
+
+def test_what_fits_nowhere_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An N x N method of a million clients: before round 1, not when the disk is full."""
+    monkeypatch.setattr("fedbench.engine.rows.disk_space", lambda: 100 << 30)
+    store = RowStore(1_000_000, CPU, 10 << 30, 0, most=50_000)
+    with pytest.raises(
+        ConfigError,
+        match=r"'A' may come to 186.3 GiB \(50,000 of 1,000,000 x 1,000,000 numbers\).*"
+        r"with 100.0 GiB left; lower partition.num_clients",
+    ):
+        store("A", torch.zeros(1_000_000))
+    assert store("theta", torch.zeros(1000)).place == "device"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_of_a_gpu_wherever_they_live(place: str) -> None:
+    """Host memory is reached through page-locked memory, kept from one call to the next."""
+    cuda = torch.device("cuda")
+    r = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
+    for some in (ids(3, 40), ids(7), ids(3, 8, 40, 9), ids()):
+        r[some] = torch.full((len(some), 3), float(len(some)), device=cuda)
+    four = torch.full((3,), 4.0)
+    equal(r[ids(40, 7, 5, 9)].cpu(), torch.stack([four, torch.ones(3), DEFAULT, four]))
+    assert r[ids()].shape == (0, 3) and r[ids(1)].device.type == "cuda"
+    new = Rows("x", 50, DEFAULT.to(cuda), cuda, place)
+    new.load_state_dict(r.state_dict())
+    equal(new.whole(), r.whole())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_big_stores_get_their_room_at_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Growing would copy them; room that nobody writes to costs nothing."""
+    monkeypatch.setattr("fedbench.engine.rows.BIG", 12 * 16)
+    r = Rows("x", 1000, DEFAULT, CPU, place, most=400)
+    sizes = []
+    for i in range(40):
+        r[ids(i)] = torch.full((1, 3), float(i))
+        sizes.append(len(r.store))
+    assert sorted(set(sizes)) == ([400] if place == "disk" else [8, 16, 400])
+    equal(r[np.arange(40)], torch.arange(40.0)[:, None].expand(-1, 3))
+
+
+def test_the_store_saves_every_row() -> None:
+    def make() -> RowStore:
+        store = RowStore(50, CPU, 1 << 20, 1 << 20)
+        store("x", DEFAULT), store("y", torch.zeros(2))
+        return store
+
+    old, new = make(), make()
+    old.all["x"][ids(3)] = torch.zeros(1, 3)
+    old.all["y"][ids(4)] = torch.ones(1, 2)
+    new.load_state_dict(old.state_dict())
+    for name in ("x", "y"):
+        equal(new.all[name][np.arange(50)], old.all[name][np.arange(50)])
+
+
+def test_a_name_is_given_once() -> None:
+    """Two states of one name would share a place in checkpoints."""
+    store = RowStore(5, CPU, 1 << 20, 1 << 20)
+    store("theta", DEFAULT)
+    with pytest.raises(ValueError, match="there are rows named 'theta' already"):
+        store("theta", DEFAULT)

@@ -1,0 +1,107 @@
+"""One module of each kind that the engine treats apart: chains, convolutions, norms, what only torch.vmap follows."""
+
+import numpy as np
+import torch
+from tiny import all_clients, engine, mlp, ragged, seeded
+from torch import Tensor, nn
+
+from fedbench.engine.cohort import Engine
+from fedbench.engine.executor import Plan
+from fedbench.engine.optim import SGD
+from fedbench.models.fedavg_cnn import FedAvgCNN
+from fedbench.models.resnet import ResNet
+
+
+class Odd(nn.Module):
+    """Outside the table of native operations; one parameter is a single number, as CLIP's temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.ones(16)), nn.Linear(16, 3)
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.temperature * self.head((x.view(x.shape[0], -1) * self.scale).exp().log1p())
+
+
+class Counting(nn.Module):
+    """A statistic of its own, a float buffer that is no norm's: how many samples were seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Flatten(), nn.Linear(16, 3)
+        self.register_buffer("seen", torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)
+        return self.head(self.body(x))
+
+
+class Twice(nn.Module):
+    """A layer that is applied two times, whose gradient is a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(16, 16), nn.Linear(16, 3)
+        self.flat, self.relu = nn.Flatten(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.relu(self.inner(self.relu(self.inner(self.flat(x))))))
+
+
+def hooked() -> nn.Module:
+    """Code that runs around a layer belongs to the model."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    module[1].register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return module
+
+
+MODELS = {
+    "chain": (mlp, (1, 4, 4)),
+    "convolutions": (lambda: FedAvgCNN((1, 16, 16), 3, 8), (1, 16, 16)),
+    "no chain": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)),
+        (1, 4, 4),
+    ),
+    "batch norm": (lambda: ResNet((1, 4, 4), 3, [4], "batch"), (1, 4, 4)),
+    "group norm": (lambda: ResNet((1, 4, 4), 3, [4], "group"), (1, 4, 4)),
+    "mapped": (Odd, (1, 4, 4)),
+    "layer twice": (Twice, (1, 4, 4)),
+    "hooks": (hooked, (1, 4, 4)),
+    "own statistic": (Counting, (1, 4, 4)),
+}
+
+
+def make(model: str = "no chain", plan: str | Plan = "vmap", **options) -> Engine:
+    arrays, split = ragged(shape=MODELS[model][1])
+    return engine(
+        arrays,
+        split,
+        seeded(MODELS[model][0]),
+        SGD(lr=0.1, momentum=0.9, reset="never"),
+        plan=plan,
+        **{"eval_batch": 8, **options},
+    )
+
+
+def work(e: Engine) -> dict[str, torch.Tensor]:
+    """Two rounds of training, with kept momentum, and everything computed on whole splits."""
+    for r in range(2):
+        out = all_clients(e, r).train(
+            e.model.init_row(),
+            who=torch.arange(6.0, device=e.device)[:, None],
+            extra_grad=lambda s: 0.01 * s.who * s.theta,
+        )
+    cohort = all_clients(e, 1)
+    g, f = cohort.gradient(out.theta)
+    return {
+        "theta": out.theta,
+        "loss": out.loss,
+        "who": out.who,
+        "g": g,
+        "f": f,
+        "candidates": cohort.loss(torch.stack([out.theta, out.theta + 0.1], 1)),
+        "logits": torch.cat(cohort.forward(out.theta)),
+        "momentum": e.memories["optimizer/theta/momentum"][np.arange(6)],
+    }

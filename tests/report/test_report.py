@@ -1,0 +1,515 @@
+"""Tables say what the files say: means and spreads are recomputed here from the numbers behind the runs."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import make_run, with_checkpoint
+
+from fedbench.core.options import ConfigError
+from fedbench.report import scores
+from fedbench.report.__main__ import main
+from fedbench.report.figures import against, literal
+from fedbench.report.method_command import main as figures_main
+from fedbench.report.runs import Run, find_runs
+from fedbench.report.summary import Options, differing, group_runs, over_seeds
+from fedbench.report.table import Column, Spread, Table, render, show
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Path:
+    """Local, FedAvg and PGFed over three seeds, PGFed with one more run unfinished."""
+    folder = tmp_path / "sweep"
+    for seed in range(3):
+        make_run(folder, "local", seed, (0.0, 0.0, 0.0))
+        make_run(folder, "fedavg", seed, (-0.2, -0.1 + 0.01 * seed, -0.1), summary={"personal_is_global": True})
+        make_run(folder, "pgfed", seed, (0.0, 0.1 + 0.01 * seed, 0.05 + 0.02 * seed))
+    with_checkpoint(make_run(folder, "pgfed", 3, (0.0,), status="running", summary={"rounds_done": 1}))
+    return folder
+
+
+def read_csv(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def table_of(capsys, *args: str) -> list[dict[str, str]]:
+    assert main([*args, "--format", "csv"]) == 0
+    return read_csv(capsys.readouterr().out)
+
+
+def test_csv_of_a_sweep(sweep, capsys):
+    """pgfed ends at .65 + .05 + .02 s: .70 .72 .74, mean .72, std .02 sqrt(2/3); its best is .75 .76 .77."""
+    rows = {row["method"]: row for row in table_of(capsys, str(sweep), "--target", "0.74")}
+    assert list(rows) == ["pgfed", "local", "fedavg"]  # by the last mean
+    pgfed = rows["pgfed"]
+    expected = {
+        "n": 3,
+        "last_mean": 0.72,
+        "last_std": 0.02 * np.sqrt(2 / 3),
+        "last_n": 3,
+        "best_mean": 0.76,
+        "best_std": 0.01 * np.sqrt(2 / 3),
+        "worst_mean": 0.57,
+        "global_mean": 0.42,
+        "rounds_to_target_mean": 2,
+        "seconds_to_target_mean": 2 + 4,
+        "images_per_s_mean": 1001,
+        "gain_last_mean": 0.07,
+        "gain_best_mean_mean": 0.11,
+        "gain_own_best_mean": 0.11,
+        "gain_better": 1,
+    }
+    assert {name: float(pgfed[name]) for name in expected} == pytest.approx(expected)
+    assert float(rows["fedavg"]["gain_last_mean"]) == pytest.approx(-0.1)
+    assert float(rows["fedavg"]["gain_own_best_mean"]) == pytest.approx(-0.09)
+    assert float(rows["local"]["gain_last_mean"]) == 0
+    assert rows["local"]["global_mean"] == ""
+    assert (rows["local"]["rounds_to_target_mean"], rows["local"]["rounds_to_target_n"]) == ("", "0")
+
+
+def test_text_of_a_sweep(sweep, capsys):
+    assert main([str(sweep), "--target", "0.74"]) == 0
+    text = capsys.readouterr().out
+    head, gains, left = (
+        text.index("personal/accuracy (%)"),
+        text.index("gain over Local"),
+        text.index("not finished"),
+    )
+    assert head < gains < text.index("± is the population") < left
+    assert "digits, dirichlet partition, mlp, 4 clients, 2 a round, 3 rounds" in text
+    lines = {line.split()[0]: line for line in text[head:gains].splitlines() if line.strip()}
+    assert "72.00 ± 1.63" in lines["pgfed"]
+    assert "76.00 ± 0.82" in lines["pgfed"]
+    assert "never" in lines["local"]
+    assert "best by val" not in lines["method"]
+    assert "personal equals global for fedavg" in text
+    assert f"resume={sweep / 'pgfed-3-9'}" in text[left:]
+    assert "interrupted" in text[left:]
+    assert "1 of 3" in text[left:]
+
+
+def test_markdown_of_a_sweep(sweep, capsys):
+    assert main([str(sweep), "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("| method"))
+    assert lines[head + 1].startswith("| --- | ---: |")
+    assert lines[head + 2].startswith("| pgfed | 3 | 72.00 ± 1.63 |")
+
+
+def test_selection_orders_and_says_where_worst_and_global_come_from(tmp_path, capsys):
+    make_run(tmp_path, "a", curve=(0.0, 0.2, 0.0), summary={"best_val": {"round": 1, "values": {}}})
+    make_run(tmp_path, "b", curve=(0.0, 0.1, 0.1))
+    last, best = (table_of(capsys, str(tmp_path), "--select", select) for select in ("last", "best"))
+    assert [row["method"] for row in last] == ["b", "a"]
+    assert [row["method"] for row in best] == ["a", "b"]
+    assert [float(row["worst_mean"]) for row in (last[1], best[0])] == pytest.approx([0.5, 0.7])
+    assert float(best[0]["best_val_mean"]) == pytest.approx(0.65)
+    by_val = table_of(capsys, str(tmp_path), "--select", "best_val")
+    assert [row["method"] for row in by_val] == ["a", "b"]
+    assert float(by_val[0]["worst_mean"]) == pytest.approx(0.5)
+    assert by_val[1]["worst_mean"] == ""
+
+
+def test_three_conventions_of_gain(tmp_path):
+    """Clients peak at different rounds: the mean of own bests exceeds the best mean."""
+    local = Run(make_run(tmp_path, "local", clients=np.array([[0.5, 0.1, 0.2, 0.2], [0.1, 0.9, 0.2, 0.2]])))
+    ours = Run(make_run(tmp_path, "pgfed", clients=np.array([[0.9, 0.2, 0.3, np.nan], [0.3, 0.6, 0.3, 0.1]])))
+    found = scores.gains(ours, local, "personal/accuracy")
+    assert found["last"].each == pytest.approx([0.2, -0.3, 0.1, -0.1])
+    assert found["own_best"].each == pytest.approx([0.4, -0.3, 0.1, -0.1])
+    assert found["own_best"].mean == pytest.approx(0.1 / 4)
+    assert found["own_best"].std == pytest.approx(np.std([0.4, -0.3, 0.1, -0.1]))
+    assert found["own_best"].better == 0.5
+    # the mean of round 2 is the best of both (NaN means are not)
+    assert found["best_mean"].each == pytest.approx(found["last"].each)
+    loss = scores.gains(ours, local, "personal/loss")  # 1 - accuracy, so that a gain is a gain
+    assert loss["own_best"].each == pytest.approx([0.4, -0.3, 0.1, -0.1])
+
+
+def test_local_is_matched_by_data_partition_and_seed(tmp_path):
+    ours = Run(make_run(tmp_path, "pgfed", 1))
+    others = [
+        make_run(tmp_path, "local", 0),
+        make_run(tmp_path, "local", 1, summary={"partition_hash": "p1"}),
+        make_run(tmp_path, "local", 1, summary={"dataset": "mnist"}),
+        make_run(tmp_path, "local", 1, status="running"),
+        make_run(tmp_path, "local", 1, config={"finetune": {"epochs": 2}}),
+    ]
+    assert scores.local_of(ours, [Run(path) for path in others]) is None
+    unlike = Run(make_run(tmp_path, "local", 1, config={"optimizer": {"lr": 9.0}}))
+    alike = Run(make_run(tmp_path, "local", 1))
+    assert scores.local_of(ours, [unlike, alike]) is alike
+
+
+def test_namesakes_are_told_apart_by_what_differs(tmp_path, capsys):
+    for seed in (0, 1):
+        make_run(tmp_path, "pgfed", seed, config={"algorithm": {"mu": 0.1}})
+        make_run(tmp_path, "pgfed", seed, config={"algorithm": {"mu": 0.2}})
+        make_run(tmp_path, "fedavg", seed)
+    groups, repeated = group_runs(find_runs([tmp_path]))
+    assert repeated == 0
+    assert sorted((g.labels["method"], g.labels.get("mu"), len(g.runs)) for g in groups if g.labels["mu"]) == [
+        ("pgfed", 0.1, 2),
+        ("pgfed", 0.2, 2),
+    ]
+    assert sorted(g.name for g in groups) == ["fedavg mu=None", "pgfed mu=0.1", "pgfed mu=0.2"]
+    assert main([str(tmp_path)]) == 0
+    assert "pgfed   0.1  2" in capsys.readouterr().out
+
+
+def test_methods_are_compared_within_a_setting(tmp_path, capsys):
+    """alpha is of the setting: rows, figures and partitions are told apart by it; mu is of the method."""
+    for method in ("a", "b"):
+        for alpha, height in ((10.0, 0.2), (2.0, 0.1)):
+            about = {"partition": {"alpha": alpha}}
+            make_run(tmp_path, method, 0, (height,), config=about, summary={"partition_hash": str(alpha)})
+    rows = table_of(capsys, str(tmp_path))
+    assert [row["alpha"] for row in rows] == ["2.0", "2.0", "10.0", "10.0"]
+    assert main([str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    assert "compare with care" not in capsys.readouterr().out
+    assert len(list((tmp_path / "figures").glob("curves_*alpha_2.0*.png"))) == 1
+    groups, _ = group_runs(find_runs([tmp_path]))
+    assert {group.name for group in groups} == {"a", "b"}
+
+
+def test_chosen_option_stands_for_its_values(tmp_path):
+    sgd = Run(make_run(tmp_path, config={"choices": {"optimizer": "sgd"}}))
+    adam = Run(make_run(tmp_path, config={"choices": {"optimizer": "adam"}, "optimizer": {"lr": 0.001}}))
+    assert differing([sgd, adam]) == ["choices.optimizer"]
+
+
+def test_data_set_becomes_a_column_where_it_differs(tmp_path, capsys):
+    make_run(tmp_path, "fedavg", config={"choices": {"dataset": "mnist"}})
+    make_run(tmp_path, "fedavg")
+    rows = table_of(capsys, str(tmp_path))
+    assert [(row["method"], row["dataset"]) for row in rows] == [("fedavg", "digits"), ("fedavg", "mnist")]
+
+
+def test_where_and_how_a_run_was_made_does_not_split_groups(tmp_path):
+    make_run(tmp_path, "pgfed", 0, config={"hardware": {"device": "cpu"}, "checkpoint": {"every": 1}})
+    make_run(tmp_path, "pgfed", 1, config={"hardware": {"device": "cuda"}})
+    groups, _ = group_runs(find_runs([tmp_path]))
+    assert [len(group.runs) for group in groups] == [2]
+
+
+def test_of_repeated_runs_the_latest_counts(tmp_path, capsys):
+    make_run(tmp_path, "pgfed", 0, (0.3,), summary={"finished": "2026-02-01"})
+    make_run(tmp_path, "pgfed", 0, (0.1,), summary={"finished": "2026-01-01"})
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "95.00" in text
+    assert "1 earlier runs" in text
+
+
+def test_group_by_keys(tmp_path, capsys):
+    for mu in (0.1, 0.2):
+        for seed in (0, 1):
+            make_run(tmp_path, "pgfed", seed, (mu,), config={"algorithm": {"mu": mu}})
+    rows = table_of(capsys, str(tmp_path), "--group", "algorithm,seed")
+    assert [(row["algorithm"], row["seed"], row["n"]) for row in rows] == [
+        ("pgfed", "0", "2"),
+        ("pgfed", "1", "2"),
+    ]
+    rows = table_of(capsys, str(tmp_path), "--group", "algorithm.mu")
+    assert [(row["algorithm.mu"], row["n"]) for row in rows] == [("0.2", "2"), ("0.1", "2")]
+
+
+def test_different_partitions_are_pointed_out(tmp_path, capsys):
+    make_run(tmp_path, "pgfed")
+    make_run(tmp_path, "fedavg", summary={"partition_hash": "p1"})
+    main([str(tmp_path)])
+    assert "dataset digits, partition dirichlet, model mlp: partitioned in 2 ways" in capsys.readouterr().out
+
+
+def test_loss_is_ordered_upwards_and_not_in_percent(sweep, capsys):
+    assert main([str(sweep), "--metric", "personal/loss", "--target", "0.26"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("personal/loss: ")
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["pgfed", "local", "fedavg"]
+    assert "0.2800 ± 0.0163" in text
+
+
+def test_failed_runs_show_their_error(tmp_path, capsys):
+    path = make_run(tmp_path, status="failed")
+    (path / "error.txt").write_text("loss is not finite at round 2\nmore\n")
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "no run has finished yet" in text
+    assert "failed: loss is not finite at round 2" in text
+    assert "start it again: no checkpoint" in text and "resume=" not in text
+    with_checkpoint(path)
+    assert main([str(tmp_path)]) == 0
+    assert f"python -m fedbench resume={path}" in capsys.readouterr().out
+
+
+def test_cells_that_failed_before_their_first_round_are_listed(sweep, capsys):
+    """They have no summary.json and no metrics.csv, but what the sweep left of them: a config and an error."""
+    path = make_run(sweep, "ditto", 5)
+    for file in path.glob("*.*"):
+        if file.name != "config.yaml":
+            file.unlink()
+    assert main([str(sweep)]) == 0
+    assert str(path) not in capsys.readouterr().out
+    (path / "error.txt").write_text("more clients than samples\n")
+    assert main([str(sweep)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(str(path)))
+    assert "failed: more clients than samples" in line and "start it again" in line
+    assert main([str(path)]) == 0
+    assert "no run has finished yet" in capsys.readouterr().out
+
+
+def test_run_that_died_before_its_summary_is_listed(tmp_path, capsys):
+    path = make_run(tmp_path)
+    (path / "summary.json").unlink()
+    with (path / "metrics.csv").open("a") as file:
+        file.write("4,0.5")  # cut off
+    assert main([str(tmp_path)]) == 0
+    assert "no summary.json  3 of 3" in capsys.readouterr().out
+
+
+def test_a_killed_run_has_the_rounds_of_its_files(tmp_path, capsys):
+    """Its summary is from before round 1; a last line cut by the kill, even between two digits, does not count."""
+    path = with_checkpoint(make_run(tmp_path, status="running", summary={"rounds": 2000, "rounds_done": 0}))
+    for name, line in (("metrics.csv", "4,0.7,0.6,0.3,0."), ("costs.csv", "4,8.0,100.0,10"), ("clients.csv", "4,0,9")):
+        with (path / name).open("a") as file:
+            file.write(line)
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "interrupted  3 of 2000" in shown and "damaged" not in shown
+    assert list(Run(path).clients("personal/accuracy")[0]) == [1, 2, 3]
+
+
+def test_a_run_killed_before_its_first_round_is_listed(sweep, capsys):
+    path = make_run(sweep, "ditto", 5)
+    for file in path.glob("*.*"):
+        if file.name != "config.yaml":
+            file.unlink()
+    (path / "status.json").write_text(json.dumps({"status": "running"}))
+    assert main([str(sweep)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(str(path)))
+    assert "interrupted" in line and "0 of 3" in line and "start it again" in line
+
+
+BEST = {"metric": "personal/accuracy", "round": "two", "values": {}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("summary.json", b"{", "summary.json cannot be read"),
+        ("summary.json", b"\xff\x00\x80", "summary.json cannot be read"),
+        ("summary.json", {"rounds": "three"}, "rounds must be a number, got 'three'"),
+        ("summary.json", {"seed": [1]}, "seed must be a number, got [1]"),
+        ("summary.json", {"cost": {"images_per_s": "fast"}}, "cost.images_per_s must be a number, got 'fast'"),
+        ("summary.json", {"best_val": 3}, "best_val must be a mapping, got 3"),
+        ("summary.json", {"best": BEST}, "best.round must be a number, got 'two'"),
+        ("summary.json", {"algorithm": 7}, "algorithm must be text, got 7"),
+        ("config.yaml", b"a: [1", "config.yaml is damaged"),
+        ("config.yaml", b"\xff\x00\x80", "config.yaml is damaged"),
+        ("config.yaml", b"- 1", "config.yaml is damaged: it is no mapping"),
+        ("config.yaml", b"choices: [1]", "config.yaml is damaged: choices is [1]"),
+        ("config.yaml", None, "config.yaml is missing"),
+        ("metrics.csv", None, "metrics.csv is missing"),
+        ("metrics.csv", b"", "its tables end at round"),
+        ("metrics.csv", b"round,personal/accuracy\n1,abc\n", "metrics.csv is damaged: could not convert"),
+        ("metrics.csv", b"round,personal/accuracy\n1\n2,0.5\n", "metrics.csv is damaged: line 2 has not 2 cells"),
+        ("metrics.csv", b"\xff\x00\x80\n", "metrics.csv is damaged"),
+        ("costs.csv", b"round,train_s\n1,\x00\n", "costs.csv is damaged"),
+        (".hydra/overrides.yaml", b"a: [1", "overrides.yaml is damaged"),
+    ],
+)
+def test_a_damaged_run_is_named_and_the_others_reported(sweep, capsys, name, content, words):
+    bad = make_run(sweep, "ditto", 7)
+    (bad / ".hydra").mkdir()
+    if content is None:
+        (bad / name).unlink()
+    elif isinstance(content, dict):
+        (bad / name).write_text(json.dumps(json.loads((bad / name).read_text()) | content))
+    else:
+        (bad / name).write_bytes(content)
+    if words.startswith("its tables"):
+        (bad / "costs.csv").write_bytes(content)
+        (bad / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 3, "rounds_done": 0}))
+    assert main([str(sweep)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("personal/accuracy (%): ") and "pgfed" in said and "ditto  " not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("damaged, left out: ")]
+    assert str(bad) in line and words in line
+    assert {row["method"] for row in table_of(capsys, str(sweep))} == {"local", "fedavg", "pgfed"}
+    assert main([str(sweep), "--format", "csv"]) == 0
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\x00\n", b"round,client,personal/accuracy\n1,0,abc\n"])
+def test_clients_that_cannot_be_read_are_named(sweep, capsys, content):
+    bad = make_run(sweep, "ditto", 0)
+    (bad / "clients.csv").unlink() if content is None else (bad / "clients.csv").write_bytes(content)
+    rows = {row["method"]: row for row in table_of(capsys, str(sweep))}
+    assert rows["ditto"]["last_mean"] and not rows["ditto"]["gain_last_mean"] and rows["pgfed"]["gain_last_mean"]
+    assert main([str(sweep)]) == 0
+    assert f"damaged, without its clients: {bad}: clients.csv is " in capsys.readouterr().out
+
+
+def test_a_run_stored_under_an_options_name_is_reported_under_its_classs(tmp_path, capsys):
+    """As runs of model._target_=my.Net and algorithm._target_=my.Method once were."""
+    own = {"algorithm": {"_target_": "my.Method"}, "model": {"_target_": "my.Net"}}
+    make_run(tmp_path, "pgfed", config=own)
+    make_run(tmp_path, "pgfed", config=own, seed=1, summary={"name": "ours"})
+    make_run(tmp_path, "pgfed", config=own, seed=2, summary={"name": "pgfed+ft"})
+    make_run(tmp_path, "local", config={"algorithm": {"_target_": "my.Method"}})
+    make_run(tmp_path, "pgfed", config={"algorithm": {"_target_": "fedbench.engine.elsewhere.PGFed"}})  # its file moved
+    rows = table_of(capsys, str(tmp_path))
+    assert sorted((row["method"], row["model"]) for row in rows) == [
+        ("Method", "Net"),
+        ("Method", "mlp"),
+        ("Method+ft", "Net"),
+        ("ours", "Net"),
+        ("pgfed", "mlp"),
+    ]
+    assert not any(scores.is_local(run) for run in find_runs([tmp_path]))
+
+
+def test_a_name_is_no_part_of_a_table(tmp_path, capsys):
+    """A formula would be computed by a spreadsheet, a line break would be a row, dollars a formula of matplotlib's."""
+    for seed, name in enumerate(("=1+1", "two\nlines", "$x$ \\frac", "_hidden")):
+        make_run(tmp_path, seed=seed, summary={"name": name})
+    rows = table_of(capsys, str(tmp_path))
+    assert {row["method"] for row in rows} == {"'=1+1", "two\\nlines", "$x$ \\frac", "_hidden"}
+    assert main([str(tmp_path)]) == 0
+    assert "two\\nlines" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    assert main([str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
+    assert literal("_a$") == r" _a\$"
+
+
+def test_a_metric_without_a_direction_is_refused(sweep, capsys):
+    """The letters loss in a name do not make it one."""
+    for path in sweep.rglob("metrics.csv"):
+        path.write_text(path.read_text().replace("personal/loss", "personal/lossless"))
+    assert main([str(sweep), "--metric", "personal/lossless"]) == 1
+    assert "whether personal/lossless is better high or low is not known" in capsys.readouterr().err
+
+
+def test_figures_of_sound_runs_are_drawn(sweep, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = sorted(sweep.glob("pgfed-*"))[0]
+    (folder / "metrics.csv").write_text("round,personal/accuracy\n1,abc\n")
+    other = sorted(sweep.glob("fedavg-*"))[0]
+    (other / "clients.csv").write_bytes(b"\xff\x00\n")
+    keep = sorted(sweep.glob("local-*"))[0]
+    assert figures_main([str(folder), str(other), str(keep), "--out", str(tmp_path / "drawn")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[:2] for line in said] == [
+        ["damaged, left out", str(folder)],
+        ["damaged, not all drawn", str(other)],
+    ]
+    assert [path.name for path in (tmp_path / "drawn").glob("*_run.png")] == [f"{keep.name}_run.png"]
+
+
+def test_out_file_decides_the_format(sweep, tmp_path, capsys):
+    assert main([str(sweep), "--out", str(tmp_path / "new" / "table.md")]) == 0
+    assert (tmp_path / "new" / "table.md").read_text().startswith("**personal/accuracy")
+    assert main([str(sweep), "--out", str(tmp_path / "table.csv")]) == 0
+    assert len(read_csv((tmp_path / "table.csv").read_text())) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_figures(sweep, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main([str(sweep), "--figures", str(tmp_path / "figures")]) == 0
+    drawn = sorted((tmp_path / "figures").glob("*.png"))
+    assert [path.name.split("_")[0] for path in drawn] == ["curves", "gains"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in drawn)
+
+
+def test_a_metric_against_a_key(tmp_path, capsys):
+    """Last values are .65 + height; a run with null under the key is no point of the line."""
+    for mu, height in ((0.1, 0.0), (0.5, 0.1), (2.0, 0.2), (None, 0.3)):
+        for seed in (0, 1):
+            make_run(tmp_path, "pgfed", seed, (0.0, height + 0.02 * seed), config={"algorithm": {"mu": mu}})
+    groups, _ = group_runs(find_runs([tmp_path]))
+    lines = against(groups, Options(), "algorithm.mu")
+    assert list(lines) == ["pgfed"] and sorted(lines["pgfed"]) == [0.1, 0.5, 2.0]
+    np.testing.assert_allclose(sorted(lines["pgfed"][0.5]), [0.75, 0.77])
+    with pytest.raises(ConfigError, match=r"--against optimizer.lr: there are no runs with two different numbers"):
+        against(groups, Options(), "optimizer.lr")
+    pytest.importorskip("matplotlib")
+    asked = [str(tmp_path), "--against", "algorithm.mu"]
+    assert main(asked) == 1
+    assert "give --figures a folder" in capsys.readouterr().err
+    assert main([*asked, "--figures", str(tmp_path / "figures")]) == 0
+    assert (tmp_path / "figures" / "against_algorithm.mu_personal_accuracy.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["{empty}"], "no runs found in {empty}"),
+        (["{empty}/nowhere"], "{empty}/nowhere is not a folder"),
+        (["{sweep}", "--metric", "accuracy"], "the nearest are global/accuracy, personal/accuracy"),
+        (["{sweep}", "--metric", "personal/acuracy"], "the nearest are personal/accuracy"),
+        (["{sweep}", "--target", "70"], "--target is 70; personal/accuracy is at most 1"),
+        (["{sweep}", "--group", "algorithm.muu"], "has no such config key"),
+    ],
+)
+def test_mistakes_get_one_sentence(sweep, tmp_path, capsys, args, sentence):
+    (tmp_path / "empty").mkdir()
+    places = {"sweep": str(sweep), "empty": str(tmp_path / "empty")}
+    assert main([arg.format(**places) for arg in args]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert sentence.format(**places) in said
+
+
+def test_damaged_file_is_named(tmp_path):
+    path = make_run(tmp_path)
+    (path / "metrics.csv").write_text("round,personal/accuracy\n1,abc\n")
+    with pytest.raises(ConfigError, match=r"metrics.csv is damaged"):
+        _ = Run(path).metrics
+
+
+def test_command_line_starts_light(sweep):
+    """The report needs neither torch nor pandas, and matplotlib for figures only."""
+    code = (
+        "import sys; from fedbench.report.__main__ import main; main(sys.argv[1:]);"
+        "assert not {'torch', 'pandas', 'matplotlib', 'wandb', 'sklearn'} & set(sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code, str(sweep)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "pgfed" in done.stdout
+
+
+def test_over_seeds():
+    assert over_seeds([0.5]) == Spread(0.5, None, 1, 1)
+    assert over_seeds([0.4, None, 0.6]) == Spread(0.5, pytest.approx(0.1), 2, 3)
+    assert over_seeds([float("nan")]).count == 0
+
+
+def test_cells():
+    column = Column("x", "x", 1, 100, none="never")
+    assert show(Spread(0.5, 0.01, 2, 3), column) == "50.0 ± 1.0 (2 of 3)"
+    assert show(Spread(float("nan"), None, 0, 2), column) == "never"
+    assert show(0.125, Column("x", "x", 2)) == "0.12"
+    assert show(None, Column("x", "x")) == "-"
+
+
+def test_csv_keeps_full_precision():
+    value = 0.1 + 0.2
+    table = Table("t", [Column("a", "A", scale=100), Column("b", "B")], [{"a": Spread(value, None, 1), "b": "x,y"}])
+    (row,) = read_csv(render([table], "csv"))
+    assert float(row["a_mean"]) == value
+    assert (row["a_std"], row["a_n"], row["b"]) == ("", "1", "x,y")
+
+
+def test_summary_that_is_no_object_counts_as_missing(tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps([1]))
+    assert Run(tmp_path).summary == {}
+    assert Options().metric == "personal/accuracy"

@@ -1,0 +1,131 @@
+"""Every command that README, CONTRIBUTING and docs/ print runs as printed, with fewer rounds and smaller data.
+
+Marked slow: processes of their own, one after the other in one folder, as a reader would type them.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+from silo_files import make_table
+from test_docs import PAGES, examples
+
+NOT_HERE = {  # the commands that are not run, and why
+    r"^pip install": "changes the environment",
+    r"dataset=dtd": "downloads CLIP's weights and the pictures",
+}
+FEWER = {  # by pattern, what a run is given, in place of its own word for the same key
+    r"-m fedbench( |$)(?!resume)": ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"],
+    r"num_clients=1000000": ["partition.num_clients=1000", "dataset.n=10000", "eval.clients=100"],
+    r"tiny_clip": ["model.pretrained=null", "seed=0"],
+    r"new_clients": ["new_clients.epochs=1"],
+    r"image_folder|image_table": ["dataset.resize=8"],
+    r"pytest": ["--collect-only"],
+}
+MNIST = re.compile(r"dataset=mnist")
+
+
+def commands(page: Path) -> list[str]:
+    """The indented lines of a page outside of its blocks of code that start with a program, without comments."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).replace("\\\n", " ")
+    lines = re.findall(r"^    ((?:uv|pip|bash|python|torchrun) .*)$", text, re.MULTILINE)
+    return [re.sub(r"\s{2,}#.*$|\s+# .*$", "", line).strip() for line in lines]
+
+
+COMMANDS = [command for page in PAGES for command in commands(page)]
+
+
+def test_commands_are_found() -> None:
+    """A page that is laid out in another way shows here, not by silence."""
+    assert len(COMMANDS) > 25
+    assert all(any(re.search(pattern, command) for command in COMMANDS) for pattern in NOT_HERE)
+    starts = {command.split()[0] for command in COMMANDS}
+    assert starts == {"pip", "uv"}
+
+
+def words_of(command: str, folder: Path) -> list[str]:
+    """The words to run: this environment's programs, a run that is there for <time>, and less work."""
+    for run in re.findall(r"\S*<time>", command):
+        found = sorted(folder.glob(run.split("=")[-1].replace("<time>", "*")))
+        command = command.replace("<time>", found[-1].name)
+    words = shlex.split(command)
+    assert words[:2] != ["uv", "pip"] and words[0] == "uv" and words[1] == "run", command
+    program, *rest = words[2:]
+    start = {
+        "python": [sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+        "pytest": [sys.executable, "-m", "pytest"],
+    }[program]
+    fewer = [word for pattern, added in FEWER.items() if re.search(pattern, command) for word in added]
+    replaced = {word.split("=")[0] for word in fewer}
+    return [*start, *(word for word in rest if word.split("=")[0] not in replaced), *fewer]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the commands expect of the reader: files and a model of one's own."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3000, 8, 8)).astype(np.float32), np.arange(3000) % 10
+    parts = {"train": slice(2500), "test": slice(2500, None)}
+    images, labels = (
+        {f"{n}_{what}": v[part] for n, part in parts.items()} for what, v in (("images", x), ("labels", y))
+    )
+    np.savez(tmp_path / "my.npz", **images, **labels)
+    table, _ = make_table(tmp_path)
+    table.rename(tmp_path / "my.csv")
+    (tmp_path / "table.csv").write_text(
+        "age,ward,label\n" + "".join(f"{i},{'ab'[i % 2]},{i // 300}\n" for i in range(600))
+    )
+    for source in examples((ROOT / "docs" / "data.md").read_text()):
+        if "np.save" in source:  # what writes the files of the next command
+            subprocess.run([sys.executable, "-c", source], cwd=tmp_path, check=True)
+    for i, label in enumerate(y):
+        path = tmp_path / "DIR" / f"class {label}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+    (tmp_path / "my_package.py").write_text(
+        "import math\nfrom torch import nn\n\n\nclass MyNet(nn.Sequential):\n"
+        "    def __init__(self, input_shape, num_classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_every_command_of_the_pages_runs(folder: Path) -> None:
+    """FEDBENCH_COMMANDS=REGEX runs those alone that match."""
+    data = os.environ.get("FEDBENCH_DATA", str(ROOT.parent / "shared" / "data"))
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "disabled",
+        "FEDBENCH_DATA": data,
+    }
+
+    def run(words: list[str]) -> subprocess.CompletedProcess[str]:
+        cwd = ROOT if "pytest" in words else folder
+        return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=900, check=False)
+
+    apple = [sys.executable, "-m", "fedbench", "algorithm=apple", "rounds=2", "hydra.run.dir=runs/apple/mnist/first"]
+    assert run([*apple, "tracking=disabled"]).returncode == 0
+    failed, skipped = [], []
+    for command in filter(re.compile(os.environ.get("FEDBENCH_COMMANDS", "")).search, COMMANDS):
+        reasons = [why for pattern, why in NOT_HERE.items() if re.search(pattern, command)]
+        if MNIST.search(command) and not (Path(data) / "mnist.npz").exists():
+            reasons.append("downloads MNIST")
+        if reasons:
+            skipped.append(f"{command}: {reasons[0]}")
+            continue
+        done = run(words_of(command, folder))
+        print(done.returncode, command)
+        if done.returncode != 0:
+            failed.append(f"{command}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+    print(*skipped, sep="\n")
+    assert not failed, "\n\n".join(failed)

@@ -1,0 +1,92 @@
+"""What README, CONTRIBUTING and docs/ say is so: their examples run, their paths exist, their lists are complete."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from by_hand import COHORTS, six_clients
+from conftest import ROOT
+from tiny import close, deployed, equal, play
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.fedrep import FedRep
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.optim import SGD
+from fedbench.engine.step import Step
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def examples(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def example(source: str) -> type[Algorithm]:
+    """The class that an example defines."""
+    names: dict[str, Any] = {}
+    exec(compile(source, "example", "exec"), names)
+    return names["Example"]
+
+
+@pytest.mark.parametrize("source", examples(ARCHITECTURE), ids=lambda s: re.findall(r"Example\((\w+)\)", s)[0])
+def test_examples_of_the_architecture_are_the_methods(source: str) -> None:
+    """Three rounds of the class in the text and of the one it is derived from: the same rows, to rounding."""
+    shown = example(source)
+    released = shown.__mro__[1]
+    rows = []
+    for method in (shown, released):
+        e = six_clients(SGD(lr=0.1), epochs=2)
+        algorithm = play(e, method(), 3, COHORTS)  # type: ignore[arg-type]
+        rows.append((deployed(e, algorithm), algorithm.global_row()))
+    close(*(deployed_rows for deployed_rows, _ in rows), 1e-6)
+    if released is not FedRep:  # which has no global row
+        close(*(global_row for _, global_row in rows), 1e-6)
+    assert any(name in vars(shown) for name in ("round", "step", "loss", "upload"))
+
+
+def test_the_readme_s_own_method_is_fedprox() -> None:
+    """The two blocks of "Your own method", for a number mu."""
+    from fedbench.algorithms import fedprox
+
+    source = next(s for s in examples((ROOT / "README.md").read_text()) if "class FedProx" in s)
+    names = {name: getattr(fedprox, name) for name in ("FedAvg", "NonNegative")}
+    exec(source, names)
+    shown: Any = names["FedProx"]
+    rows = []
+    for method in (shown(0.3), fedprox.FedProx(0.3)):
+        e = six_clients(epochs=2)
+        rows.append(play(e, method, 3, COHORTS).w)
+    equal(*rows)
+
+
+def public(kind: type) -> set[str]:
+    return {name for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
+
+
+def test_the_table_of_calls_is_complete() -> None:
+    table = ARCHITECTURE[ARCHITECTURE.index("All calls:") : ARCHITECTURE.index("## How a step")]
+    assert set(re.findall(r"`cohort\.(\w+)`", table)) == public(Cohort)
+    assert set(re.findall(r"`s\.(\w+)`", table)) >= public(Step) - {"begin"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_paths_in_the_pages_exist(page: Path) -> None:
+    """`engine/rows.py` is in fedbench/, `conf/algorithm` at the top; x stands for any name."""
+    words = re.findall(r"`([\w./-]+)`", page.read_text())
+    paths = [w for w in words if "/" in w and re.search(r"\.(py|md|yaml)$|/$", w)]
+    paths = [w for w in paths if not re.search(r"/(test_)?x\.", w)]
+    gone = [w for w in paths if not any((root / w).exists() for root in (ROOT, ROOT / "fedbench"))]
+    assert not gone
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
+    assert all((page.parent / link).exists() for link in links)
+
+
+def test_examples_in_the_table_of_calls_call_it() -> None:
+    rows = re.findall(r"^\| (`[^|]*`) \|[^|]*\| `(\w+\.py)` \|$", ARCHITECTURE, re.MULTILINE)
+    assert len(rows) > 10
+    for calls, file in rows:
+        source = (ROOT / "fedbench" / "algorithms" / file).read_text()
+        names = [c.split(".")[1] for c in re.findall(r"`([^`]+)`", calls)]
+        assert any(re.search(rf"\.{name}\b", source) for name in names), (calls, file)

@@ -1,0 +1,84 @@
+"""What is taken out of a run equals what the run measured."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedbench.cli.app import main
+from fedbench.core.options import ConfigError
+from fedbench.models.mlp import MLP
+from fedbench.tools import export
+from fedbench.tools.export import client_state, open_run, predictions
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export")
+    assert (
+        main(
+            [
+                "algorithm=fedper",
+                "rounds=2",
+                "tracking=disabled",
+                "hardware.executor=vmap",
+                "model.hidden=[8]",
+                f"output_dir={root}",
+            ]
+        )
+        == 0
+    )
+    return next(root.glob("*/*/*/summary.json")).parent
+
+
+def accuracies(run_dir: Path) -> dict[int, float]:
+    with open(run_dir / "clients.csv") as file:
+        return {int(r["client"]): float(r["personal/accuracy"]) for r in csv.DictReader(file) if r["round"] == "2"}
+
+
+def test_a_clients_model_in_plain_pytorch_scores_what_the_run_says(run_dir):
+    module = MLP((1, 8, 8), 10, [8])
+    module.load_state_dict(client_state(run_dir, 7))
+    federation = open_run(run_dir).engine.federation
+    x, y = federation.gather(torch.from_numpy(federation.splits["test"][7]))
+    accuracy = (module(x).argmax(1) == y).float().mean().item()
+    assert accuracy == pytest.approx(accuracies(run_dir)[7])
+
+
+def test_predictions_score_what_the_run_says(run_dir):
+    found = predictions(run_dir)
+    right = found["logits"].argmax(1) == found["target"]
+    measured = np.bincount(found["client"], right) / np.bincount(found["client"])
+    assert measured == pytest.approx([accuracies(run_dir)[i] for i in range(20)])
+
+
+def test_the_command_says_what_it_wrote(run_dir, tmp_path, monkeypatch, capsys):
+    """Options and targets in any order; a file's name carries its client."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "sys.argv",
+        ["export", str(run_dir), "--client", "7", "--predictions", "all.npz", "model._target_=fedbench.models.mlp.MLP"],
+    )
+    assert export.main() == 0
+    saved, out = torch.load("client7.pt"), capsys.readouterr().out
+    assert saved.keys() == client_state(run_dir, 7).keys()
+    assert f"client7.pt: state_dict of client 7, {sum(t.numel() for t in saved.values()):,} numbers" in out
+    assert f"all.npz: client, index, target, logits of {len(np.load('all.npz')['target']):,} test samples" in out
+
+
+def test_the_command_of_a_run_is_in_its_summary_as_typed(run_dir, tmp_path):
+    """Its own, not that of the process's first run."""
+    assert main(["algorithm=local", "rounds=1", "tracking=disabled", f"output_dir={tmp_path}"]) == 0
+    (after,) = (json.loads(path.read_text()) for path in tmp_path.glob("*/*/*/summary.json"))
+    assert after["command"] == f"python -m fedbench algorithm=local rounds=1 tracking=disabled output_dir={tmp_path}"
+    assert after["started"] <= after["finished"]
+    said = json.loads((run_dir / "summary.json").read_text())["command"]
+    assert said.startswith("python -m fedbench algorithm=fedper rounds=2 tracking=disabled") and "hydra." not in said
+
+
+def test_a_client_that_is_not_there_is_one_sentence(run_dir):
+    with pytest.raises(ConfigError, match="20 clients"):
+        client_state(run_dir, 20)

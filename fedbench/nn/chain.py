@@ -22,7 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedbench.nn.compiled import Product
-from fedbench.nn.program import LOW, Convolution, Params, Program, convolve, cut_windows, unfolds
+from fedbench.nn.program import (
+    LOW,
+    Convolution,
+    Params,
+    Program,
+    convolve,
+    cut_windows,
+    layout,
+    unfolds,
+)
 
 Out = dict[str, Any]  # by parameter name, views to write gradients into, or a Product to give factors to;
 # a missing name is not wanted
@@ -83,7 +92,7 @@ class Conv2d:
         if many:
             x, w, b = x.transpose(0, 1).flatten(1, 2), w.flatten(0, 1), None if b is None else b.flatten()
         elif x.device.type == "cpu":  # both here, or each convolution below would turn w again
-            x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+            x, w = (t.contiguous(memory_format=layout(w, self.how[0])) for t in (x, w))
         y = F.conv2d(x, w, b, *self.how, self.groups * k)  # type: ignore[arg-type]
         return (y.unflatten(1, (k, -1)).transpose(0, 1) if many else y), (x, w, k)
 

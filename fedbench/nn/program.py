@@ -28,6 +28,7 @@ from fedbench.core.rng import RowRandom, key
 Convolution = Literal["grouped", "unfold"]
 CONVOLUTIONS: tuple[Convolution, ...] = get_args(Convolution)
 LOW = torch.bfloat16  # what autocast computes in
+ONEDNN_BLOCK = 16  # channels that oneDNN handles at once, at most
 WINDOWS_BYTES = 256 << 20  # unfolded at a time, where no gradient needs them afterwards
 
 
@@ -79,8 +80,8 @@ def _linear(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: 
 def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
     if not many:
-        if x.device.type == "cpu":  # 1.25 times as fast there
-            x = x.contiguous(memory_format=torch.channels_last)
+        if x.device.type == "cpu":
+            x = x.contiguous(memory_format=layout(weight, m.stride))
         return F.conv2d(x, weight, bias, m.stride, m.padding, m.dilation, m.groups)
     if context.convolution == "unfold" and unfolds(m):
         return _unfolded(m, x, weight, bias)
@@ -96,6 +97,17 @@ def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Forwar
         k * m.groups,
     )
     return y.unflatten(1, (k, -1)).transpose(0, 1)  # [k, B, out, H', W']
+
+
+def layout(weight: Tensor, stride: Any) -> torch.memory_format:
+    """The order of memory in which a convolution on a CPU should find its arguments.
+
+    Channels last is 1.25 times as fast, and wrong for a pointwise convolution with a stride and few channels: oneDNN's
+    gradient of its weight [out, C, 1, 1] then writes past its workspace (its issue 6035), which ends the process.
+    """
+    strided_pointwise = weight.shape[2:] == (1, 1) and max(stride) > 1
+    few = weight.shape[1] < ONEDNN_BLOCK
+    return torch.contiguous_format if strided_pointwise and few else torch.channels_last
 
 
 def unfolds(m: nn.Conv2d) -> bool:

@@ -146,12 +146,15 @@ def test_a_run_repeats_byte_for_byte_and_a_seed_matters(whole: Path, tmp_path: P
 
 
 def test_evaluation_now_and_then_and_of_some(whole: Path, tmp_path: Path) -> None:
-    """eval.every and eval.clients choose rows of the tables; they change no number in them."""
+    """eval.every and eval.clients choose rows of the tables; they change no number in them (but the last digits of a
+    loss where a processor multiplies fewer matrices at once in another order)."""
     run(config("eval.every=3", "eval.clients=2"), tmp_path)
     rows, full = table(tmp_path / "clients.csv"), table(whole / "clients.csv")
     assert [int(r["round"]) for r in table(tmp_path / "metrics.csv")] == [3, 4]
     assert len(rows) == 4 and len({r["client"] for r in rows}) == 2
-    assert all(r in full for r in rows)
+    for row in rows:
+        (same,) = (r for r in full if (r["round"], r["client"]) == (row["round"], row["client"]))
+        assert {k: float(v) for k, v in row.items() if v} == pytest.approx({k: float(v) for k, v in same.items() if v})
     assert len(table(tmp_path / "costs.csv")) == 4
 
 

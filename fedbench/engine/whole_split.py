@@ -99,18 +99,25 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_
     if isinstance(rows, Tensor) and rows.dim() == 1 and cohort.federation.class_mask is None:
         return _each_sample_by_one_row(cohort, rows, fn, part.select(cohort.ids), of_none)
     each = {name: [t] * len(cohort) for name, t in of_none.items()}
+    sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
-        parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in where] for name in of_none}
+        positions = where.tolist()
+        made: dict[str, tuple[Tensor, ...]] = {}  # of all samples, as in _each_sample_by_one_row
+        done = np.zeros(len(where), np.int64)  # samples of each client
         for block in blocks:
             some_rows = select_rows(rows, where[: len(block.weight)])
             for name, t in fn(cohort.model, some_rows, block.x, block.y, block.class_mask).items():
+                if name not in made:
+                    whole = t.new_empty(int(sizes[positions].sum()), *t.shape[2:])
+                    made[name] = whole.split(sizes[positions].tolist())
                 for i, count in enumerate(block.counts):
-                    parts[name][i].append(t[i, :count])
+                    made[name][i][done[i] : done[i] + count] = t[i, :count]
+            done[: len(block.counts)] += block.counts
             yield
-        for name, lists in parts.items():
-            for position, part in zip(where.tolist(), lists):
-                each[name][position] = torch.cat(part) if part else of_none[name]
+        for name, tensors in made.items():
+            for position, tensor in zip(positions, tensors):
+                each[name][position] = tensor
 
     assigned = _run_chunks(cohort, chunk, part)
     for tensors in each.values():

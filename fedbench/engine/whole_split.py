@@ -99,7 +99,7 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_
     if isinstance(rows, Tensor) and rows.dim() == 1 and cohort.federation.class_mask is None:
         return _each_sample_by_one_row(cohort, rows, fn, part.select(cohort.ids), of_none)
     each = {name: [t] * len(cohort) for name, t in of_none.items()}
-    sizes = cohort.federation.splits[split].sizes_of(cohort.ids)
+    sizes = part.sizes_of(cohort.ids)
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
         positions = where.tolist()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.engine.batch import Batch, BatchLoader
+from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import chain_gradient
 from fedbench.engine.threads import Steps
@@ -102,21 +102,24 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, split: str, of_no
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
         positions = where.tolist()
-        made: dict[str, tuple[Tensor, ...]] = {}  # of all samples, as in _each_sample_by_one_row
-        done = np.zeros(len(where), np.int64)  # samples of each client
+        of_each = sizes[positions]
+        free = np.cumsum(of_each) - of_each  # where each client's next sample goes
+        made: Tally = {}  # of all samples, as in _each_sample_by_one_row
         for block in blocks:
-            some_rows = select_rows(rows, where[: len(block.weight)])
-            for name, t in fn(cohort.model, some_rows, block.x, block.y, block.class_mask).items():
+            k, width = block.weight.shape
+            slot = np.flatnonzero(np.arange(width) < block.counts[:, None])  # those that hold a sample
+            to = to_device((free[:k, None] + np.arange(width)).reshape(-1)[slot], cohort.device)
+            slots = None if len(slot) == k * width else to_device(slot, cohort.device)
+            for name, t in fn(cohort.model, select_rows(rows, where[:k]), block.x, block.y, block.class_mask).items():
+                flat = t.flatten(0, 1) if slots is None else t.flatten(0, 1).index_select(0, slots)
                 if name not in made:
-                    whole = t.new_empty(int(sizes[positions].sum()), *t.shape[2:])
-                    made[name] = whole.split(sizes[positions].tolist())
-                for i, count in enumerate(block.counts):
-                    made[name][i][done[i] : done[i] + count] = t[i, :count]
-            done[: len(block.counts)] += block.counts
+                    made[name] = flat.new_empty(int(of_each.sum()), *flat.shape[1:])
+                made[name].index_copy_(0, to, flat)
+            free[:k] += block.counts
             yield
-        for name, tensors in made.items():
-            for position, tensor in zip(positions, tensors):
-                each[name][position] = tensor
+        for name, whole in made.items():
+            for position, part in zip(positions, whole.split(of_each.tolist())):
+                each[name][position] = part
 
     assigned = _run_chunks(cohort, chunk, split)
     for tensors in each.values():

@@ -69,7 +69,8 @@ class FedFomo(Algorithm):
         omega = torch.where(total > 0, omega / total, 0)
         uploaded = cohort.upload(omega=omega, reference={"omega": None}).omega
         self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
-        return torch.where(total > 0, (omega[:, None] @ others)[:, 0], theta)
+        mixture = (omega[:, None] @ others)[:, 0]  # [K, P]
+        return torch.where(total > 0, mixture, theta)
 
     def weights(self, cohort: Cohort, others: Tensor, ref: Tensor) -> Tensor:
         """omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5).  others [K, M, P]  # [K, M]"""
@@ -81,10 +82,10 @@ class FedFomo(Algorithm):
 
     def choose(self, cohort: Cohort) -> Tensor:
         """For each client the positions, in the last cohort, of the M models that it downloads.  # [K, M]"""
-        draws, mine = cohort.random("fedfomo"), cohort.index[:, None] == self.prev  # [K, K']
-        order = by_preference(self.pref[cohort.ids][:, self.prev] + mine, draws)  # Pref[i, j] + [i = j]
-        many = min(self.models, len(self.prev))
-        return (explored(order, self.epsilon, many, draws) if self.epsilon else order)[:, :many]
+        draws, own = cohort.random("fedfomo"), cohort.index[:, None] == self.prev  # [i = j]  [K, K']
+        order = by_preference(self.pref[cohort.ids][:, self.prev] + own, draws)  # Pref[i, j] = self.pref + [i = j]
+        M = min(self.models, len(self.prev))
+        return (explored(order, self.epsilon, M, draws) if self.epsilon else order)[:, :M]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """theta_i as last trained."""
@@ -93,8 +94,9 @@ class FedFomo(Algorithm):
 
 def by_preference(pref: Tensor, draws: RowRandom) -> Tensor:
     """Positions of the largest of pref [K, K'] first, equal ones in an order by lot.  # [K, K']"""
-    lot = draws.uniform(pref.shape[1]).argsort(1)
-    return lot.gather(1, pref.gather(1, lot).argsort(dim=1, descending=True, stable=True))
+    lot = draws.uniform(pref.shape[1]).argsort(1)  # shuffled, then sorted stably: equal ones stay shuffled
+    best = pref.gather(1, lot).argsort(dim=1, descending=True, stable=True)
+    return lot.gather(1, best)  # back to positions
 
 
 def explored(order: Tensor, epsilon: float, many: int, draws: RowRandom) -> Tensor:
@@ -102,7 +104,8 @@ def explored(order: Tensor, epsilon: float, many: int, draws: RowRandom) -> Tens
 
     The places that are not come first and keep their preference; the others' models follow in an order by lot.
     """
-    greedy = (draws.uniform(many) >= epsilon).sum(1, keepdim=True)  # places that go by preference  [K, 1]
-    place = torch.arange(order.shape[1], device=order.device)
-    lot = order.shape[1] + draws.uniform(order.shape[1])  # behind every place by preference
-    return order.gather(1, torch.where(place < greedy, place, lot).argsort(1))
+    size = order.shape[1]
+    kept = (draws.uniform(many) >= epsilon).sum(1, keepdim=True)  # how many places go by preference  [K, 1]
+    place = torch.arange(size, device=order.device)
+    shuffled = size + draws.uniform(size)  # sort keys beyond every place  [K, K']
+    return order.gather(1, torch.where(place < kept, place, shuffled).argsort(1))

@@ -124,12 +124,14 @@ class PFedMoAP(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
-        experts, count = self.download_experts(cohort, np.isin(cohort.ids, self.pool.touched()))
+        has_entry = np.isin(cohort.ids, self.pool.touched())
+        experts, count = self.download_experts(cohort, has_entry)
         gated = count[:, 0] != NO_GATE  # [K]
         mixing = cohort.subset(gated.cpu().numpy())
-        gate = self.gate[cohort.ids]  # [K, |gate|]
         if self.aggregate_gate:
-            gate = mixing.broadcast(gate=self.gate_columns.take(self.w)).gate
+            gate = mixing.broadcast(gate=self.gate_columns.take(self.w)).gate  # [|gate|]
+        else:
+            gate = self.gate[cohort.ids]  # [K, |gate|]
         start = self.prompt_columns.put(self.gate_columns.put(self.w, gate), P_g).expand(len(cohort), -1)
         if len(mixing):
             out = cohort.train(
@@ -139,14 +141,14 @@ class PFedMoAP(Algorithm):
                 experts=experts,
                 count=count,
             )
-        else:
+        else:  # nobody mixes: PromptFL, no step of any gate
             out = cohort.train(start, columns=self.prompt_columns)
-        prompt, gate = self.prompt_columns.take(out.theta), self.gate_columns.take(out.theta[gated])
-        self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, gate
+        prompt, trained_gate = self.prompt_columns.take(out.theta), self.gate_columns.take(out.theta[gated])
+        self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate
         up = cohort.upload(prompt=prompt)
         self.w = self.prompt_columns.put(self.w, cohort.weights @ up.prompt)
         if self.aggregate_gate and len(mixing):
-            self.w = self.gate_columns.put(self.w, mixing.weights @ mixing.upload(gate=gate).gate)
+            self.w = self.gate_columns.put(self.w, mixing.weights @ mixing.upload(gate=trained_gate).gate)
         self.pool[cohort.ids], self.text[cohort.ids] = up.prompt, self.encode(cohort.model, up.prompt)
         self.last, self.experts, self.count = cohort.index, experts, count
 
@@ -171,23 +173,24 @@ class PFedMoAP(Algorithm):
         available = min(self.num_others, len(members) - 1)
         experts = self.w.new_zeros(len(cohort), self.num_others, *self.text.default.shape)
         if who.any():
-            clients, where = cohort.subset(who), torch.from_numpy(who).to(self.w.device)
-            Q = self.choose(clients, members, available)  # [k, available]
-            which = torch.zeros(len(clients), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
-            clients.fetch(which, prompt=self.pool[members])
-            experts[where, :available] = self.text[members[Q.cpu().numpy()]]
-        # with num_experts=1 nobody else's prompt is wanted: the gate sees the own one alone
-        uses_gate = who & (available == self.num_others or available > 0)
-        return experts, torch.from_numpy(np.where(uses_gate, available, NO_GATE)).to(self.w.device)[:, None]
+            asking, where = cohort.subset(who), torch.from_numpy(who).to(self.w.device)
+            Q = self.choose(asking, members, available)  # [k, available]
+            wanted = torch.zeros(len(asking), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
+            asking.fetch(wanted, prompt=self.pool[members])  # prompts are sent and counted; what they encode to is kept
+            ids = members[Q.cpu().numpy()]  # [k, available]
+            experts[where, :available] = self.text[ids.reshape(-1)].view(*ids.shape, *self.text.default.shape)
+        gate_has_input = available > 0 or self.num_others == 0  # others are there, or none are wanted (num_experts=1)
+        count = np.where(who & gate_has_input, available, NO_GATE)
+        return experts, torch.from_numpy(count).to(self.w.device)[:, None]
 
     def choose(self, cohort: Cohort, members: np.ndarray, many: int) -> Tensor:
-        """Q_i as positions in members [M], nearest first (ties: the lower id), without client i.  # [k, many]"""
+        """Q_i of clients i, members [M]: positions of others in these, nearest first (ties: lower ids).  # [k, many]"""
         if self.choice == "nearest":
-            distance = squared_distances(self.pool[cohort.ids], self.pool[members])  # [k, M]
-        else:
-            distance = cohort.random("experts").uniform(cohort.num_clients)[:, torch.from_numpy(members)]
-        itself = torch.from_numpy(np.searchsorted(members, cohort.ids)).to(distance.device)
-        return distance.scatter_(1, itself[:, None], float("inf")).argsort(dim=1, stable=True)[:, :many]
+            rank_by = squared_distances(self.pool[cohort.ids], self.pool[members])  # [k, M]
+        else:  # drawn for all N, whatever the pool holds
+            rank_by = cohort.random("experts").uniform(cohort.num_clients)[:, torch.from_numpy(members)]
+        itself = torch.from_numpy(np.searchsorted(members, cohort.ids)).to(rank_by.device)
+        return rank_by.scatter_(1, itself[:, None], float("inf")).argsort(dim=1, stable=True)[:, :many]
 
     def encode(self, model: FlatModel, prompts: Tensor) -> Tensor:
         """Text features of prompts [K, l d] as the gate reads them.  # [K, C, d]"""
@@ -209,16 +212,18 @@ class PFedMoAP(Algorithm):
         p = model.named(rows)
         image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))  # [k, B, D], [k, C, D]
         local = self.clip.scale * image @ text.mT  # [k, B, C]
-        query, T_MoE = self.mixed_features(image)[:, :, None], self.mix(p, image, text, experts, count)[0]
+        shown = self.mixed_features(image)[:, :, None]  # [k, B, 1, d] (linear: D)
+        T_MoE, _ = self.mix(p, image, text, experts, count)  # [k, B, C, d] (linear: D)
         if self.normalize:
-            query, T_MoE = F.normalize(query, dim=-1), F.normalize(T_MoE, dim=-1)
-        mixed = self.clip.scale * (query * T_MoE).sum(-1)
+            shown, T_MoE = F.normalize(shown, dim=-1), F.normalize(T_MoE, dim=-1)
+        mixed = self.clip.scale * (shown * T_MoE).sum(-1)
         return torch.where(count[..., None] != NO_GATE, mixed + self.lam * local, local)
 
     def mix(self, p: Gate, image: Tensor, text: Tensor, experts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """T_MoE [k, B, C, d], and the weight of each expert for each image, the local one first [k, B, K_e + 1]."""
         X = torch.cat([self.mixed_features(text)[:, None], experts], 1)  # [k, E, C, d], E = K_e + 1
-        missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E], the own never
+        # the own one is never missing, of NO_GATE either: a softmax over nothing is nan, in the gradient too
+        missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E]
         gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
         weigh = self.attention if self.gating == "attention" else self.linear
         return weigh(gate, self.pooled(image), X, missing)
@@ -226,13 +231,15 @@ class PFedMoAP(Algorithm):
     def attention(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
         """MHA(image, X, X) without the missing experts: T_MoE and weights, as `mix` returns them."""
 
-        def heads(name: str, x: Tensor) -> Tensor:  # [k, n, d] -> [k, h, n, d/h]
+        def by_head(name: str, x: Tensor) -> Tensor:  # [k, n, d] -> [k, h, n, d/h]
             return affine(gate, name, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         E, C = X.shape[1:3]
-        q, key, value = heads("query.", image), heads("key.", X.flatten(1, 2)), heads("value.", X.flatten(1, 2))
+        q = by_head("query.", image)  # [k, h, B, d/h]
+        key = by_head("key.", X.flatten(1, 2))  # [k, h, E C, d/h]
+        value = by_head("value.", X.flatten(1, 2))  # [k, h, E C, d/h]
         score = (self.scale * q @ key.mT).unflatten(-1, (E, C))  # [k, h, B, E, C]
-        a = score.masked_fill(missing[:, None, None, :, None], float("-inf")).softmax(-2)
+        a = score.masked_fill(missing[:, None, None, :, None], float("-inf")).softmax(-2)  # over experts
         T = torch.einsum("khbec,khecd->kbchd", a, value.unflatten(2, (E, C))).flatten(-2)  # [k, B, C, d]
         return affine(gate, "out.", T.flatten(1, 2)).view_as(T), a.mean((1, 4))
 
@@ -248,9 +255,9 @@ class PFedMoAP(Algorithm):
         prompt = torch.where(trained, self.prompt[cohort.ids], self.prompt_columns.take(self.w))
         theta = self.prompt_columns.put(self.gate_columns.put(self.w, self.gate[cohort.ids]), prompt)
         last = np.empty(0, np.int64) if self.last is None else self.last.cpu().numpy()
-        with_gate = np.isin(cohort.ids, self.gate.touched())
-        experts, count = self.download_experts(cohort, with_gate & ~np.isin(cohort.ids, last))
-        _, here, there = np.intersect1d(cohort.ids, last, return_indices=True)
+        with_gate, just = np.isin(cohort.ids, self.gate.touched()), np.isin(cohort.ids, last)
+        experts, count = self.download_experts(cohort, with_gate & ~just)
+        here, there = np.flatnonzero(just), np.searchsorted(last, cohort.ids[just])  # both ascend
         if len(here):  # what they trained with
             experts[here], count[here] = self.experts[there], self.count[there]
         return {"theta": theta, "experts": experts, "count": count}
@@ -278,8 +285,9 @@ class PFedMoAP(Algorithm):
             return torch.cat([a[..., :1], a[..., 1:].sort(-1, descending=True).values], -1)
 
         deployed = self.personalized(cohort, True)
-        mean = torch.stack([a.mean(0).expand(self.num_others + 1) for a in cohort.forward(deployed, weights)])
-        return mean.masked_fill(deployed["count"] < 0, float("nan"))
+        each = cohort.forward(deployed, weights)  # [n_i, E] each; of no image one nan
+        mean = torch.stack([a.mean(0).expand(self.num_others + 1) for a in each])
+        return mean.masked_fill(deployed["count"] == NO_GATE, float("nan"))
 
 
 def affine(gate: Gate, name: str, x: Tensor) -> Tensor:

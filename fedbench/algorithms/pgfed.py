@@ -77,6 +77,7 @@ class PGFed(Algorithm):
             s.record("gbar_theta", s.descend_and_project(batch, offset=s.aux, direction=server.gbar))
 
         out = self.local_training(cohort, w, step, aux=aux, gbar_theta=cohort.step_record())
+        # line 10, a_ij after every local step, made up for here: no other line of a step reads a_ij (_deferred.py)
         alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)  # [K, K']
         new = coefficients_after(alpha, self.coefficient_rate(cohort), server.c, out.gbar_theta, out.steps, alpha_max)
         self.upload_coefficients(cohort, new, alpha)
@@ -97,8 +98,9 @@ class PGFed(Algorithm):
         aux = cohort.value(self.mu) * self.coefficients(cohort) @ self.G
         if self.aux is not None:
             before, beta, rest = self.aux[cohort.ids], cohort.value(self.beta), cohort.value(1 - self.beta)
-            took_part = self.aux.has(cohort.ids)[:, None]  # [K, 1]: otherwise there is nothing to smooth with
-            self.aux[cohort.ids] = aux = torch.where(took_part, rest * aux + beta * before, aux)
+            has_before = self.aux.has(cohort.ids)[:, None]  # [K, 1]: otherwise there is nothing to smooth with
+            aux = torch.where(has_before, rest * aux + beta * before, aux)
+            self.aux[cohort.ids] = aux
         return cohort.download(aux=aux).aux
 
     def coefficients(self, cohort: Cohort) -> Tensor:
@@ -106,7 +108,7 @@ class PGFed(Algorithm):
         return self.A[cohort.ids][:, self.prev]
 
     def coefficient_rate(self, cohort: Cohort) -> Any:
-        """eta2; where mu is a list eta2 mu_i / mean(mu) [K, 1]: c and gbar carry the mean, client i wants mu_i."""
+        """eta2 mu_i / mean(mu), as c and gbar were sent with mean(mu) in them: with one mu for all, eta2.  # [K, 1]"""
         return cohort.value(self.eta2 * (self.mu / mean(self.mu)))
 
     def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:

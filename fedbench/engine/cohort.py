@@ -63,13 +63,16 @@ class Cohort:
         return torch.from_numpy(self.federation.num_samples[self.ids]).float().to(self.device)
 
     @property
+    def num_steps(self) -> np.ndarray:
+        """Local steps of each client in a training as configured.  # [K]"""
+        e = self.engine
+        n = self.federation.num_samples[self.ids]
+        return rng.lengths(n, e.batch_size, epochs=e.epochs, drop_last=e.drop_last)[0]
+
+    @property
     def longest(self) -> int:
         """Local steps of the client that takes most, in a training as configured."""
-        e = self.engine
-        steps, _ = rng.lengths(
-            self.federation.num_samples[self.ids], e.batch_size, epochs=e.epochs, drop_last=e.drop_last
-        )
-        return int(steps.max(initial=0))
+        return int(self.num_steps.max(initial=0))
 
     def step_record(self) -> Tensor:
         """A state in which `s.record` keeps one number of each local step of a training as configured.  # [K, T]"""
@@ -94,8 +97,13 @@ class Cohort:
         return torch.from_numpy(self.ids).to(self.device)
 
     def rate(self, optimizer: Optimizer | None = None) -> Rate:
-        """This round's learning rate (by steps: its first step's): one, or one a client.  # [K, 1]"""
-        rate = (optimizer or self.engine.optimizer).rate(self.round, self.rounds, self.ids)
+        """This round's learning rate: one, or one a client, which by steps is that of its first one.  # [K, 1]"""
+        optimizer = optimizer or self.engine.optimizer
+        by_steps = optimizer.schedule.per == "step"
+        rate = optimizer.rate(self.round, self.rounds, self.ids, scheduled=not by_steps)
+        if by_steps:
+            factors = optimizer.schedule.of_steps(self.round, self.rounds, np.maximum(self.num_steps, 1))[0]  # [K]
+            rate = rate * torch.from_numpy(factors).float()[:, None]
         return rate.to(self.device) if isinstance(rate, Tensor) else rate
 
     def value(self, hyperparameter: float | PerClient | None) -> Any:

@@ -29,9 +29,10 @@ Rate = float | Tensor  # one learning rate, or one per row [k, 1]
 class Schedule:
     """Learning-rate factor over a run: `warmup` rounds of linear growth, then `name`.
 
-    constant 1; exponential gamma**r after r rounds; linear and cosine from 1 to `final` in the last round.  per: what
-    has one factor, a round or a local step.  By steps, a client's clock runs through all rounds, those in which it is
-    not drawn too, with its steps of this round in each: it warms up within rounds, and ends with its last step.
+    constant 1; exponential gamma**r, r rounds after the warm-up; linear and cosine from 1 to `final` in the last round.
+    per: what has one factor, a round or a local step.  By steps, a client's clock runs through all rounds, those in
+    which it is not drawn too, with its steps of this round in each: it warms up within rounds, and ends with its last
+    step.
     """
 
     def __init__(
@@ -45,16 +46,16 @@ class Schedule:
         self.name, self.warmup, self.gamma, self.final, self.per = name, warmup, gamma, final, per
 
     def __call__(self, round: int, total: int) -> float:
-        """The factor in a round (from 0) of so many in all; by steps, of its first step."""
+        """The factor in a round (from 0) of so many in all, as if by rounds."""
         return self._factor(round, total, 1)
 
     def of_steps(self, round: int, total: int, steps: np.ndarray) -> np.ndarray:
         """The factors of local steps 0 to T - 1 of clients that make steps [K] of them in the round.  # [T, K]"""
-        table = np.ones((int(steps.max(initial=0)), len(steps)))
-        for length in np.unique(steps[steps > 0]).tolist():
-            begin, end = round * length, total * length
-            factors = [self._factor(at, end, length) for at in range(begin, begin + length)]
-            table[:length, steps == length] = np.array(factors)[:, None]
+        table = np.ones((int(steps.max(initial=0)), len(steps)))  # 1, and unused, beyond a client's last step
+        for n in np.unique(steps[steps > 0]).tolist():
+            first = round * n  # by its clock: as if it made n steps in every round
+            factors = [self._factor(at, total * n, n) for at in range(first, first + n)]
+            table[:n, steps == n] = np.array(factors)[:, None]
         return table
 
     def _factor(self, at: int, end: int, per_round: int) -> float:
@@ -75,7 +76,7 @@ class Schedule:
 class Optimizer:
     """What optimizers have in common; a subclass says how a gradient moves a row.
 
-    buffers: what it remembers of a row; one called "count" is each parameter's number of steps (StepCounts).
+    buffers: what it remembers of a row; one called "count" is each parameter's number of steps (StepGroups).
 
     lr: one, or a list of one for each of the N clients.  reset: "round" or "never", how long buffers live.  clip:
     largest l2 norm of a client's gradient (None: no clipping).  schedule: the options of Schedule.
@@ -224,10 +225,11 @@ def _fused_kernel_takes(*rows: Tensor) -> bool:
     return fused_sgd is not None and small and known and all(r.is_contiguous() for r in rows)
 
 
-class StepCounts:
-    """How many steps each parameter of some rows has made: Adam corrects it for its own, as torch.optim does.
+class StepGroups:
+    """Which parameters of some rows have made equally many steps: Adam corrects each for its own number of them, as
+    torch.optim does, and a group at once.
 
-    Parameters that always moved together are corrected together.  spans: (a, b) of each of the S parameters of a row.
+    The numbers themselves are a buffer, count [k, S].  spans: (a, b) of each of the S parameters of a row.
     kept [k, S]: the counts that clients come with, or None where all begin at 0.
     """
 
@@ -236,7 +238,7 @@ class StepCounts:
         if kept is None:
             self.group = np.zeros(len(spans), np.int64)  # equal numbers: equally many steps
         else:
-            self.group = np.unique(kept.cpu().numpy(), axis=1, return_inverse=True)[1].reshape(-1)
+            self.group = _numbered(kept.cpu().numpy())
         self._parts: dict[tuple[tuple[int, int], ...], list[tuple[Columns, list[slice]]]] = {}
 
     def step(self, columns: Columns, memory: Memory) -> list[tuple[Columns, Memory]]:
@@ -245,27 +247,37 @@ class StepCounts:
         if key not in self._parts:
             self._parts[key] = self._split(columns)
         count, parts = memory["count"], []
-        for part, members in self._parts[key]:
-            for some in members:
-                count[:, some].add_(1)
-            first = members[0].start
+        for part, parameters in self._parts[key]:
+            for run in parameters:
+                count[:, run].add_(1)
+            first = parameters[0].start  # all of a part have the same count
             parts.append((part, {**memory, "count": count[:, first : first + 1]}))
         return parts
 
     def _split(self, columns: Columns) -> list[tuple[Columns, list[slice]]]:
         """The columns by group, and where each part's parameters are; what stands still now is another group."""
         moved = np.array([(columns & Columns([span])).size > 0 for span in self.spans])
-        groups = np.unique(np.stack([self.group, moved]), axis=1, return_inverse=True)[1].reshape(-1)
-        if groups.max() > self.group.max():
+        groups = _numbered(np.stack([self.group, moved]))  # together so far, and together now
+        if groups.max() > self.group.max():  # a group fell apart: other parts that were looked up are too coarse
             self._parts.clear()
         self.group = groups
         parts = []
         for group in np.unique(groups[moved]).tolist():
             chosen = np.flatnonzero(groups == group)
-            runs = np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1)
             part = columns & Columns(self.spans[i] for i in chosen.tolist())
-            parts.append((part, [slice(int(run[0]), int(run[-1]) + 1) for run in runs]))
+            parts.append((part, _runs(chosen)))
         return parts
+
+
+def _numbered(table: np.ndarray) -> np.ndarray:
+    """A number for each column of a table [m, S], the same for equal ones.  # [S]"""
+    return np.unique(table, axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def _runs(numbers: np.ndarray) -> list[slice]:
+    """Ascending numbers as slices of consecutive ones."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return [slice(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
 class Adam(Optimizer):

@@ -175,6 +175,10 @@ def check(engine: Engine, algorithm: Algorithm) -> None:
         f"privacy.epsilon={privacy.epsilon:g} asks for what this method cannot keep: {algorithm.leaks}",
     )
     require(
+        privacy.sensitivity != "lr_over_n" or engine.optimizer.schedule.per == "round",
+        "privacy.sensitivity=lr_over_n needs one learning rate for a round: optimizer.schedule.per=step has many",
+    )
+    require(
         privacy.ratio == 0 or not engine.model.buffer_names,
         f"privacy.epsilon={privacy.epsilon:g}: noise could make the variances of this model's BatchNorm negative; "
         "use a model without running statistics, such as model.norm=group where the model has that option",

@@ -27,7 +27,7 @@ from fedbench.engine.gradients import (
     training_pass,
     write_statistics,
 )
-from fedbench.engine.optim import Memory, Rate, StepCounts
+from fedbench.engine.optim import Memory, Rate, StepGroups
 from fedbench.engine.per_client import PerClient
 from fedbench.engine.privacy import clipped_towards
 from fedbench.nn import compiled
@@ -64,7 +64,7 @@ class Step:
     _parameters: dict[tuple[tuple[int, int], ...], DifferentiatedParameters]
     _layouts: dict[tuple[int, int], dict[str, Tensor]]
     _hyperparameters: dict[PerClient, Tensor]
-    _step_counts: dict[str, StepCounts]
+    _step_groups: dict[str, StepGroups]
 
     def __init__(self, setup: TrainingSetup, chunk: Chunk):
         # Assigning to an attribute writes into a state (see __setattr__): what is no state goes into __dict__ here and
@@ -87,7 +87,7 @@ class Step:
             _parameters={},  # by the slices of columns
             _layouts={},  # named views of states and gradients, by address and k
             _hyperparameters={},  # of the chunk, each [K, 1]
-            _step_counts={},  # by the name of the rows
+            _step_groups={},  # by the name of the rows
         )
 
     def begin(self, t: int, k: int) -> None:
@@ -361,8 +361,8 @@ class Step:
     def _memory(self, name: str) -> Memory:
         """The optimizer's buffers of the named rows, of the clients still training."""
         optimizer, memory = self._setup.optimizer, self._chunk.memory.setdefault(name, {})
-        if "count" in optimizer.buffers and name not in self._step_counts:
-            self._step_counts[name] = StepCounts(self._parameters_in(name), memory.get("count"))
+        if "count" in optimizer.buffers and name not in self._step_groups:
+            self._step_groups[name] = StepGroups(self._parameters_in(name), memory.get("count"))
         for buffer in optimizer.buffers:
             if buffer not in memory:
                 rows = self._chunk.theta if name == "theta" else self._chunk.state[name]
@@ -375,7 +375,7 @@ class Step:
 
     def _counted(self, name: str, columns: Columns, memory: Memory) -> list[tuple[Columns, Memory]]:
         """The columns in parts whose parameters have made equally many steps, this one included."""
-        counts = self._step_counts.get(name)
+        counts = self._step_groups.get(name)
         return [(columns, memory)] if counts is None else counts.step(columns, memory)
 
     def _privately_clipped(self, grad: Tensor, columns: Columns) -> Tensor:

@@ -103,24 +103,25 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
         positions = where.tolist()
-        of_each = sizes[positions]
-        free = np.cumsum(of_each) - of_each  # where each client's next sample goes
-        made: Tally = {}  # of all samples, as in _each_sample_by_one_row
+        sizes_here = sizes[positions]
+        next_row = np.cumsum(sizes_here) - sizes_here  # where each client's next sample goes
+        made: Tally = {}  # of all samples of the chunk, as in _each_sample_by_one_row
         for block in blocks:
             k, width = block.weight.shape
-            slot = np.flatnonzero(np.arange(width) < block.counts[:, None])  # those that hold a sample
-            to = to_device((free[:k, None] + np.arange(width)).reshape(-1)[slot], cohort.device)
-            slots = None if len(slot) == k * width else to_device(slot, cohort.device)
+            row = next_row[:k, None] + np.arange(width)  # of `made`  [k, width]
+            real = np.arange(width) < block.counts[:, None]  # the others are padding  [k, width]
+            to = to_device(row[real], cohort.device)
+            slots = None if real.all() else to_device(np.flatnonzero(real), cohort.device)  # None: no padding
             for name, t in fn(cohort.model, select_rows(rows, where[:k]), block.x, block.y, block.class_mask).items():
                 flat = t.flatten(0, 1) if slots is None else t.flatten(0, 1).index_select(0, slots)
                 if name not in made:
-                    made[name] = flat.new_empty(int(of_each.sum()), *flat.shape[1:])
+                    made[name] = flat.new_empty(int(sizes_here.sum()), *flat.shape[1:])
                 made[name].index_copy_(0, to, flat)
-            free[:k] += block.counts
+            next_row[:k] += block.counts
             yield
         for name, whole in made.items():
-            for position, some in zip(positions, whole.split(of_each.tolist())):
-                each[name][position] = some
+            for position, of_client in zip(positions, whole.split(sizes_here.tolist())):
+                each[name][position] = of_client
 
     assigned = _run_chunks(cohort, chunk, part)
     for tensors in each.values():

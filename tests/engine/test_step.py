@@ -421,6 +421,7 @@ def test_a_schedule_by_steps_is_torchs_scheduler() -> None:
     start = e.model.init_row()
     out = Cohort(e, np.arange(len(split.train)), 1).train(start)
     assert out.lr.shape == (len(split.train), 1)
+    now = Cohort(e, np.arange(len(split.train)), 1).rate()  # of each client's first step in the round
     for i in IDS:
         bare = Bare(e, i, start, "sgd")
         optimizer = torch.optim.SGD(bare.module.parameters(), 1.0, momentum=0.5)
@@ -437,6 +438,7 @@ def test_a_schedule_by_steps_is_torchs_scheduler() -> None:
         close(out.theta[i], bare.row(), 1e-4)
         if rates:
             close(out.lr[i], torch.tensor([np.mean(rates)]).float())
+            close(now[i], torch.tensor([rates[0]]).float())
 
 
 def test_adam_counts_every_descent_on_the_same_columns() -> None:

@@ -163,7 +163,10 @@ def accuracy(model: tuple[str, ...], autocast: bool) -> float:
     return 100 * float((found["accuracy"] * sizes).sum() / sizes.sum())
 
 
-@pytest.mark.parametrize("model", [("model=mlp", "model.hidden=[32]"), ("model=fedavg_cnn", "model.width=32")])
+CNN = pytest.param(("model=fedavg_cnn", "model.width=32"), marks=pytest.mark.slow)  # minutes where bfloat16 is emulated
+
+
+@pytest.mark.parametrize("model", [("model=mlp", "model.hidden=[32]"), CNN])
 def test_a_run_is_as_accurate(model: tuple[str, ...]) -> None:
     exact = accuracy(model, False)
     assert exact > 85

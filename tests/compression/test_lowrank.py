@@ -54,6 +54,15 @@ def test_columns_that_depend_on_others_are_left_out(scale: float) -> None:
     assert (result - x).double().norm() <= 1e-5 * x.double().norm()
 
 
+def test_rounding_within_the_span_of_others_is_left_out() -> None:
+    """Two rows of one direction: what is left of the second column may lie along the first, which would count twice."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.zeros(2000, 20, 30)
+    x[:, :2] = torch.randn(2000, 2, 1, generator=g) * torch.randn(2000, 1, 30, generator=g)
+    result, _ = LowRank(3)(x.flatten(1), draws(2000), message(600, 2000, {"w": (0, 600, (20, 30))}))
+    assert ((result - x.flatten(1)).norm(dim=1) <= 1e-4 * x.flatten(1).norm(dim=1)).all()
+
+
 def test_a_warm_start_comes_near_to_the_best_factors() -> None:
     """Power iteration on one matrix, message after message: the best of rank 2 in the end, from whichever start."""
     x = torch.randn(3, 600, generator=torch.Generator().manual_seed(2))

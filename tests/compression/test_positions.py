@@ -65,6 +65,13 @@ def test_sums_do_not_depend_on_other_rows(size: int, seed: int) -> None:
     assert (sums.l2_norm(x) >= x.abs().amax(1, keepdim=True)).all()
 
 
+def test_means_and_norms_are_rounded_once() -> None:
+    x = torch.rand(50, 9999, generator=torch.Generator().manual_seed(0))
+    exact = x.double()
+    assert torch.equal(sums.mean_magnitude(x)[:, 0], (exact.sum(1) / 9999).float())
+    assert torch.equal(sums.l2_norm(x)[:, 0], exact.square().sum(1).sqrt().float())
+
+
 def test_shares_of_nothing_are_nothing() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, -4.0]])
     assert sums.over(x, x.abs().amax(1, keepdim=True)).tolist() == [[0, 0], [0.25, 1]]

@@ -99,16 +99,19 @@ class Algorithm:
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
         """The row [P] from which a client starts that took no part: the server's, or, where the method has none,
-        the mean of what the clients deploy, weighted by samples, which they upload for it.  cohorts: all clients, a
+        the weighted mean of what the clients deploy, which they upload for it.  cohorts: all clients, a
         few at a time."""
         row = self.global_row()
         if row is not None:
             return row
-        total = sum(float(c.num_samples.sum()) for c in cohorts)
+        total = sum(float(c.mass.sum()) for c in cohorts)
         uploads = [
             c.upload(newcomer=self._rows(c), reference={"newcomer": c.model.init_row()}).newcomer for c in cohorts
         ]
-        return torch.stack([c.num_samples / total @ rows for c, rows in zip(cohorts, uploads, strict=True)]).sum(0)
+        parts = [
+            torch.from_numpy(c.mass).float().to(rows.device) / total for c, rows in zip(cohorts, uploads, strict=True)
+        ]
+        return torch.stack([p @ rows for p, rows in zip(parts, uploads, strict=True)]).sum(0)
 
     def _rows(self, cohort: Cohort) -> Tensor:
         """The rows of what the cohort deploys.  # [K, P]"""

@@ -107,12 +107,13 @@ class TrackingConfig:
 
 @dataclass
 class ScheduleConfig:
-    """The learning rate over rounds: ``warmup`` rounds of growth, then ``name``; final: share of lr left."""
+    """The learning rate: ``warmup`` rounds of growth, then ``name``; final: share left; per: what has one rate."""
 
     name: Literal["constant", "cosine", "linear", "exponential"] = "constant"
-    warmup: Natural = 0
+    warmup: NonNegative = 0
     gamma: Positive = 1.0
     final: NonNegative = 0.0
+    per: Literal["round", "step"] = "round"
 
 
 @dataclass
@@ -166,6 +167,7 @@ class RunConfig:
     rounds: Count
     sample_rate: Fraction
     clients_per_round: Count | None
+    weights: Literal["samples", "uniform"]
     local: LocalConfig
     eval: EvalConfig
     finetune: FinetuneConfig

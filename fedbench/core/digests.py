@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,13 @@ from fedbench.core.mapped import blocks
 
 BLOCK = 1 << 20
 Mark = list  # [bytes, CRC-32 as hex]: of a file, or of what stood in it once
+
+
+class Widened(NamedTuple):
+    """An array that has the digest of what it is as another type."""
+
+    array: np.ndarray
+    dtype: type
 
 
 def digest(value: Any) -> str:
@@ -31,7 +38,11 @@ def digest(value: Any) -> str:
 def _lines(where: str, value: Any) -> Iterator[str]:
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, Mapping):
+    if isinstance(value, Widened):
+        yield _line(where, value.dtype, value.array, (b.astype(value.dtype) for b in blocks(value.array, BLOCK)))
+    elif isinstance(value, np.ndarray):
+        yield _line(where, value.dtype, value, map(np.ascontiguousarray, blocks(value)))
+    elif isinstance(value, Mapping):
         yield f"{where} {len(value)} entries"
         for name in sorted(value, key=str):
             yield from _lines(f"{where}/{name!r}", value[name])
@@ -39,15 +50,18 @@ def _lines(where: str, value: Any) -> Iterator[str]:
         yield f"{where} {len(value)} items"
         for i, item in enumerate(value):
             yield from _lines(f"{where}/{i}", item)
-    elif isinstance(value, np.ndarray):
-        crc = 0
-        for block in blocks(value):
-            crc = zlib.crc32(np.ascontiguousarray(block).data, crc)
-        yield f"{where} {value.dtype} {value.shape} {crc:08x}"
     elif value is None or isinstance(value, bool | int | float | str):
         yield f"{where} {value!r}"
     else:
         raise ValueError(f"it holds a {type(value).__name__}")
+
+
+def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]) -> str:
+    """Of an array, which these parts of a type are."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part.data, crc)
+    return f"{where} {np.dtype(dtype)} {array.shape} {crc:08x}"
 
 
 class Running:

@@ -25,7 +25,8 @@ WHEREABOUTS = (
     "hardware.data",
 )
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
-NEUTRAL = {"algorithm.adapt": "alpha"}
+LATER_KEYS = {"weights": "samples"}  # of the run itself; of a group's class: its own defaults
+NEUTRAL = {"algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {"task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"})}
 MISSING: Any = object()
@@ -105,16 +106,19 @@ def renewed(values: Any) -> Any:
     }
 
 
-def add_later_groups(values: dict[str, Any]) -> None:
-    """Put the groups that came after a run was stored into its nested values."""
+def add_later(values: dict[str, Any]) -> None:
+    """Put the keys and groups that came after a run was stored into its nested values."""
     if isinstance(values.get("choices"), dict):
+        for key, neutral in LATER_KEYS.items():
+            values.setdefault(key, neutral)
         for group, (option, neutral) in NEUTRAL_GROUPS.items():
             values.setdefault(group, dict(neutral))
             values["choices"].setdefault(group, option)
 
 
-def with_later_groups(flat: dict[str, Any]) -> dict[str, Any]:
-    """Stored values, dotted key -> value, with the groups that came after they were stored."""
+def with_later(flat: dict[str, Any]) -> dict[str, Any]:
+    """Stored values, dotted key -> value, with the keys and groups that came after they were stored."""
+    flat = {**LATER_KEYS, **flat}
     for group, (option, neutral) in NEUTRAL_GROUPS.items():
         if not any(key.startswith(f"{group}.") for key in flat):
             flat = {**flat, f"choices.{group}": option, **flatten({group: neutral})}
@@ -143,7 +147,7 @@ def load_config(path: Path) -> DictConfig:
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:
         values["resume"] = None
-    add_later_groups(values)
+    add_later(values)
     return OmegaConf.create(values)  # type: ignore[return-value]
 
 

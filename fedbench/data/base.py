@@ -29,8 +29,8 @@ class Arrays:
 
     inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such
         arrays (image and question tokens), all with the same first dimension unless ``shared`` names them.
-    targets: int64 labels [n] in [0, C) | float32 multi-hot rows [n, C] | int64 masks [n, height, width] | float32
-        numbers [n] or [n, R], of which R is num_classes.
+    targets: int64 labels [n] in [0, C) | float32 multi-hot rows [n, C] | masks [n, height, width], uint8 or int64 |
+        float32 numbers [n] or [n, R], of which R is num_classes.
     task: the kind of targets, by the name of the file in fedbench/tasks that is for them.
     split: [n] int8 as published: 0 train, 1 validation, 2 test (all 0 where the set has no split); 3 extra, for
         training only and beside the set proper (synthesized images), which needs domain.
@@ -71,6 +71,8 @@ class Arrays:
     def digest(self) -> str:
         """Of all that the samples are, so that changed values or labels are noticed."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NOT_DATA}
+        if self.targets.dtype == np.uint8:  # masks have one digest, however they are kept
+            facts["targets"] = digests.Widened(self.targets, np.int64)
         return digests.digest(facts if self.shared is None else {**facts, "shared": self.shared})
 
     def parts(self) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from fedbench.data.base import TEST, TRAIN, Arrays
 QUESTION = 6  # tokens per question
 WORDS = 16  # vocabulary
 QUESTIONS = 9  # about an image, of kind questions
+BLOCK = 1024  # pictures with masks that are generated at a time
 PICTURES = ("images", "segmentation", "dict", "questions")  # kinds whose inputs are pictures
 
 
@@ -122,12 +123,16 @@ class Synthetic:
         label = rng.integers(1, self.num_classes, self.n)
         top, left = rng.integers(0, height // 2, self.n), rng.integers(0, width // 2, self.n)
         rows, cols = np.arange(height)[:, None], np.arange(width)
-        down, right = rows - top[:, None, None], cols - left[:, None, None]
-        inside = (down >= 0) & (down < height // 2) & (right >= 0) & (right < width // 2)  # [n, H, W]
-        mask = inside * label[:, None, None]
-        grey = mask / self.num_classes + self.noise / 4 * rng.standard_normal(mask.shape)
-        images = (np.clip(grey, 0, 1) * 255).astype(np.uint8)[:, None]
-        return self._arrays(np.repeat(images, self.shape[0], 1), mask, "segmentation")
+        masks = np.empty((self.n, height, width), np.uint8 if self.num_classes < 256 else np.int64)
+        images = np.empty((self.n, *self.shape), np.uint8)
+        for start in range(0, self.n, BLOCK):  # the whole as float64 would be many times what is kept
+            block = slice(start, start + BLOCK)
+            down, right = rows - top[block, None, None], cols - left[block, None, None]
+            inside = (down >= 0) & (down < height // 2) & (right >= 0) & (right < width // 2)  # [b, H, W]
+            mask = inside * label[block, None, None]
+            grey = mask / self.num_classes + self.noise / 4 * rng.standard_normal(mask.shape)
+            masks[block], images[block] = mask, (np.clip(grey, 0, 1) * 255).astype(np.uint8)[:, None]
+        return self._arrays(images, masks, "segmentation")
 
     def _dict(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
         """The answer is the picture's class moved on by the number that the question's first token names."""

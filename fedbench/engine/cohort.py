@@ -46,6 +46,8 @@ class Cohort:
         self.federation, self.model = engine.federation, engine.model
         self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
         self._messages = Messages(engine.privacy)
+        if purpose == "round":
+            engine.rows.setting_up = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -74,9 +76,16 @@ class Cohort:
         return torch.zeros(len(self), self.longest, device=self.device)
 
     @property
-    def weights(self) -> Tensor:
-        """n_i / sum over the cohort.  # [K]"""
+    def mass(self) -> np.ndarray:
+        """What each client counts in a mean that the server takes: n_i, or with weights=uniform 1.  # [K] float64"""
+        self.engine.has_taken_means = True
         n = self.federation.num_samples[self.ids].astype(np.float64)
+        return n if self.engine.weights == "samples" else np.ones_like(n)
+
+    @property
+    def weights(self) -> Tensor:
+        """Each client's part in a mean that the server takes: n_i / sum over the cohort, or 1 / K.  # [K]"""
+        n = self.mass
         return torch.from_numpy(n / n.sum()).float().to(self.device)
 
     @property
@@ -85,7 +94,7 @@ class Cohort:
         return torch.from_numpy(self.ids).to(self.device)
 
     def rate(self, optimizer: Optimizer | None = None) -> Rate:
-        """This round's learning rate: one, or one a client.  # [K, 1]"""
+        """This round's learning rate (by steps: its first step's): one, or one a client.  # [K, 1]"""
         rate = (optimizer or self.engine.optimizer).rate(self.round, self.rounds, self.ids)
         return rate.to(self.device) if isinstance(rate, Tensor) else rate
 
@@ -167,7 +176,7 @@ class Cohort:
         state: tensors [K, ...] by name, each client's own, that a step reads (s.name) and may change.
         step(s, batch) replaces "gradient, plus extra_grad(s), descend"; loss(s, rows, batch) -> [k, B] replaces the
         task's.  columns: only these learn.  how: what differs from the run's configuration.
-        Returns theta [K, P], every state, steps [K] float32, loss [K] (mean over steps), lr.
+        Returns theta [K, P], every state, steps [K] float32, loss [K] and lr (means over the steps).
         Raises ValueError for a state that is no tensor or has a name that is taken, RunError for a loss that diverges.
         """
         check_states(state)
@@ -216,18 +225,25 @@ class Cohort:
         return torch.stack(each, dim=1) if each else rows.new_zeros(len(rows), 0)
 
     def forward(
-        self, rows: Any, fn: Callable[[FlatModel, Any, Inputs], Tensor] | None = None, split: str = "test"
+        self,
+        rows: Any,
+        fn: Callable[[FlatModel, Any, Inputs], Tensor] | None = None,
+        split: str = "test",
+        limit: int | None = None,
+        key: str = "forward",
     ) -> list[Tensor]:
         """fn(model, rows [k, ...], inputs [k, b, ...]) -> [k, b, ...] over each client's whole split, in order.
 
-        rows: one row for all [P], or [K, P], or a dict of such.  Returns one tensor [n_i, ...] per client.
+        rows: one row for all [P], or [K, P], or a dict of such.  limit: of this many samples of each client at most,
+        drawn anew in every round; calls with the same key see the same ones.  Returns one tensor [n_i, ...] per client.
         """
         predict, no_output = fn or FlatModel.predict, {"": torch.zeros(0, device=self.device)}
 
         def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> Tally:
             return {"": predict(model, rows, x)}
 
-        return whole_split.each_sample(self, rows, outputs, split, no_output)[""]
+        part = self.federation.splits[split] if limit is None else whole_split.some_samples(self, split, limit, key)
+        return whole_split.each_sample(self, rows, outputs, part, no_output)[""]
 
     def tally(self, rows: Any, predict: Callable[[FlatModel, Any, Inputs], Tensor] | None, split: str) -> Tally:
         """What the task keeps (`Task.tally`) of every sample of a split, by what rows predict of it, in client order.
@@ -246,4 +262,7 @@ class Cohort:
         def tally(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> Tally:
             return task.tally(predict(model, rows, x), y, mask)
 
-        return {name: torch.cat(t) for name, t in whole_split.each_sample(self, rows, tally, split, of_none).items()}
+        return {
+            name: torch.cat(t)
+            for name, t in whole_split.each_sample(self, rows, tally, self.federation.splits[split], of_none).items()
+        }

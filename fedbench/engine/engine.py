@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -22,7 +23,8 @@ class Engine:
     epochs, batch_size, drop_last: the local.* keys.  rounds: of the run.  eval_batch: samples of a client at once,
     outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories: the stores of
     kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take no part in
-    the rounds.  privacy: what is done to uploads.
+    the rounds.  privacy: what is done to uploads.  weights: of clients in a mean that the server takes.
+    has_taken_means: whether a method has asked for them.
     """
 
     federation: Federation
@@ -40,6 +42,8 @@ class Engine:
     memories: dict[str, Rows] = field(default_factory=dict)
     with_new_clients: Federation | None = None
     privacy: Privacy | None = None
+    weights: Literal["samples", "uniform"] = "samples"
+    has_taken_means: bool = False
 
     @property
     def task(self) -> Task:
@@ -55,6 +59,6 @@ class Engine:
         """The kept optimizer buffers of all clients for the rows called owner (optimizer.reset=never)."""
         name = f"optimizer/{owner}/{buffer}"
         if name not in self.memories:
-            sample = torch.zeros(1, width, device=self.device)
-            self.memories[name] = self.rows(name, self.optimizer.new(buffer, sample)[0])
+            sample, parameters = torch.zeros(1, width, device=self.device), len(self.model.parameter_spans(width))
+            self.memories[name] = self.rows(name, self.optimizer.new(buffer, sample, parameters)[0])
         return self.memories[name]

@@ -19,6 +19,7 @@ from fedbench.core.linalg import dot
 from fedbench.core.options import NonNegative, Positive, Probability, check_rates, require
 from fedbench.core.private_torch import fused_sgd
 from fedbench.nn import compiled
+from fedbench.nn.columns import Columns
 from fedbench.nn.compiled import Product
 
 Memory = dict[str, Tensor]  # buffer name -> [k, P] (or [k, 1])
@@ -26,29 +27,46 @@ Rate = float | Tensor  # one learning rate, or one per row [k, 1]
 
 
 class Schedule:
-    """Learning-rate factor as a function of the round: warmup rounds of linear growth, then `name`.
+    """Learning-rate factor over a run: `warmup` rounds of linear growth, then `name`.
 
-    constant 1; exponential gamma**r; linear and cosine from 1 to `final` at the last round.
+    constant 1; exponential gamma**r after r rounds; linear and cosine from 1 to `final` in the last round.  per: what
+    has one factor, a round or a local step.  By steps, a client's clock runs through all rounds, those in which it is
+    not drawn too, with its steps of this round in each: it warms up within rounds, and ends with its last step.
     """
 
     def __init__(
         self,
         name: Literal["constant", "cosine", "linear", "exponential"] = "constant",
-        warmup: int = 0,
+        warmup: NonNegative = 0,
         gamma: float = 1.0,
         final: float = 0.0,
+        per: Literal["round", "step"] = "round",
     ):
-        self.name, self.warmup, self.gamma, self.final = name, warmup, gamma, final
+        self.name, self.warmup, self.gamma, self.final, self.per = name, warmup, gamma, final, per
 
     def __call__(self, round: int, total: int) -> float:
-        """The factor in a round (from 0) of so many in all."""
-        if round < self.warmup:
-            return (round + 1) / (self.warmup + 1)
-        r = round - self.warmup
-        progress = r / max(total - self.warmup - 1, 1)  # from 0 to 1
+        """The factor in a round (from 0) of so many in all; by steps, of its first step."""
+        return self._factor(round, total, 1)
+
+    def of_steps(self, round: int, total: int, steps: np.ndarray) -> np.ndarray:
+        """The factors of local steps 0 to T - 1 of clients that make steps [K] of them in the round.  # [T, K]"""
+        table = np.ones((int(steps.max(initial=0)), len(steps)))
+        for length in np.unique(steps[steps > 0]).tolist():
+            begin, end = round * length, total * length
+            factors = [self._factor(at, end, length) for at in range(begin, begin + length)]
+            table[:length, steps == length] = np.array(factors)[:, None]
+        return table
+
+    def _factor(self, at: int, end: int, per_round: int) -> float:
+        """The factor at one of end rounds, or of end steps, per_round of them in a round."""
+        warmup = self.warmup * per_round
+        if at < warmup:
+            return (at + 1) / (warmup + 1)
+        past = at - warmup
+        progress = past / max(end - warmup - 1, 1)  # from 0 to 1
         return {
             "constant": 1.0,
-            "exponential": self.gamma**r,
+            "exponential": self.gamma ** (past / per_round),
             "linear": 1 - (1 - self.final) * progress,
             "cosine": self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2,
         }[self.name]
@@ -56,6 +74,8 @@ class Schedule:
 
 class Optimizer:
     """What optimizers have in common; a subclass says how a gradient moves a row.
+
+    buffers: what it remembers of a row; one called "count" is each parameter's number of steps (StepCounts).
 
     lr: one, or a list of one for each of the N clients.  reset: "round" or "never", how long buffers live.  clip:
     largest l2 norm of a client's gradient (None: no clipping).  schedule: the options of Schedule.
@@ -68,9 +88,9 @@ class Optimizer:
         self.lr, self.reset, self.clip = lr, reset, clip
         self.schedule = Schedule(**(schedule or {}))
 
-    def rate(self, round: int, total: int, ids: np.ndarray) -> Rate:
-        """The rate of clients ids [K] in a round: one, or one a client.  # [K, 1]"""
-        factor = self.schedule(round, total)
+    def rate(self, round: int, total: int, ids: np.ndarray, scheduled: bool = True) -> Rate:
+        """The rate of clients ids [K] in a round, or before any schedule: one, or one a client.  # [K, 1]"""
+        factor = self.schedule(round, total) if scheduled else 1.0
         if not isinstance(self.lr, list):
             return self.lr * factor
         return torch.tensor([[self.lr[i] * factor] for i in ids.tolist()])
@@ -79,8 +99,8 @@ class Optimizer:
         """Refuse a list of rates of another length than there are clients."""
         check_rates("optimizer.lr", self.lr, num_clients)
 
-    def new(self, name: str, theta: Tensor) -> Tensor:
-        """A fresh buffer for rows theta [k, P]."""
+    def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
+        """A fresh buffer for rows theta [k, P] of S parameters."""
         return torch.zeros_like(theta)
 
     def clipped(self, grad: Tensor, moving: Tensor) -> Tensor:
@@ -88,9 +108,6 @@ class Optimizer:
         assert self.clip is not None
         norm = moving.norm(dim=1, keepdim=True)  # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
-
-    def tick(self, memory: Memory) -> None:
-        """Once before the updates of a step, however many slices of columns it moves: advance counters."""
 
     def fresh(self) -> Optimizer:
         """This optimizer with buffers that end with one training, for rows thrown away afterwards."""
@@ -207,6 +224,50 @@ def _fused_kernel_takes(*rows: Tensor) -> bool:
     return fused_sgd is not None and small and known and all(r.is_contiguous() for r in rows)
 
 
+class StepCounts:
+    """How many steps each parameter of some rows has made: Adam corrects it for its own, as torch.optim does.
+
+    Parameters that always moved together are corrected together.  spans: (a, b) of each of the S parameters of a row.
+    kept [k, S]: the counts that clients come with, or None where all begin at 0.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]], kept: Tensor | None):
+        self.spans = spans
+        if kept is None:
+            self.group = np.zeros(len(spans), np.int64)  # equal numbers: equally many steps
+        else:
+            self.group = np.unique(kept.cpu().numpy(), axis=1, return_inverse=True)[1].reshape(-1)
+        self._parts: dict[tuple[tuple[int, int], ...], list[tuple[Columns, list[slice]]]] = {}
+
+    def step(self, columns: Columns, memory: Memory) -> list[tuple[Columns, Memory]]:
+        """Count a step of these columns; returns them in parts, with count [k, 1] where memory has it [k, S]."""
+        key = tuple(columns.slices)
+        if key not in self._parts:
+            self._parts[key] = self._split(columns)
+        count, parts = memory["count"], []
+        for part, members in self._parts[key]:
+            for some in members:
+                count[:, some].add_(1)
+            first = members[0].start
+            parts.append((part, {**memory, "count": count[:, first : first + 1]}))
+        return parts
+
+    def _split(self, columns: Columns) -> list[tuple[Columns, list[slice]]]:
+        """The columns by group, and where each part's parameters are; what stands still now is another group."""
+        moved = np.array([(columns & Columns([span])).size > 0 for span in self.spans])
+        groups = np.unique(np.stack([self.group, moved]), axis=1, return_inverse=True)[1].reshape(-1)
+        if groups.max() > self.group.max():
+            self._parts.clear()
+        self.group = groups
+        parts = []
+        for group in np.unique(groups[moved]).tolist():
+            chosen = np.flatnonzero(groups == group)
+            runs = np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1)
+            part = columns & Columns(self.spans[i] for i in chosen.tolist())
+            parts.append((part, [slice(int(run[0]), int(run[-1]) + 1) for run in runs]))
+        return parts
+
+
 class Adam(Optimizer):
     """Adam (Kingma and Ba, ICLR 2015); `decoupled` decay is AdamW's (Loshchilov and Hutter, ICLR 2019)."""
 
@@ -228,13 +289,9 @@ class Adam(Optimizer):
         self.betas, self.eps = (beta1, beta2), eps
         self.weight_decay, self.decoupled = weight_decay, decoupled
 
-    def new(self, name: str, theta: Tensor) -> Tensor:
-        """Zeros: the moments [k, P], the count of steps [k, 1]."""
-        return torch.zeros_like(theta[:, :1]) if name == "count" else torch.zeros_like(theta)
-
-    def tick(self, memory: Memory) -> None:
-        """Count the step, for the corrections of the first steps."""
-        memory["count"].add_(1)
+    def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
+        """Zeros: the moments [k, P], the steps of each parameter [k, S]."""
+        return theta.new_zeros(len(theta), parameters) if name == "count" else torch.zeros_like(theta)
 
     def update(self, theta: Tensor, grad: Tensor, memory: Memory, lr: Rate) -> None:
         """Algorithm 1 of the paper; decay is part of the gradient, or (decoupled) of theta alone."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -129,6 +130,8 @@ class Rows:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """ValueError where the rows are none of these clients', or not of this kind."""
+        if state["rows"].shape[1:] == (1,) and self.default.dim() == 1:  # one count, from before each parameter had one
+            state = {**state, "rows": state["rows"].expand(-1, len(self.default))}
         self._check(state["ids"], state["rows"])
         self.slot[:] = -1
         self.used, self.store = 0, self._allocate(0)
@@ -182,44 +185,63 @@ class RowStore:
         if disk_limit is not None:
             self.left["disk"] = disk_limit
         self.all: dict[str, Rows] = {}
+        self.setting_up = True  # False from the first round on
+        self.late: set[str] = set()  # the names of what rounds made
+        self._waiting: dict[str, dict[str, Tensor]] = {}  # what rounds before a resume made, until it is asked for
 
-    def __call__(self, name: str, default: Tensor) -> Rows:
-        """A lazy [N, *default.shape] store whose untouched rows equal default.  A name is given once."""
+    def __call__(self, name: str, default: Tensor, count: int | None = None) -> Rows:
+        """A lazy [N, *default.shape] store whose untouched rows equal default.  A name is given once.
+
+        count: of rows that are no clients', of clusters say, instead of N.  What a round makes, not `setup`, has its
+        rows again after a resume.
+        """
         if name in self.all:
             raise ValueError(f"there are rows named {name!r} already: a method's states need a name each")
-        total = self.most * default.numel() * default.element_size()
+        most = self.most if count is None else count
+        total = most * default.numel() * default.element_size()
         place = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
         if place == "disk":
             free = self.left.setdefault("disk", disk_space())
             require(
                 total <= free,
-                f"the state {name!r} may come to {total / 2**30:,.1f} GiB ({self._rows(default.numel())}): that "
+                f"the state {name!r} may come to {total / 2**30:,.1f} GiB ({self._rows(default.numel(), count)}): that "
                 f"fits neither in memory nor in {tempfile.gettempdir()}, with {free / 2**30:,.1f} GiB left; lower "
                 "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
             )
         self.left[place] -= total
-        self.all[name] = Rows(name, self.num_clients, default, self.device, place, self.most)
-        return self.all[name]
+        self.all[name] = rows = Rows(name, count or self.num_clients, default, self.device, place, most)
+        if not self.setting_up:
+            self.late.add(name)
+        if name in self._waiting:
+            rows.load_state_dict(self._waiting.pop(name))
+        return rows
 
     def plan(self) -> list[str]:
         """One line per store: its full size and where it lives, for the notice before round 1."""
-        return [f"{self.size(r.name, r.default)}, {r.place}" for r in self.all.values()]
+        return [f"{self.size(r.name, r.default, r.num_clients)}, {r.place}" for r in self.all.values()]
 
-    def size(self, name: str, default: Tensor) -> str:
+    def size(self, name: str, default: Tensor, count: int | None = None) -> str:
         """What a store may come to."""
-        total = self.most * default.numel() * default.element_size()
-        return f"{name}: {self._rows(default.numel())}, {total / 2**20:,.1f} MiB at most"
+        most = self.most if count in (None, self.num_clients) else count
+        total = most * default.numel() * default.element_size()
+        return f"{name}: {self._rows(default.numel(), count)}, {total / 2**20:,.1f} MiB at most"
 
-    def _rows(self, numbers: int) -> str:
+    def _rows(self, numbers: int, count: int | None) -> str:
+        if count not in (None, self.num_clients):
+            return f"{count:,} x {numbers:,} numbers"
         some = f"{self.most:,} of " if self.most < self.num_clients else ""
         return f"{some}{self.num_clients:,} x {numbers:,} numbers"
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """The rows of every store that were written, by name."""
-        return {name: rows.state_dict() for name, rows in self.all.items()}
+        return {name: rows.state_dict() for name, rows in self.all.items()} | self._waiting
 
-    def load_state_dict(self, state: dict[str, dict[str, Tensor]]) -> None:
-        """Put stored rows back; ValueError where the stores are not those of the run."""
+    def load_state_dict(self, state: dict[str, dict[str, Tensor]], late: Collection[str] = ()) -> None:
+        """Put stored rows back, those named in late when they are asked for; ValueError where the others are not those
+        of the run."""
+        self.late = set(late)
+        self._waiting = {name: state[name] for name in late if name not in self.all}
+        state = {name: rows for name, rows in state.items() if name not in self._waiting}
         if unknown := state.keys() - self.all.keys():
             raise ValueError(f"it has rows {', '.join(sorted(unknown))}, which the run has not")
         for name, rows in self.all.items():

@@ -27,7 +27,7 @@ from fedbench.engine.gradients import (
     training_pass,
     write_statistics,
 )
-from fedbench.engine.optim import Memory, Rate
+from fedbench.engine.optim import Memory, Rate, StepCounts
 from fedbench.engine.per_client import PerClient
 from fedbench.engine.privacy import clipped_towards
 from fedbench.nn import compiled
@@ -64,6 +64,7 @@ class Step:
     _parameters: dict[tuple[tuple[int, int], ...], DifferentiatedParameters]
     _layouts: dict[tuple[int, int], dict[str, Tensor]]
     _hyperparameters: dict[PerClient, Tensor]
+    _step_counts: dict[str, StepCounts]
 
     def __init__(self, setup: TrainingSetup, chunk: Chunk):
         # Assigning to an attribute writes into a state (see __setattr__): what is no state goes into __dict__ here and
@@ -86,6 +87,7 @@ class Step:
             _parameters={},  # by the slices of columns
             _layouts={},  # named views of states and gradients, by address and k
             _hyperparameters={},  # of the chunk, each [K, 1]
+            _step_counts={},  # by the name of the rows
         )
 
     def begin(self, t: int, k: int) -> None:
@@ -101,6 +103,8 @@ class Step:
                 _states={"theta": chunk.theta[:k], **{name: values[:k] for name, values in chunk.state.items()}},
                 _layouts={},
             )
+        if self._chunk.pace is not None:
+            self.__dict__["lr"] = self._chunk.lr_of_step(t, k)
 
     # -- states ------------------------------------------------------------------------------------------
     if TYPE_CHECKING:
@@ -238,7 +242,8 @@ class Step:
         chunk = Chunk(
             self._chunk.ids[positions],
             self.num_steps[positions],
-            self.lr[where] if isinstance(self.lr, Tensor) else self.lr,
+            self.lr[where] if isinstance(self.lr, Tensor) else self.lr,  # of this step, paced already
+            None,
             self.theta[where],
             {name: values[where] for name, values in self._states.items() if name != "theta"},
             {},
@@ -321,11 +326,10 @@ class Step:
             grad = optimizer.clipped(grad, columns.take(grad))
         if self._setup.clip is not None and uploaded:
             grad = self._privately_clipped(grad, columns)
-        if self._begins_optimizer_step(name, columns):
-            optimizer.tick(memory)
-        for a, b in columns.slices:
-            buffers = {n: m[:, a:b] if m.shape[1] > 1 else m for n, m in memory.items()}  # a counter is [k, 1]
-            optimizer.update(rows[:, a:b], grad[:, a:b], buffers, rate)
+        for part, buffers in self._counted(name, columns, memory):
+            for a, b in part.slices:
+                some = {n: m if n == "count" else m[:, a:b] for n, m in buffers.items()}
+                optimizer.update(rows[:, a:b], grad[:, a:b], some, rate)
 
     def descend_and_project(self, batch: Batch, offset: Tensor, direction: Tensor) -> Tensor:
         """`descend(grad(batch) + offset)`; theta's inner products with a direction before it.  # [k]
@@ -335,7 +339,7 @@ class Step:
         """
         optimizer = self._setup.optimizer
         clipped = optimizer.clip is not None or self._setup.clip is not None
-        if clipped or self.columns.slices != [(0, self.model.size)]:
+        if clipped or "count" in optimizer.buffers or self.columns.slices != [(0, self.model.size)]:
             grad, projections = self.grad(batch), dot(self.theta, direction)
             self.descend(grad.add_(offset))
             return projections
@@ -343,8 +347,6 @@ class Step:
         compiles = optimizer.compiles(self.theta, offset, direction, *memory.values())
         products = self._products(batch) if compiles else {}
         grad = self._grad(batch, None, None, None, products)
-        if self._begins_optimizer_step("theta", self.columns):
-            optimizer.tick(memory)
         factored = [p for p in products.values() if p.y is not None]
         return optimizer.descend_and_project(self.theta, grad, offset, direction, memory, self.lr, factored)
 
@@ -359,11 +361,22 @@ class Step:
     def _memory(self, name: str) -> Memory:
         """The optimizer's buffers of the named rows, of the clients still training."""
         optimizer, memory = self._setup.optimizer, self._chunk.memory.setdefault(name, {})
+        if "count" in optimizer.buffers and name not in self._step_counts:
+            self._step_counts[name] = StepCounts(self._parameters_in(name), memory.get("count"))
         for buffer in optimizer.buffers:
             if buffer not in memory:
                 rows = self._chunk.theta if name == "theta" else self._chunk.state[name]
-                memory[buffer] = optimizer.new(buffer, rows)
+                memory[buffer] = optimizer.new(buffer, rows, len(self._parameters_in(name)))
         return {n: m[: self.k] for n, m in memory.items()}
+
+    def _parameters_in(self, name: str) -> list[tuple[int, int]]:
+        """The spans of the parameters of the named rows: of the model, or of a state that is no row of it, one."""
+        return self.model.parameter_spans(self._states[name].shape[1])
+
+    def _counted(self, name: str, columns: Columns, memory: Memory) -> list[tuple[Columns, Memory]]:
+        """The columns in parts whose parameters have made equally many steps, this one included."""
+        counts = self._step_counts.get(name)
+        return [(columns, memory)] if counts is None else counts.step(columns, memory)
 
     def _privately_clipped(self, grad: Tensor, columns: Columns) -> Tensor:
         """grad with the part that moves what is uploaded clipped, for privacy."""
@@ -371,15 +384,6 @@ class Step:
         uploaded, largest = self._setup.clip
         part = columns if grad.shape[1] != self.model.size else columns & uploaded
         return part.put(grad, clipped_towards(part.take(grad), None, largest))
-
-    def _begins_optimizer_step(self, name: str, columns: Columns) -> bool:
-        """Whether these columns begin another optimizer step of the named rows: parts that move one after the
-        other within a local step share one."""
-        moved = self._progress.moved
-        before = moved.get(name)
-        begins = before is None or (before & columns).size > 0
-        moved[name] = columns if before is None or begins else before | columns
-        return begins
 
 
 def plain_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:

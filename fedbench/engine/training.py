@@ -141,8 +141,8 @@ class CohortTraining:
         step_key = rng.key(engine.seed, how.key, cohort.round)
         self.cohort, self.how, self.start, self.state, self.step = cohort, how, start, state, step
         self.setup = TrainingSetup(engine, optimizer, columns, loss, step_key, _step_clip(cohort, how))
-        self.lr = cohort.rate(optimizer) if how.lr is None else how.lr
         self.schedule = BatchSchedule.draw(cohort, how)
+        self.lr, self.pace = self._rates(cohort, optimizer)
         self.kept = self._kept_buffers()
         self.outputs = {
             "theta": torch.empty(len(cohort), start.shape[-1], device=cohort.device),
@@ -150,6 +150,29 @@ class CohortTraining:
             "loss": torch.zeros(len(cohort), device=cohort.device),
         }
         self.changed = {"theta", "loss"}  # what the other ranks need from this one
+
+    def _rates(self, cohort: Cohort, optimizer: Optimizer) -> tuple[Rate, Tensor | None]:
+        """The learning rates of this training, and the factor of each local step where a schedule goes by steps.
+
+        Rates that the method gives are taken as they are.  # factors: [T, K]
+        """
+        if self.how.lr is not None:
+            return self.how.lr, None
+        if optimizer.schedule.per == "round":
+            return cohort.rate(optimizer), None
+        rate = optimizer.rate(cohort.round, cohort.rounds, cohort.ids, scheduled=False)
+        factors = optimizer.schedule.of_steps(cohort.round, cohort.rounds, self.schedule.steps)
+        rate = rate.to(cohort.device) if isinstance(rate, Tensor) else rate
+        return rate, torch.from_numpy(factors).float().to(cohort.device)
+
+    @property
+    def mean_lr(self) -> Rate:
+        """The learning rate over the local steps, on average: one, or one a client.  # [K, 1]"""
+        if self.pace is None:
+            return self.lr
+        steps = torch.from_numpy(self.schedule.steps).to(self.pace.device)[:, None]  # [K, 1]
+        taken = torch.arange(len(self.pace), device=self.pace.device) < steps  # [K, T]
+        return self.lr * (self.pace.T * taken).sum(1, keepdim=True) / steps.clamp_min(1)
 
     @property
     def start_is_shared(self) -> bool:
@@ -171,6 +194,7 @@ class CohortTraining:
             cohort.ids[positions],
             schedule.steps[positions],
             self.lr[where] if isinstance(self.lr, Tensor) else self.lr,
+            None if self.pace is None else self.pace[:, where],
             executor.gradients.place_rows(begin),
             {name: values[where] for name, values in self.state.items()},
             {rows: {name: m[where] for name, m in buffers.items()} for rows, buffers in self.kept.items()},
@@ -222,7 +246,7 @@ class CohortTraining:
     def result(self) -> SimpleNamespace:
         """What `train` returns."""
         steps = torch.from_numpy(self.schedule.steps).float().to(self.cohort.device)
-        return SimpleNamespace(**self.outputs, steps=steps, lr=self.lr)
+        return SimpleNamespace(**self.outputs, steps=steps, lr=self.mean_lr)
 
 
 def _step_clip(cohort: Cohort, how: LocalTraining) -> tuple[Columns, float] | None:

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.engine.batch import Batch, BatchLoader
+from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import chain_gradient
 from fedbench.engine.threads import Steps
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.program import ForwardContext
+from fedbench.partition.base import Ragged
 from fedbench.tasks.base import Tally
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple
             yield
         gradients[where], losses[where] = total, loss
 
-    assigned = _run_chunks(cohort, chunk, split, drop_last)
+    assigned = _run_chunks(cohort, chunk, cohort.federation.splits[split], drop_last)
     cohort.engine.executor.ranks.exchange(assigned, {"gradient": gradients, "loss": losses})
     return gradients, losses
 
@@ -86,42 +87,52 @@ def loss(cohort: Cohort, rows: Tensor, split: str) -> Tensor:
             yield
         losses[where] = total
 
-    cohort.engine.executor.ranks.exchange(_run_chunks(cohort, chunk, split), {"loss": losses})
+    cohort.engine.executor.ranks.exchange(_run_chunks(cohort, chunk, cohort.federation.splits[split]), {"loss": losses})
     return losses
 
 
-def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, split: str, of_none: Tally) -> dict[str, list[Tensor]]:
-    """What fn makes of every sample: by name, one tensor [n_i, ...] per client.
+def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_none: Tally) -> dict[str, list[Tensor]]:
+    """What fn makes of every sample of a part of the data: by name, one tensor [n_i, ...] per client.
 
     rows: one row for all [P], or [K, P], or a dict of such.  of_none: what fn makes of no sample.
     """
     if isinstance(rows, Tensor) and rows.dim() == 1 and cohort.federation.class_mask is None:
-        return _each_sample_by_one_row(cohort, rows, fn, split, of_none)
+        return _each_sample_by_one_row(cohort, rows, fn, part.select(cohort.ids), of_none)
     each = {name: [t] * len(cohort) for name, t in of_none.items()}
+    sizes = part.sizes_of(cohort.ids)
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
-        parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in where] for name in of_none}
+        positions = where.tolist()
+        of_each = sizes[positions]
+        free = np.cumsum(of_each) - of_each  # where each client's next sample goes
+        made: Tally = {}  # of all samples, as in _each_sample_by_one_row
         for block in blocks:
-            some_rows = select_rows(rows, where[: len(block.weight)])
-            for name, t in fn(cohort.model, some_rows, block.x, block.y, block.class_mask).items():
-                for i, count in enumerate(block.counts):
-                    parts[name][i].append(t[i, :count])
+            k, width = block.weight.shape
+            slot = np.flatnonzero(np.arange(width) < block.counts[:, None])  # those that hold a sample
+            to = to_device((free[:k, None] + np.arange(width)).reshape(-1)[slot], cohort.device)
+            slots = None if len(slot) == k * width else to_device(slot, cohort.device)
+            for name, t in fn(cohort.model, select_rows(rows, where[:k]), block.x, block.y, block.class_mask).items():
+                flat = t.flatten(0, 1) if slots is None else t.flatten(0, 1).index_select(0, slots)
+                if name not in made:
+                    made[name] = flat.new_empty(int(of_each.sum()), *flat.shape[1:])
+                made[name].index_copy_(0, to, flat)
+            free[:k] += block.counts
             yield
-        for name, lists in parts.items():
-            for position, part in zip(where.tolist(), lists):
-                each[name][position] = torch.cat(part) if part else of_none[name]
+        for name, whole in made.items():
+            for position, some in zip(positions, whole.split(of_each.tolist())):
+                each[name][position] = some
 
-    assigned = _run_chunks(cohort, chunk, split)
+    assigned = _run_chunks(cohort, chunk, part)
     for tensors in each.values():
         cohort.engine.executor.ranks.exchange_lists(assigned, tensors, cohort.device)
     return each
 
 
 def _each_sample_by_one_row(
-    cohort: Cohort, row: Tensor, fn: SampleFunction, split: str, of_none: Tally
+    cohort: Cohort, row: Tensor, fn: SampleFunction, part: Ragged, of_none: Tally
 ) -> dict[str, list[Tensor]]:
-    """All clients hold one row: one unbatched pass over all their samples."""
-    part, engine = cohort.federation.splits[split].select(cohort.ids), cohort.engine
+    """All clients hold one row: one unbatched pass over all their samples, part [K]."""
+    engine = cohort.engine
     index = torch.from_numpy(part.indices).to(cohort.device)
     size, ranks = engine.shared_batch or engine.eval_batch, engine.executor.ranks
     blocks = [slice(a, a + size) for a in range(0, len(index), size)]
@@ -149,9 +160,21 @@ def _each_sample_by_one_row(
     return each
 
 
-def _run_chunks(cohort: Cohort, work: ChunkWork, split: str, drop_last: bool = False) -> list[np.ndarray]:
+def some_samples(cohort: Cohort, split: str, limit: int, key: str) -> Ragged:
+    """At most limit samples of each client of the cohort, drawn by the key and the round; none of other clients."""
+    whole = cohort.federation.splits[split]
+    sizes = np.zeros(len(whole), np.int64)
+    sizes[cohort.ids] = np.minimum(whole.sizes_of(cohort.ids), limit)
+    drawn = [
+        np.sort(cohort.generator("samples", key, client).choice(whole[client], sizes[client], replace=False))
+        for client in sorted(cohort.ids.tolist())  # as they lie in a Ragged
+    ]
+    return Ragged.from_sizes(np.concatenate([np.empty(0, np.int64), *drawn]), sizes)
+
+
+def _run_chunks(cohort: Cohort, work: ChunkWork, part: Ragged, drop_last: bool = False) -> list[np.ndarray]:
     """Do the work for every chunk of this rank's clients, without gradients; returns each rank's positions."""
-    part, engine = cohort.federation.splits[split], cohort.engine
+    engine = cohort.engine
     sizes, ranks = part.sizes_of(cohort.ids), engine.executor.ranks
     if drop_last:
         batch_sizes = np.maximum(np.minimum(engine.batch_size, sizes), 1)
@@ -161,15 +184,15 @@ def _run_chunks(cohort: Cohort, work: ChunkWork, split: str, drop_last: bool = F
 
     def job(a: int, b: int) -> Steps:
         positions = order[a:b]
-        return work(torch.from_numpy(positions).to(cohort.device), _blocks(cohort, split, positions, sizes[positions]))
+        return work(torch.from_numpy(positions).to(cohort.device), _blocks(cohort, part, positions, sizes[positions]))
 
     engine.executor.run(job, len(order), -(-sizes[order] // engine.eval_batch))
     return assigned
 
 
-def _blocks(cohort: Cohort, split: str, positions: np.ndarray, sizes: np.ndarray) -> Iterator[Batch]:
+def _blocks(cohort: Cohort, part: Ragged, positions: np.ndarray, sizes: np.ndarray) -> Iterator[Batch]:
     """Blocks that cover the first sizes [k] samples, which descend, of the clients at these positions."""
-    part, ids = cohort.federation.splits[split], cohort.ids[positions]
+    ids = cohort.ids[positions]
     longest, width = int(sizes.max(initial=0)), cohort.engine.eval_batch
     size = -(-longest // max(1, -(-longest // width)))  # the last block as long as the others
     for at in range(0, longest, max(1, size)):

@@ -32,8 +32,9 @@ class FlatModel:
     """A module seen as rows.  size: P; trained: the columns that learn; columns: named groups.
 
     columns: {group: [pattern, ...]}, patterns of parameter names (fnmatch), or "type:*Norm*" for all parameters
-    of modules of such a class.  A pattern that matches nothing is refused.  draw(j): the module as initialized by
-    the j-th independent draw, for methods whose clients do not start from one point.  seed: of what `keyed` draws.
+    of modules of such a class.  A pattern that matches nothing is refused.  draw(*purpose, j): the module as it is
+    initialized by the j-th independent draw for a purpose, for methods whose clients do not start from one point.
+    seed: of what `keyed` draws.
 
     Two attributes say how to compute, and can be set at any time.  convolution: of several clients at once, as one
     "grouped" convolution or by "unfold", a copy of all windows and one batched product (any stride and padding; layers
@@ -53,7 +54,7 @@ class FlatModel:
         module: nn.Module,
         columns: Mapping[str, Sequence[str]] | None = None,
         device: torch.device | str = "cpu",
-        draw: Callable[[int], nn.Module] | None = None,
+        draw: Callable[..., nn.Module] | None = None,
         seed: int = 0,
     ):
         self.module = module.to(device).eval()
@@ -167,16 +168,23 @@ class FlatModel:
         """The module's own initialization as a row.  # [P]"""
         return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
 
-    def init_rows(self, count: int) -> Tensor:
-        """Independent initializations; what is not drawn (pretrained, extras) is the same in all.  # [count, P]"""
+    def init_rows(self, count: int, *purpose: str | int) -> Tensor:
+        """Independent initializations; what is not drawn (pretrained, extras) is the same in all.  # [count, P]
+
+        purpose: what they are for, so that other rows of a method are independent of these.
+        """
         if self._draw is None:
             raise ValueError("independent initializations need FlatModel(..., draw=)")
         out = self.init_row().repeat(count, 1)
-        for row, module in zip(out, map(self._draw, range(count))):
+        for row, module in zip(out, (self._draw(*purpose, number) for number in range(count))):
             drawn = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             for name, (a, b) in self.spans.items():
                 row[a:b] = drawn.get(name, row[a:b]).detach().reshape(-1)
         return out
+
+    def parameter_spans(self, width: int) -> list[tuple[int, int]]:
+        """The columns of each parameter in rows of this width: the model's, or, of another width, one for all."""
+        return list(self.spans.values()) if width == self.size else [(0, width)]
 
     def named(self, rows: Tensor) -> dict[str, Tensor]:
         """Views of rows [..., P] by parameter name, each [..., *shape]."""

@@ -289,6 +289,8 @@ class Program:
         self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.output = next(node for node in graph.nodes if node.op == "output").args[0]
+        last = {read: node for node in self.nodes for read in node.all_input_nodes if read is not self.output}
+        self.used_up = {node: [read for read, reader in last.items() if reader is node] for node in self.nodes}
 
     def run(
         self, params: Params, inputs: tuple[Tensor, ...], many: bool, context: ForwardContext, until: str | None = None
@@ -296,19 +298,24 @@ class Program:
         """inputs [k, B, ...] and params [k, ...] each if many, else without k; until: stop before that module."""
         env: dict[fx.Node, Tensor] = dict(zip(self.inputs, inputs))
         for node in self.nodes:
-            if node.op == "call_module":
-                name = str(node.target)
-                x = env[node.args[0]]  # type: ignore[index]
-                if name == until:
-                    return x
-                module = self.modules[name]
-                env[node] = RULES[type(module)](module, name, params, x, many, context)
-            else:
-                args = [env[a] if isinstance(a, fx.Node) else a for a in node.args]
-                env[node] = self._function(node, args, many)
+            if node.op == "call_module" and node.target == until:
+                return env[node.args[0]]  # type: ignore[index]
+            env[node] = self._compute(node, env, params, many, context)
+            for read in self.used_up[node]:  # an evaluation of masks would hold every layer's images at once
+                del env[read]
         if until is not None:
             raise ConfigError(never_called(until))
         return env[self.output]  # type: ignore[index]
+
+    def _compute(
+        self, node: fx.Node, env: dict[fx.Node, Tensor], params: Params, many: bool, context: ForwardContext
+    ) -> Tensor:
+        """What a node makes of the results so far."""
+        if node.op == "call_module":
+            name = str(node.target)
+            module = self.modules[name]
+            return RULES[type(module)](module, name, params, env[node.args[0]], many, context)  # type: ignore[index]
+        return self._function(node, [env[a] if isinstance(a, fx.Node) else a for a in node.args], many)
 
     @staticmethod
     def _function(node: fx.Node, args: list, many: bool) -> Tensor:

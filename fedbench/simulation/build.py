@@ -210,6 +210,7 @@ def engine(
         cfg.eval.batch_size or smaller_for_masks(evaluation_batch(device), outputs),
         cfg.eval.batch_size or smaller_for_masks(shared_evaluation_batch(device, training.sample_bytes), outputs),
         with_new_clients=clients,
+        weights=cfg.weights,
     )
     built.privacy = privacy(cfg, built.rows)
     flat.convolution = plans[0].convolution  # type: ignore

@@ -22,7 +22,7 @@ from fedbench.simulation.outputs import check_parameters
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     """The model on this federation's shapes, its initialization keyed by the seed."""
 
-    def draw(*number: int) -> torch.nn.Module:
+    def draw(*number: str | int) -> torch.nn.Module:
         return build_module(cfg, federation, *number)
 
     module = draw()
@@ -31,7 +31,7 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     return FlatModel(module, columns, federation.device, draw, int(cfg.seed))  # type: ignore[arg-type]
 
 
-def build_module(cfg: DictConfig, data: Arrays | Federation, *number: int) -> Any:
+def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int) -> Any:
     """The module for these data, its initialization keyed by the seed: the number-th draw.
 
     Of input_shape, num_classes, class_names, template and reads (what the algorithm reads of inputs), the constructor
@@ -57,7 +57,7 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: int) -> An
             tried.remove(unknown[1])
 
 
-def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: int) -> Any:
+def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
         return make(cfg.model, ("columns",), key="model", **given)

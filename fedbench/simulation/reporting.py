@@ -49,7 +49,7 @@ def announce(sim: Simulation) -> None:
     for line in engine.rows.plan():
         log.info("state %s", line)
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
-        size = engine.rows.size(buffer, engine.optimizer.new(buffer, torch.empty(1, model.size))[0])
+        size = engine.rows.size(buffer, engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))[0])
         log.info("state %s, for each kind of row that clients train (optimizer.reset=never)", size)
 
 

@@ -81,6 +81,7 @@ class Simulation:
             "matrices": json.dumps(self.matrices.digests if self.matrices else {}),
             "algorithm": self.algorithm.state_dict(),
             "rows": self.engine.rows.state_dict(),
+            "late_rows": json.dumps(sorted(self.engine.rows.late)),
             "record": json.dumps({"best": self.best, "best_val": self.best_val, "last": self.last, "cost": self.cost}),
             "executor": json.dumps(self.engine.executor.state()),
         }
@@ -105,11 +106,10 @@ class Simulation:
             raise ConfigError(f"resume={self.run_dir}: the checkpoint does not fit the run ({why})") from error
 
     def _load(self, state: dict[str, Any]) -> None:
-        for name in state["rows"]:  # stores of optimizer buffers are made when first used
-            if name.startswith("optimizer/") and name not in self.engine.rows.all:
-                _, owner, buffer = name.split("/")
-                self.engine.memory(owner, buffer, state["rows"][name]["rows"].shape[1])
-        self.engine.rows.load_state_dict(state["rows"])
+        # before checkpoints said which stores their rounds had made, those were the optimizer's
+        late = [name for name in state["rows"] if name.startswith("optimizer/")]
+        late = json.loads(state["late_rows"]) if "late_rows" in state else late
+        self.engine.rows.load_state_dict(state["rows"], late)
         device = self.engine.device  # checkpoints are read to host memory
         check_like(self.algorithm.state_dict(), state["algorithm"])
         self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})

@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from fedbench.core.digests import Mark
-from fedbench.core.options import PeerLost
+from fedbench.core.options import PeerLost, require
 from fedbench.engine import joint
 from fedbench.engine import ranks as processes
 from fedbench.engine.cohort import Cohort, Ledger
@@ -127,6 +127,11 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
     ids = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
     cohort = Cohort(engine, ids, sim.done)
     sim.algorithm.round(cohort)
+    require(
+        engine.weights == "samples" or engine.has_taken_means,
+        f"weights={engine.weights}: algorithm={cfg.choices.algorithm} takes no mean of clients weighted by "
+        "their samples; leave weights out",
+    )
     synchronize(engine.device)
     seconds = {"round_s": time.perf_counter() - began}
     sim.done += 1

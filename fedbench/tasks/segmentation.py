@@ -49,9 +49,10 @@ class Segmentation(Task):
         self.some_ignored = True  # until setup has seen the targets
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Refuse all but int64 [n, H, W] of classes 0 to C - 1, -1 or 255."""
+        """Refuse all but uint8 or int64 [n, H, W] of classes 0 to C - 1, -1 or 255."""
         require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
-        require(targets.dtype == np.int64, f"targets have dtype {targets.dtype}, expected int64")
+        whole = targets.dtype in (np.uint8, np.int64)
+        require(whole, f"targets have dtype {targets.dtype}, expected uint8 or int64")
         require(targets.ndim == 3, f"targets of {self.kind} have shape {targets.shape}, expected 3 dimension(s)")
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= num_classes:

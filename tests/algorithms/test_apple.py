@@ -207,6 +207,9 @@ def test_independent_cores_come_from_the_seed() -> None:
     assert not torch.equal(rows[0], rows[1]) and not torch.equal(rows[0], models[0].init_row())
     buffers = models[0].trained.rest(models[0].size)
     equal(buffers.take(rows), buffers.take(models[0].init_row()).expand(2, -1))
+    clusters = models[0].init_rows(2, "clusters")
+    equal(clusters, models[1].init_rows(2, "clusters"))
+    assert not any(torch.equal(c, row) for c in clusters for row in rows)
     with pytest.raises(ValueError, match="draw="):
         FlatModel(mlp()).init_rows(2)
 

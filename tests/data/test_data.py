@@ -12,6 +12,7 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,8 @@ def test_arrays_that_fit_pass():
     plain(mean=(0.5,), std=(0.5,), class_names=["a", "b", "c"], domain=np.arange(6) % 2).check()
     plain(inputs={"image": np.zeros((6, 2), np.float32), "question": np.zeros((6, 3), np.int64)}).check()
     plain(targets=np.ones((6, 3), np.float32), task="multilabel").check()
-    plain(targets=np.zeros((6, 4, 4), np.int64), task="segmentation").check()
+    for dtype in (np.int64, np.uint8):
+        plain(targets=np.full((6, 4, 4), 255, dtype), task="segmentation").check()  # of no class
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,8 @@ def test_arrays_that_fit_pass():
         ({"targets": np.arange(6)}, "labels span 0 to 5, expected 0 to 2"),
         ({"targets": np.zeros(6, np.int32)}, "int32"),
         ({"targets": np.zeros((6, 2), np.int64)}, "expected 1 dimension"),
+        ({"targets": np.full((6, 4, 4), 3, np.uint8), "task": "segmentation"}, "labels span 3 to 3, expected 0 to 2"),
+        ({"targets": np.zeros((6, 4, 4), np.int32), "task": "segmentation"}, "int32, expected uint8 or int64"),
         ({"targets": np.zeros((6, 2), np.float32), "task": "multilabel"}, "expected float32 [n, 3]"),
         ({"targets": np.zeros(0, np.int64)}, "no samples"),
         ({"num_classes": 1, "targets": np.zeros(6, np.int64)}, "at least 2"),
@@ -173,6 +177,15 @@ def test_synthetic_shapes_and_masks():
     assert len({tuple(row) for row in masked.class_mask}) == 3
     masks = Synthetic("segmentation", noise=0).load()
     assert ((masks.inputs[:, 0] > 0) == (masks.targets > 0)).all()
+
+
+def test_generated_masks_are_small_and_have_the_digest_that_int64_ones_had():
+    """More than are generated at a time; the digest is that of masks that were int64 and generated all at once."""
+    arrays = Synthetic("segmentation", n=3000, shape=[3, 16, 20]).load()
+    assert arrays.targets.dtype == np.uint8
+    assert arrays.digest == "10d2ba86ec22e8eb46815a7e669c430e8554471c072c19de8722e60636f656eb"
+    assert replace(arrays, targets=arrays.targets.astype(np.int64)).digest == arrays.digest
+    assert Synthetic("segmentation", n=20, num_classes=300).load().targets.dtype == np.int64
 
 
 def test_synthetic_is_learnable():

@@ -478,3 +478,34 @@ def test_a_list_of_rates_is_one_for_each_client() -> None:
         parts.engine(cfg, arrays, parts.partition(cfg, arrays))
     with pytest.raises(ConfigError, match=r"optimizer.lr must be .*, got \[0.1, -1\]"):
         check(compose(["optimizer.lr=[0.1,-1]"]))
+
+
+# -- means ---------------------------------------------------------------------------------------------------
+def test_means_are_weighted_by_samples_or_by_none() -> None:
+    e, uniform = build(), build(weights="uniform")
+    n = e.federation.num_samples[IDS]
+    close(Cohort(e, IDS, 0).weights, torch.from_numpy(n / n.sum()).float())
+    assert not uniform.has_taken_means
+    close(Cohort(uniform, IDS, 0).weights, torch.full((4,), 0.25))
+    assert uniform.has_taken_means
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_forward_of_some_samples(plan: str) -> None:
+    """As many as asked for, of each client's own: the same for the same key, others in another round, for one row and
+    for each client's."""
+    e = build(plan=plan)
+    cohort, row = Cohort(e, IDS, 0), e.model.init_row()
+    whole = cohort.forward(row)
+    some = cohort.forward(row, limit=4, key="anchor")
+    for i, (every, few) in enumerate(zip(whole, some, strict=True)):
+        assert len(few) == min(4, TEST[IDS[i]])
+        where = [int(torch.argmin((every - z).abs().sum(1))) for z in few]
+        close(every[where], few)
+        assert where == sorted(set(where))
+    for again in (cohort.forward(row, limit=4, key="anchor"), cohort.forward(row.repeat(4, 1), limit=4, key="anchor")):
+        close(torch.cat(again), torch.cat(some))
+    for other in (cohort.forward(row, limit=4), Cohort(e, IDS, 1).forward(row, limit=4, key="anchor")):
+        assert not torch.allclose(torch.cat(other), torch.cat(some))
+    few = Cohort(e, IDS[:2], 0).forward(row, limit=4, key="anchor")
+    close(torch.cat(few), torch.cat(some[:2]))  # a client's samples do not depend on who else is there

@@ -174,8 +174,6 @@ def test_a_gpu_is_sent_what_it_would_hold(kind: str) -> None:
 
 MEASURED = """
 import sys
-import subprocess
-import sys
 from pathlib import Path
 from fedbench.cli.app import main
 assert main(sys.argv[1:]) == 0

@@ -38,11 +38,16 @@ CASES = {
 }
 
 
+def count(memory: dict[str, Tensor]) -> None:
+    if "count" in memory:
+        memory["count"] += 1
+
+
 def run(optimizer: Optimizer, start: Tensor, gradients: Tensor, lr: float | Tensor = 0.1) -> Tensor:
     theta = start.clone()
     memory = {b: optimizer.new(b, theta) for b in optimizer.buffers}
     for g in gradients:
-        optimizer.tick(memory)
+        count(memory)
         before = g.clone()
         optimizer.update(theta, g if optimizer.clip is None else optimizer.clipped(g, g), memory, lr)
         equal(g, before)  # a step may use it again, for another row
@@ -89,8 +94,8 @@ def test_a_step_by_a_sum_is_its_parts(name: str, in_one_pass: bool, monkeypatch:
         theta, other = start.clone(), start.clone()
         memory, apart = ({b: optimizer.new(b, theta) for b in optimizer.buffers} for _ in range(2))
         for g in gradients:
-            optimizer.tick(memory)
-            optimizer.tick(apart)
+            count(memory)
+            count(apart)
             expected = (other.double() * direction.double()).sum(1).float()
             optimizer.update(other, g + offset, apart, lr)
             products = optimizer.descend_and_project(theta, g.clone(), offset, direction, memory, lr)
@@ -185,6 +190,22 @@ def test_schedules() -> None:
     warm = [Schedule("cosine", warmup=3, final=0.2)(r, total) for r in range(total)]
     assert warm[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and warm[-1] == pytest.approx(0.2)
     assert Schedule("cosine")(0, 1) == Schedule("linear")(0, 1) == 1
+
+
+def test_a_schedule_by_steps_runs_through_the_whole_run() -> None:
+    """4 rounds, of 5 steps or of 2: a warm-up of 1.5 rounds, then down to 0 with the very last step, each client by its
+    own clock."""
+    schedule = Schedule("linear", warmup=1.5, per="step")
+    tables = [schedule.of_steps(r, 4, np.array([5, 0, 2])) for r in range(4)]
+    assert [t.shape for t in tables] == [(5, 3)] * 4
+    five, two = np.concatenate([t[:, 0] for t in tables]), np.concatenate([t[:2, 2] for t in tables])
+    assert five[:8] == pytest.approx([(s + 1) / 8.5 for s in range(8)])
+    assert five[8:] == pytest.approx([1 - (s - 7.5) / 11.5 for s in range(8, 20)]) and five[-1] == 0
+    assert two == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 0.75, 0.5, 0.25, 0])
+    each = [Schedule("exponential", gamma=0.5, per="step").of_steps(r, 3, np.array([4]))[:, 0] for r in range(3)]
+    assert np.concatenate(each) == pytest.approx([0.5 ** (s / 4) for s in range(12)])
+    constant = Schedule(per="step").of_steps(0, 1, np.array([0]))
+    assert constant.shape == (0, 1)
 
 
 def test_the_rate_of_a_round() -> None:

@@ -174,6 +174,44 @@ def test_stores_share_the_limits() -> None:
     assert [store(name, DEFAULT).place for name in "abcd"] == ["device", "device", "host", "disk"]
 
 
+def test_rows_that_are_no_clients() -> None:
+    """3 clusters among 50 clients of whom 5 are ever drawn: all 3 rows count, and can be written."""
+    store = RowStore(50, CPU, 36, 0, most=5)
+    r = store("clusters", DEFAULT, count=3)
+    assert r.place == "device" and store.plan() == ["clusters: 3 x 3 numbers, 0.0 MiB at most, device"]
+    r[ids(2)] = torch.ones(1, 3)
+    assert r.whole().shape == (3, 3)
+    with pytest.raises(ConfigError, match="9 x 3 numbers"):
+        RowStore(50, CPU, 0, 0, disk_limit=9)("clusters", DEFAULT, count=9)
+
+
+def test_what_a_round_made_is_there_again_after_a_resume() -> None:
+    """Whatever it is called, once it is asked for; until then it is kept, and saved again."""
+    first = RowStore(50, CPU, 1 << 20, 0)
+    first("theta", DEFAULT)
+    first.setting_up = False
+    first("memory/up", DEFAULT)[ids(7)] = torch.ones(1, 3)
+    assert first.late == {"memory/up"}
+    second = RowStore(50, CPU, 1 << 20, 0)
+    second("theta", DEFAULT)
+    second.setting_up = False
+    second.load_state_dict(first.state_dict(), first.late)
+    equal(second.state_dict()["memory/up"]["rows"], torch.ones(1, 3))
+    equal(second("memory/up", DEFAULT)[ids(6, 7)], torch.stack([DEFAULT, torch.ones(3)]))
+    assert second.late == {"memory/up"} and second.state_dict().keys() == {"theta", "memory/up"}
+    third = RowStore(50, CPU, 1 << 20, 0)
+    third("theta", DEFAULT)
+    with pytest.raises(ValueError, match="it has rows memory/up, which the run has not"):
+        third.load_state_dict(first.state_dict())
+
+
+def test_a_count_that_was_kept_once_a_row_stands_for_all_parameters() -> None:
+    old, new = Rows("count", 5, torch.zeros(1), CPU), Rows("count", 5, torch.zeros(4), CPU)
+    old[ids(3)] = torch.tensor([[7.0]])
+    new.load_state_dict(old.state_dict())
+    equal(new[ids(3, 0)], torch.tensor([[7.0] * 4, [0.0] * 4]))
+
+
 def test_no_more_rows_count_than_the_rounds_can_write() -> None:
     """5 of 50 clients: 60 bytes.  A method that writes everybody's rows nevertheless can."""
     store = RowStore(50, CPU, 60, 0, most=5)

@@ -381,6 +381,64 @@ def test_adam_counts_steps_not_slices() -> None:
         close(turns.theta[i], bare.row(), 1e-4)
 
 
+def test_adam_counts_the_steps_of_every_parameter() -> None:
+    """Two rounds of a head for two steps, then the base, the head's bias with both: a parameter's correction is of the
+    steps that it made itself, with buffers that clients keep too."""
+    arrays, split = ragged()
+    adam = Adam(lr=0.01, eps=1e-3, reset="never")
+    e = engine(arrays, split, mlp(), adam, epochs=2, columns={**HEAD, "rest": ["body.*", "head.bias"]})
+    head, rest = e.model.columns["head"], e.model.columns["rest"]
+
+    def in_turn(s, batch: Batch) -> None:
+        columns = head if s.t < 2 else rest
+        s.descend(s.grad(batch, columns=columns), columns=columns)
+
+    start = e.model.init_row()
+    rows = all_clients(e).train(start, step=in_turn).theta
+    rows = Cohort(e, np.arange(len(split.train)), 1).train(rows, step=in_turn).theta
+    assert e.memories["optimizer/theta/count"].default.shape == (len(e.model.spans),)
+    for i in IDS:
+        bare = Bare(e, i, start, "adam")
+        named = dict(bare.module.named_parameters())
+        optimizer = torch.optim.Adam(named.values(), 0.01, eps=1e-3)
+        for round in range(2):
+            for t, index in enumerate(bare.batches(round=round)):
+                x, y = e.federation.gather(torch.from_numpy(index))
+                optimizer.zero_grad()
+                F.cross_entropy(bare.module(x), y).backward()
+                for name, p in named.items():
+                    moves = name.startswith("head.") if t < 2 else name == "head.bias" or name.startswith("body.")
+                    p.grad = p.grad if moves else None
+                optimizer.step()
+        close(rows[i], bare.row(), 1e-4)
+
+
+def test_a_schedule_by_steps_is_torchs_scheduler() -> None:
+    """Each client's rate falls within its round, by its own number of steps; `lr` is the mean of its rates."""
+    schedule = {"name": "linear", "warmup": 0.4, "per": "step"}
+    arrays, split = ragged()
+    e = engine(arrays, split, mlp(), SGD(lr=0.2, momentum=0.5, schedule=schedule), epochs=2, rounds=3)
+    start = e.model.init_row()
+    out = Cohort(e, np.arange(len(split.train)), 1).train(start)
+    assert out.lr.shape == (len(split.train), 1)
+    for i in IDS:
+        bare = Bare(e, i, start, "sgd")
+        optimizer = torch.optim.SGD(bare.module.parameters(), 1.0, momentum=0.5)
+        batches = bare.batches(round=1)
+        total, rates = 3 * len(batches), []
+        for t, index in enumerate(batches):
+            at, warm = len(batches) + t, 0.4 * len(batches)
+            rates.append(0.2 * (1 - (at - warm) / (total - warm - 1)))
+            optimizer.param_groups[0]["lr"] = rates[-1]
+            x, y = e.federation.gather(torch.from_numpy(index))
+            optimizer.zero_grad()
+            F.cross_entropy(bare.module(x), y).backward()
+            optimizer.step()
+        close(out.theta[i], bare.row(), 1e-4)
+        if rates:
+            close(out.lr[i], torch.tensor([np.mean(rates)]).float())
+
+
 def test_adam_counts_every_descent_on_the_same_columns() -> None:
     """Two descents on a batch, as pFedMe's, are two steps of torch's."""
     e = build(optimizer="adam")

@@ -513,3 +513,15 @@ def test_notes_keep_the_first_best_round() -> None:
         sim.done = done
         sim.record_metrics({"personal/accuracy": score, "val/accuracy": val})
     assert sim.best["round"] == 3 and sim.best_val["round"] == 2 and sim.last["personal/accuracy"] == 0.7
+
+
+def test_uniform_means_for_methods_that_take_means(tmp_path: Path) -> None:
+    """Another model than by samples; a method whose server takes no such mean says so."""
+    for weights in ("samples", "uniform", "fedamp"):
+        (tmp_path / weights).mkdir()
+    for weights in ("samples", "uniform"):
+        run(config("algorithm=fedavg", "rounds=1", f"weights={weights}"), tmp_path / weights)
+    samples, uniform = (checkpoint.load(tmp_path / weights)["algorithm"]["w"] for weights in ("samples", "uniform"))
+    assert not torch.allclose(samples, uniform)
+    with pytest.raises(ConfigError, match="weights=uniform: algorithm=fedamp takes no mean of clients weighted by"):
+        run(config("algorithm=fedamp", "rounds=1", "weights=uniform"), tmp_path / "fedamp")

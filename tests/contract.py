@@ -35,6 +35,15 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     ],
     "it declares no group of some of its columns": [("model", "columns_are_respected", ("logistic",))],
     "its targets are no classes": [("task", "class_mask_confines", ("regression",))],
+    "it does not say that it is unbiased": [
+        ("compression", "right_on_average", ("topk", "topk share=1", "topk share=0.5", "randk", "sign", "chain")),
+        ("compression", "right_on_average", ("ternary clip=2.5", "lowrank", "lowrank warm_start=true")),
+    ],
+    "its memory is false": [
+        ("compression", "memory_gives_the_rest_back", ("qsgd", "qsgd levels=65536", "ternary", "ternary clip=2.5")),
+        ("compression", "memory_gives_the_rest_back", ("qsgd norm=l2 levels=3 code=fixed",)),
+        ("compression", "memory_gives_the_rest_back", ("randk share=0.2 unbiased=true memory=false",)),
+    ],
     "it has no options min_size and min_test": [
         ("partition", "sizes_are_kept", ("class_disjoint", "iid", "pachinko", "pathological", "practical")),
         ("partition", "sizes_are_kept", ("domain", "domain_dirichlet", "domain_officehome")),

@@ -1,4 +1,4 @@
-"""What every method, model, task and partition keeps, found by listing conf: a new file there is tested here.
+"""What every method, model, task, partition and operator keeps, found by listing conf: a new file there is tested here.
 
 The checks are those of fedbench.testing, which everybody's own class gets too.
 """
@@ -15,7 +15,7 @@ from cases import METHODS, case
 from contract import require_held, skipped
 
 from fedbench.cli.conf_tree import group_options
-from fedbench.testing import algorithm, model, partition, task
+from fedbench.testing import algorithm, compression, model, partition, task
 
 MODELS = group_options("model")
 PARTITIONS = group_options("partition")
@@ -29,6 +29,16 @@ TASKS = [  # every file of conf/task, and options that take another path
     "segmentation loss=dice_ce ignore=0 per_class=true",
     "segmentation loss=dice empty=one",
     "segmentation empty=zero",
+]
+COMPRESSIONS = [  # likewise
+    *group_options("compression"),
+    "topk share=1",
+    "topk share=0.5",
+    "randk share=0.2 unbiased=true memory=false",
+    "qsgd norm=l2 levels=3 code=fixed",
+    "qsgd levels=65536",
+    "ternary clip=2.5",
+    "lowrank warm_start=true",
 ]
 TINY = {  # options with which models are small and load nothing
     "mlp": {"hidden": [8]},
@@ -67,9 +77,19 @@ def test_a_model_keeps(check: str, name: str) -> None:
 @pytest.mark.parametrize("words", TASKS)
 @pytest.mark.parametrize("check", task.SUITE.checks)
 def test_a_task_keeps(check: str, words: str) -> None:
+    require_held(task.SUITE, check, words.split()[0], task.case_for(*parsed(words)))
+
+
+def parsed(words: str) -> tuple[str, dict[str, Any]]:
+    """The name of an option, and what it is given."""
     name, *options = words.split()
-    values = {key: yaml.safe_load(value) for key, value in (option.split("=") for option in options)}
-    require_held(task.SUITE, check, name, task.case_for(name, values))
+    return name, {key: yaml.safe_load(value) for key, value in (option.split("=") for option in options)}
+
+
+@pytest.mark.parametrize("words", COMPRESSIONS)
+@pytest.mark.parametrize("check", compression.SUITE.checks)
+def test_an_operator_keeps(check: str, words: str) -> None:
+    require_held(compression.SUITE, check, words, compression.case_for(*parsed(words)))
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -81,7 +101,10 @@ def test_a_partition_keeps(check: str, name: str) -> None:
 def test_what_is_skipped_is_counted() -> None:
     """Each for a reason that stands in contract.py; of so many checks of all things."""
     things = {"algorithm": METHODS, "model": MODELS, "task": TASKS, "partition": PARTITIONS}
-    suites = {suite.kind: suite.checks for suite in (algorithm.SUITE, model.SUITE, task.SUITE, partition.SUITE)}
-    assert all(check in suites[kind] and thing in things[kind] for kind, check, thing in skipped())
-    assert Counter(kind for kind, _, _ in skipped()) == {"algorithm": 10, "model": 7, "task": 1, "partition": 8}
-    assert sum(len(suites[kind]) * len(things[kind]) for kind in suites) > 1000
+    things["compression"] = COMPRESSIONS
+    suites = (algorithm.SUITE, model.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
+    checks = {suite.kind: suite.checks for suite in suites}
+    counts = {"algorithm": 10, "model": 7, "task": 1, "partition": 8, "compression": 15}
+    assert all(check in checks[kind] and thing in things[kind] for kind, check, thing in skipped())
+    assert Counter(kind for kind, _, _ in skipped()) == counts
+    assert sum(len(checks[kind]) * len(things[kind]) for kind in checks) > 1000

@@ -106,6 +106,9 @@ def check_value(key: str, value: Any, kind: Kind) -> None:
     """Refuse a value that does not fit, naming key, value and what is allowed."""
     if isinstance(value, Mapping) and "_target_" in value:
         return check_target(key, value)
+    for i, entry in enumerate(value if isinstance(value, list | tuple) else ()):
+        if isinstance(entry, Mapping) and "_target_" in entry:
+            check_target(f"{key}.{i}", entry)
     if isinstance(value, Mapping) and kind.fields is not None:
         return check_options(key, value, kind.fields, key)
     hint = nearest(value, kind.choices) if isinstance(value, str) else ""

@@ -65,13 +65,17 @@ class RowRandom:
     def __init__(self, keys: Tensor):
         self.keys, self.calls = keys, 0
 
-    def uniform(self, *shape: int) -> Tensor:
-        """Uniform in [0, 1), float32 with 24 random bits.  # [k, *shape]"""
+    def words(self, *shape: int) -> Tensor:
+        """64 random bits each, as int64.  # [k, *shape]"""
         self.calls += 1
         n = math.prod(shape)
         counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # [n]
         z = _mix_torch(_mix_torch(self.keys)[:, None] + counter)  # [k, n]
-        return (_shift(z, 40).float() / (1 << 24)).view(len(self.keys), *shape)
+        return z.view(len(self.keys), *shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform in [0, 1), float32 with 24 random bits.  # [k, *shape]"""
+        return _shift(self.words(*shape), 40).float() / (1 << 24)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal (Box-Muller).  # [k, *shape]"""

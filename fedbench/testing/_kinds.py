@@ -11,12 +11,15 @@ from torch import nn
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.cli.conf_tree import group_options
+from fedbench.compression.base import Operator
 from fedbench.core.options import ConfigError
 from fedbench.tasks.base import Task
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import object_at
 from fedbench.testing.algorithm import SUITE as ALGORITHM
 from fedbench.testing.algorithm import check_algorithm
+from fedbench.testing.compression import SUITE as COMPRESSION
+from fedbench.testing.compression import check_compression
 from fedbench.testing.model import SUITE as MODEL
 from fedbench.testing.model import check_model
 from fedbench.testing.partition import SUITE as PARTITION
@@ -44,6 +47,9 @@ KINDS = {
     "algorithm": Kind(ALGORITHM, check_algorithm, _is_subclass(Algorithm), "a subclass of Algorithm"),
     "model": Kind(MODEL, check_model, _is_subclass(nn.Module), "a torch.nn.Module"),
     "task": Kind(TASK, check_task, _is_subclass(Task), "a subclass of Task"),
+    "compression": Kind(
+        COMPRESSION, check_compression, _is_subclass(Operator), "a subclass of fedbench.compression.base.Operator"
+    ),
     "partition": Kind(
         PARTITION,
         check_partition,

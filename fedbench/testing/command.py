@@ -1,4 +1,4 @@
-"""``fedbench check my_package.MyMethod``: the contract of a method, model, task or partition, of anybody's."""
+"""``fedbench check my_package.MyMethod``: the contract of a method, model, task, partition or operator of anybody's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(
         prog="fedbench check",
-        description="Check a method, model, task or partition on tiny problems: what holds, and what is broken.",
+        description="Check a method, model, task, partition or operator on tiny problems: what holds, and what is not.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

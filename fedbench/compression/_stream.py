@@ -1,0 +1,80 @@
+"""Bits one after the other: what a message is when it is really sent.  Plain Python, for one row: slow, easy to check.
+
+Elias gamma codes are those of Elias, IEEE Trans. Inf. Theory 1975; the code with a unary quotient and a remainder of
+fixed width is Golomb's (IEEE Trans. Inf. Theory 1966) for divisors that are powers of 2, which Rice (1979) took up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Writer:
+    """Takes values, most significant bit first, and gives bytes, the last one filled up with zeros."""
+
+    def __init__(self) -> None:
+        self._bits: list[str] = []
+
+    def fixed(self, value: int, width: int) -> None:
+        """0 <= value < 2^width, in width bits."""
+        self._bits.append(format(value, f"0{width}b") if width else "")
+
+    def unary(self, value: int) -> None:
+        """value >= 0 in value + 1 bits."""
+        self._bits.append("1" * value + "0")
+
+    def gamma(self, value: int) -> None:
+        """value >= 1 in 2 floor(log2 value) + 1 bits."""
+        width = value.bit_length()
+        self.unary(width - 1)
+        self.fixed(value - (1 << (width - 1)), width - 1)
+
+    def rice(self, value: int, width: int) -> None:
+        """value >= 0 in (value >> width) + 1 + width bits."""
+        self.unary(value >> width)
+        self.fixed(value & ((1 << width) - 1), width)
+
+    def floats(self, values: Tensor) -> None:
+        """Each of values [m] float32 in its own 32 bits."""
+        for word in values.cpu().numpy().view(np.uint32).tolist():
+            self.fixed(word, 32)
+
+    def stream(self) -> bytes:
+        """All of it."""
+        bits = "".join(self._bits)
+        bits += "0" * (-len(bits) % 8)
+        return int(bits, 2).to_bytes(len(bits) // 8, "big") if bits else b""
+
+
+class Reader:
+    """Gives the values that a Writer took, in the same order, from its bytes."""
+
+    def __init__(self, stream: bytes):
+        self._bits = format(int.from_bytes(stream, "big"), f"0{8 * len(stream)}b")
+        self._at = 0
+
+    def fixed(self, width: int) -> int:
+        """A value of width bits."""
+        self._at += width
+        return int(self._bits[self._at - width : self._at] or "0", 2)
+
+    def unary(self) -> int:
+        """What `Writer.unary` took."""
+        begin, self._at = self._at, self._bits.index("0", self._at) + 1
+        return self._at - 1 - begin
+
+    def gamma(self) -> int:
+        """What `Writer.gamma` took."""
+        width = self.unary()
+        return (1 << width) + self.fixed(width)
+
+    def rice(self, width: int) -> int:
+        """What `Writer.rice` took."""
+        return (self.unary() << width) + self.fixed(width)
+
+    def floats(self, count: int) -> Tensor:
+        """So many numbers.  # [count] float32"""
+        words = np.array([self.fixed(32) for _ in range(count)], np.uint32)
+        return torch.from_numpy(words.view(np.float32).copy())

@@ -1,0 +1,14 @@
+"""No compression: float32 numbers as they are."""
+
+from fedbench.compression.base import Direction, Operator
+
+
+class NoCompression(Operator):
+    """What is sent is seen.  memory, direction: alike for all operators; nothing is ever lacking here."""
+
+    exact = True
+    unbiased = True
+    leaves_numbers = True
+
+    def __init__(self, memory: bool = True, direction: Direction = "up"):
+        super().__init__(memory, direction)

@@ -1,0 +1,93 @@
+"""Stochastic quantization: numbers are rounded, at random and right on average, to multiples of norm / levels.
+
+Alistarh et al., NeurIPS 2017 (QSGD), section 3.1.  Departs from the paper: one norm for the whole row, in place of
+buckets; every level has an Elias gamma code (IEEE Trans. Inf. Theory 1975), zeros one bit, in place of the omega code
+of the distances between levels that are not 0.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.compression._stream import Reader, Writer
+from fedbench.compression._sums import divided, l2_norm, over
+from fedbench.compression.base import FLOAT, Direction, Message, Operator, Sent
+from fedbench.core.options import Count, require
+from fedbench.core.rng import RowRandom
+
+MOST = 1 << 16  # levels: float32 has 24 bits, some of which the rounding needs
+
+
+class QSGD(Operator):
+    """levels: s, of |x| above 0; null: full precision.  norm: what level s stands for, l2 (the paper) or max |x|.
+    code: elias, short where levels are small, or fixed, of one width for all."""
+
+    unbiased = True
+
+    def __init__(
+        self,
+        levels: Count | None = 16,
+        norm: Literal["l2", "max"] = "max",
+        code: Literal["elias", "fixed"] = "elias",
+        memory: bool = False,
+        direction: Direction = "up",
+    ):
+        super().__init__(memory, direction)
+        require(
+            levels is None or levels <= MOST,
+            f"compression.levels must be at most {MOST:,}, or null for full precision, got {levels}",
+        )
+        self.levels, self.norm, self.code = levels or 0, norm, code
+        self.exact = levels is None
+
+    def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
+        """The norm [k, 1], and signed levels [k, n] int32."""
+        scale = l2_norm(x) if self.norm == "l2" else x.abs().amax(1, keepdim=True)
+        exact = over(x, scale) * self.levels  # from 0 to s
+        below = exact.floor()
+        level = below + (draws.uniform(message.size) < exact - below)
+        return Sent(x[:, :0], {"scale": scale, "level": torch.where(x < 0, -level, level).int()})
+
+    def unpack(self, sent: Sent, message: Message) -> Tensor:
+        """level / s of the norm.  # [k, n]"""
+        return sent.codes["scale"] * divided(sent.codes["level"].float(), self.levels)
+
+    @property
+    def width(self) -> int:
+        """Bits of a signed level in the fixed code: of 2 s + 1 different ones."""
+        return (2 * self.levels).bit_length()
+
+    def count(self, sent: Sent, message: Message) -> Tensor:
+        """The norm, and n w, or for each level l the 2 floor(log2(l + 1)) + 1 bits and a sign unless it is 0.  # [k]"""
+        level = sent.codes["level"].abs()
+        if self.code == "fixed":
+            return torch.full((len(level),), FLOAT + message.size * self.width, device=level.device)
+        exponent = torch.frexp((level + 1).float()).exponent - 1  # floor(log2), exact below 2^24
+        return FLOAT + (2 * exponent + 1 + (level > 0)).sum(1)
+
+    def write(self, sent: Sent, out: Writer, message: Message) -> None:
+        """The norm, and every level, with a sign behind it."""
+        out.floats(sent.codes["scale"][0])
+        for level in sent.codes["level"][0].tolist():
+            if self.code == "fixed":
+                out.fixed(level + self.levels, self.width)
+                continue
+            out.gamma(abs(level) + 1)
+            if level:
+                out.fixed(int(level < 0), 1)
+
+    def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
+        """The norm, and the levels."""
+        scale = stream.floats(1)[None]
+        read_level = self._fixed if self.code == "fixed" else _elias
+        levels = [read_level(stream) for _ in range(message.size)]
+        return {"scale": scale, "level": torch.tensor([levels], dtype=torch.int32)}
+
+    def _fixed(self, stream: Reader) -> int:
+        return stream.fixed(self.width) - self.levels
+
+
+def _elias(stream: Reader) -> int:
+    level = stream.gamma() - 1
+    return -level if level and stream.fixed(1) else level

@@ -1,0 +1,211 @@
+"""Operators of a user's: a right one holds, and each check finds the slip that it is for."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+from fedbench import commands
+from fedbench.cli.conf_tree import group_options
+from fedbench.compression.qsgd import QSGD
+from fedbench.compression.randk import RandK
+from fedbench.compression.sign import Sign
+from fedbench.compression.topk import TopK
+from fedbench.core.options import ConfigError
+from fedbench.testing import check_compression, compression
+
+PAGE = (ROOT / "docs" / "compression.md").read_text()
+
+
+class Flat(Sign):
+    """One number of bits for all clients."""
+
+    def __call__(self, x, draws, message):
+        seen, bits = super().__call__(x, draws, message)
+        return seen, bits.sum()
+
+
+class Joint(Sign):
+    """One scale for all clients."""
+
+    def pack(self, x, draws, message):
+        sent = super().pack(x, draws, message)
+        sent.codes["scale"] = sent.codes["scale"].amax(0, keepdim=True).expand(len(x), 1)
+        return sent
+
+
+class InPlace(TopK):
+    """Zeros where it took numbers, in the rows that it was given."""
+
+    def __call__(self, x, draws, message):
+        seen, bits = super().__call__(x, draws, message)
+        x -= seen
+        return seen, bits
+
+
+class Global(RandK):
+    """A key from the global generator."""
+
+    def pack(self, x, draws, message):
+        draws.keys = torch.randint(1 << 40, (len(x),))
+        return super().pack(x, draws, message)
+
+
+class Asking(Sign):
+    """Asks whether there is anything to send."""
+
+    def pack(self, x, draws, message):
+        return super().pack(x if float(x.abs().sum()) > 0 else -x, draws, message)
+
+
+class Swapped(Sign):
+    """Reads a 0 as negative."""
+
+    def read(self, stream, message):
+        codes = super().read(stream, message)
+        return codes | {"negative": ~codes["negative"]}
+
+
+class Modest(TopK):
+    """Counts no positions."""
+
+    def count(self, sent, message):
+        return super().count(sent, message) * 0
+
+
+class NotAsItIs(TopK):
+    """Says that rows arrive as they are, and rounds them."""
+
+    exact = True
+
+    def __init__(self):
+        super().__init__(0.5)
+        self.exact = True
+
+    def __call__(self, x, draws, message):
+        seen, bits = super().__call__(x, draws, message)
+        return seen.round(), bits
+
+
+class Wasteful(Sign):
+    """Sends every number twice, as well."""
+
+    def count(self, sent, message):
+        return super().count(sent, message) + 64 * message.size
+
+
+class Offset(Sign):
+    """No scale is 0."""
+
+    def pack(self, x, draws, message):
+        sent = super().pack(x, draws, message)
+        sent.codes["scale"] = sent.codes["scale"] + 1e-8
+        return sent
+
+
+class Ratio(Sign):
+    """Divides by a square, which may be infinite, and multiplies by it."""
+
+    def unpack(self, sent, message):
+        square = sent.codes["scale"].square().clamp_min(1e-30)
+        return super().unpack(sent, message) / square * square
+
+
+class Spreading(Sign):
+    """Sends rows that have diverged, too."""
+
+    def __call__(self, x, draws, message):
+        return super().__call__(x.nan_to_num(), draws, message)
+
+
+class Shrinking(QSGD):
+    """Says that it is unbiased, and is a tenth too small."""
+
+    def unpack(self, sent, message):
+        return 0.9 * super().unpack(sent, message)
+
+
+class Growing(QSGD):
+    """Rounds to the norm of a long row or to nothing, and remembers what that gives too much of."""
+
+    def __init__(self):
+        super().__init__(1, norm="l2", memory=True)
+
+
+class Forgetful(TopK):
+    """Sends more from round to round, by a Python number."""
+
+    def observe(self, losses):
+        self.share = min(1, 2 * self.share)
+
+
+SLIPS = [
+    (Flat, "rows_and_bits_have_a_shape", "`count` is of each row"),
+    (Joint, "rows_are_independent", "alone than among 5"),
+    (InPlace, "inputs_stay", "in place"),
+    (Global, "draws_are_keyed", "the global generator of torch"),
+    (Asking, "nothing_waits_for_the_device", "waits for the device"),
+    (Swapped, "decoding_gives_what_is_seen", "decoded to other numbers"),
+    (Modest, "bits_are_those_of_the_stream", "`count` must count"),
+    (NotAsItIs, "exact_is_exact", "`exact` is set"),
+    (Wasteful, "exact_is_exact", "more than they do as they are"),
+    (Offset, "odd_rows_are_finite", "zeros are seen as 1e-08"),
+    (Ratio, "odd_rows_are_finite", "not seen as"),
+    (Spreading, "diverged_rows_are_nan", "other than NaN"),
+    (Shrinking, "right_on_average", "`unbiased` is set"),
+    (Growing, "memory_gives_the_rest_back", "let memory be false"),
+    (Forgetful, "state_is_saved", "goes on otherwise"),
+]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slips, and the example of the page, as classes of a user's module."""
+    module = ModuleType("my_operators")
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], vars(module))
+    for slip, *_ in SLIPS:
+        setattr(module, slip.__name__, slip)
+        monkeypatch.setattr(slip, "__module__", "my_operators")
+    monkeypatch.setitem(sys.modules, "my_operators", module)
+
+
+def test_the_example_of_the_page_holds() -> None:
+    report = check_compression("my_operators.Halves")
+    report.raise_if_broken()
+    assert list(report.skipped) == ["right_on_average"] and len(report.held) == len(compression.SUITE.checks) - 1
+
+
+@pytest.mark.parametrize("slip, check, words", SLIPS, ids=lambda x: x.__name__ if isinstance(x, type) else "")
+def test_what_is_wrong_with_an_operator_is_named(slip: type, check: str, words: str) -> None:
+    broken = check_compression(slip, only=[check]).broken
+    assert check in broken and words in broken[check], broken
+
+
+def test_every_check_of_operators_finds_a_slip() -> None:
+    assert {check for _, check, _ in SLIPS} == set(compression.SUITE.checks)
+
+
+def test_the_command_tells_an_operator_by_its_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["check", "my_operators.Halves", "--only", "inputs_stay"]) == 0
+    assert commands.main(["check", "compression=topk", "share=0.3", "--only", "inputs_stay"]) == 0
+    assert capsys.readouterr().out.count("1 hold, 0 broken") == 2
+
+
+def test_what_is_no_operator_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is no operator"):
+        check_compression("fedbench.engine.optim.SGD", {"lr": 1.0})
+
+
+def test_rows_that_are_shown_have_zeros_and_equal_numbers() -> None:
+    x = compression.rows_of(compression.SIZE).numpy()
+    assert all((row == 0).any() and len(np.unique(row)) < len(row) - 5 for row in x)
+
+
+def test_the_page_names_every_option() -> None:
+    assert all(f"`{option}" in PAGE for option in group_options("compression"))

@@ -107,8 +107,15 @@ class Simulation:
 
     def _load(self, state: dict[str, Any]) -> None:
         # before checkpoints said which stores their rounds had made, those were the optimizer's
-        late = [name for name in state["rows"] if name.startswith("optimizer/")]
-        late = json.loads(state["late_rows"]) if "late_rows" in state else late
+        of_optimizer = [name for name in state["rows"] if name.startswith("optimizer/")]
+        widths: dict[str, int] = {}  # of the rows that these are the buffers of; a count is narrower
+        for name in of_optimizer:
+            owner = name.split("/")[1]
+            widths[owner] = max(widths.get(owner, 1), state["rows"][name]["rows"].shape[1])
+        for name in of_optimizer:
+            _, owner, buffer = name.split("/")
+            self.engine.memory(owner, buffer, widths[owner])
+        late = json.loads(state["late_rows"]) if "late_rows" in state else of_optimizer
         self.engine.rows.load_state_dict(state["rows"], late)
         device = self.engine.device  # checkpoints are read to host memory
         check_like(self.algorithm.state_dict(), state["algorithm"])

@@ -31,9 +31,7 @@ def test_fedrep_keeps_counters_of_head_and_base_apart() -> None:
     steps = all_clients(e).train(e.model.init_row()).steps[:, None]  # of an epoch
     of_head = torch.tensor([name.startswith("head.") for name in e.model.spans])  # [S]
     close(e.memories["optimizer/head/count"].whole(), torch.where(of_head, 6 * steps, 0))
-    close(
-        e.memories["optimizer/theta/count"].whole(), torch.where(of_head, steps, 3 * steps)
-    )  # with the training above
+    close(e.memories["optimizer/theta/count"].whole(), torch.where(of_head, steps, 3 * steps))  # and above
 
 
 def test_fedrep_counts_both_kinds_of_epochs() -> None:

@@ -596,7 +596,13 @@ def test_a_cell_of_another_config_is_set_aside(capsys: pytest.CaptureFixture[str
     assert "2 cells: 1 finished, 1 finished already" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["seed: 0\nrounds: 8\n", "data_dir: data\nprivacy: 3\n", "seed: [", "7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: 0\nrounds: 8\n",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("data_dir: data\nprivacy: 3\n", "seed: [", "7")),
+    ],
+)
 def test_a_cell_whose_config_was_cut_off_is_set_aside(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["-m", "seed=0,1"])
     Path("sweeps/seed=0/config.yaml").write_text(text)
@@ -743,6 +749,7 @@ def test_a_cell_that_another_command_finds_finished_meanwhile(
     assert "2 cells: 1 finished already, 1 finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_joblib_cells_are_locked_too(elsewhere: dict[str, str], tmp_path: Path) -> None:
     command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=fine,other"]
     Path("sweeps/name=fine").mkdir(parents=True)

@@ -499,6 +499,7 @@ def compare(network: Callable[[], nn.Module], method: str) -> None:
     assert torch.isfinite(loop["deployed"]).all() and away < 1e-3
 
 
+@pytest.mark.slow
 def test_a_network_of_timm() -> None:
     compare(image, "pgfed")
 

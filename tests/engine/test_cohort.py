@@ -509,3 +509,14 @@ def test_forward_of_some_samples(plan: str) -> None:
         assert not torch.allclose(torch.cat(other), torch.cat(some))
     few = Cohort(e, IDS[:2], 0).forward(row, limit=4, key="anchor")
     close(torch.cat(few), torch.cat(some[:2]))  # a client's samples do not depend on who else is there
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_forward_in_blocks_puts_every_sample_in_its_place(plan: str) -> None:
+    """Blocks of 2 of clients with 0 to 12 samples, each client with a row of its own."""
+    ids = np.arange(len(TEST))
+    rows = torch.stack([(1 + i) * build().model.init_row() for i in ids.tolist()])
+    whole, blocks = (Cohort(build(plan=plan, eval_batch=size), ids, 0).forward(rows) for size in (12, 2))
+    assert [len(z) for z in blocks] == list(TEST)
+    for a, b in zip(whole, blocks, strict=True):
+        close(a, b)

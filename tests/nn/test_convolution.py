@@ -17,6 +17,7 @@ from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
 from fedbench.nn import chain, program
 from fedbench.nn.flat import FlatModel
+from fedbench.nn.program import layout
 from fedbench.tasks.classification import Classification
 
 K, B = 3, 4
@@ -242,3 +243,10 @@ def test_training_gives_the_loops_rows(plan: str) -> None:
         return all_clients(e).train(e.model.init_row(), how=LocalTraining(epochs=1)).theta
 
     close(train(plan, "unfold"), train("loop", "grouped"), 1e-5)
+
+
+def test_strided_pointwise_convolutions_of_few_channels_stay_in_the_ordinary_layout() -> None:
+    """On any CPU: without AVX-512 their gradient in channels last writes past its workspace."""
+    few, many, wide = torch.zeros(8, 4, 1, 1), torch.zeros(8, 16, 1, 1), torch.zeros(8, 4, 3, 3)
+    assert layout(few, (2, 2)) is layout(few, (1, 2)) is torch.contiguous_format
+    assert {layout(few, (1, 1)), layout(many, (2, 2)), layout(wide, (2, 2))} == {torch.channels_last}

@@ -49,7 +49,7 @@ class APFL(Algorithm):
             a=self.a[cohort.ids],
         )
         self.v[cohort.ids], self.a[cohort.ids] = out.v, out.a
-        self.w = cohort.weights @ cohort.upload(w=out.theta).w
+        self.w = cohort.weights @ cohort.upload(w=out.theta, reference={"w": w}).w
 
     def step(self, s: Step, batch: Batch) -> None:
         """A batch of the box."""
@@ -66,7 +66,7 @@ class APFL(Algorithm):
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """a_i v_i + (1 - a_i) w."""
         a = self.a[cohort.ids]
-        return a * self.v[cohort.ids] + (1 - a) * self.w
+        return a * self.v[cohort.ids] + (1 - a) * cohort.broadcast(w=self.w).w
 
     def global_row(self) -> Tensor:
         """w."""

@@ -124,7 +124,8 @@ class APPLE(Algorithm):
         self.d[cohort.ids], self.theta[cohort.ids] = out.d, out.personal
         core = self.columns.put(out.personal, self.columns.take(out.theta))  # BatchNorm's buffers are w_i's
         self.core[cohort.ids] = core
-        self.exchange.publish(cohort, versions, cohort.upload(core=core, reference={"core": known}).core)
+        up = cohort.upload(core=core, reference={"core": known}, replaces=["core"])
+        self.exchange.publish(cohort, versions, up.core)
 
     def mix(self, into: Tensor, core: Tensor, d: Tensor, cores: Tensor, versions: Tensor, i: Tensor) -> Tensor:
         """Write w_i = d_ii c_i + sum over j != i of d_ij c_j into the trained columns of `into`.  # [k, P]

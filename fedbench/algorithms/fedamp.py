@@ -96,13 +96,13 @@ class FedAMP(Algorithm):
 
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1: u_i at the server, then client i minimizes f_i(w) + lam / (2 alpha_k) ||w - u_i||^2."""
-        theta, alpha = self.theta[cohort.ids], self.alpha(cohort.round)  # [K, P]
-        u = cohort.download(u=self.cloud(cohort, self.w[cohort.ids], alpha)).u
+        theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
+        u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
         weight = self.lam / alpha
         pull = (lambda s: (s.theta - s.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(theta if self.start == "own" else u, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
-        self.w[cohort.ids] = cohort.upload(w=out.theta).w
+        self.w[cohort.ids] = cohort.upload(w=out.theta, reference={"w": w_i}, replaces=["w"]).w
         self.prev = cohort.index
 
     def alpha(self, round: int) -> float:

@@ -28,14 +28,14 @@ class FedAvg(Algorithm):
         """Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w)
-        up = cohort.upload(theta=out.theta)  # [K, P]
+        up = cohort.upload(theta=out.theta, reference={"theta": w})  # [K, P]
         self.w = cohort.weights @ up.theta
         if self.theta is not None:
             self.theta[cohort.ids] = out.theta
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """w, or with deploy="local" what the client last trained."""
-        return self.w if self.theta is None else self.theta[cohort.ids]
+        return cohort.broadcast(w=self.w).w if self.theta is None else self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
         """w."""

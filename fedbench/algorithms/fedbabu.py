@@ -42,14 +42,15 @@ class FedBABU(Algorithm):
         """Algorithm 1: clients train the base u alone."""
         u = cohort.broadcast(u=self.base.take(self.w)).u  # [|u|]
         out = cohort.train(self.base.put(self.w, u), columns=self.base)
-        up = cohort.upload(u=self.base.take(out.theta))  # [K, |u|]
+        up = cohort.upload(u=self.base.take(out.theta), reference={"u": u})  # [K, |u|]
         self.w = self.base.put(self.w, cohort.weights @ up.u)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """[u, h]; after the last round fine-tuned."""
+        w = self.base.put(self.w, cohort.broadcast(u=self.base.take(self.w)).u)
         if not final:
-            return self.w
-        start = self.head.put(self.w, torch.zeros_like(self.head.take(self.w))) if self.zero_head else self.w
+            return w
+        start = self.head.put(w, torch.zeros_like(self.head.take(w))) if self.zero_head else w
         columns = {"all": None, "head": self.head, "base": self.base}[self.part]
         return cohort.train(
             start,

@@ -57,17 +57,26 @@ class FedFomo(Algorithm):
         if self.reference == "aggregated":
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
-        initial = self.theta.default  # what the server knows of a client's model at first  [P]
-        self.last, self.prev = cohort.upload(theta=out.theta, reference={"theta": initial}).theta, cohort.index
+        up = cohort.upload(theta=out.theta, reference={"theta": self.known(cohort)}, replaces=["theta"])
+        self.last, self.prev = up.theta, cohort.index
+
+    def known(self, cohort: Cohort) -> Tensor:
+        """theta_i as the server has it: of the last cohort what was uploaded, else the initial one.  # [K, P]"""
+        known = self.theta.default.repeat(len(cohort), 1)
+        if self.last is not None:
+            i, j = (cohort.index[:, None] == self.prev).nonzero().unbind(1)  # client i of these was the j-th then
+            known[i] = self.last[j]
+        return known
 
     def mixed(self, cohort: Cohort, theta: Tensor, ref: Tensor) -> Tensor:
         """sum_j omega_j theta_j, or theta_i [K, P] of a client whom no model helps; Pref <- Pref + omega.  # [K, P]"""
         chosen = self.choose(cohort)  # [K, M]
-        others = cohort.download(theta=self.last[chosen]).theta  # theta_j  [K, M, P]
+        is_chosen = torch.zeros(len(cohort), len(self.prev), dtype=torch.bool, device=chosen.device)  # [K, K']
+        others = cohort.fetch(is_chosen.scatter(1, chosen, True), theta=self.last).theta[chosen]  # theta_j  [K, M, P]
         omega = self.weights(cohort, others, ref)  # [K, M]
         total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
-        uploaded = cohort.upload(omega=omega, reference={"omega": None}).omega
+        uploaded = cohort.upload(omega=omega, reference={"omega": None}, replaces=["omega"]).omega
         self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
         mixture = (omega[:, None] @ others)[:, 0]  # [K, P]
         return torch.where(total > 0, mixture, theta)

@@ -75,7 +75,7 @@ class FedOTP(Algorithm):
         start = self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])  # [K, P]
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_prompt))
         self.p_l[cohort.ids] = self.local_prompt.take(out.theta)
-        up = cohort.upload(p_g=self.global_prompt.take(out.theta))  # [K, l d]
+        up = cohort.upload(p_g=self.global_prompt.take(out.theta), reference={"p_g": p_g})  # [K, l d]
         self.w = self.global_prompt.put(self.w, cohort.weights @ up.p_g)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
@@ -97,7 +97,8 @@ class FedOTP(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """[p_g, p_l]."""
-        return self.local_prompt.put(self.w, self.p_l[cohort.ids])
+        p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g
+        return self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])
 
     def global_row(self) -> Tensor:
         """p_g, with p_l as drawn."""

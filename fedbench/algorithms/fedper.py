@@ -26,7 +26,7 @@ class FedPer(Algorithm):
         """Algorithms 1 and 2."""
         u = cohort.broadcast(u=self.u).u
         out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
-        up = cohort.upload(u=self.base.take(out.theta))  # [K, |u|]
+        up = cohort.upload(u=self.base.take(out.theta), reference={"u": u})  # [K, |u|]
         self.u = cohort.weights @ up.u
         self.v[cohort.ids] = self.head.take(out.theta)
 
@@ -37,4 +37,4 @@ class FedPer(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """The new base with the client's head."""
-        return self.with_heads(cohort, self.u)
+        return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

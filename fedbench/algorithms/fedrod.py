@@ -64,7 +64,7 @@ class FedRoD(Algorithm):
         start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [K, P]
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
-        up = cohort.upload(w=self.shared.take(out.theta))
+        up = cohort.upload(w=self.shared.take(out.theta), reference={"w": w})
         self.w = self.shared.put(self.w, cohort.weights @ up.w)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
@@ -76,7 +76,8 @@ class FedRoD(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """[u, h, g_i]."""
-        return self.personal.put(self.w, self.g[cohort.ids])
+        w = cohort.broadcast(w=self.shared.take(self.w)).w
+        return self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """h(z) + g_i(z).  # [k, b, C]"""

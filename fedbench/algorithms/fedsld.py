@@ -53,7 +53,7 @@ class FedSLD(FedAvg):
             batch.weight = batch.weight * self.ratio(batch, prior)  # [k, B]
             s.descend(s.grad(batch))
 
-        up = cohort.upload(theta=cohort.train(w, step=step).theta)
+        up = cohort.upload(theta=cohort.train(w, step=step).theta, reference={"theta": w})
         self.w = cohort.weights @ up.theta
 
     def prior(self, cohort: Cohort) -> Tensor:
@@ -62,7 +62,8 @@ class FedSLD(FedAvg):
         first_round, clients = self.counts_of is None, cohort.all_clients()
         if first_round:
             counts = torch.from_numpy(self.label_counts).to(self.w)  # [N, C]
-            self.counts_of = clients.upload(counts=counts).counts.clamp_min(0)
+            told = clients.upload(counts=counts, reference={"counts": None}, replaces=["counts"])
+            self.counts_of = told.counts.clamp_min(0)
         total = (self.counts_of if self.counts == "all" else self.counts_of[cohort.index]).sum(0)
         prior = total / total.sum().clamp_min(1e-30)
         if self.counts == "cohort":

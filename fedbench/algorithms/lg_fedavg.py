@@ -37,7 +37,7 @@ class LGFedAvg(Algorithm):
         out = cohort.train(
             start, step=self.alternate if self.update == "alternate" else None, how=LocalTraining(uploaded=self.head)
         )
-        up = cohort.upload(h=self.head.take(out.theta))  # [K, |h|]
+        up = cohort.upload(h=self.head.take(out.theta), reference={"h": h})  # [K, |h|]
         self.h = cohort.weights @ up.h
         self.theta[cohort.ids] = out.theta
 
@@ -48,4 +48,4 @@ class LGFedAvg(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """The client's base with the new head."""
-        return self.head.put(self.theta[cohort.ids], self.h)
+        return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

@@ -70,7 +70,7 @@ class PerFedAvg(Algorithm):
             step=self.step,
             how=LocalTraining(batch_size=self.parts * cohort.engine.batch_size, drop_last=True, counted=1 / self.parts),
         )  # counted: the part that defines the step
-        up = cohort.upload(theta=out.theta)  # [K, P]
+        up = cohort.upload(theta=out.theta, reference={"theta": w})  # [K, P]
         p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
         self.w = p @ up.theta
 
@@ -89,7 +89,8 @@ class PerFedAvg(Algorithm):
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """w after one step on a training batch."""
         rate = cohort.rate() if self.alpha is None or self.adapt == "lr" else cohort.value(self.alpha)
-        return cohort.train(self.w, how=LocalTraining(steps=1, key="adapt", lr=rate, optimizer=SGD(1.0))).theta
+        how = LocalTraining(steps=1, key="adapt", lr=rate, optimizer=SGD(1.0))
+        return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta
 
     def global_row(self) -> Tensor:
         """w."""

@@ -145,10 +145,11 @@ class PFedMoAP(Algorithm):
             out = cohort.train(start, columns=self.prompt_columns)
         prompt, trained_gate = self.prompt_columns.take(out.theta), self.gate_columns.take(out.theta[gated])
         self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate
-        up = cohort.upload(prompt=prompt)
+        up = cohort.upload(prompt=prompt, reference={"prompt": P_g})
         self.w = self.prompt_columns.put(self.w, cohort.weights @ up.prompt)
         if self.aggregate_gate and len(mixing):
-            self.w = self.gate_columns.put(self.w, mixing.weights @ mixing.upload(gate=trained_gate).gate)
+            up_gate = mixing.upload(gate=trained_gate, reference={"gate": gate}).gate
+            self.w = self.gate_columns.put(self.w, mixing.weights @ up_gate)
         self.pool[cohort.ids], self.text[cohort.ids] = up.prompt, self.encode(cohort.model, up.prompt)
         self.last, self.experts, self.count = cohort.index, experts, count
 
@@ -252,7 +253,8 @@ class PFedMoAP(Algorithm):
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """Prompt, gate and experts as the header says: theta [K, P], experts [K, K_e, C, d], count [K, 1]."""
         trained = self.prompt.has(cohort.ids)[:, None]  # [K, 1]
-        prompt = torch.where(trained, self.prompt[cohort.ids], self.prompt_columns.take(self.w))
+        P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
+        prompt = torch.where(trained, self.prompt[cohort.ids], P_g)
         theta = self.prompt_columns.put(self.gate_columns.put(self.w, self.gate[cohort.ids]), prompt)
         last = np.empty(0, np.int64) if self.last is None else self.last.cpu().numpy()
         with_gate, just = np.isin(cohort.ids, self.gate.touched()), np.isin(cohort.ids, last)

@@ -50,7 +50,7 @@ class PFedPrompt(Algorithm):
         """FedAvg on the prompt."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w, loss=self.loss, **self.memory(cohort)) if self.in_training else cohort.train(w)
-        self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the logits, with in_training: the sample itself is left out of the memory.  # [k, B]"""
@@ -68,7 +68,7 @@ class PFedPrompt(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """The prompt, and what the client remembers."""
-        return {"theta": self.w, **self.memory(cohort)}
+        return {"theta": cohort.broadcast(w=self.w).w, **self.memory(cohort)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """rows: theta [k, P] and the memory."""

@@ -60,9 +60,9 @@ class PGFed(Algorithm):
         out = self.local_training(cohort, w) if first else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
-            self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+            self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
             return
-        up = self.upload(cohort, out)
+        up = self.upload(cohort, w, out)
         self.w = cohort.weights @ up.theta
         mu = mean(self.mu)
         self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * up.g.mean(0), cohort.index
@@ -87,10 +87,11 @@ class PGFed(Algorithm):
         """Local epochs from w: in round 1 plain ones, as FedAvg's."""
         return cohort.train(w, step=step, **state)
 
-    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
+    def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:
         """theta_i, and the risk f_i to first order around it, c_i + g_i . theta: theta [K, P], g [K, P], c [K]."""
         g, f = cohort.gradient(out.theta, drop_last=self.drop_last)  # [K, P], [K]
-        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta), reference={"g": None})
+        reference = {"theta": w, "g": None, "c": None}
+        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta), reference=reference, replaces=["g", "c"])
 
     # -- auxiliary gradients and coefficients --------------------------------------------------------------
     def download_auxiliary(self, cohort: Cohort) -> Tensor:
@@ -113,7 +114,7 @@ class PGFed(Algorithm):
 
     def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:
         """Clients send a_ij [K, K'], which noise (privacy) may take out of their range."""
-        up = cohort.upload(alpha=new, reference={"alpha": old})
+        up = cohort.upload(alpha=new, reference={"alpha": old}, replaces=["alpha"])
         self.keep_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
 
     def keep_coefficients(self, cohort: Cohort, alpha: Tensor) -> None:

@@ -47,9 +47,9 @@ class ServerAlpha(PGFed):
         """theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i) for every batch, nothing else."""
         return cohort.train(w, extra_grad=lambda s: s.aux, aux=self.download_auxiliary(cohort))
 
-    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
+    def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:
         """As PGFed's; then the server takes one step of a_ij for all the local ones, at the uploaded theta_i."""
-        up = super().upload(cohort, out)
+        up = super().upload(cohort, w, out)
         if self.G is not None:
             g_theta = mean(self.mu) * products(up.theta, self.G)  # mu g_j . theta_i  [K, K']
             eta2 = self.coefficient_rate(cohort) * out.steps[:, None]  # [K, 1]
@@ -99,13 +99,13 @@ class PseudoGradient(PGFed):
 
         return cohort.train(w, step=recorded, loss_before=cohort.step_record(), **state)
 
-    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
+    def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:
         """theta_i and f_i travel; g_i and c_i follow from what the server knows."""
         per_epoch = out.steps / cohort.engine.epochs  # steps [K]
         first_of_last = (out.steps - per_epoch.floor()).long()[:, None]  # the last epoch's first step  [K, 1]
         before = out.loss_before.gather(1, first_of_last)[:, 0]  # losses summed until then  [K]
         f = (out.loss * out.steps - before) / per_epoch  # the last epoch's mean loss
-        up = cohort.upload(theta=out.theta, f=f)
+        up = cohort.upload(theta=out.theta, f=f, reference={"theta": w, "f": None}, replaces=["f"])
         sgd: Any = cohort.engine.optimizer
         pace = (out.lr * out.steps[:, None] / (1 - sgd.momentum)).clamp_min(1e-30)
         trained = cohort.model.trained

@@ -58,7 +58,7 @@ class PGFedExact(FedAvg):
         w = cohort.broadcast(w=self.w).w
         out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
-        self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """Local epochs with everybody's samples in every step."""

@@ -53,7 +53,7 @@ class Scaffold(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """x."""
-        return self.x
+        return cohort.broadcast(x=self.x).x
 
     def global_row(self) -> Tensor:
         """x."""

@@ -10,7 +10,10 @@ from typing import Any
 
 from fedbench.core.options import ConfigError
 
-GROUPS = ("dataset", "task", "partition", "model", "algorithm", "optimizer", "hardware", "tracking", "experiment")
+GROUPS = (
+    *("dataset", "task", "partition", "model", "algorithm", "optimizer"),
+    *("compression", "hardware", "tracking", "experiment"),
+)
 
 
 def find_conf_dir() -> Path:

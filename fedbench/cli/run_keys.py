@@ -183,6 +183,7 @@ class RunConfig:
     model: dict
     algorithm: dict
     optimizer: dict
+    compression: dict
     hardware: HardwareConfig
     tracking: TrackingConfig
     privacy: PrivacyConfig | None = None
@@ -198,6 +199,7 @@ RESERVED = {
     "model": "ModelKeys",
     "optimizer": "OptimizerKeys",
     "algorithm": None,
+    "compression": None,
 }
 # a name that every class of a group has or inherits, and what such a class is called
 KINDS = {
@@ -207,6 +209,7 @@ KINDS = {
     "model": ("Module", "torch.nn.Module"),
     "optimizer": ("Optimizer", "fedbench.engine.optim.Optimizer"),
     "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
+    "compression": ("Operator", "fedbench.compression.base.Operator"),
 }
 # constructor arguments that the data set (or the algorithm: reads) decides
 INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "reads")}

@@ -113,6 +113,11 @@ class Operator:
     def keep(self, sent: Sent, message: Message) -> None:
         """Write the clients' states after rows were sent; `pack` only reads them."""
 
+    @property
+    def reads_losses(self) -> bool:
+        """Whether it has an `observe`, for which clients tell their training losses."""
+        return type(self).observe is not Operator.observe
+
     def observe(self, losses: Tensor) -> None:
         """Learn from the cohort's training losses [K] after a round."""
 

@@ -120,6 +120,11 @@ class Chain(Operator):
             operator.keep(mine, part)
             x = operator.unpack(mine, part)
 
+    @property
+    def reads_losses(self) -> bool:
+        """Whether one does."""
+        return any(o.reads_losses for o in self.operators)
+
     def observe(self, losses: Tensor) -> None:
         """All learn from them."""
         for operator in self.operators:

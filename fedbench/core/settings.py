@@ -28,7 +28,13 @@ WHEREABOUTS = (
 LATER_KEYS = {"weights": "samples"}  # of the run itself; of a group's class: its own defaults
 NEUTRAL = {"algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
 # Groups that came later, at the options that leave everything as it was.
-NEUTRAL_GROUPS = {"task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"})}
+NEUTRAL_GROUPS = {
+    "task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"}),
+    "compression": (
+        "none",
+        {"_target_": "fedbench.compression.none.NoCompression", "memory": True, "direction": "up"},
+    ),
+}
 MISSING: Any = object()
 
 

@@ -9,7 +9,7 @@ Letters: N clients of the federation, K of the cohort, P numbers of a row.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Cohort:
         self.engine, self.ids, self.round, self.purpose = engine, np.asarray(ids, np.int64), round, purpose
         self.federation, self.model = engine.federation, engine.model
         self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
-        self._messages = Messages(engine.privacy)
+        self._messages = Messages(engine.privacy, engine.compression)
         if purpose == "round":
             engine.rows.setting_up = False
 
@@ -144,7 +144,7 @@ class Cohort:
         return self._messages.ledger
 
     def broadcast(self, **tensors: Tensor) -> SimpleNamespace:
-        """Send the same tensors to every client of the cohort; returns what they see."""
+        """Send the same tensors to every client of the cohort; returns what they see (in an evaluation: would see)."""
         return self._messages.broadcast(self, tensors)
 
     def download(self, **tensors: Tensor) -> SimpleNamespace:
@@ -158,14 +158,24 @@ class Cohort:
         """
         return self._messages.fetch(self, which, rows)
 
-    def upload(self, *, reference: Mapping[str, Tensor | None] | None = None, **tensors: Tensor) -> SimpleNamespace:
-        """Every client sends its row of tensors [K, ...]; returns what the server sees: with privacy, something else.
+    def upload(
+        self,
+        *,
+        reference: Mapping[str, Tensor | None] | None = None,
+        replaces: Collection[str] = (),
+        **tensors: Tensor,
+    ) -> SimpleNamespace:
+        """Every client sends its row of tensors [K, ...]; returns what the server sees, which privacy and compression
+        make something else.
 
-        reference: by name, what the server expects of a tensor before it comes ([...], [K, ...]; None: 0), from where
-        privacy measures a client's part; default: what was sent to the clients in this round in the same shape (under
-        the same name if there is such, else the first), or else 0.  It must not depend on what the server was not told.
+        reference: of every tensor, what the server expects of it before it comes: [...], [K, ...], or None, which is 0.
+        Privacy clips, and compression sends, what the client adds to that.  It must not depend on what the server was
+        not told.  A row trained from w that clients were sent: {"theta": w}; a difference: {"delta": None}.
+        replaces: names of which a later upload makes up for what this one lacks, as the client keeps its value and is
+        compared with what the server has of it, or sends a new one each time; of all others compression adds it to the
+        client's next upload (compression.memory).
         """
-        return self._messages.upload(self, tensors, reference or {})
+        return self._messages.upload(self, tensors, reference or {}, replaces)
 
     # -- training ----------------------------------------------------------------------------------------
     def train(
@@ -207,6 +217,7 @@ class Cohort:
             if not bool(sound.all()):
                 self._refuse_divergence(int(torch.nonzero(~sound)[0].item()), out.loss)
             self.ledger.loss = float(out.loss[trained].mean())
+            self.ledger.losses = out.loss
 
     def _refuse_divergence(self, position: int, loss: Tensor) -> None:
         value = float(loss[position])

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from fedbench.engine.compression import Compression
 from fedbench.engine.executor import Executor
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import Optimizer
@@ -23,8 +24,8 @@ class Engine:
     epochs, batch_size, drop_last: the local.* keys.  rounds: of the run.  eval_batch: samples of a client at once,
     outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories: the stores of
     kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take no part in
-    the rounds.  privacy: what is done to uploads.  weights: of clients in a mean that the server takes.
-    has_taken_means: whether a method has asked for them.
+    the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a mean that
+    the server takes.  has_taken_means: whether a method has asked for them.
     """
 
     federation: Federation
@@ -42,6 +43,7 @@ class Engine:
     memories: dict[str, Rows] = field(default_factory=dict)
     with_new_clients: Federation | None = None
     privacy: Privacy | None = None
+    compression: Compression | None = None
     weights: Literal["samples", "uniform"] = "samples"
     has_taken_means: bool = False
 

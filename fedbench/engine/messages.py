@@ -1,6 +1,7 @@
-"""What is sent between the server and the clients of a round: counted in bytes, and released by privacy.
+"""What is sent between the server and the clients of a round: made private, compressed, and counted in bytes.
 
-Every tensor that a method sends passes here, and the other side sees what these calls return.
+Every tensor that a method sends passes here, and the other side sees what these calls return.  An upload is first
+released by privacy and then compressed, so that compression sees only what may be told.
 
 Letters: K clients of the cohort.
 """
@@ -8,15 +9,15 @@ Letters: K clients of the cohort.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from fedbench.engine.compression import Compression, num_bytes
 from fedbench.engine.privacy import Privacy
 
 if TYPE_CHECKING:
@@ -25,87 +26,94 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ledger:
-    """What a round cost by the method's own account; loss: of the last training, averaged over its clients."""
+    """What a round cost by the method's own account.
+
+    bytes_*: of what was sent; dense_*: of the same without compression.  loss: of the last training, averaged over its
+    clients; losses [K]: of each.
+    """
 
     steps: int = 0
     samples: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
+    dense_down: int = 0
+    dense_up: int = 0
     loss: float = float("nan")
-
-
-class Download(NamedTuple):
-    """What some clients ids [k] were sent under a name: values [k, ...]."""
-
-    name: str
-    ids: np.ndarray
-    values: Tensor
+    losses: Tensor | None = None
 
 
 class Messages:
     """The messages of one round, of a cohort and of all cohorts made from it.
 
-    privacy: what is done to uploads, or None.  It measures an upload from what the clients were sent before, so that
-    downloads are remembered where there is privacy.
+    privacy, compression: what is done to them, or None.
     """
 
-    def __init__(self, privacy: Privacy | None):
-        self.privacy, self.ledger = privacy, Ledger()
-        self._downloads: list[Download] = []
-        self._uploads: Counter[str] = Counter()  # how often each name was uploaded
+    def __init__(self, privacy: Privacy | None, compression: Compression | None):
+        self.privacy, self.compression, self.ledger = privacy, compression, Ledger()
+        self._broadcasts: Counter[str] = Counter()  # how often each name was sent to all
+        self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # which clients sent, or were sent, each name
 
     def broadcast(self, cohort: Cohort, tensors: dict[str, Tensor]) -> SimpleNamespace:
         """The same tensors for every client."""
-        self.ledger.bytes_down += len(cohort) * sum(_bytes(t) for t in tensors.values())
-        if self.privacy is not None:
-            self._remember(cohort, {name: t.expand(len(cohort), *t.shape) for name, t in tensors.items()})
-        return SimpleNamespace(**tensors)
+        seen = dict(tensors)
+        for name, value in tensors.items():
+            dense = size = len(cohort) * num_bytes(value)
+            if self.compression is not None:
+                seen[name], size = self.compression.broadcast(cohort, name, value, self._broadcasts[name])
+                self._broadcasts[name] += 1
+            self._count_down(size, dense)
+        return SimpleNamespace(**seen)
 
     def download(self, cohort: Cohort, tensors: dict[str, Tensor]) -> SimpleNamespace:
         """Each client's own row of tensors [K, ...]."""
         _check_rows("download", cohort, tensors)
-        self.ledger.bytes_down += sum(_bytes(t) for t in tensors.values())
-        if self.privacy is not None:
-            self._remember(cohort, tensors)
-        return SimpleNamespace(**tensors)
+        seen = dict(tensors)
+        for name, value in tensors.items():
+            size = num_bytes(value)
+            if self.compression is not None:
+                seen[name], size = self.compression.download(cohort, name, value, self._call("down", cohort, name))
+            self._count_down(size, num_bytes(value))
+        return SimpleNamespace(**seen)
 
     def fetch(self, cohort: Cohort, which: Tensor, rows: dict[str, Tensor]) -> SimpleNamespace:
-        """One row of each tensor [n, ...] for every True in which [K, ...]."""
+        """One row of each tensor [n, ...] for every True in which [K, ...], as it is."""
         _check_rows("fetch", cohort, {"which": which})
-        self.ledger.bytes_down += int(which.sum()) * sum(_bytes(t[0]) for t in rows.values())
+        size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())
+        self._count_down(size, size)
         return SimpleNamespace(**rows)
 
     def upload(
-        self, cohort: Cohort, tensors: dict[str, Tensor], reference: Mapping[str, Tensor | None]
+        self,
+        cohort: Cohort,
+        tensors: dict[str, Tensor],
+        reference: Mapping[str, Tensor | None],
+        replaces: Collection[str],
     ) -> SimpleNamespace:
         """Each client's row of tensors [K, ...], as the server sees it."""
         _check_rows("upload", cohort, tensors)
-        self.ledger.bytes_up += sum(_bytes(t) for t in tensors.values())
-        if self.privacy is not None:
-            tensors = {name: self._released(cohort, name, t, reference) for name, t in tensors.items()}
-        return SimpleNamespace(**tensors)
+        _check_references(tensors, reference, replaces)
+        seen = dict(tensors)
+        for name, value in tensors.items():
+            size, call, expected = num_bytes(value), self._call("up", cohort, name), reference.get(name)
+            if self.privacy is not None:
+                seen[name] = self.privacy.release(cohort, name, value, expected, call)
+            if self.compression is not None and cohort.purpose == "round":
+                accumulates = name not in replaces
+                seen[name], size = self.compression.upload(cohort, name, seen[name], expected, call, accumulates)
+            self.ledger.bytes_up += size
+            self.ledger.dense_up += num_bytes(value)
+        return SimpleNamespace(**seen)
 
-    def _remember(self, cohort: Cohort, tensors: dict[str, Tensor]) -> None:
-        self._downloads += [Download(name, cohort.ids, t) for name, t in tensors.items()]
+    def _count_down(self, size: int, dense: int) -> None:
+        self.ledger.bytes_down += size
+        self.ledger.dense_down += dense
 
-    def _released(self, cohort: Cohort, name: str, value: Tensor, reference: Mapping[str, Tensor | None]) -> Tensor:
-        assert self.privacy is not None
-        earlier = self._uploads[name]
-        self._uploads[name] += 1
-        expected = reference[name] if name in reference else self._downloaded(cohort, name, value.shape[1:])
-        return self.privacy.release(cohort, name, value, expected, earlier)
-
-    def _downloaded(self, cohort: Cohort, name: str, shape: torch.Size) -> Tensor | None:
-        """What these clients were sent in this shape: under this name if there is such, else first.  # [K, ...]"""
-        alike = [d for d in self._downloads if d.values.shape[1:] == shape and np.isin(cohort.ids, d.ids).all()]
-        if not alike:
-            return None
-        _, ids, values = next((d for d in alike if d.name == name), alike[0])
-        if np.array_equal(ids, cohort.ids):
-            return values
-        order = np.argsort(ids)  # the positions of these clients among those that it was sent to
-        where = order[np.searchsorted(ids[order], cohort.ids)]
-        return values[torch.from_numpy(where).to(values.device)]
+    def _call(self, direction: str, cohort: Cohort, name: str) -> int:
+        """How often any of these clients sent, or was sent, a name in this round before; this time is counted."""
+        calls = self._calls.setdefault((direction, name), [])
+        before = sum(bool(np.isin(cohort.ids, ids).any()) for ids in calls)
+        calls.append(cohort.ids)
+        return before
 
 
 def _check_rows(call: str, cohort: Cohort, tensors: dict[str, Tensor]) -> None:
@@ -114,5 +122,15 @@ def _check_rows(call: str, cohort: Cohort, tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(cohort)} clients")
 
 
-def _bytes(t: Tensor) -> int:
-    return t.numel() * t.element_size()
+def _check_references(
+    tensors: dict[str, Tensor], reference: Mapping[str, Tensor | None], replaces: Collection[str]
+) -> None:
+    for name, t in tensors.items():
+        if t.is_floating_point() and name not in reference:
+            raise ValueError(
+                f"upload({name}=...): say what the server expects of it before it comes, as reference="
+                f'{{"{name}": w}} for a row that was trained from w, or {{"{name}": None}} for a difference or '
+                "anything new to it"
+            )
+    if unknown := (reference.keys() | set(replaces)) - tensors.keys():
+        raise ValueError(f"upload({', '.join(tensors)}): there is no {' or '.join(sorted(unknown))} among what is sent")

@@ -10,6 +10,7 @@ from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.report import scores
 from fedbench.report.runs import find_runs, sound
+from fedbench.report.sent import DIRECTIONS, draw_over_bytes, sent_table
 from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
 from fedbench.report.table import FORMATS, Table, one_line, render
 
@@ -46,7 +47,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--format", choices=FORMATS, help="default: text, or what the suffix of --out says")
     p.add_argument("--out", type=Path, help="file to write the tables to, instead of printing them")
     p.add_argument("--figures", type=Path, metavar="DIR", help="folder to draw figures into")
-    p.add_argument("--against", metavar="KEY", help="draw the metric over this config key too (partition.shots)")
+    p.add_argument(
+        "--against",
+        metavar="KEY",
+        help="draw the metric over this config key too "
+        "(partition.shots), or over what was sent (bytes, bytes_up, bytes_down)",
+    )
     p.add_argument("--choose", metavar="KEY", help="the value of this config key that each client's validation part "
                                                    "prefers (algorithm.mu), as a list to paste")  # fmt: skip
     return p
@@ -114,8 +120,9 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
     tables = [Table("no run has finished yet", [])]
     if groups:
         wide = results(groups, runs, options)
+        sent = sent_table(groups, options)  # in the order of the results
         reading_notes = Table("", [], notes=notes(groups, repeated, options))
-        tables = [wide] if form == "csv" else [*narrow(wide, options), reading_notes]
+        tables = [wide] if form == "csv" else [*narrow(wide, options), *([sent] if sent else []), reading_notes]
     left = unfinished(runs)
     if left is not None and form != "csv":
         tables.append(left)
@@ -130,7 +137,8 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
 
         require(args.figures is not None, f"--against {args.against} draws a figure: give --figures a folder for it")
         path = args.figures / f"against_{file_name(args.against, options.metric)}.png"
-        drawn.append(draw_against(groups, options, args.against, path))
+        draw_one = draw_over_bytes if args.against in DIRECTIONS else draw_against
+        drawn.append(draw_one(groups, options, args.against, path))
     return tables, drawn
 
 

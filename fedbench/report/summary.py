@@ -20,7 +20,8 @@ SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever
 IGNORED = ("seed", "name", "paper", "resume", "data_dir", "output_dir", "sweep_dir", "checkpoint", "hardware",
            "tracking")  # fmt: skip
 # What belongs to a method, and not to the setting it is compared in.
-OF_METHOD = ("algorithm", "optimizer", "finetune", "choices.optimizer", "choices.algorithm")
+OF_METHOD = ("algorithm", "optimizer", "finetune", "compression", "choices.optimizer", "choices.algorithm",
+             "choices.compression")  # fmt: skip
 
 
 @dataclass
@@ -113,11 +114,21 @@ def _label(groups: list[Group], keys: list[str] | None) -> None:
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """Config keys whose values differ among runs; a chosen option stands for the values inside it."""
+    """Config keys whose values differ among runs; a chosen option stands for the values inside it, where all runs that
+    chose it have the same."""
     entries = [identity(run) for run in runs]
-    keys = [k for k in dict.fromkeys(k for e in entries for k in e) if len({repr(e.get(k)) for e in entries}) > 1]
-    inside = tuple(key.removeprefix("choices.") + "." for key in keys if key.startswith("choices."))
-    return [key for key in keys if not (inside and key.startswith(inside))]
+
+    def differs(key: str, among: list[dict[str, Any]]) -> bool:
+        return len({repr(entry.get(key)) for entry in among}) > 1
+
+    keys = [key for key in dict.fromkeys(k for e in entries for k in e) if differs(key, entries)]
+    alike: dict[str, list[list[dict[str, Any]]]] = {}  # group whose choice differs -> the entries of each choice
+    for choice in (key for key in keys if key.startswith("choices.")):
+        by_option: dict[str, list[dict[str, Any]]] = {}
+        for entry in entries:
+            by_option.setdefault(repr(entry.get(choice)), []).append(entry)
+        alike[choice.removeprefix("choices.")] = list(by_option.values())
+    return [key for key in keys if any(differs(key, same) for same in alike.get(key.split(".")[0], [entries]))]
 
 
 def _short(key: str, keys: Iterable[str]) -> str:

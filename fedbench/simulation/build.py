@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
+from fedbench.compression.none import NoCompression
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import clients_to_train
@@ -27,6 +28,7 @@ from fedbench.engine import executor as executors
 from fedbench.engine import joint
 from fedbench.engine import ranks as processes
 from fedbench.engine.cohort import Engine
+from fedbench.engine.compression import Compression
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
@@ -213,6 +215,7 @@ def engine(
         weights=cfg.weights,
     )
     built.privacy = privacy(cfg, built.rows)
+    built.compression = compression(cfg, built)
     flat.convolution = plans[0].convolution  # type: ignore
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
@@ -268,6 +271,19 @@ def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
     """What is done to uploads; None with privacy.epsilon=null."""
     options = cfg.get("privacy")
     return None if options is None or options.epsilon is None else Privacy(rows, **options)
+
+
+def compression(cfg: DictConfig, engine: Engine) -> Compression | None:
+    """What is done to messages; None with compression=none.  ConfigError where privacy does not allow it."""
+    operator = part(cfg, "compression")
+    if type(operator) is NoCompression:
+        return None
+    require(
+        engine.privacy is None or not operator.reads_losses,
+        f"compression={cfg.choices.compression} has clients tell their training losses, which privacy.epsilon="
+        f"{cfg.privacy.epsilon} does not cover; use another one",
+    )
+    return Compression(operator, engine.rows, engine.model, engine.seed)
 
 
 def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:

@@ -10,6 +10,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.algorithms.base import Algorithm
+from fedbench.compression.base import Operator
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.data._known import DATASET_KEYS
@@ -26,6 +27,7 @@ KINDS = {
     ),
     "optimizer": ((), "a fedbench.engine.optim.Optimizer", lambda x: isinstance(x, Optimizer)),
     "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm)),
+    "compression": ((), "a fedbench.compression.base.Operator", lambda x: isinstance(x, Operator)),
 }
 
 

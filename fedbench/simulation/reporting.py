@@ -75,7 +75,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             "primary": task.primary,
             "scores": {name: d._asdict() for name, d in task.directions().items()},
         },
-        "personal_is_global": sim.algorithm.personal_is_global,
+        "personal_is_global": sim.personal_is_global,
         "config_hash": sim.config_hash,
         "partition_hash": sim.split.hash,
         "data_hash": sim.data_hash,

@@ -59,6 +59,12 @@ class Simulation:
         """The column of the score that the best round goes by."""
         return f"personal/{self.engine.task.primary}"
 
+    @property
+    def personal_is_global(self) -> bool:
+        """Whether every client deploys the server's row, and has all of it."""
+        compression = self.engine.compression
+        return self.algorithm.personal_is_global and not (compression and compression.of_downloads)
+
     @functools.cached_property
     def config_hash(self) -> str:
         """The hash of what can change the run's numbers, computed once: 8 ms, more than the rest of a small
@@ -80,6 +86,7 @@ class Simulation:
             "data_hash": self.data_hash,
             "matrices": json.dumps(self.matrices.digests if self.matrices else {}),
             "algorithm": self.algorithm.state_dict(),
+            "compression": self.engine.compression.operator.state_dict() if self.engine.compression else {},
             "rows": self.engine.rows.state_dict(),
             "late_rows": json.dumps(sorted(self.engine.rows.late)),
             "record": json.dumps({"best": self.best, "best_val": self.best_val, "last": self.last, "cost": self.cost}),
@@ -120,6 +127,8 @@ class Simulation:
         device = self.engine.device  # checkpoints are read to host memory
         check_like(self.algorithm.state_dict(), state["algorithm"])
         self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})
+        if self.engine.compression is not None:
+            self.engine.compression.operator.load_state_dict(state["compression"])
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
@@ -148,10 +157,11 @@ class Simulation:
             "images_per_s": ledger.samples / max(seconds["round_s"], 1e-9),
             "bytes_down": ledger.bytes_down,
             "bytes_up": ledger.bytes_up,
+            **({"dense_down": ledger.dense_down, "dense_up": ledger.dense_up} if self.engine.compression else {}),
             "peak_memory_mb": peak_memory(self.engine.device),
         }
-        for name in ("train_s", "eval_s", "steps", "samples", "bytes_down", "bytes_up"):
-            self.cost[name] += row[name]
+        for name in row.keys() & (*COSTS, "dense_down", "dense_up"):
+            self.cost[name] = self.cost.get(name, 0) + row[name]
         return row
 
 

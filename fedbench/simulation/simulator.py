@@ -18,6 +18,7 @@ from fedbench.core.options import PeerLost, require
 from fedbench.engine import joint
 from fedbench.engine import ranks as processes
 from fedbench.engine.cohort import Cohort, Ledger
+from fedbench.engine.compression import TINY
 from fedbench.simulation import build, checkpoint, evaluate, new_clients
 from fedbench.simulation.continuing import check_saved
 from fedbench.simulation.environment import synchronize
@@ -127,11 +128,9 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
     ids = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
     cohort = Cohort(engine, ids, sim.done)
     sim.algorithm.round(cohort)
-    require(
-        engine.weights == "samples" or engine.has_taken_means,
-        f"weights={engine.weights}: algorithm={cfg.choices.algorithm} takes no mean of clients weighted by "
-        "their samples; leave weights out",
-    )
+    check_used(sim)
+    if engine.compression is not None and cohort.ledger.losses is not None:
+        cohort.ledger.bytes_up += engine.compression.observe(cohort.ledger.losses)
     synchronize(engine.device)
     seconds = {"round_s": time.perf_counter() - began}
     sim.done += 1
@@ -149,6 +148,21 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
     progress.update(sim.done, sim.last.get(sim.primary, float("nan")), row["images_per_s"])
 
 
+def check_used(sim: Simulation) -> None:
+    """Refuse, after a first round, what was asked for and did nothing."""
+    engine, choices = sim.engine, sim.cfg.choices
+    require(
+        engine.weights == "samples" or engine.has_taken_means,
+        f"weights={engine.weights}: algorithm={choices.algorithm} takes no mean of clients weighted by "
+        "their samples; leave weights out",
+    )
+    require(
+        engine.compression is None or engine.compression.acted,
+        f"compression={choices.compression}: algorithm={choices.algorithm} sends nothing that is compressed, which are "
+        f"float32 tensors of {TINY} numbers a client and more; leave compression out",
+    )
+
+
 def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """All metrics after the round just finished: over clients, and per client [n].
 
@@ -162,8 +176,7 @@ def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], d
     columns: dict[str, np.ndarray] = {"client": ids, "n_train": sizes["train"], "n_test": sizes["test"]}
     scopes = {"personal": evaluate.personal(sim.algorithm, engine, ids, round, final)}
     if (row := sim.algorithm.global_row()) is not None:
-        same = sim.algorithm.personal_is_global
-        scopes["global"] = scopes["personal"] if same else evaluate.shared(row, engine, ids, round)
+        scopes["global"] = scopes["personal"] if sim.personal_is_global else evaluate.shared(row, engine, ids, round)
     if sizes["val"].any():
         scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
     for scope, per_client in scopes.items():

@@ -120,6 +120,7 @@ class Case:
             eval_batch=8,
             cohort_size=min(cohort_size(cfg, 6), federation.num_clients),
         )
+        engine.compression = build.compression(cfg, engine)
         return Simulation(cfg, Path(), engine, build.algorithm(cfg), split)
 
     @property
@@ -229,10 +230,9 @@ def tensors(value: Any, name: str = "") -> dict[str, Tensor]:
 
 def everything(sim: Simulation, deploy: bool = True) -> dict[str, Tensor]:
     """State of server and of all clients, optimizer buffers included, and what everybody would deploy."""
-    clients = np.arange(sim.engine.federation.num_clients)
     state: dict[str, Any] = {
         "algorithm": sim.algorithm.state_dict(),
-        "rows": {name: rows[clients] for name, rows in sim.engine.rows.all.items()},
+        "rows": {name: rows.whole() for name, rows in sim.engine.rows.all.items()},
     }
     if deploy:
         state |= {"deployed": deployed(sim.engine, sim.algorithm, sim.done - 1, sim.done == ROUNDS)}

@@ -114,7 +114,7 @@ def uploads_of_nothing(sent: list[Tensor]) -> Iterator[None]:
     """What the server gets of every client is random and has nothing to do with its data; all that anybody is sent, or
     asks for, is added to the list."""
 
-    def upload(self: Cohort, *, reference: Any = None, **tensors: Tensor) -> SimpleNamespace:
+    def upload(self: Cohort, *, reference: Any = None, replaces: Any = (), **tensors: Tensor) -> SimpleNamespace:
         def draw(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))
             return rng.RowRandom(keys).uniform(*t.shape[1:])

@@ -51,7 +51,7 @@ def test_the_default_run_is_valid_and_names_its_choices(default: DictConfig) -> 
     values = check(default)
     assert values["choices"] == {
         **{"dataset": "digits", "task": "auto", "partition": "dirichlet", "model": "mlp", "algorithm": "pgfed"},
-        **{"optimizer": "sgd", "hardware": "auto", "tracking": "auto", "experiment": None},
+        **{"optimizer": "sgd", "compression": "none", "hardware": "auto", "tracking": "auto", "experiment": None},
     }
     assert "hydra" not in values
 

@@ -44,7 +44,7 @@ class FedNova(Algorithm):
         out = cohort.train(w)
         d = (out.theta - w) / out.steps[:, None]                      # [K, P]
         up = cohort.upload(d=d, reference={"d": None})
-        tau = cohort.upload(tau=out.steps).tau                        # [K]
+        tau = cohort.upload(tau=out.steps, reference={"tau": None}).tau    # [K]
         self.momentum = 0.5 * self.momentum + (cohort.weights @ tau) * (cohort.weights @ up.d)
         self.w = self.w + self.server_lr * self.momentum
         self.steps[cohort.ids] = self.steps[cohort.ids] + out.steps
@@ -138,7 +138,7 @@ class Closure(FedAvg):
         w = cohort.broadcast(w=self.w).w
         strength = 0.01 * (1 + cohort.index[:, None])                 # [K, 1]
         out = cohort.train(w, extra_grad=lambda s: strength[: s.k] * (s.theta - w))
-        self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
 
 
 class Unsaved(FedAvg):
@@ -168,7 +168,7 @@ class Outside(FedAvg):
             s.theta -= 0.1 * s.lr * s.theta
 
         out = cohort.train(w, step=step, columns=cohort.model.columns["head"])
-        self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
 
 
 class Unweighted(FedAvg):
@@ -177,7 +177,7 @@ class Unweighted(FedAvg):
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w, loss=lambda s, rows, batch: s.task_loss(s.forward(rows, batch), batch).mean(1))
-        self.w = cohort.weights @ cohort.upload(theta=out.theta).theta
+        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
 
 
 class Drawing(FedAvg):

@@ -1,0 +1,204 @@
+"""Compression of messages, for any method: an operator, and what both sides remember for it.
+
+An upload: the client sends what its value adds to the reference, what the server expects of it, plus what its last
+upload lacked (memory: Stich et al., NeurIPS 2018), and the server adds what it sees of that to the reference.
+A download (direction="both"): the server sends what its value adds to what the client was sent last, which the server
+knows, so that nothing is lost for good (Richtarik et al., NeurIPS 2021).  A broadcast is one for all: clients that
+missed some pay for those too, or for the whole row, whatever is less.
+
+Integers, tensors of fewer than TINY numbers and running statistics pass as they are.
+
+Letters: K clients of a cohort, n numbers of a message.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.compression.base import FLOAT, Message, Operator
+from fedbench.core import rng
+from fedbench.core.options import RunError
+from fedbench.engine.rows import Rows, RowStore
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.layout import Layout, layout_of
+
+if TYPE_CHECKING:
+    from fedbench.engine.cohort import Cohort
+
+TINY = 128  # numbers of a client from which on a message is compressed: the rest are votes, losses, label counts
+NOBODY = np.empty(0, np.int64)
+THE_SERVER = np.zeros(1, np.int64)  # the row of what the server has one of
+
+
+class Received(NamedTuple):
+    """What the other side sees, in the shape that was sent, and the bytes that it took, of all clients together."""
+
+    seen: Tensor
+    num_bytes: int
+
+
+class Compression:
+    """operator: of all messages; rows: where memories and references are kept; model: whose rows messages are.
+
+    State, below compression/: up/<name>/memory [N, n]; down/<name>/reference, of downloads [N, n], of broadcasts
+    [1, n], with down/<name>/bits [1, 1], sent in all so far, and heard [N, 1], the same when a client was sent it last.
+    acted: whether any message was compressed.
+    """
+
+    def __init__(self, operator: Operator, rows: RowStore, model: FlatModel, seed: int):
+        self.operator, self.rows, self.model, self.seed = operator, rows, model, seed
+        self.acted = False
+        self._is_set_up: set[str] = set()
+        self._layout = functools.cache(functools.partial(layout_of, model))
+
+    @property
+    def of_downloads(self) -> bool:
+        """Whether the server compresses, too."""
+        return self.operator.direction == "both" and not self.operator.exact
+
+    def upload(
+        self, cohort: Cohort, name: str, value: Tensor, reference: Tensor | None, call: int, accumulates: bool
+    ) -> Received:
+        """What the server sees of value [K, ...], and what it takes.
+
+        reference: what it knew of it before, [...] or [K, ...]; None: 0.  call: how often these clients uploaded the
+        name in this round before.  accumulates: whether what an upload lacks is to be added to the next one.
+        """
+        if self._passes(value):
+            return Received(value, num_bytes(value))
+        path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
+        before = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)
+        due, keys = x - before, self._keys(path, cohort)
+        memory = self._memory(path, cohort, x.shape[1]) if accumulates and self.operator.memory else None
+        if memory is not None:
+            due = due + memory[cohort.ids]
+        sent, bits = self._send(due, self._message(path, name, x.shape[1], cohort.ids), keys)
+        if memory is not None:
+            memory[cohort.ids] = due - sent
+        return Received(self._passed(before + sent, x, name).view(value.shape), in_bytes(bits))
+
+    def broadcast(self, cohort: Cohort, name: str, value: Tensor, call: int) -> Received:
+        """What the clients see of one value [...] for all, and what it takes.
+
+        In an evaluation, what they would see if they were sent it now; then nothing is remembered.
+        """
+        if not self.of_downloads or self._passes(value[None]):
+            return Received(value, len(cohort) * num_bytes(value))
+        path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
+        shared = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
+        sent_in_all = self._rows(f"{path}/bits", x.new_zeros(1, dtype=torch.int64), 1)
+        is_first, total = shared.slot[0] < 0, sent_in_all[THE_SERVER]  # total [1, 1]
+        whole, seen = torch.full_like(total, FLOAT * x.shape[1]), x
+        if not is_first:
+            before = shared[THE_SERVER]  # [1, n]
+            sent, bits = self._send(x - before, self._message(path, name, x.shape[1], NOBODY), self._key(path, cohort))
+            seen, total = self._passed(before + sent, x, name), total + bits[:, None]
+        if cohort.purpose != "round":
+            return Received(seen.view(value.shape), 0)
+        heard = self._rows(f"{path}/heard", total.new_zeros(1))  # the total when a client was sent it last  [N, 1]
+        missed = torch.where(heard.has(cohort.ids)[:, None], total - heard[cohort.ids], whole)  # [K, 1]
+        shared[THE_SERVER], sent_in_all[THE_SERVER], heard[cohort.ids] = seen, total, total.expand(len(cohort), 1)
+        return Received(seen.view(value.shape), in_bytes(missed.minimum(whole)))
+
+    def download(self, cohort: Cohort, name: str, value: Tensor, call: int) -> Received:
+        """What each client sees of its own row of value [K, ...], and what it takes.  In an evaluation as above."""
+        if not self.of_downloads or self._passes(value):
+            return Received(value, num_bytes(value))
+        path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
+        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))
+        knows, before = last.has(cohort.ids), last[cohort.ids]  # [K], [K, n]
+        sent, bits = self._send(x - before, self._message(path, name, x.shape[1], cohort.ids), self._keys(path, cohort))
+        seen = torch.where(knows[:, None], self._passed(before + sent, x, name), x)  # at first the whole row
+        if cohort.purpose == "round":
+            last[cohort.ids] = seen
+        whole = torch.full_like(bits, FLOAT * x.shape[1])
+        return Received(seen.view(value.shape), in_bytes(torch.where(knows, bits, whole)))
+
+    def observe(self, losses: Tensor) -> int:
+        """Let the operator learn from the clients' training losses [K]; the bytes in which they tell them."""
+        if not self.operator.reads_losses:
+            return 0
+        self.operator.observe(losses)
+        return num_bytes(losses)
+
+    # -- one message ---------------------------------------------------------------------------------------
+    def _passes(self, value: Tensor) -> bool:
+        """Whether value [K, ...] is sent as it is."""
+        if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
+            return True
+        self.acted = True
+        return self.operator.exact
+
+    def _send(self, due: Tensor, message: Message, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """What is seen of rows due [k, n], and the bits; what is not compressed of them is there as it is."""
+        num_parameters = message.size
+        seen, bits = self.operator(due[:, :num_parameters].contiguous(), rng.RowRandom(keys), message)
+        if num_parameters == due.shape[1]:
+            return seen, bits
+        rest = due[:, num_parameters:]
+        return torch.cat([seen, rest], 1), bits + FLOAT * rest.shape[1]
+
+    def _passed(self, seen: Tensor, x: Tensor, name: str) -> Tensor:
+        """seen [k, n], with the running statistics of x: a reference plus a difference rounds."""
+        layout = self._layout(x.shape[1])
+        if layout is not None and layout.parameters < x.shape[1]:
+            seen[:, layout.parameters :] = x[:, layout.parameters :]
+        return seen
+
+    def _message(self, path: str, name: str, size: int, ids: np.ndarray) -> Message:
+        """What both sides know of it.  RunError where running statistics may be anywhere in it."""
+        layout = self._layout(size)
+        if layout is None:
+            if self.model.buffer_names:
+                raise RunError(
+                    f"compression: what the method sends as {name!r}, {size:,} numbers, is no row of the model and no "
+                    "group of its columns, and could hold batch norm's running statistics, which are not to be "
+                    "compressed: use a model without them, such as model.norm=group where it has that option"
+                )
+            layout = Layout({}, size)
+        message = Message(path, layout.parameters, ids, layout.spans)
+        if path not in self._is_set_up:
+            self.operator.setup(self.rows, message.of(0, 0))
+            self._is_set_up.add(path)
+        return message
+
+    def _memory(self, path: str, cohort: Cohort, size: int) -> Rows:
+        """What each client's uploads lacked so far.  # [N, n]"""
+        return self._rows(f"{path}/memory", torch.zeros(size, device=cohort.device))
+
+    def _rows(self, path: str, default: Tensor, count: int | None = None) -> Rows:
+        name = f"compression/{path}"
+        return self.rows.all[name] if name in self.rows.all else self.rows(name, default, count)
+
+    def _keys(self, path: str, cohort: Cohort) -> Tensor:
+        """A key for each client's draws.  # [K]"""
+        keys = rng.client_keys(self._base(path, cohort), cohort.ids)
+        return torch.from_numpy(keys).to(cohort.device)
+
+    def _key(self, path: str, cohort: Cohort) -> Tensor:
+        """A key for the server's draws.  # [1]"""
+        return torch.from_numpy(rng.client_keys(self._base(path, cohort), THE_SERVER)).to(cohort.device)
+
+    def _base(self, path: str, cohort: Cohort) -> int:
+        return rng.key(self.seed, "compression", path, cohort.purpose, cohort.round)
+
+
+def _path(direction: str, name: str, call: int) -> str:
+    """The name of a message among all of a run's."""
+    return f"{direction}/{name}/{call}" if call else f"{direction}/{name}"
+
+
+def num_bytes(t: Tensor) -> int:
+    """Bytes of a tensor as it is."""
+    return t.numel() * t.element_size()
+
+
+def in_bytes(bits: Tensor) -> int:
+    """Streams of so many bits each, in whole bytes, all together."""
+    return int((bits + 7).div(8, rounding_mode="floor").sum())

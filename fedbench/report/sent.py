@@ -1,0 +1,111 @@
+"""What runs sent: a table of megabytes and what compression made of them, and a metric over megabytes.
+
+MB are 10^6 bytes, of all clients together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbench.core.options import require
+from fedbench.report import scores
+from fedbench.report.figures import COLOURS, LINES, literal, mean_curve, pyplot
+from fedbench.report.runs import Run
+from fedbench.report.summary import Group, Options, over_seeds
+from fedbench.report.table import Column, Table
+
+DIRECTIONS = {"bytes": ("down", "up"), "bytes_down": ("down",), "bytes_up": ("up",)}  # what --against takes
+
+
+def megabytes(run: Run, directions: tuple[str, ...], kind: str = "bytes") -> tuple[np.ndarray, np.ndarray]:
+    """Rounds [R], and the MB sent up to and including each of them [R].  kind: "bytes", or "dense", as they would have
+    been without compression (the same where there was none).  Both empty for runs without costs.csv."""
+    columns = [run.costs.get(f"{kind}_{d}", run.costs.get(f"bytes_{d}")) for d in directions]
+    if "round" not in run.costs or any(column is None for column in columns):
+        return np.empty(0), np.empty(0)
+    return run.costs["round"], np.sum(columns, axis=0).cumsum() / 1e6
+
+
+def sent_until(run: Run, round: float, directions: tuple[str, ...]) -> float:
+    """The MB sent up to and including a round; NaN for NaN."""
+    rounds, sent = megabytes(run, directions)
+    at_round = sent[rounds == round]
+    return float(at_round[0]) if len(at_round) else float("nan")
+
+
+def is_compressed(run: Run) -> bool:
+    """Whether its messages were compressed."""
+    return "dense_up" in run.costs
+
+
+def sent_table(groups: list[Group], options: Options) -> Table | None:
+    """A row per group, in the order of the results: the metric, and the MB sent in all, of what they would have been,
+    and until the target was reached.  None where nothing was compressed."""
+    if not any(is_compressed(run) for group in groups for run in group.runs):
+        return None
+    fraction = scores.is_fraction(options.metric)
+    scale, digits = (100, 2) if fraction else (1, 4)
+    target = f"{options.target * scale:g}" + ("%" if fraction else "")
+    columns = [
+        *(Column(key, key, digits=None, none="") for key in dict.fromkeys(k for g in groups for k in g.labels)),
+        Column("n", "n"),
+        Column("last", "last", digits, scale),
+        *(Column(f"mb_{d}", f"MB {d}", 2) for d in ("up", "down")),
+        *(Column(f"part_{d}", f"{d} (% of dense)", 2, 100) for d in ("up", "down")),
+        Column("mb_to_target", f"MB to {target}", 2, none="never"),
+    ]
+    return Table("what was sent, by all clients together", columns, [g.labels | _row(g, options) for g in groups])
+
+
+def _row(group: Group, options: Options) -> dict[str, Any]:
+    runs, metric = group.runs, options.metric
+    to_target = [scores.rounds_to(run, metric, options.target) for run in runs]
+    row: dict[str, Any] = {"n": len(runs)}
+    row["last"] = over_seeds(scores.value_at(r, metric, scores.selected_round(r, metric, "last")) for r in runs)
+    for d in ("up", "down"):
+        in_all = [(_total(run, d, "bytes"), _total(run, d, "dense")) for run in runs]
+        row[f"mb_{d}"] = over_seeds(sent for sent, _ in in_all)
+        row[f"part_{d}"] = over_seeds(sent / dense if dense else None for sent, dense in in_all)
+    row["mb_to_target"] = over_seeds(sent_until(r, t, DIRECTIONS["bytes"]) for r, t in zip(runs, to_target))
+    return row
+
+
+def _total(run: Run, direction: str, kind: str) -> float:
+    _, sent = megabytes(run, (direction,), kind)
+    return float(sent[-1]) if len(sent) else float("nan")
+
+
+def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
+    """The metric over the MB sent so far, a line per group, with a band of one population std over seeds.
+
+    key: "bytes", "bytes_up" or "bytes_down".  MB are the mean over seeds, too.
+    """
+    plt = pyplot()
+    scale = 100 if scores.is_fraction(options.metric) else 1
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    drawn = 0
+    for i, group in enumerate(groups):
+        rounds, mean, std = mean_curve(group, options.metric)
+        sent = np.array([[sent_until(run, r, DIRECTIONS[key]) for r in rounds] for run in group.runs])  # [seeds, R]
+        if not len(rounds) or np.isnan(sent).any():
+            continue
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+        few = "o" if len(rounds) < 3 else None
+        axes.plot(sent.mean(0), scale * mean, label=literal(f"{group.name} (n={len(group.runs)})"), marker=few, **look)
+        axes.fill_between(sent.mean(0), scale * (mean - std), scale * (mean + std), color=look["color"], alpha=0.15,
+                          lw=0)  # fmt: skip
+        drawn += sent.max() > 0
+    require(drawn > 0, f"--against {key}: no run has sent anything")
+    words = {"bytes": "down and up", "bytes_down": "down", "bytes_up": "up"}[key]
+    unit = " (%)" if scale == 100 else ""
+    axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=options.metric + unit, xscale="symlog")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path

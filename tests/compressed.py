@@ -1,0 +1,54 @@
+"""Every method of conf/algorithm under every operator of conf/compression, in both directions, on tiny models.
+
+A seeded tenth of the pairs is tested by default, all of them with `-m "slow or not slow"`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import METHODS, Case, case
+from torch import Tensor
+
+from fedbench.cli.conf_tree import group_options
+from fedbench.simulation.run_state import Simulation
+
+OPERATORS = [*(name for name in group_options("compression") if name != "none"), "lowrank warm_start=true"]
+TWO = 2  # for fedbench.engine.compression.TINY: a head has 27 numbers here
+
+
+def sampled(pairs: list[tuple[str, str]]) -> list[Any]:
+    """A tenth of them, drawn once and for all, and the others marked as slow."""
+    chosen = np.random.default_rng(16).permutation(len(pairs))[: -(-len(pairs) // 10)].tolist()
+    return [pytest.param(*p, marks=() if i in chosen else pytest.mark.slow) for i, p in enumerate(pairs)]
+
+
+def all_pairs() -> list[tuple[str, str]]:
+    """Every method under every operator."""
+    return [(method, operator) for method in METHODS for operator in OPERATORS]
+
+
+@functools.cache
+def compressed(method: str, words: str) -> Case:
+    """A method under "topk share=1", or, under "", without compression."""
+    if not words:
+        return case(method)
+    name, *options = words.split()
+    share = ["compression.share=0.2"] if name in ("topk", "randk") else []
+    more = [f"compression={name}", "compression.direction=both", *share, *(f"compression.{o}" for o in options)]
+    return case(method).on([*case(method).overrides, *more])
+
+
+def simulated(method: str, words: str, **values: Any) -> Simulation:
+    """A new run of it; skips a method that cannot run here."""
+    if reason := case(method).reason:
+        pytest.skip(reason)
+    return compressed(method, words).simulation(**values)
+
+
+def without_compression(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`everything` but memories and references."""
+    return {name: t for name, t in state.items() if "compression/" not in name}

@@ -1,0 +1,132 @@
+"""Compressed runs that are killed and resumed, or shared by two processes, are those of one that nothing befell.
+
+The module is its own driver: `python test_compressed_processes.py FOLDER METHOD,OPERATOR ...`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import case, everything, ready, rounds, same, tensors
+from compressed import TWO, all_pairs, sampled, simulated, without_compression
+from conftest import ROOT
+from tiny import once
+
+from fedbench.engine import compression as channel
+from fedbench.engine import ranks
+from fedbench.engine.ranks import Ranks
+from fedbench.simulation import checkpoint
+from fedbench.simulation.run_state import Simulation
+
+ROUNDS = 4
+PAIRS = sampled(all_pairs())
+
+
+def name_of(method: str, operator: str) -> str:
+    return f"{method},{operator}"
+
+
+# -- in other processes ----------------------------------------------------------------------------------
+def killed(folder: Path, name: str) -> None:
+    """Play with a checkpoint after every round, and die in the middle of the third one's first upload."""
+    sim = simulated(*name.split(","))
+    for done in (1, 2):
+        checkpoint.save(folder, rounds(sim, done).state())
+    if sim.engine.compression is not None:
+        sim.engine.compression.upload = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    rounds(sim, 3)
+    os.kill(os.getpid(), signal.SIGKILL)  # of a method that uploads nothing
+
+
+def forked(work: Any, *args: Any) -> int:
+    """The id of a child that does this."""
+    if child := os.fork():
+        return child
+    work(*args)
+    os._exit(0)
+
+
+def drive(folder: Path, names: list[str]) -> None:
+    """All that other processes are needed for."""
+    torch.set_num_threads(1)
+    channel.TINY = TWO
+    for name in names:
+        (folder / name).mkdir()
+        assert os.WTERMSIG(os.waitpid(forked(killed, folder / name, name), 0)[1]) == signal.SIGKILL, name
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = [forked(in_pair, folder, names, rank, port) for rank in range(2)]
+    assert not any(os.waitpid(child, 0)[1] for child in children)
+
+
+def in_pair(folder: Path, names: list[str], rank: int, port: int) -> None:
+    """What one of two processes that share the runs comes to."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+    together = ranks.connect()
+    torch.save({name: shared(name, together) for name in names}, folder / f"{rank}.pt")
+    ranks.disconnect()
+
+
+def shared(name: str, together: Ranks | None) -> dict[str, torch.Tensor]:
+    sim = simulated(*name.split(","), plan="loop")
+    sim.engine.executor.ranks = together or Ranks()
+    return everything(rounds(sim, 2))
+
+
+# -- what came of it -------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the driver left what it found of the pairs that are tested."""
+    chosen = {item.callspec.id: item.callspec.params for item in request.session.items if item.path == request.path}
+    names = sorted({name_of(**p) for p in chosen.values() if not case(p["method"]).reason})
+
+    def make(folder: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, __file__, str(folder), *names],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+            timeout=1800,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return once(tmp_path_factory, "compressed", make)
+
+
+@pytest.fixture(autouse=True)
+def all_messages_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "TINY", TWO)
+
+
+@pytest.mark.parametrize("method, operator", PAIRS)
+def test_a_killed_run_goes_on_to_the_same_bytes(method: str, operator: str, found: Path) -> None:
+    def went_on(sim: Simulation) -> Simulation:
+        sim.load(checkpoint.load(found / name_of(method, operator)))
+        assert sim.done == 2
+        return rounds(sim, ROUNDS)
+
+    again, whole = went_on(ready(simulated(method, operator))), rounds(simulated(method, operator), ROUNDS)
+    same(without_compression(everything(again)), without_compression(everything(whole)))
+    same(tensors(again.state()["rows"]), tensors(whole.state()["rows"]))
+
+
+@pytest.mark.parametrize("method, operator", PAIRS)
+def test_two_processes_have_the_rows_of_one(method: str, operator: str, found: Path) -> None:
+    expected = shared(name_of(method, operator), None)
+    for rank in range(2):
+        same(torch.load(found / f"{rank}.pt", weights_only=False)[name_of(method, operator)], expected)
+
+
+if __name__ == "__main__":
+    drive(Path(sys.argv[1]), sys.argv[2:])

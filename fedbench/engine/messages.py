@@ -109,11 +109,13 @@ class Messages:
         self.ledger.dense_down += dense
 
     def _call(self, direction: str, cohort: Cohort, name: str) -> int:
-        """How often any of these clients sent, or was sent, a name in this round before; this time is counted."""
+        """How often these clients sent, or were sent, a name in this round before; this time is counted."""
         calls = self._calls.setdefault((direction, name), [])
-        before = sum(bool(np.isin(cohort.ids, ids).any()) for ids in calls)
+        before = np.zeros(len(cohort), np.int64)
+        for ids in calls:
+            before += np.isin(cohort.ids, ids)
         calls.append(cohort.ids)
-        return before
+        return int(before.max(initial=0))
 
 
 def _check_rows(call: str, cohort: Cohort, tensors: dict[str, Tensor]) -> None:

@@ -174,7 +174,14 @@ class Compression:
 
     def _rows(self, path: str, default: Tensor, count: int | None = None) -> Rows:
         name = f"compression/{path}"
-        return self.rows.all[name] if name in self.rows.all else self.rows(name, default, count)
+        rows = self.rows.all[name] if name in self.rows.all else self.rows(name, default, count)
+        if rows.default.shape != default.shape:
+            raise RunError(
+                f"compression: the method sends {default.numel():,} numbers as {path.split('/')[1]!r}, and sent "
+                f"{rows.default.numel():,} before, which are remembered: send them under another name, or, in an "
+                "upload, among those that replace what was sent before"
+            )
+        return rows
 
     def _keys(self, path: str, cohort: Cohort) -> Tensor:
         """A key for each client's draws.  # [K]"""

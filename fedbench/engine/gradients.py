@@ -45,7 +45,7 @@ class DifferentiatedParameters(NamedTuple):
     @classmethod
     def of(cls, model: FlatModel, columns: Columns) -> DifferentiatedParameters:
         """The parameters that have numbers in these (trained) columns."""
-        mask = tuple((Columns([span]) & columns).size > 0 for span in model.spans.values())
+        mask = tuple(columns.meets(*span) for span in model.spans.values())
         names = tuple(name for name, wanted in zip(model.spans, mask) if wanted)
         size = sum(b - a for name, (a, b) in model.spans.items() if name in names)
         return cls(mask, columns.slices == model.trained.slices, names, bool(names) and size == columns.size)

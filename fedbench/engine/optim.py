@@ -256,7 +256,7 @@ class StepGroups:
 
     def _split(self, columns: Columns) -> list[tuple[Columns, list[slice]]]:
         """The columns by group, and where each part's parameters are; what stands still now is another group."""
-        moved = np.array([(columns & Columns([span])).size > 0 for span in self.spans])
+        moved = np.array([columns.meets(*span) for span in self.spans])
         groups = _numbered(np.stack([self.group, moved]))  # together so far, and together now
         if groups.max() > self.group.max():  # a group fell apart: other parts that were looked up are too coarse
             self._parts.clear()

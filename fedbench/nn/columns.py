@@ -42,6 +42,10 @@ class Columns:
     def __or__(self, other: Columns) -> Columns:
         return Columns([*self.slices, *other.slices])
 
+    def meets(self, a: int, b: int) -> bool:
+        """Whether any of the columns a to b is among these."""
+        return any(max(a, c) < min(b, d) for c, d in self.slices)
+
     def rest(self, size: int) -> Columns:
         """The columns of a row of `size` numbers that are not among these."""
         edges = [0, *(edge for span in self.slices for edge in span), size]

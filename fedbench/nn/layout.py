@@ -37,4 +37,4 @@ def layout_of(model: FlatModel, width: int) -> Layout | None:
 
 def _names(model: FlatModel, part: Columns) -> list[str]:
     """The parameters and buffers that these columns are."""
-    return [name for name, span in model.spans.items() if (Columns([span]) & part).size]
+    return [name for name, span in model.spans.items() if part.meets(*span)]

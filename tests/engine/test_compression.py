@@ -114,6 +114,17 @@ def test_votes_integers_and_other_precisions_pass_as_they_are() -> None:
     assert e.compression is not None and not e.compression.acted
 
 
+def test_a_message_that_changes_its_size_is_refused() -> None:
+    e = net(top2(direction="both"))
+    first, second = Cohort(e, IDS, 0), Cohort(e, IDS, 1)
+    first.upload(d=rows(1, 2, 3), reference={"d": None})
+    first.broadcast(w=ROW)
+    for send in (lambda: second.upload(d=torch.ones(3, 9), reference={"d": None}), lambda: second.broadcast(w=ROW[1:])):
+        with pytest.raises(RunError, match=r"the method sends \d numbers as '[dw]', and sent 8 before"):
+            send()
+    second.upload(d=torch.ones(3, 9), reference={"d": None}, replaces=["d"])
+
+
 def test_tensors_of_any_shape_are_rows() -> None:
     e = net(top2())
     cohort = Cohort(e, IDS, 0)

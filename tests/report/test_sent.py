@@ -1,0 +1,104 @@
+"""What a report says of bytes: megabytes in all, of what they would have been, and scores over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folders import BASE, make_run
+
+from fedbench.report.__main__ import main
+from fedbench.report.runs import Run
+from fedbench.report.sent import DIRECTIONS, draw_over_bytes, megabytes, sent_table, sent_until
+from fedbench.report.summary import Group, Options, differing, group_runs
+from fedbench.report.table import Spread
+
+ROUNDS = np.arange(1, 4)
+CURVE = (0.0, 0.1, 0.2)
+
+
+def with_bytes(path: Path, up: int, down: int, dense: int | None = None) -> Run:
+    """A run that sent so many bytes in every round, in place of `dense` ones each way."""
+    more = "" if dense is None else ",dense_down,dense_up"
+    lines = [f"round,train_s,bytes_down,bytes_up{more}"]
+    lines += [f"{r},1.0,{down},{up}" + ("" if dense is None else f",{dense},{dense}") for r in ROUNDS]
+    (path / "costs.csv").write_text("\n".join([*lines, ""]))
+    return Run(path)
+
+
+def compressed(folder: Path, name: str, seed: int = 0, **options: object) -> Path:
+    config = {"choices": {"compression": name}, "compression": {"_target_": name, "direction": "up", **options}}
+    return make_run(folder, "fedavg", seed, CURVE, config=config)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    plain = [with_bytes(compressed(tmp_path, "none", seed), 4_000_000, 2_000_000) for seed in (0, 1)]
+    topk = [with_bytes(compressed(tmp_path, "topk", s), 400_000 + 80_000 * s, 2_000_000, 4_000_000) for s in (0, 1)]
+    return [*plain, *topk]
+
+
+def test_bytes_add_up(runs: list[Run]) -> None:
+    rounds, sent = megabytes(runs[0], DIRECTIONS["bytes"])
+    assert rounds.tolist() == [1, 2, 3] and sent.tolist() == [6, 12, 18]
+    assert megabytes(runs[2], ("up",))[1] == pytest.approx([0.4, 0.8, 1.2])
+    assert megabytes(runs[2], ("up",), "dense")[1].tolist() == [4, 8, 12]
+    assert megabytes(runs[0], ("up",), "dense")[1].tolist() == [4, 8, 12]  # nothing was compressed
+    assert sent_until(runs[0], 2, ("down",)) == 4 and np.isnan(sent_until(runs[0], float("nan"), ("down",)))
+
+
+def test_a_table_says_what_was_sent(runs: list[Run]) -> None:
+    groups, _ = group_runs(runs)
+    table = sent_table(groups, Options(target=float(BASE.mean()) + 0.05))  # reached in round 2
+    assert table is not None
+    rows = {row["compression"]: row for row in table.rows}
+    assert rows["none"]["mb_up"] == Spread(12.0, 0.0, 2, 2) and rows["none"]["part_up"].mean == 1
+    assert rows["topk"]["mb_up"].mean == pytest.approx(1.32) and rows["topk"]["mb_up"].std == pytest.approx(0.12)
+    assert rows["topk"]["part_up"].mean == pytest.approx(0.11) and rows["topk"]["part_down"].mean == 0.5
+    assert rows["none"]["mb_to_target"].mean == 12 and rows["topk"]["mb_to_target"].mean == pytest.approx(4.88)
+    plain, _ = group_runs(runs[:2])
+    assert sent_table(plain, Options()) is None
+
+
+def test_the_report_prints_it_and_draws_scores_over_it(runs: list[Run], tmp_path: Path, capsys) -> None:
+    for key in DIRECTIONS:
+        assert main([str(tmp_path), "--figures", str(tmp_path / "figures"), "--against", key]) == 0
+        out = capsys.readouterr().out
+        (line,) = (line for line in out.split("what was sent")[1].splitlines() if "topk" in line)
+        assert "1.32 ± 0.12" in line and "11.00 ± 1.00" in line and "50.00 ± 0.00" in line
+        assert (tmp_path / "figures" / f"against_{key}_personal_accuracy.png").stat().st_size > 10_000
+
+
+def test_a_line_ends_at_what_was_sent_in_all(runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    lines, real = {}, Axes.plot
+
+    def plot(self: Axes, x: np.ndarray, y: np.ndarray, **how: object) -> object:
+        lines[how["label"]] = (x.tolist(), y.tolist())
+        return real(self, x, y, **how)
+
+    monkeypatch.setattr(Axes, "plot", plot)
+    groups, _ = group_runs(runs)
+    draw_over_bytes(groups, Options(), "bytes_up", tmp_path / "x.png")
+    x, y = lines["fedavg compression=topk (n=2)"]
+    assert x == pytest.approx([0.44, 0.88, 1.32]) and y == pytest.approx(100 * (BASE.mean() + np.array(CURVE)))
+
+
+def test_runs_that_sent_nothing_have_no_such_figure(tmp_path: Path, capsys) -> None:
+    with_bytes(make_run(tmp_path, "local"), 0, 0)
+    assert main([str(tmp_path), "--figures", str(tmp_path / "figures"), "--against", "bytes"]) == 1
+    assert "--against bytes: no run has sent anything" in capsys.readouterr().err
+
+
+def test_options_of_a_chosen_operator_tell_runs_apart(tmp_path: Path) -> None:
+    runs = [compressed(tmp_path, "topk", share=s) for s in (0.1, 0.2)] + [compressed(tmp_path, "sign")]
+    assert differing([Run(path) for path in runs]) == ["choices.compression", "compression.share"]
+    groups, _ = group_runs([Run(path) for path in runs])
+    assert sorted(group.name for group in groups) == [
+        "fedavg compression=sign share=None",
+        "fedavg compression=topk share=0.1",
+        "fedavg compression=topk share=0.2",
+    ]
+    assert all(isinstance(group, Group) and "compression" not in group.setting for group in groups)

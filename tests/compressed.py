@@ -6,6 +6,7 @@ A seeded tenth of the pairs is tested by default, all of them with `-m "slow or 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from fedbench.cli.conf_tree import group_options
 from fedbench.simulation.run_state import Simulation
 
 OPERATORS = [*(name for name in group_options("compression") if name != "none"), "lowrank warm_start=true"]
+ON_CLIP = ("fedotp", "pfedmoap", "pfedprompt", "zero_shot")  # a process that imports open_clip needs 6 s longer
 TWO = 2  # for fedbench.engine.compression.TINY: a head has 27 numbers here
 
 
-def sampled(pairs: list[tuple[str, str]]) -> list[Any]:
-    """A tenth of them, drawn once and for all, and the others marked as slow."""
-    chosen = np.random.default_rng(16).permutation(len(pairs))[: -(-len(pairs) // 10)].tolist()
+def sampled(pairs: list[tuple[str, str]], slow_methods: Collection[str] = ()) -> list[Any]:
+    """A tenth of them, drawn once and for all, of other methods than slow_methods; the others are marked as slow."""
+    order = np.random.default_rng(16).permutation(len(pairs)).tolist()
+    chosen = [i for i in order if pairs[i][0] not in slow_methods][: -(-len(pairs) // 10)]
     return [pytest.param(*p, marks=() if i in chosen else pytest.mark.slow) for i, p in enumerate(pairs)]
 
 

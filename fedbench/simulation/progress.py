@@ -133,12 +133,19 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         *new_client_lines(s.get("new_clients"), name),
         *privacy_lines(s.get("privacy")),
         f"  {cost['images_per_s']:,.0f} images/s of local training, {duration(cost['total_s'])} in all; "
-        f"{cost['bytes_down'] / 1e6:,.1f} MB down, {cost['bytes_up'] / 1e6:,.1f} MB up",
+        f"{sent(cost, 'down')}, {sent(cost, 'up')}",
         f"  a client's round: {kib(cost['bytes_down'], s)} down, {kib(cost['bytes_up'], s)} up, on average",
         f"files: {run_dir}  (metrics.csv, clients.csv, costs.csv, summary.json, checkpoint.pt)",
         "next:",
         *next_lines(s, run_dir),
     ]
+
+
+def sent(cost: dict[str, float], direction: str) -> str:
+    """The megabytes that all clients together sent or were sent, and what compression made them of."""
+    size, dense = cost[f"bytes_{direction}"], cost.get(f"dense_{direction}")
+    of_dense = f" ({100 * size / dense:,.1f}% of uncompressed)" if dense and dense != size else ""
+    return f"{size / 1e6:,.1f} MB {direction}{of_dense}"
 
 
 def primary_of(summary: dict[str, Any]) -> str:

@@ -76,6 +76,12 @@ def test_importing_progress_does_not_import_rich():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_ending_says_what_compression_made_of_the_bytes(capsys):
+    cost = summary()["cost"]
+    ending(summary(cost=cost | {"dense_down": 2.5e6, "dense_up": 10e6}), Path("runs/pgfed/digits/2026-01-01"))
+    assert "2.5 MB down, 1.2 MB up (12.5% of uncompressed)" in capsys.readouterr().out
+
+
 def test_ending(capsys):
     ending(summary(), Path("runs/pgfed/digits/2026-01-01"))
     text = capsys.readouterr().out

@@ -23,10 +23,11 @@ DIRECTIONS = {"bytes": ("down", "up"), "bytes_down": ("down",), "bytes_up": ("up
 def megabytes(run: Run, directions: tuple[str, ...], kind: str = "bytes") -> tuple[np.ndarray, np.ndarray]:
     """Rounds [R], and the MB sent up to and including each of them [R].  kind: "bytes", or "dense", as they would have
     been without compression (the same where there was none).  Both empty for runs without costs.csv."""
-    columns = [run.costs.get(f"{kind}_{d}", run.costs.get(f"bytes_{d}")) for d in directions]
-    if "round" not in run.costs or any(column is None for column in columns):
+    costs = run.costs
+    if not {"round", *(f"bytes_{d}" for d in directions)} <= costs.keys():
         return np.empty(0), np.empty(0)
-    return run.costs["round"], np.sum(columns, axis=0).cumsum() / 1e6
+    each = [costs.get(f"{kind}_{d}", costs[f"bytes_{d}"]) for d in directions]
+    return costs["round"], np.sum(each, axis=0).cumsum() / 1e6
 
 
 def sent_until(run: Run, round: float, directions: tuple[str, ...]) -> float:

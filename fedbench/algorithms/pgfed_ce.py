@@ -109,6 +109,6 @@ class PseudoGradient(PGFed):
         sgd: Any = cohort.engine.optimizer
         pace = (out.lr * out.steps[:, None] / (1 - sgd.momentum)).clamp_min(1e-30)
         trained = cohort.model.trained
-        g = trained.put(torch.zeros_like(up.theta), trained.take((self.w - up.theta) / pace))
+        g = trained.put(torch.zeros_like(up.theta), trained.take((w - up.theta) / pace))
         g = g - getattr(out, "aux", 0)  # no auxiliary part in round 1
         return SimpleNamespace(theta=up.theta, g=g, c=up.f - dot(g, up.theta))

@@ -58,7 +58,7 @@ class Compression:
         self._layout = functools.cache(functools.partial(layout_of, model))
 
     @property
-    def of_downloads(self) -> bool:
+    def compresses_downloads(self) -> bool:
         """Whether the server compresses, too."""
         return self.operator.direction == "both" and not self.operator.exact
 
@@ -81,40 +81,44 @@ class Compression:
         sent, bits = self._send(due, self._message(path, name, x.shape[1], cohort.ids), keys)
         if memory is not None:
             memory[cohort.ids] = due - sent
-        return Received(self._passed(before + sent, x, name).view(value.shape), in_bytes(bits))
+        return Received(self._with_running_statistics(before + sent, x).view(value.shape), in_bytes(bits))
 
     def broadcast(self, cohort: Cohort, name: str, value: Tensor, call: int) -> Received:
         """What the clients see of one value [...] for all, and what it takes.
 
         In an evaluation, what they would see if they were sent it now; then nothing is remembered.
         """
-        if not self.of_downloads or self._passes(value[None]):
+        if not self.compresses_downloads or self._passes(value[None]):
             return Received(value, len(cohort) * num_bytes(value))
         path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
         shared = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
         sent_in_all = self._rows(f"{path}/bits", x.new_zeros(1, dtype=torch.int64), 1)
-        is_first, total = shared.slot[0] < 0, sent_in_all[THE_SERVER]  # total [1, 1]
-        whole, seen = torch.full_like(total, FLOAT * x.shape[1]), x
+        is_first, sent_bits = not shared.used, sent_in_all[THE_SERVER]  # sent_bits [1, 1]
+        whole_bits, seen = torch.full_like(sent_bits, FLOAT * x.shape[1]), x
         if not is_first:
             before = shared[THE_SERVER]  # [1, n]
             sent, bits = self._send(x - before, self._message(path, name, x.shape[1], NOBODY), self._key(path, cohort))
-            seen, total = self._passed(before + sent, x, name), total + bits[:, None]
+            seen, sent_bits = self._with_running_statistics(before + sent, x), sent_bits + bits[:, None]
         if cohort.purpose != "round":
             return Received(seen.view(value.shape), 0)
-        heard = self._rows(f"{path}/heard", total.new_zeros(1))  # the total when a client was sent it last  [N, 1]
-        missed = torch.where(heard.has(cohort.ids)[:, None], total - heard[cohort.ids], whole)  # [K, 1]
-        shared[THE_SERVER], sent_in_all[THE_SERVER], heard[cohort.ids] = seen, total, total.expand(len(cohort), 1)
-        return Received(seen.view(value.shape), in_bytes(missed.minimum(whole)))
+        heard = self._rows(f"{path}/heard", sent_bits.new_zeros(1))  # sent_bits when a client was sent it last  [N, 1]
+        missed_bits = torch.where(heard.has(cohort.ids)[:, None], sent_bits - heard[cohort.ids], whole_bits)  # [K, 1]
+        shared[THE_SERVER], sent_in_all[THE_SERVER], heard[cohort.ids] = (
+            seen,
+            sent_bits,
+            sent_bits.expand(len(cohort), 1),
+        )
+        return Received(seen.view(value.shape), in_bytes(missed_bits.minimum(whole_bits)))
 
     def download(self, cohort: Cohort, name: str, value: Tensor, call: int) -> Received:
         """What each client sees of its own row of value [K, ...], and what it takes.  In an evaluation as above."""
-        if not self.of_downloads or self._passes(value):
+        if not self.compresses_downloads or self._passes(value):
             return Received(value, num_bytes(value))
         path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))
         knows, before = last.has(cohort.ids), last[cohort.ids]  # [K], [K, n]
         sent, bits = self._send(x - before, self._message(path, name, x.shape[1], cohort.ids), self._keys(path, cohort))
-        seen = torch.where(knows[:, None], self._passed(before + sent, x, name), x)  # at first the whole row
+        seen = torch.where(knows[:, None], self._with_running_statistics(before + sent, x), x)  # at first the whole row
         if cohort.purpose == "round":
             last[cohort.ids] = seen
         whole = torch.full_like(bits, FLOAT * x.shape[1])
@@ -144,7 +148,7 @@ class Compression:
         rest = due[:, num_parameters:]
         return torch.cat([seen, rest], 1), bits + FLOAT * rest.shape[1]
 
-    def _passed(self, seen: Tensor, x: Tensor, name: str) -> Tensor:
+    def _with_running_statistics(self, seen: Tensor, x: Tensor) -> Tensor:
         """seen [k, n], with the running statistics of x: a reference plus a difference rounds."""
         layout = self._layout(x.shape[1])
         if layout is not None and layout.parameters < x.shape[1]:

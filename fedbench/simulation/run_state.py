@@ -63,7 +63,7 @@ class Simulation:
     def personal_is_global(self) -> bool:
         """Whether every client deploys the server's row, and has all of it."""
         compression = self.engine.compression
-        return self.algorithm.personal_is_global and not (compression and compression.of_downloads)
+        return self.algorithm.personal_is_global and not (compression and compression.compresses_downloads)
 
     @functools.cached_property
     def config_hash(self) -> str:

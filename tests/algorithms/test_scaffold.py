@@ -87,3 +87,15 @@ def test_scaffold_counts_the_steps_a_client_really_takes() -> None:
 def test_scaffold_refuses_what_its_variates_are_not_derived_for(optimizer: Optimizer) -> None:
     with pytest.raises(ConfigError, match=r"algorithm=scaffold needs plain SGD"):
         play(four_of_six(optimizer), Scaffold())
+
+
+def test_a_round_at_learning_rate_zero_teaches_no_variate() -> None:
+    """A schedule may end at 0, where (x - theta) / (steps lr) is 0 / 0."""
+    e = four_of_six(SGD(lr=LR, schedule={"name": "linear", "final": 0.0}))
+    e.rounds = 2
+    algorithm = play(e, Scaffold(), 1, COHORTS_OF_FOUR)
+    before = algorithm.c_i.whole()
+    assert e.optimizer.rate(1, 2, e.federation.splits["train"].owners()[:1]) == 0
+    play(e, algorithm, 1, COHORTS_OF_FOUR[1:2], begin=1)
+    close(algorithm.c_i.whole(), before)
+    assert torch.isfinite(algorithm.c).all() and bool(before.any())

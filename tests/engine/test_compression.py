@@ -254,9 +254,9 @@ def test_compression_is_built_from_the_configuration() -> None:
 
     assert built() is None and built("compression=none", "compression.direction=both") is None
     found = built("compression=topk", "compression.share=0.25", "compression.direction=both")
-    assert found is not None and isinstance(found.operator, TopK) and found.of_downloads
+    assert found is not None and isinstance(found.operator, TopK) and found.compresses_downloads
     exact = built("compression=topk", "compression.share=1", "compression.direction=both")
-    assert exact is not None and not exact.of_downloads
+    assert exact is not None and not exact.compresses_downloads
 
 
 class Listener(NoCompression):

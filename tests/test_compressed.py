@@ -12,7 +12,7 @@ from cases import ARRAYS, METHODS, everything, ready, rounds, same, tensors
 from compressed import TWO, all_pairs, sampled, simulated, without_compression
 from torch import Tensor
 
-from fedbench.compression.base import FLOAT, Message
+from fedbench.compression.base import FLOAT, Message, Operator
 from fedbench.core import rng
 from fedbench.engine import compression as channel
 from fedbench.engine import privacy
@@ -53,14 +53,16 @@ def test_what_is_seen_is_what_a_decoder_makes_of_the_stream(
     """Bit for bit, and the bits that are counted are the stream's but for the end of its last byte."""
     sim, messages, real = simulated(method, operator), [], Compression._send
 
-    def send(self: Compression, due: Tensor, message: Message, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def send(
+        self: Compression, operator: Operator, due: Tensor, message: Message, keys: Tensor, keep: bool = True
+    ) -> tuple[Tensor, Tensor]:
         streams = []
         for i, row in enumerate(due[:, : message.size]):
             one = message.of(i, i + 1)
-            streams.append(self.operator.encode(row.contiguous(), rng.RowRandom(keys[i : i + 1]), one))
-            decoded = self.operator.decode(streams[-1], one)
+            streams.append(operator.encode(row.contiguous(), rng.RowRandom(keys[i : i + 1]), one))
+            decoded = operator.decode(streams[-1], one)
             messages.append((message.name, decoded))
-        seen, bits = real(self, due, message, keys)
+        seen, bits = real(self, operator, due, message, keys, keep)
         rest = FLOAT * (due.shape[1] - message.size)
         for i, stream in enumerate(streams):
             assert torch.equal(seen[i, : message.size], messages[len(messages) - len(streams) + i][1]), message.name

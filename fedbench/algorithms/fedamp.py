@@ -102,7 +102,9 @@ class FedAMP(Algorithm):
         pull = (lambda s: (s.theta - s.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(theta if self.start == "own" else u, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
-        self.w[cohort.ids] = cohort.upload(w=out.theta, reference={"w": w_i}, replaces=["w"]).w
+        # a row that a client keeps and trains on replaces w_i; one that is trained from u_i adds to that
+        sent = {"reference": {"w": w_i}, "replaces": ["w"]} if self.start == "own" else {"reference": {"w": u}}
+        self.w[cohort.ids] = cohort.upload(w=out.theta, **sent).w
         self.prev = cohort.index
 
     def alpha(self, round: int) -> float:

@@ -44,7 +44,7 @@ class FedDyn(Algorithm):
         out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.g)
         self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta, reference={"theta": w})  # [K, P]
-        self.h = self.h - (alpha * (up.theta - w)).sum(0) / cohort.num_clients  # over all N
+        self.h = self.h - (alpha * (up.theta - self.w)).sum(0) / cohort.num_clients  # over all N
         mean_theta = fractions(self.alpha, cohort) @ up.theta  # [P]
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 

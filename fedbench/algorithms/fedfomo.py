@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, RowStore
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Rows, RowStore
 from fedbench.core.options import Natural, Probability, Share
 from fedbench.core.rng import RowRandom
 from fedbench.engine.training import LocalTraining
@@ -27,7 +27,8 @@ class FedFomo(Algorithm):
     from all the others rather than by Pref.
 
     State: theta [N, P], what client i last trained; ref [N, P] (reference="aggregated"); pref [N, N], Pref - I;
-    of the last cohort last [K', P], prev [K'].
+    uploaded [N, P], theta as the server saw it, where that is something else; of the last cohort last [K', P], its
+    uploads, and prev [K'].
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class FedFomo(Algorithm):
     ):
         self.models, self.held_out, self.reference, self.epsilon = models, held_out, reference, epsilon
         self.last: Any = None  # nothing uploaded yet
+        self.uploaded: Rows | None = None  # until a message is made private or compressed
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """All clients start from one model; Pref = I; every client holds samples out."""
-        w = model.init_row()
+        w, self.rows = model.init_row(), rows
         self.theta = rows("theta", default=w)  # lazy [N, P]
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
         self.pref = rows("pref", default=torch.zeros(federation.num_clients).to(w))  # lazy [N, N]
@@ -58,15 +60,17 @@ class FedFomo(Algorithm):
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
         up = cohort.upload(theta=out.theta, reference={"theta": self.known(cohort)}, replaces=["theta"])
+        if self.uploaded is not None:
+            self.uploaded[cohort.ids] = up.theta
         self.last, self.prev = up.theta, cohort.index
 
     def known(self, cohort: Cohort) -> Tensor:
-        """theta_i as the server has it: of the last cohort what was uploaded, else the initial one.  # [K, P]"""
-        known = self.theta.default.repeat(len(cohort), 1)
-        if self.last is not None:
-            i, j = (cohort.index[:, None] == self.prev).nonzero().unbind(1)  # client i of these was the j-th then
-            known[i] = self.last[j]
-        return known
+        """theta_i as the server has it: what client i uploaded last, or the initial one.  # [K, P]"""
+        if cohort.is_lossless:
+            return self.theta[cohort.ids]
+        if self.uploaded is None:
+            self.uploaded = self.rows("uploaded", default=self.theta.default)
+        return self.uploaded[cohort.ids]
 
     def mixed(self, cohort: Cohort, theta: Tensor, ref: Tensor) -> Tensor:
         """sum_j omega_j theta_j, or theta_i [K, P] of a client whom no model helps; Pref <- Pref + omega.  # [K, P]"""
@@ -76,7 +80,7 @@ class FedFomo(Algorithm):
         omega = self.weights(cohort, others, ref)  # [K, M]
         total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
-        uploaded = cohort.upload(omega=omega, reference={"omega": None}, replaces=["omega"]).omega
+        uploaded = cohort.upload(omega=omega, reference={"omega": None}, replaces=["omega"], plain=["omega"]).omega
         self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
         mixture = (omega[:, None] @ others)[:, 0]  # [K, P]
         return torch.where(total > 0, mixture, theta)

@@ -62,13 +62,13 @@ class FedSLD(FedAvg):
         first_round, clients = self.counts_of is None, cohort.all_clients()
         if first_round:
             counts = torch.from_numpy(self.label_counts).to(self.w)  # [N, C]
-            told = clients.upload(counts=counts, reference={"counts": None}, replaces=["counts"])
+            told = clients.upload(counts=counts, reference={"counts": None}, replaces=["counts"], plain=["counts"])
             self.counts_of = told.counts.clamp_min(0)
         total = (self.counts_of if self.counts == "all" else self.counts_of[cohort.index]).sum(0)
         prior = total / total.sum().clamp_min(1e-30)
         if self.counts == "cohort":
-            return cohort.broadcast(prior=prior).prior
-        return clients.broadcast(prior=prior).prior if first_round else prior
+            return cohort.broadcast(prior=prior, plain=["prior"]).prior
+        return clients.broadcast(prior=prior, plain=["prior"]).prior if first_round else prior
 
     def ratio(self, batch: Batch, prior: Tensor) -> Tensor:
         """Pt(y) / pb(y) of every sample, 0 for padding.  # [k, B]"""

@@ -63,7 +63,7 @@ class DropMean(PGFed):
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """PGFed's, but for what is recorded."""
-        aux, c = self.download_auxiliary(cohort), cohort.broadcast(c=self.c).c  # [K, P], [K']
+        aux, c = self.download_auxiliary(cohort), cohort.broadcast(c=self.c, plain=["c"]).c  # [K, P], [K']
 
         def step(s: Step, batch: Batch) -> None:
             s.record("aux_theta", s.descend_and_project(batch, offset=s.aux, direction=s.aux))
@@ -109,6 +109,6 @@ class PseudoGradient(PGFed):
         sgd: Any = cohort.engine.optimizer
         pace = (out.lr * out.steps[:, None] / (1 - sgd.momentum)).clamp_min(1e-30)
         trained = cohort.model.trained
-        g = trained.put(torch.zeros_like(up.theta), trained.take((w - up.theta) / pace))
+        g = trained.put(torch.zeros_like(up.theta), trained.take((self.w - up.theta) / pace))
         g = g - getattr(out, "aux", 0)  # no auxiliary part in round 1
         return SimpleNamespace(theta=up.theta, g=g, c=up.f - dot(g, up.theta))

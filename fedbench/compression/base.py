@@ -63,9 +63,10 @@ class Operator:
     memory: whether clients add what an upload lacked to their next one, where uploads accumulate (Stich et al., NeurIPS
     2018).  direction: "up", or "both" where the server compresses what it sends, too.  Both are for the channel.
 
-    exact: the row arrives as it is.  unbiased: a row is what is seen of it on average over draws.  leaves_numbers:
-    there are numbers in what is sent, which a chain may compress further.  chooses: positions of a row.  reads_spans:
-    the shapes of parameters.
+    exact: the row arrives as it is.  unbiased: a row is what is seen of it on average over draws.  contracts: what is
+    seen of a row is no farther from it than 0 is; other operators are damped where the rest is remembered
+    (_damped.py).  leaves_numbers: there are numbers in what is sent, which a chain may compress further.  chooses:
+    positions of a row.  reads_spans: the shapes of parameters.
 
     A row's result depends on that row, its key and its client's state alone, bit for bit, on any device: sums go by
     _sums.py, and draws by RowRandom.  A row that has diverged (a number is not finite, or of 2^100 and more) cannot be
@@ -74,6 +75,7 @@ class Operator:
 
     exact = False
     unbiased = False
+    contracts = False
     leaves_numbers = False
     chooses = False
     reads_spans = False
@@ -132,10 +134,10 @@ class Operator:
             setattr(self, name, value.to(now.device) if isinstance(now, Tensor) else value)
 
     # -- what is made of it ------------------------------------------------------------------------------
-    def __call__(self, x: Tensor, draws: RowRandom, message: Message) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, draws: RowRandom, message: Message, keep: bool = True) -> tuple[Tensor, Tensor]:
         """What the other side sees of rows x [k, n] float32, and the bits that it takes.  # [k, n], [k] int64
 
-        draws: one key a client and message.  Nothing waits for the device.
+        draws: one key a client and message.  keep: whether clients' states change.  Nothing waits for the device.
         """
         _check(x, message)
         if self.exact or not message.size:
@@ -146,16 +148,17 @@ class Operator:
             some = slice(a, a + size)
             draws_here = RowRandom(draws.keys[some])
             draws_here.calls = calls
-            seen[some], bits[some] = self._block(x[some], draws_here, message.of(a, a + size))
+            seen[some], bits[some] = self._block(x[some], draws_here, message.of(a, a + size), keep)
             draws.calls = draws_here.calls
         return seen, bits
 
-    def _block(self, x: Tensor, draws: RowRandom, message: Message) -> tuple[Tensor, Tensor]:
+    def _block(self, x: Tensor, draws: RowRandom, message: Message, keep: bool) -> tuple[Tensor, Tensor]:
         can_be_sent = (x.abs() < LIMIT).all(1)  # NaN is not below  # [k]
         sent = self.pack(torch.where(can_be_sent[:, None], x, 0), draws, message)
         seen = self.unpack(sent, message)
         bits = self.count(sent, message) + FLOAT * self.num_numbers(message)
-        self.keep(sent, message)
+        if keep:
+            self.keep(sent, message)
         return torch.where(can_be_sent[:, None], seen, torch.nan), torch.where(can_be_sent, bits, 0)
 
     def encode(self, x: Tensor, draws: RowRandom, message: Message) -> bytes:

@@ -33,13 +33,14 @@ class Chain(Operator):
             o.memory, o.direction = memory, direction
         self.exact = not self.operators
         self.unbiased = all(o.unbiased for o in self.operators)
+        self.contracts = all(o.contracts for o in self.operators)
         self.leaves_numbers = all(o.leaves_numbers for o in self.operators)
         self.chooses = any(o.chooses for o in self.operators)
         self.reads_spans = any(o.reads_spans for o in self.operators)
         require(
             not (self.memory and any(o.chooses and o.unbiased and not o.exact for o in operators)),
-            "compression.operators has one that scales numbers up to be unbiased, which compression.memory=true would "
-            "let grow: set compression.memory=false",
+            "compression.operators has one that scales numbers up, to be right on average without a memory: set "
+            "compression.memory=false",
         )
 
     def _check(self, operators: list) -> None:

@@ -46,6 +46,7 @@ class LowRank(Operator):
     State: last [N, sum of b r] of each kind of message, 0 where the start is drawn.
     """
 
+    contracts = True
     leaves_numbers = False  # that one scale would suit: P's are below 1, Q's and the vectors' of the row's size
     reads_spans = True
 

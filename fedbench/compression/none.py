@@ -8,6 +8,7 @@ class NoCompression(Operator):
 
     exact = True
     unbiased = True
+    contracts = True
     leaves_numbers = True
 
     def __init__(self, memory: bool = True, direction: Direction = "up"):

@@ -29,10 +29,10 @@ class RandK(Operator):
         super().__init__(memory, direction)
         require(
             not (unbiased and memory),
-            "compression.unbiased=true scales numbers up, and compression.memory=true would add what that gives too "
-            "much of to the next upload, which grows: choose one of them",
+            "compression.unbiased=true scales numbers up, to be right on average without a memory, and "
+            "compression.memory=true makes up for the rest: choose one of them",
         )
-        self.share, self.unbiased, self.exact = share, unbiased, share == 1
+        self.share, self.unbiased, self.contracts, self.exact = share, unbiased, not unbiased, share == 1
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
         """The values [k, m]; the key [k, 1], and the positions that it tells."""

@@ -16,6 +16,8 @@ from fedbench.core.rng import RowRandom
 class Sign(Operator):
     """What is seen of x is mean |x| where x >= 0, and -mean |x| elsewhere."""
 
+    contracts = True
+
     def __init__(self, memory: bool = True, direction: Direction = "up"):
         super().__init__(memory, direction)
 

@@ -16,6 +16,7 @@ from fedbench.core.rng import RowRandom
 class TopK(Operator):
     """share: of the numbers that are sent, rounded up; 1: all, as they are.  Of equal magnitudes the first are sent."""
 
+    contracts = True
     leaves_numbers = True
     chooses = True
 

@@ -143,13 +143,22 @@ class Cohort:
         """What the round has cost so far."""
         return self._messages.ledger
 
-    def broadcast(self, **tensors: Tensor) -> SimpleNamespace:
-        """Send the same tensors to every client of the cohort; returns what they see (in an evaluation: would see)."""
-        return self._messages.broadcast(self, tensors)
+    @property
+    def is_lossless(self) -> bool:
+        """Whether every upload is seen as it was sent."""
+        return self._messages.is_lossless
 
-    def download(self, **tensors: Tensor) -> SimpleNamespace:
+    def broadcast(self, *, plain: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
+        """Send the same tensors to every client of the cohort; returns what they see (in an evaluation: would see).
+
+        plain, here, in `download` and in `upload`: names of what is never compressed, such as counts and coefficients,
+        which no operator for a model's numbers suits, however many there are.
+        """
+        return self._messages.broadcast(self, tensors, plain)
+
+    def download(self, *, plain: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
         """Send each client its own row of tensors [K, ...]; returns what they see."""
-        return self._messages.download(self, tensors)
+        return self._messages.download(self, tensors, plain)
 
     def fetch(self, which: Tensor, **rows: Tensor) -> SimpleNamespace:
         """Client i downloads one row of each tensor [n, ...] for every True in which[i]; returns what they see.
@@ -163,6 +172,7 @@ class Cohort:
         *,
         reference: Mapping[str, Tensor | None] | None = None,
         replaces: Collection[str] = (),
+        plain: Collection[str] = (),
         **tensors: Tensor,
     ) -> SimpleNamespace:
         """Every client sends its row of tensors [K, ...]; returns what the server sees, which privacy and compression
@@ -170,12 +180,15 @@ class Cohort:
 
         reference: of every tensor, what the server expects of it before it comes: [...], [K, ...], or None, which is 0.
         Privacy clips, and compression sends, what the client adds to that.  It must not depend on what the server was
-        not told.  A row trained from w that clients were sent: {"theta": w}; a difference: {"delta": None}.
-        replaces: names of which a later upload makes up for what this one lacks, as the client keeps its value and is
-        compared with what the server has of it, or sends a new one each time; of all others compression adds it to the
-        client's next upload (compression.memory).
+        not told.  A difference: {"delta": None}.  A row trained from w: {"theta": w}, with the very tensor that a
+        broadcast or a download returned.  Where that lags behind the server's own, the row is seen moved by as much,
+        so that on the server's side self.w is what clients trained from.
+        replaces: names of what takes the place of what the server has of it.  A client's own row, kept and trained on,
+        has as its reference what the server has: what one upload lacks, the next one makes up for.  Gradients,
+        coefficients and counts come anew each time, and what one lacks is lost.  Of all other names compression adds
+        it to the client's next upload (compression.memory).
         """
-        return self._messages.upload(self, tensors, reference or {}, replaces)
+        return self._messages.upload(self, tensors, reference or {}, replaces, plain)
 
     # -- training ----------------------------------------------------------------------------------------
     def train(

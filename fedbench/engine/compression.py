@@ -5,6 +5,7 @@ upload lacked (memory: Stich et al., NeurIPS 2018), and the server adds what it 
 A download (direction="both"): the server sends what its value adds to what the client was sent last, which the server
 knows, so that nothing is lost for good (Richtarik et al., NeurIPS 2021).  A broadcast is one for all: clients that
 missed some pay for those too, or for the whole row, whatever is less.
+Where the rest is remembered so, an operator that does not contract is damped (compression/_damped.py).
 
 Integers, tensors of fewer than TINY numbers and running statistics pass as they are.
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.compression._damped import contracting
 from fedbench.compression.base import FLOAT, Message, Operator
 from fedbench.core import rng
 from fedbench.core.options import RunError
@@ -53,6 +55,7 @@ class Compression:
 
     def __init__(self, operator: Operator, rows: RowStore, model: FlatModel, seed: int):
         self.operator, self.rows, self.model, self.seed = operator, rows, model, seed
+        self.contracting = contracting(operator)
         self.acted = False
         self._is_set_up: set[str] = set()
         self._layout = functools.cache(functools.partial(layout_of, model))
@@ -68,17 +71,20 @@ class Compression:
         """What the server sees of value [K, ...], and what it takes.
 
         reference: what it knew of it before, [...] or [K, ...]; None: 0.  call: how often these clients uploaded the
-        name in this round before.  accumulates: whether what an upload lacks is to be added to the next one.
+        name in this round before.  accumulates: whether what an upload lacks is to be added to the next one; otherwise
+        a reference is what the server has of it, and the next one makes up for it.
         """
         if self._passes(value):
             return Received(value, num_bytes(value))
         path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
         before = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)
-        due, keys = x - before, self._keys(path, cohort)
+        due = x - before
         memory = self._memory(path, cohort, x.shape[1]) if accumulates and self.operator.memory else None
         if memory is not None:
             due = due + memory[cohort.ids]
-        sent, bits = self._send(due, self._message(path, name, x.shape[1], cohort.ids), keys)
+        is_made_up_for = memory is not None or not (accumulates or reference is None)
+        message, keys = self._message(path, name, x.shape[1], cohort.ids), self._keys(path, cohort, cohort.ids)
+        sent, bits = self._send(self.contracting if is_made_up_for else self.operator, due, message, keys)
         if memory is not None:
             memory[cohort.ids] = due - sent
         return Received(self._with_running_statistics(before + sent, x).view(value.shape), in_bytes(bits))
@@ -91,24 +97,26 @@ class Compression:
         if not self.compresses_downloads or self._passes(value[None]):
             return Received(value, len(cohort) * num_bytes(value))
         path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
-        shared = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
-        sent_in_all = self._rows(f"{path}/bits", x.new_zeros(1, dtype=torch.int64), 1)
-        is_first, sent_bits = not shared.used, sent_in_all[THE_SERVER]  # sent_bits [1, 1]
-        whole_bits, seen = torch.full_like(sent_bits, FLOAT * x.shape[1]), x
-        if not is_first:
-            before = shared[THE_SERVER]  # [1, n]
-            sent, bits = self._send(x - before, self._message(path, name, x.shape[1], NOBODY), self._key(path, cohort))
-            seen, sent_bits = self._with_running_statistics(before + sent, x), sent_bits + bits[:, None]
+        last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
+        if last.used:
+            message = self._message(path, name, x.shape[1], NOBODY)
+            seen, bits = self._growth(cohort, x, last[THE_SERVER], message, THE_SERVER)
+        else:
+            seen, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
         if cohort.purpose != "round":
             return Received(seen.view(value.shape), 0)
-        heard = self._rows(f"{path}/heard", sent_bits.new_zeros(1))  # sent_bits when a client was sent it last  [N, 1]
-        missed_bits = torch.where(heard.has(cohort.ids)[:, None], sent_bits - heard[cohort.ids], whole_bits)  # [K, 1]
-        shared[THE_SERVER], sent_in_all[THE_SERVER], heard[cohort.ids] = (
-            seen,
-            sent_bits,
-            sent_bits.expand(len(cohort), 1),
-        )
-        return Received(seen.view(value.shape), in_bytes(missed_bits.minimum(whole_bits)))
+        last[THE_SERVER] = seen
+        return Received(seen.view(value.shape), in_bytes(self._bits_missed(path, cohort, bits, x.shape[1])))
+
+    def _bits_missed(self, path: str, cohort: Cohort, bits: Tensor, size: int) -> Tensor:
+        """What each client is sent with a broadcast of bits [1]: all since it was sent one, or the row itself, of size
+        numbers, where it never was or that is less.  # [K]"""
+        in_all = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)
+        heard = self._rows(f"{path}/heard", torch.zeros_like(bits))  # in_all when a client was sent it last  [N, 1]
+        now, whole = in_all[THE_SERVER] + bits, torch.full_like(bits, FLOAT * size)  # [1, 1], [1]
+        missed = torch.where(heard.has(cohort.ids), (now - heard[cohort.ids])[:, 0], whole)
+        in_all[THE_SERVER], heard[cohort.ids] = now, now.expand(len(cohort), 1)
+        return missed.minimum(whole)
 
     def download(self, cohort: Cohort, name: str, value: Tensor, call: int) -> Received:
         """What each client sees of its own row of value [K, ...], and what it takes.  In an evaluation as above."""
@@ -116,13 +124,22 @@ class Compression:
             return Received(value, num_bytes(value))
         path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))
-        knows, before = last.has(cohort.ids), last[cohort.ids]  # [K], [K, n]
-        sent, bits = self._send(x - before, self._message(path, name, x.shape[1], cohort.ids), self._keys(path, cohort))
-        seen = torch.where(knows[:, None], self._with_running_statistics(before + sent, x), x)  # at first the whole row
+        message, knows = self._message(path, name, x.shape[1], cohort.ids), last.has(cohort.ids)  # knows [K]
+        seen, bits = self._growth(cohort, x, last[cohort.ids], message, cohort.ids)
+        seen = torch.where(knows[:, None], seen, x)  # at first the whole row
+        bits = torch.where(knows, bits, FLOAT * x.shape[1])
         if cohort.purpose == "round":
             last[cohort.ids] = seen
-        whole = torch.full_like(bits, FLOAT * x.shape[1])
-        return Received(seen.view(value.shape), in_bytes(torch.where(knows, bits, whole)))
+        return Received(seen.view(value.shape), in_bytes(bits))
+
+    def _growth(
+        self, cohort: Cohort, x: Tensor, before: Tensor, message: Message, ids: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """What is seen of rows x [k, n] when what they add to those before [k, n] is sent, and the bits [k]; in an
+        evaluation no operator remembers it."""
+        keys, keep = self._keys(message.name, cohort, ids), cohort.purpose == "round"
+        sent, bits = self._send(self.contracting, x - before, message, keys, keep)
+        return self._with_running_statistics(before + sent, x), bits
 
     def observe(self, losses: Tensor) -> int:
         """Let the operator learn from the clients' training losses [K]; the bytes in which they tell them."""
@@ -139,10 +156,12 @@ class Compression:
         self.acted = True
         return self.operator.exact
 
-    def _send(self, due: Tensor, message: Message, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def _send(
+        self, operator: Operator, due: Tensor, message: Message, keys: Tensor, keep: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """What is seen of rows due [k, n], and the bits; what is not compressed of them is there as it is."""
         num_parameters = message.size
-        seen, bits = self.operator(due[:, :num_parameters].contiguous(), rng.RowRandom(keys), message)
+        seen, bits = operator(due[:, :num_parameters].contiguous(), rng.RowRandom(keys), message, keep)
         if num_parameters == due.shape[1]:
             return seen, bits
         rest = due[:, num_parameters:]
@@ -187,17 +206,10 @@ class Compression:
             )
         return rows
 
-    def _keys(self, path: str, cohort: Cohort) -> Tensor:
-        """A key for each client's draws.  # [K]"""
-        keys = rng.client_keys(self._base(path, cohort), cohort.ids)
-        return torch.from_numpy(keys).to(cohort.device)
-
-    def _key(self, path: str, cohort: Cohort) -> Tensor:
-        """A key for the server's draws.  # [1]"""
-        return torch.from_numpy(rng.client_keys(self._base(path, cohort), THE_SERVER)).to(cohort.device)
-
-    def _base(self, path: str, cohort: Cohort) -> int:
-        return rng.key(self.seed, "compression", path, cohort.purpose, cohort.round)
+    def _keys(self, path: str, cohort: Cohort, ids: np.ndarray) -> Tensor:
+        """A key for the draws of each of ids.  # [k]"""
+        base = rng.key(self.seed, "compression", path, cohort.purpose, cohort.round)
+        return torch.from_numpy(rng.client_keys(base, ids)).to(cohort.device)
 
 
 def _path(direction: str, name: str, call: int) -> str:

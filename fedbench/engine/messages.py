@@ -3,6 +3,10 @@
 Every tensor that a method sends passes here, and the other side sees what these calls return.  An upload is first
 released by privacy and then compressed, so that compression sees only what may be told.
 
+Where the server compresses, clients train from what they saw of its row, which lags behind it.  What they add to that
+is what counts: the server sees a row that was trained from a lagging one moved onto its own, so that what a download
+lacked stays due.  A mean of rows as they are would lose it.
+
 Letters: K clients of the cohort.
 """
 
@@ -45,41 +49,52 @@ class Ledger:
 class Messages:
     """The messages of one round, of a cohort and of all cohorts made from it.
 
-    privacy, compression: what is done to them, or None.
+    privacy, compression: what is done to them, or None.  plain, in all calls: names that are never compressed.
     """
 
     def __init__(self, privacy: Privacy | None, compression: Compression | None):
         self.privacy, self.compression, self.ledger = privacy, compression, Ledger()
         self._broadcasts: Counter[str] = Counter()  # how often each name was sent to all
         self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # which clients sent, or were sent, each name
+        self._lags: list[tuple[Tensor, Tensor]] = []  # what clients saw, and what the server's own adds to that
 
-    def broadcast(self, cohort: Cohort, tensors: dict[str, Tensor]) -> SimpleNamespace:
+    @property
+    def is_lossless(self) -> bool:
+        """Whether every upload is seen as it was sent."""
+        private = self.privacy is not None and not self.privacy.is_lossless
+        return not private and (self.compression is None or self.compression.operator.exact)
+
+    def broadcast(self, cohort: Cohort, tensors: dict[str, Tensor], plain: Collection[str]) -> SimpleNamespace:
         """The same tensors for every client."""
+        _check_names("broadcast", tensors, plain)
         seen = dict(tensors)
         for name, value in tensors.items():
             dense = size = len(cohort) * num_bytes(value)
-            if self.compression is not None:
+            if self.compression is not None and name not in plain:
                 seen[name], size = self.compression.broadcast(cohort, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
-            self._count_down(size, dense)
+                self._remember_lag(value, seen[name])
+            self._count_download(size, dense)
         return SimpleNamespace(**seen)
 
-    def download(self, cohort: Cohort, tensors: dict[str, Tensor]) -> SimpleNamespace:
+    def download(self, cohort: Cohort, tensors: dict[str, Tensor], plain: Collection[str]) -> SimpleNamespace:
         """Each client's own row of tensors [K, ...]."""
         _check_rows("download", cohort, tensors)
+        _check_names("download", tensors, plain)
         seen = dict(tensors)
         for name, value in tensors.items():
             size = num_bytes(value)
-            if self.compression is not None:
+            if self.compression is not None and name not in plain:
                 seen[name], size = self.compression.download(cohort, name, value, self._call("down", cohort, name))
-            self._count_down(size, num_bytes(value))
+                self._remember_lag(value, seen[name])
+            self._count_download(size, num_bytes(value))
         return SimpleNamespace(**seen)
 
     def fetch(self, cohort: Cohort, which: Tensor, rows: dict[str, Tensor]) -> SimpleNamespace:
         """One row of each tensor [n, ...] for every True in which [K, ...], as it is."""
         _check_rows("fetch", cohort, {"which": which})
         size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())
-        self._count_down(size, size)
+        self._count_download(size, size)
         return SimpleNamespace(**rows)
 
     def upload(
@@ -88,23 +103,35 @@ class Messages:
         tensors: dict[str, Tensor],
         reference: Mapping[str, Tensor | None],
         replaces: Collection[str],
+        plain: Collection[str],
     ) -> SimpleNamespace:
         """Each client's row of tensors [K, ...], as the server sees it."""
         _check_rows("upload", cohort, tensors)
-        _check_references(tensors, reference, replaces)
+        _check_names("upload", tensors, {*reference, *replaces, *plain})
+        _check_references(tensors, reference)
         seen = dict(tensors)
         for name, value in tensors.items():
             size, call, expected = num_bytes(value), self._call("up", cohort, name), reference.get(name)
             if self.privacy is not None:
                 seen[name] = self.privacy.release(cohort, name, value, expected, call)
-            if self.compression is not None and cohort.purpose == "round":
+            if self.compression is not None and cohort.purpose == "round" and name not in plain:
                 accumulates = name not in replaces
                 seen[name], size = self.compression.upload(cohort, name, seen[name], expected, call, accumulates)
+                if accumulates and (lag := self._lag_of(expected)) is not None:
+                    seen[name] = seen[name] + lag
             self.ledger.bytes_up += size
             self.ledger.dense_up += num_bytes(value)
         return SimpleNamespace(**seen)
 
-    def _count_down(self, size: int, dense: int) -> None:
+    def _remember_lag(self, value: Tensor, seen: Tensor) -> None:
+        if seen is not value:
+            self._lags.append((seen, value - seen))
+
+    def _lag_of(self, reference: Tensor | None) -> Tensor | None:
+        """What the server's own adds to a reference that clients were sent in this round; None: nothing."""
+        return next((lag for seen, lag in self._lags if seen is reference), None)
+
+    def _count_download(self, size: int, dense: int) -> None:
         self.ledger.bytes_down += size
         self.ledger.dense_down += dense
 
@@ -124,9 +151,12 @@ def _check_rows(call: str, cohort: Cohort, tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(cohort)} clients")
 
 
-def _check_references(
-    tensors: dict[str, Tensor], reference: Mapping[str, Tensor | None], replaces: Collection[str]
-) -> None:
+def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) -> None:
+    if unknown := set(named) - tensors.keys():
+        raise ValueError(f"{call}({', '.join(tensors)}): there is no {' or '.join(sorted(unknown))} among what is sent")
+
+
+def _check_references(tensors: dict[str, Tensor], reference: Mapping[str, Tensor | None]) -> None:
     for name, t in tensors.items():
         if t.is_floating_point() and name not in reference:
             raise ValueError(
@@ -134,5 +164,3 @@ def _check_references(
                 f'{{"{name}": w}} for a row that was trained from w, or {{"{name}": None}} for a difference or '
                 "anything new to it"
             )
-    if unknown := (reference.keys() | set(replaces)) - tensors.keys():
-        raise ValueError(f"upload({', '.join(tensors)}): there is no {' or '.join(sorted(unknown))} among what is sent")

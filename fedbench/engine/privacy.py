@@ -63,6 +63,11 @@ class Privacy:
         self.releases = rows("privacy", default=torch.zeros(1))
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether a release is what was uploaded."""
+        return self.ratio == 0 and self.clip is None
+
+    @property
     def step_clip(self) -> float | None:
         """Largest norm of a client's gradient in a local step; None: steps are not clipped."""
         return self.clip if self.calibration == "paper" else None

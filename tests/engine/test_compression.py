@@ -293,6 +293,8 @@ def normed() -> nn.Module:
 class Doubled(Operator):
     """Sends twice what it is given: whatever passes it shows."""
 
+    contracts = True  # it does not, and shall not be damped
+
     def pack(self, x: Tensor, draws: Any, message: Any) -> Sent:
         return Sent(2 * x)
 
@@ -341,7 +343,7 @@ class Spy(NoCompression):
         super().__init__()
         self.shown: list[Any] = []
 
-    def __call__(self, x: Tensor, draws: Any, message: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Tensor, draws: Any, message: Any, keep: bool = True) -> tuple[Tensor, Tensor]:
         self.shown.append((message, draws.keys.clone()))
         return x, torch.zeros(len(x), dtype=torch.int64)
 

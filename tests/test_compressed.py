@@ -6,20 +6,26 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from cases import ARRAYS, METHODS, everything, ready, rounds, same, tensors
-from compressed import TWO, all_pairs, sampled, simulated, without_compression
+from cases import ARRAYS, METHODS, everything, no_learning, ready, rounds, same, tensors
+from compressed import TWO, all_pairs, compressed, sampled, simulated, without_compression
 from torch import Tensor
 
+from fedbench.algorithms.pgfed_ce import PseudoGradient
 from fedbench.compression.base import FLOAT, Message, Operator
+from fedbench.compression.topk import TopK
 from fedbench.core import rng
 from fedbench.engine import compression as channel
 from fedbench.engine import privacy
 from fedbench.engine.compression import Compression, Received
 from fedbench.engine.privacy import Privacy
 from fedbench.simulation import checkpoint
+from fedbench.simulation.progress import NullProgress
 from fedbench.simulation.run_state import Simulation
+from fedbench.simulation.simulator import run_round
+from fedbench.simulation.tracking import NullTracker
 from fedbench.testing.algorithm import other_data
 
 EXACT = ["topk share=1", "randk share=1", "qsgd levels=null", "lowrank rank=1000"]
@@ -175,3 +181,154 @@ def test_what_is_sent_depends_on_what_privacy_released_alone(
         told.append(list(sent))
     assert len(told[0]) == len(told[1])
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
+
+
+# -- what the server makes of it ---------------------------------------------------------------------------
+LOSSY, WHOLE = "topk memory=false", "topk share=1"
+SERVERS = ("w", "u", "h", "x")  # rows that a server has one of, by the papers' letters
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_broadcast_lacked_stays_due(method: str) -> None:
+    """Clients that learn nothing leave the server's row where it is, however far what they saw of it lags behind."""
+    state, servers = rounds(simulated(method, LOSSY), 3).state(), []
+    for words in (LOSSY, WHOLE):
+        sim = ready(compressed(method, words).simulation(change=no_learning))
+        sim.load(state)
+        kept = rounds(sim, 4).algorithm.state_dict()
+        servers.append({name: kept[name] for name in SERVERS if name in kept})
+    same(*servers, 1e-6)
+
+
+SENT = {  # as topk in both directions knows it: name -> its reference, and whether it accumulates
+    "apfl": {"w": ("broadcast", True)},
+    "apple": {"core": ("rows", False)},
+    "ditto": {"theta": ("broadcast", True)},
+    "fedamp": {"w": ("rows", False)},
+    "fedavg": {"theta": ("broadcast", True)},
+    "fedbabu": {"u": ("broadcast", True)},
+    "feddyn": {"theta": ("broadcast", True)},
+    "fedfomo": {"theta": ("rows", False)},
+    "fedotp": {"p_g": ("broadcast", True)},
+    "fedper": {"u": ("broadcast", True)},
+    "fedprox": {"theta": ("broadcast", True)},
+    "fedrep": {"u": ("broadcast", True)},
+    "fedrod": {"w": ("broadcast", True)},
+    "fedsld": {"theta": ("broadcast", True)},
+    "heurfedamp": {"w": ("download", True)},
+    "lg_fedavg": {"h": ("broadcast", True)},
+    "per_fedavg_hf": {"theta": ("broadcast", True)},
+    "pfedme": {"w": ("broadcast", True)},
+    "pfedmoap": {"prompt": ("broadcast", True)},
+    "pfedprompt": {"theta": ("broadcast", True)},
+    "pgfed": {"theta": ("broadcast", True), "g": ("0", False)},
+    "pgfed_ce": {"theta": ("broadcast", True), "g": ("0", False)},
+    "pgfed_exact": {"theta": ("broadcast", True)},
+    "scaffold": {"dx": ("0", True), "dc": ("0", True)},
+}
+
+
+@pytest.mark.parametrize("method", SENT)
+def test_every_method_says_what_its_messages_add_to(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, found, told = simulated(method, LOSSY), {}, {"broadcast": [], "download": []}
+    real = {name: getattr(Compression, name) for name in ("broadcast", "download", "upload")}
+
+    def tell(name: str) -> Any:
+        def send(self: Compression, *args: Any) -> Received:
+            received = real[name](self, *args)
+            told[name].append(received.seen)
+            return received
+
+        return send
+
+    def upload(
+        self: Compression, cohort: Any, name: str, value: Tensor, reference: Any, call: int, accumulates: bool
+    ) -> Received:
+        kinds = [kind for kind, rows in told.items() if any(reference is row for row in rows)]
+        kind = "0" if reference is None else kinds[0] if kinds else "rows"
+        if not self._passes(value):
+            found[name] = (kind, accumulates)
+        return real["upload"](self, cohort, name, value, reference, call, accumulates)
+
+    for name in told:
+        monkeypatch.setattr(Compression, name, tell(name))
+    monkeypatch.setattr(Compression, "upload", upload)
+    rounds(sim, 3)
+    assert found == SENT[method]
+
+
+def test_pseudo_gradients_are_read_from_what_clients_started_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PGFed-CE's g_i is the distance that client i went, whatever its server's row adds to what it saw."""
+    real, went = PseudoGradient.upload, []
+
+    def upload(self: PseudoGradient, cohort: Any, w: Tensor, out: Any) -> Any:
+        up = real(self, cohort, w, out)
+        pace = out.lr * out.steps[:, None] / (1 - cohort.engine.optimizer.momentum)
+        went.append(float((up.g - ((w - out.theta) / pace - getattr(out, "aux", 0))).abs().max()))
+        assert (up.theta - out.theta).abs().max() > 1e-3 or cohort.round == 0
+        return up
+
+    def whole(self: Compression, cohort: Any, name: str, value: Tensor, *rest: Any) -> Received:
+        return Received(value, 0)
+
+    monkeypatch.setattr(PseudoGradient, "upload", upload)
+    monkeypatch.setattr(Compression, "upload", whole)
+    rounds(compressed("pgfed_ce", LOSSY).simulation(**{"algorithm.mode": "pseudo_gradient"}), 4)
+    assert len(went) == 4 and max(went) < 1e-4
+
+
+def test_a_global_model_is_evaluated_as_clients_see_it() -> None:
+    sim = rounds(simulated("fedavg", LOSSY), 3)
+    assert sim.algorithm.personal_is_global and not sim.personal_is_global
+    deployed = everything(sim)["/deployed"]
+    w, known = sim.algorithm.w, sim.engine.rows.all["compression/down/w/reference"].whole()[0]
+    assert 0 < (deployed[0] - w).norm() < (known - w).norm()
+    assert rounds(simulated("fedavg", WHOLE), 1).personal_is_global
+
+
+# -- an operator's own numbers -----------------------------------------------------------------------------
+class Counting(TopK):
+    """Sends less the more losses it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5, True, "both")
+        self.told = torch.zeros(1)
+
+    def num_numbers(self, message: Message) -> int:
+        return max(1, message.size // (2 + int(self.told)))
+
+    def observe(self, losses: Tensor) -> None:
+        self.told = self.told + losses.sum()
+
+
+def test_what_an_operator_learned_is_there_after_a_resume(tmp_path: Path) -> None:
+    def new() -> Simulation:
+        sim = simulated("fedavg", LOSSY)
+        e = sim.engine
+        e.compression = Compression(Counting(), e.rows, e.model, e.seed)
+        return ready(sim)
+
+    def play(sim: Simulation, stop: int) -> Simulation:
+        while sim.done < stop:
+            run_round(sim, NullTracker(), NullProgress())
+        return sim
+
+    whole, first, second = play(new(), 4), play(new(), 2), new()
+    checkpoint.save(tmp_path, first.state())
+    second.load(checkpoint.load(tmp_path))
+    play(second, 4)
+    operator = second.engine.compression.operator  # type: ignore[union-attr]
+    assert float(operator.told) > 3 and operator.num_numbers(Message("w", 100, np.arange(1))) < 20  # type: ignore[union-attr]
+    same(everything(second), everything(whole))
+    assert second.cost["bytes_up"] == whole.cost["bytes_up"]
+
+
+def test_losses_that_are_told_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bytes_up() -> float:
+        sim = ready(simulated("fedavg", LOSSY))
+        run_round(sim, NullTracker(), NullProgress())
+        return sim.cost["bytes_up"]
+
+    silent = bytes_up()
+    monkeypatch.setattr(TopK, "observe", lambda self, losses: None)
+    assert bytes_up() - silent == 4 * 4  # of four clients

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.compression._damped import contracting
 from fedbench.compression.base import FLOAT, Message, Operator, Span
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom
@@ -270,12 +271,29 @@ def right_on_average(case: CompressionCase) -> None:
 
 
 @SUITE.check
+def what_contracts_is_never_farther_than_nothing(case: CompressionCase) -> None:
+    """Where it says that it contracts, what is seen of a row is no farther from it than 0 is."""
+    if not case.make().contracts:
+        raise Skipped("it does not say that it contracts: it is damped where the rest is remembered")
+    for size in SIZES:
+        x = rows_of(size)
+        seen, _ = case.send(x, message_of(size))
+        away, length = (x - seen).double().norm(dim=1), x.double().norm(dim=1)
+        if bool((away > length * (1 + 1e-5)).any()):
+            worst = int((away / length.clamp_min(1e-30)).argmax())
+            raise Broken(
+                f"`contracts` is set, and what is seen of a row of norm {float(length[worst]):.3g} is "
+                f"{float(away[worst]):.3g} away from it: leave `contracts` out, and it is damped"
+            )
+
+
+@SUITE.check
 def memory_gives_the_rest_back(case: CompressionCase) -> None:
     """With memory, what was not sent of a row is sent in later rounds."""
     if not case.make().memory:
         raise Skipped("its memory is false")
     message = Message("theta", 60, np.arange(2), {"weight": (0, 60, (6, 10))})
-    operator, x = case.ready(message), rows_of(60, 2)
+    operator, x = contracting(case.ready(message)), rows_of(60, 2)
     lacked, total = torch.zeros_like(x), torch.zeros_like(x)  # [k, n]
     for r in range(ROUNDS):
         seen, _ = operator(x + lacked, RowRandom(keys_of(message, r)), message)
@@ -284,7 +302,7 @@ def memory_gives_the_rest_back(case: CompressionCase) -> None:
     if not away < 0.25:
         raise Broken(
             f"with memory the mean of what is seen in {ROUNDS} rounds is {away:.2g} of the row's norm away from it: "
-            "what it adds to a row is more than the row; let memory be false"
+            "some of a row is never sent, however often it is due"
         )
 
 

@@ -11,7 +11,9 @@ from tiny import HEAD, close, compose, engine, equal, mlp, ragged
 from torch import Tensor, nn
 
 from fedbench.compression.base import Operator, Sent
+from fedbench.compression.lowrank import LowRank
 from fedbench.compression.none import NoCompression
+from fedbench.compression.qsgd import QSGD
 from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError, RunError
 from fedbench.engine import compression as channel
@@ -235,6 +237,96 @@ def test_fetched_rows_and_uploads_alone_are_left_as_they_are() -> None:
         assert cohort.ledger.bytes_down == cohort.ledger.dense_down == 3 * 4 * N + 3 * 4 * N + 6 * 4 * N
 
 
+def test_what_is_made_up_for_later_is_damped() -> None:
+    """Downloads, rows that a client keeps, and what a memory keeps: the rest shrinks; other uploads stay unbiased."""
+
+    def half(memory: bool = False) -> Engine:
+        return net(QSGD(1, "l2", memory=memory, direction="both"))
+
+    e, w = half(), 100 * torch.randn(N)
+    known = torch.zeros(3, N)
+    for r in range(60):
+        cohort = Cohort(e, IDS, r)
+        told = cohort.broadcast(w=torch.zeros(N) if r == 0 else w).w
+        mine = cohort.download(u=torch.zeros(3, N) if r == 0 else w.expand(3, -1)).u
+        known = cohort.upload(c=w.expand(3, -1), reference={"c": known}, replaces=["c"]).c
+    for seen in (told, mine, known):
+        close(seen, w.expand(seen.shape), 1e-3)
+    plain = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), reference={"d": None}).d
+    equal((plain != 0) * (plain.abs() - w.norm()).abs() < 1e-3, torch.ones(3, N, dtype=torch.bool))  # norms, not shares
+    replaced = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), reference={"d": None}, replaces=["d"]).d
+    equal(replaced != 0, plain != 0)  # nothing is to be made up for
+    e, sent = half(memory=True), torch.zeros(3, N)
+    for r in range(200):
+        sent += Cohort(e, IDS, r).upload(d=w.expand(3, -1), reference={"d": None}).d
+    close(sent / 200, w.expand(3, -1), 10)
+
+
+# -- a server that lags behind itself --------------------------------------------------------------------
+def test_what_was_trained_from_a_lagging_row_is_moved_onto_the_servers_own() -> None:
+    """By hand: clients see 8, -7 and zeros of what the server has, add a step of 1, and the server sees its own + 1."""
+    for send, value in (("broadcast", ROW), ("download", rows(1, 1, 1))):
+        e = net(top2(memory=False, direction="both"))
+        getattr(Cohort(e, IDS, 0), send)(w=torch.zeros_like(value))
+        cohort = Cohort(e, IDS, 1)
+        w = getattr(cohort, send)(w=value).w
+        equal(w.expand(3, -1)[0], torch.tensor([8.0, -7, 0, 0, 0, 0, 0, 0]))
+        step = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0])  # which top2 sends whole
+        theta = (w + step).expand(3, -1)
+        kept = cohort.upload(theta=theta, reference={"theta": w}, replaces=["theta"]).theta
+        equal(kept, theta)  # a row as its client has it
+        equal(cohort.upload(theta=theta, reference={"theta": w}).theta, (ROW + step).expand(3, -1))
+        equal(cohort.upload(d=step.expand(3, -1), reference={"d": None}).d, step.expand(3, -1))
+
+
+def test_plain_messages_pass_as_they_are() -> None:
+    e = net(top2(direction="both"))
+    for r in range(2):
+        cohort = Cohort(e, IDS, r)
+        equal(cohort.broadcast(c=(r + 1) * ROW, plain=["c"]).c, (r + 1) * ROW)
+        equal(cohort.download(c=rows(1, 2, 3), plain=["c"]).c, rows(1, 2, 3))
+        up = cohort.upload(a=rows(1, 2, 3), d=rows(1, 2, 3), reference={"a": None, "d": None}, plain=["a"])
+        equal(up.a, rows(1, 2, 3))
+        assert (up.d != 0).sum() == 6
+        assert cohort.ledger.bytes_down == cohort.ledger.dense_down == 2 * 3 * 4 * N
+    for call in (cohort.broadcast, cohort.download, cohort.upload):
+        with pytest.raises(ValueError, match="there is no x among what is sent"):
+            call(plain=["x"])
+
+
+def test_what_would_be_sent_in_full_is_counted_beside_it() -> None:
+    e = net(top2(direction="both"))
+    for r in range(3):
+        cohort = Cohort(e, IDS, r)
+        cohort.broadcast(w=(r + 1) * ROW)
+        cohort.download(u=rows(1, 2, 3))
+        cohort.upload(d=rows(1, 2, 3), reference={"d": None})
+        assert cohort.ledger.dense_down == 2 * 3 * 4 * N and cohort.ledger.dense_up == 3 * 4 * N
+    assert cohort.ledger.bytes_down == in_bytes(*[TOP2] * 3) + in_bytes(*[69] * 3)  # of zeros the first two positions
+
+
+def test_who_sent_a_name_before_decides_which_of_its_messages_it_is() -> None:
+    """Client 0 sends d twice, the second time with the others: theirs is a second message, too, in another memory."""
+    e = net(top2())
+    cohort = Cohort(e, IDS, 0)
+    cohort.subset(np.array([True, False, False])).upload(d=rows(1), reference={"d": None})
+    cohort.upload(d=rows(1, 2, 3), reference={"d": None})
+    first, second = (e.rows.all[f"compression/up/d{end}/memory"] for end in ("", "/1"))
+    assert first.touched().tolist() == [0] and second.touched().tolist() == IDS.tolist()
+
+
+def test_an_evaluation_leaves_what_an_operator_remembers() -> None:
+    e = net(LowRank(1, warm_start=True, direction="both"))
+    size = e.model.size
+    for r in range(2):
+        Cohort(e, IDS, r).download(w=torch.randn(3, size))
+    kept = {name: rows.whole() for name, rows in e.rows.all.items()}
+    assert any(bool(t.any()) for name, t in kept.items() if not name.endswith(("reference", "bits", "heard")))
+    Cohort(e, np.arange(6), 1, "evaluation").download(w=torch.randn(6, size))
+    for name, rows in e.rows.all.items():
+        equal(rows.whole(), kept[name])
+
+
 # -- exact, and none -------------------------------------------------------------------------------------
 def test_an_exact_operator_changes_no_bit_and_keeps_nothing() -> None:
     e = net(TopK(1, True, "both"))
@@ -321,6 +413,10 @@ def test_running_statistics_pass_uncompressed() -> None:
     cohort.broadcast(w=w)
     seen = cohort.broadcast(w=w).w  # another one of this round: whole
     equal(seen, w)
+    Cohort(e, IDS, 0).download(u=x)
+    seen = Cohort(e, IDS, 1).download(u=3 * x).u
+    close(seen[:, :-buffers], (x + 2 * (2 * x))[:, :-buffers], 1e-5)
+    equal(seen[:, -buffers:], 3 * x[:, -buffers:])
     seen = Cohort(e, IDS, 1).broadcast(w=3 * w).w
     close(seen[:-buffers], (w + 2 * (2 * w))[:-buffers], 1e-5)
     equal(seen[-buffers:], 3 * w[-buffers:])
@@ -375,3 +471,7 @@ def test_draws_differ_by_message_round_and_client() -> None:
     again = Spy()
     Cohort(net(again), IDS[1:], 0).upload(a=rows(1, 2), reference={"a": None})
     equal(again.shown[0][1], spy.shown[0][1][1:])  # of a client whoever else takes part
+    other, e = Spy(), net(None)
+    e.compression = Compression(other, e.rows, e.model, e.seed + 1)
+    Cohort(e, IDS, 0).upload(a=rows(1, 2, 3), reference={"a": None})
+    assert not (other.shown[0][1] == spy.shown[0][1]).any()

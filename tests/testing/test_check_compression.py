@@ -132,10 +132,21 @@ class Shrinking(QSGD):
 
 
 class Growing(QSGD):
-    """Rounds to the norm of a long row or to nothing, and remembers what that gives too much of."""
+    """Rounds to the norm of a long row or to nothing, and says that this contracts."""
+
+    contracts = True
 
     def __init__(self):
         super().__init__(1, norm="l2", memory=True)
+
+
+class Partial(TopK):
+    """Never sends the last number."""
+
+    def unpack(self, sent, message):
+        seen = super().unpack(sent, message)
+        seen[:, -1] = 0
+        return seen
 
 
 class Forgetful(TopK):
@@ -159,7 +170,8 @@ SLIPS = [
     (Ratio, "odd_rows_are_finite", "not seen as"),
     (Spreading, "diverged_rows_are_nan", "other than NaN"),
     (Shrinking, "right_on_average", "`unbiased` is set"),
-    (Growing, "memory_gives_the_rest_back", "let memory be false"),
+    (Growing, "what_contracts_is_never_farther_than_nothing", "leave `contracts` out"),
+    (Partial, "memory_gives_the_rest_back", "some of a row is never sent"),
     (Forgetful, "state_is_saved", "goes on otherwise"),
 ]
 

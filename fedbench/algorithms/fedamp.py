@@ -103,8 +103,8 @@ class FedAMP(Algorithm):
         out = cohort.train(theta if self.start == "own" else u, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
         # a row that a client keeps and trains on replaces w_i; one that is trained from u_i adds to that
-        sent = {"reference": {"w": w_i}, "replaces": ["w"]} if self.start == "own" else {"reference": {"w": u}}
-        self.w[cohort.ids] = cohort.upload(w=out.theta, **sent).w
+        reference, replaces = (w_i, ["w"]) if self.start == "own" else (u, [])
+        self.w[cohort.ids] = cohort.upload(w=out.theta, reference={"w": reference}, replaces=replaces).w
         self.prev = cohort.index
 
     def alpha(self, round: int) -> float:

@@ -81,7 +81,8 @@ class Operator:
     reads_spans = False
 
     def __init__(self, memory: bool, direction: Direction):
-        self.memory, self.direction = memory, direction
+        self.memory = memory
+        self.direction: Direction = direction
 
     # -- what an operator is -----------------------------------------------------------------------------
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:

@@ -83,11 +83,16 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
     if top and max(top) > options.target / 2 and scale == 100:
         axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1)
     axes.set(xlabel="round", ylabel=options.metric + (" (%)" if scale == 100 else ""), title=literal(title))
+    return finished(figure, axes, path)
+
+
+def finished(figure: Any, axes: Any, path: Path) -> Path:
+    """What all figures of curves end with; written to path."""
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
+    pyplot().close(figure)
     return path
 
 
@@ -123,12 +128,7 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
         axes.errorbar(xs, [scale * line[x].mean() for x in xs], yerr=[scale * line[x].std() for x in xs], marker="o",
                       capsize=2, label=literal(f"{name} (n={min(map(len, line.values()))})"), **look)  # fmt: skip
     axes.set(xlabel=key, ylabel=options.metric + (" (%)" if scale == 100 else ""))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    return finished(figure, axes, path)
 
 
 def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title: str) -> Path:

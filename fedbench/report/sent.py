@@ -12,7 +12,7 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.report import scores
-from fedbench.report.figures import COLOURS, LINES, literal, mean_curve, pyplot
+from fedbench.report.figures import COLOURS, LINES, finished, literal, mean_curve, pyplot
 from fedbench.report.runs import Run
 from fedbench.report.summary import Group, Options, over_seeds
 from fedbench.report.table import Column, Table
@@ -104,9 +104,4 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     unit = " (%)" if scale == 100 else ""
     axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=options.metric + unit, xscale="symlog")
     axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    return finished(figure, axes, path)

@@ -44,8 +44,8 @@ class LimitedCoreExchange(CoreExchange):
     keeps the versions of the rest that it has.
 
     selection="intended": those that it never chose before come first, then large |d_ij|, the more so the larger `lamb`;
-    "uniform": any.  State also: held [N, N], the versions that client i last downloaded (-1: none yet); seen [N, N],
-    whether it ever chose them.
+    "uniform": any.  State also: held [N, N], the versions that client i last downloaded, and of its own core the one
+    before its last upload (-1: none yet); seen [N, N], whether it ever chose them.
     """
 
     def __init__(self, cores: Tensor, bandwidth: int, selection: str, lamb: float):
@@ -57,26 +57,24 @@ class LimitedCoreExchange(CoreExchange):
 
     def download(self, cohort: Cohort, d: Tensor) -> Tensor:
         """As above; what is not downloaded stays as it is held."""
-        which = self.choose(cohort, d)
+        is_new = self.held[cohort.index, :1] < 0  # in its first round  [K, 1]
+        chosen = self.choose(cohort, d) & ~is_new  # a first download, of everything, is no choice
+        self.seen = self.seen.index_copy(0, cohort.index, self.seen[cohort.index] | chosen)
+        which = torch.where(is_new, ~itself(cohort), chosen)
         cohort.fetch(which, cores=self.cores)
         return torch.where(which | itself(cohort), self.newest, self.held[cohort.index])
 
     def choose(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Which cores each client downloads: all others' in its first round, then M.  # [K, N] bool"""
+        """M of the others' cores for each client, for any round but its first.  # [K, N] bool"""
         is_self, seen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients  # [K, N]
         # the M largest of log p_j + Gumbel noise are M draws without replacement with probabilities p_j
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
-        priority = 2 * is_self.int()  # 0 is chosen first; a client does not choose itself
+        turn = 2 * is_self.int()  # last: a client does not choose itself
         if self.selection == "intended":
             base = max(1.5, self.lamb * cohort.round * self.bandwidth / n)
             score = score + seen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
-            priority = priority + seen.int()
-        order = score.argsort(1, descending=True)
-        order = order.gather(1, priority.gather(1, order).argsort(dim=1, stable=True))  # by priority, then score
-        chosen = torch.zeros_like(is_self).scatter_(1, order[:, : self.bandwidth], True)
-        first_round = self.held[cohort.index, :1] < 0  # [K, 1]; its download of everything is no choice of any
-        self.seen = self.seen.index_copy(0, cohort.index, seen | chosen & ~first_round)
-        return torch.where(first_round, ~is_self, chosen)
+            turn = turn + seen.int()  # after those never chosen
+        return torch.zeros_like(is_self).scatter_(1, by_turn(turn, score)[:, : self.bandwidth], True)
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:
         """The cohort's cores stand beside the versions that someone still holds; the rest are dropped."""
@@ -87,6 +85,12 @@ class LimitedCoreExchange(CoreExchange):
         self.cores = torch.cat([self.cores, core])[used]
         self.newest = torch.searchsorted(used, newest)
         self.held = torch.where(held >= 0, torch.searchsorted(used, held), held)
+
+
+def by_turn(turn: Tensor, score: Tensor) -> Tensor:
+    """Numbers j by turn [K, N], the lowest first, and those of one turn by score [K, N], the highest.  # [K, N]"""
+    best = score.argsort(1, descending=True)
+    return best.gather(1, turn.gather(1, best).argsort(dim=1, stable=True))  # stable: in one turn still by score
 
 
 def itself(cohort: Cohort) -> Tensor:

@@ -37,18 +37,28 @@ def plan(
     a, b, u_max = 1 / x.shape[2], mass / x.shape[0], math.inf if balanced else 1.0
     g = math.log(b) - x.logsumexp(-1, keepdim=True)  # [J, n, 1]
     for start in range(0, max_iter, CHECK):
-        f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(math.log(u_max))  # [n, M]
-        g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)  # [J, n, 1]
-        # exp(f + x + g) of these f and g; u and v below scale this plan further, until their logarithms go into g
-        T, u, v = b * (x + f).softmax(-1), 1.0, torch.ones_like(g)  # [J, n, M]
-        v_before = v
-        for _ in range(min(CHECK, max_iter - start) - 1):
-            u = (a / (T * v).sum(0)).clamp_max(u_max)  # [n, M]; a whole u only falls, so that this part is below 1 too
-            v_before, v = v, b / (T * u).sum(-1, keepdim=True)  # [J, n, 1]
-        settled = (v / v_before).log().abs() < thresh
+        f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(math.log(u_max))  # log u  [n, M]
+        g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)  # log v  [J, n, 1]
+        T = b * (x + f).softmax(-1)  # exp(f + x + g)  [J, n, M]
+        T, dv, last = _scaled(T, a, b, u_max, min(CHECK, max_iter - start) - 1)
+        settled = last.log().abs() < thresh
         done = settled.all(0)[:, 0] | (start + CHECK >= max_iter)  # [n]
-        plans[:, unsolved[done]] = (T * u * v)[:, done]
+        plans[:, unsolved[done]] = T[:, done]
         if done.all():
             break
-        x, g, unsolved = x[:, ~done], (g + v.log())[:, ~done], unsolved[~done]
+        x, g, unsolved = x[:, ~done], (g + dv.log())[:, ~done], unsolved[~done]
     return plans.view(sim.shape[1], sim.shape[0], *sim.shape[2:]).movedim(0, 1)
+
+
+def _scaled(T: Tensor, a: float, b: float, u_max: float, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The plan some iterations after T, T du dv [J, n, M]; dv [J, n, 1]; what the last one multiplied dv by [J, n, 1].
+
+    T has a u and a v in it.  du and dv are what these two are multiplied by from there on, by the same updates.
+    """
+    du, dv = 1.0, T.new_ones(*T.shape[:-1], 1)
+    dv_before = dv
+    for _ in range(iterations):
+        # u <= 1 as du <= 1: the same for a u that is 1 in T; one below 1 only falls, by du <= 1 anyhow
+        du = (a / (T * dv).sum(0)).clamp_max(u_max)  # [n, M]
+        dv_before, dv = dv, b / (T * du).sum(-1, keepdim=True)  # [J, n, 1]
+    return T * du * dv, dv, dv / dv_before

@@ -59,7 +59,7 @@ class APFL(Algorithm):
             slope = dot(g_vbar, s.v - s.theta)[:, None]  # [k, 1]
         s.descend(g_w)
         s.descend(g_vbar.mul_(s.a), name="v", uploaded=False)
-        self.buffers.take(s.v).copy_(self.buffers.take(vbar))  # take is a view: into v
+        self.buffers.view(s.v).copy_(self.buffers.take(vbar))  # into v
         if self.adaptive and s.t == 0:
             s.a = (s.a - s.lr * slope).clamp(0, 1)
 

@@ -6,8 +6,8 @@ with q = n / sum n.  A batch, with G = grad f_i(w_i) and both at the values befo
 c_i <- c_i - lr d_ii G;   d_ij <- d_ij - eta2 (<G, c_j> + lambda(r) mu (d_ij - q_j)) for all j.
 Departs from the paper, as the released code does: the penalty is lambda mu ||d_i - q||^2, without the 1/2 (prox_half),
 and the cores start from independent draws (init="common": from one).  The optimizer (momentum, schedule) moves both c
-and d.  Deployed: w_i as trained, so the others' cores are one round old.  BatchNorm buffers are the client's own and
-are not mixed.
+and d; eta2 is scheduled by rounds, even where schedule.per=step.  Deployed: w_i as trained, so the others' cores are
+one round old.  BatchNorm buffers are the client's own and are not mixed.
 Limited bandwidth: in its first round a client downloads all cores, then M a round, keeping the old versions of the
 others; first those it never chose, then by |d_ij|, as the released code intends (selection="uniform": as it runs).
 Reduces to: Local at d = I with eta2 = 0.
@@ -69,10 +69,11 @@ class APPLE(Algorithm):
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """The cores, of all versions that may be held, must fit into memory."""
+        """The cores must fit into memory, in all the versions that there may be."""
         super().check(federation, model, optimizer)
         n, have = federation.num_clients, memory(federation.device)
-        versions = n if self.bandwidth is None else n * max(n - 1, 1)
+        # with a bandwidth, of each core: the newest version, and an older one with every client, its own included
+        versions = n if self.bandwidth is None else n * (n + 1)
         need = 4 * (versions * model.size + n * n)
         require(
             need <= have,
@@ -134,15 +135,15 @@ class APPLE(Algorithm):
         """
         take = self.columns.take
         weights = d.new_zeros(len(d), len(cores)).scatter_(1, versions, d.scatter(1, i, 0))  # [k, V]
-        take(into).copy_((take(core) * d.gather(1, i)).addmm_(weights, take(cores)))
+        self.columns.view(into).copy_((take(core) * d.gather(1, i)).addmm_(weights, take(cores)))
         return into
 
     def strength(self, round: int, rounds: int) -> float:
         """lambda(r), in [0, 1]."""
-        last = int(self.fraction * rounds + 1e-9)
-        if round >= last:
+        L = int(self.fraction * rounds + 1e-9)  # the paper's: lambda is 0 from round L on
+        if round >= L:
             return 0.0
-        return 1e-3 ** (round / last) if self.scheduler == "exponential" else (1 + math.cos(math.pi * round / last)) / 2
+        return 1e-3 ** (round / L) if self.scheduler == "exponential" else (1 + math.cos(math.pi * round / L)) / 2
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """w_i as trained."""

@@ -66,8 +66,10 @@ class Algorithm:
 
         num_clients: None where only the data say.  groups: the names of the model's column groups.
         """
+        module = type(self).__module__  # fedbench/algorithms/x.py is algorithm=x
+        name = module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
         for group in self.requires:
-            require_group(group, f"algorithm={type(self).__name__.lower()}", groups)
+            require_group(group, f"algorithm={name}", groups)
         for option, value in vars(self).items():
             if isinstance(value, PerClient) and num_clients is not None:
                 require(

@@ -20,8 +20,6 @@ class Ditto(FedAvg):
     State: w [P]; v [N, P].
     """
 
-    personal_is_global = False
-
     def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, personal_epochs: Count | None = None):
         super().__init__()
         self.lam, self.personal_epochs, self.personal_is_global = per_client(lam), personal_epochs, False

@@ -20,7 +20,7 @@ class FedAvg(Algorithm):
         self.personal_is_global = deploy == "global"
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all."""
+        """One initialization for all."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w) if self.deploy == "local" else None
 

@@ -34,7 +34,7 @@ class FedBABU(Algorithm):
         self.zero_head = finetune_head == "zero"
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all, whose head stays as it is."""
+        """One initialization for all, whose head stays as it is."""
         self.w = model.init_row()  # [P]
         self.head, self.base = model.columns["head"], model.without("head")
 

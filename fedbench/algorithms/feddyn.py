@@ -4,10 +4,10 @@ Acar et al., ICLR 2021, Algorithm 1:  theta_i <- argmin f_i(theta) - <g_i, theta
 Departs from the paper: SGD epochs for the argmin, as all codes (the authors' weight decay and clipping are the
 optimizer's options; the added terms pass through momentum like the gradient).  BatchNorm buffers are averaged only.
 The server:  h <- h - alpha sum_i (theta_i - w) / N  over the cohort,  w <- mean of its theta_i - h / alpha.
-alpha as a list: everything is the augmented Lagrangian's, sum_i f_i(theta_i) - <g_i, theta_i - w> + (alpha_i/2)
-||theta_i - w||^2.  A client uses its own alpha_i; h <- h - sum_i alpha_i (theta_i - w) / N stays the mean of all g_i;
-the server minimizes over w:  w <- sum_i alpha_i theta_i / sum_i alpha_i - h / (mean of alpha), the first two sums over
-the cohort, h and the mean over all N, as for one alpha.
+alpha as a list, one alpha_i for each client: client i trains with its own, and the server computes
+    h <- h - sum_i alpha_i (theta_i - w) / N,   w <- sum_i alpha_i theta_i / sum_i alpha_i - h / (mean of all alpha_i),
+with sums over the cohort.  So h stays the mean of all g_i, and both sides minimize the augmented Lagrangian
+sum_i f_i(theta_i) - <g_i, theta_i - w> + (alpha_i/2) ||theta_i - w||^2, client i over theta_i and the server over w.
 Reduces to: FedProx(mu = alpha) within a client, in its first participation.
 """
 
@@ -31,7 +31,7 @@ class FedDyn(Algorithm):
         self.alpha = per_client(alpha)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all; g_i = h = 0."""
+        """One initialization for all; g_i = h = 0."""
         self.w = model.init_row()  # [P]
         self.h = torch.zeros_like(self.w)  # [P]
         self.g = rows("g", default=self.h)  # lazy [N, P]

@@ -112,13 +112,13 @@ def by_preference(pref: Tensor, draws: RowRandom) -> Tensor:
     return lot.gather(1, best)  # back to positions
 
 
-def explored(order: Tensor, epsilon: float, many: int, draws: RowRandom) -> Tensor:
-    """An order [K, K'] in which each of the first `many` places is filled by lot with probability epsilon.
+def explored(order: Tensor, epsilon: float, M: int, draws: RowRandom) -> Tensor:
+    """The order [K, K'] with exploration: each of the M downloads is drawn by lot with probability epsilon.
 
-    The places that are not come first and keep their preference; the others' models follow in an order by lot.
+    Where m of the M are not, the first m of the order stay where they are, and all others follow by lot.
     """
     size = order.shape[1]
-    kept = (draws.uniform(many) >= epsilon).sum(1, keepdim=True)  # how many places go by preference  [K, 1]
+    m = (draws.uniform(M) >= epsilon).sum(1, keepdim=True)  # downloads by preference  [K, 1]
     place = torch.arange(size, device=order.device)
-    shuffled = size + draws.uniform(size)  # sort keys beyond every place  [K, K']
-    return order.gather(1, torch.where(place < kept, place, shuffled).argsort(1))
+    by_lot = size + draws.uniform(size)  # sort keys beyond every place  [K, K']
+    return order.gather(1, torch.where(place < m, place, by_lot).argsort(1))

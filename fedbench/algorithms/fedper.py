@@ -15,7 +15,7 @@ class FedPer(Algorithm):
     requires = ("head",)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all."""
+        """One initialization for all."""
         self.base = model.without("head")
         self.head = self.base.rest(model.size)
         w = model.init_row()

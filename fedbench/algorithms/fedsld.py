@@ -29,7 +29,7 @@ class FedSLD(FedAvg):
         renormalize: bool = False,
     ):
         super().__init__()
-        self.reduction, self.counts, self.renormalize = reduction, counts, renormalize
+        self.reduction, self.prior_over, self.renormalize = reduction, counts, renormalize
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Classes to weigh."""
@@ -42,7 +42,7 @@ class FedSLD(FedAvg):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """As FedAvg; clients know their own label counts."""
         super().setup(federation, model, rows)
-        self.label_counts = federation.label_counts  # [N, C] on the host
+        self.true_counts = federation.label_counts  # [N, C] on the host
         self.counts_of: Any = None  # nobody asked yet
 
     def round(self, cohort: Cohort) -> None:
@@ -57,18 +57,22 @@ class FedSLD(FedAvg):
         self.w = cohort.weights @ up.theta
 
     def prior(self, cohort: Cohort) -> Tensor:
-        """Pt.  All clients' counts travel once, C numbers each, before the first round, and so does Pt (counts=cohort:
-        every round); noise (privacy) may have taken counts below 0.  # [C]"""
-        first_round, clients = self.counts_of is None, cohort.all_clients()
-        if first_round:
-            counts = torch.from_numpy(self.label_counts).to(self.w)  # [N, C]
-            told = clients.upload(counts=counts, reference={"counts": None}, replaces=["counts"], plain=["counts"])
-            self.counts_of = told.counts.clamp_min(0)
-        total = (self.counts_of if self.counts == "all" else self.counts_of[cohort.index]).sum(0)
+        """Pt as clients know it: over all, sent to all in the first round; over the cohort, sent to it.  # [C]"""
+        is_first_round, over_all = self.counts_of is None, self.prior_over == "all"
+        if is_first_round:
+            self.counts_of = self.ask_counts(cohort.all_clients())
+        total = (self.counts_of if over_all else self.counts_of[cohort.index]).sum(0)
         prior = total / total.sum().clamp_min(1e-30)
-        if self.counts == "cohort":
-            return cohort.broadcast(prior=prior, plain=["prior"]).prior
-        return clients.broadcast(prior=prior, plain=["prior"]).prior if first_round else prior
+        if over_all and not is_first_round:
+            return prior  # sent before
+        receivers = cohort.all_clients() if over_all else cohort
+        return receivers.broadcast(prior=prior, plain=["prior"]).prior
+
+    def ask_counts(self, clients: Cohort) -> Tensor:
+        """Label counts of all clients, C numbers each; noise (privacy) may have taken some below 0.  # [N, C]"""
+        counts = torch.from_numpy(self.true_counts).to(self.w)
+        told = clients.upload(counts=counts, reference={"counts": None}, replaces=["counts"], plain=["counts"])
+        return told.counts.clamp_min(0)
 
     def ratio(self, batch: Batch, prior: Tensor) -> Tensor:
         """Pt(y) / pb(y) of every sample, 0 for padding.  # [k, B]"""

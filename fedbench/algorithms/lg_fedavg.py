@@ -23,7 +23,7 @@ class LGFedAvg(Algorithm):
         self.update, self.drift = update, frozen_momentum_drift
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all."""
+        """One initialization for all."""
         self.head = model.columns["head"]
         self.base = model.without("head") & model.trained
         w = model.init_row()

@@ -15,7 +15,7 @@ class Local(Algorithm):
     """State: theta [N, P]."""
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all."""
+        """One initialization for all."""
         self.theta = rows("theta", default=model.init_row())
 
     def round(self, cohort: Cohort) -> None:

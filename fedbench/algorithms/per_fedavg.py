@@ -44,7 +44,7 @@ class PerFedAvg(Algorithm):
         weights: Literal["samples", "uniform"] = "samples",
         adapt: Literal["alpha", "lr"] = "alpha",
     ):
-        self.adapt = adapt
+        self.mode, self.adapt = mode, adapt
         self.alpha, self.delta, self.weights = per_client(alpha), per_client(delta), weights
         self.parts = {"fo": 2, "hf": 3}[mode]
 
@@ -59,7 +59,7 @@ class PerFedAvg(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all."""
+        """One initialization for all."""
         self.w = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
@@ -77,12 +77,12 @@ class PerFedAvg(Algorithm):
     def step(self, s: Step, batch: Batch) -> None:
         """Meta-gradient on independent parts of the batch, at w adapted on the first."""
         alpha, delta = s.lr if self.alpha is None else s.value(self.alpha), s.value(self.delta)
-        b1, b2, *b3 = batch.split(self.parts)
-        adapted = s.theta - alpha * s.grad(b1)  # [k, P]
-        g = s.grad(b2, rows=adapted)  # [k, P]
-        for b in b3:  # hf: g - alpha H g
-            ahead = s.grad(b, rows=s.theta + delta * g)
-            behind = s.grad(b, rows=s.theta - delta * g)
+        part = batch.split(self.parts)
+        adapted = s.theta - alpha * s.grad(part[0])  # [k, P]
+        g = s.grad(part[1], rows=adapted)  # [k, P]
+        if self.mode == "hf":  # g - alpha H g
+            ahead = s.grad(part[2], rows=s.theta + delta * g)
+            behind = s.grad(part[2], rows=s.theta - delta * g)
             g = g - alpha * (ahead - behind) / (2 * delta)
         s.descend(g)
 

@@ -44,7 +44,7 @@ class PFedMe(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all."""
+        """One initialization for all."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # lazy [N, P]
         self.trained = model.trained
@@ -62,7 +62,7 @@ class PFedMe(Algorithm):
         """The proximal point of the batch, then w_i towards it."""
         for _ in range(self.inner_steps):
             g, pull = s.grad(batch), (s.theta - s.w).mul_(s.value(self.lam))  # [k, P]
-            self.trained.take(g).add_(self.trained.take(pull))  # a view: into g
+            self.trained.view(g).add_(self.trained.take(pull))  # into g
             s.descend(g, lr=s.value(self.inner_lr))
         s.w.sub_((s.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 

@@ -41,7 +41,7 @@ from fedbench.core.options import Count, NonNegative, Positive, require
 
 ENCODED_AT_ONCE = 16  # prompts in one pass of the text tower
 MOST_EXPERTS = 10  # of num_experts=null, the paper's
-NO_GATE = -1  # count of a client that uses its own prompt alone, without the gate
+NO_GATE = -1  # in place of a count of experts: the client uses its own prompt alone, without the gate
 Gate = Mapping[str, Tensor]  # parameters of k clients by name, [k, ...] each
 
 
@@ -50,10 +50,11 @@ class PFedMoAP(Algorithm):
     gating: attention, of `heads` heads and scores times `scale`, or linear; d_feature: d, the gate's width (null:
     min(128, D)), by `pool`.
 
-    State: w [P], P_g and the gate from which clients start; prompt [N, l d] and gate [N, |gate|], as trained; pool
-    [N, l d], as uploaded; text [N, C, d] (linear: D), its features as the gate reads them; of the last cohort last [K]
-    and what it trained with, experts [K, K_e, C, d] and count [K, 1], how many of them there are (NO_GATE: none, and
-    the gate is not used).  Shapes: K clients of a cohort, K_e = num_others experts beside its own, E = K_e + 1.
+    State: w [P], P_g and the gate from which clients start; prompt [N, l d] and gate [N, |gate|], as client i trained
+    them; pool [N, l d], its prompt as uploaded; text [N, C, d] (linear: D), what that prompt is as an expert, its text
+    features.  Of the last cohort, last [K]: experts [K, K_e, C, d], the others' text that each client mixed with its
+    own, and count [K, 1], how many of the K_e places are filled (NO_GATE: the client did not mix).
+    Shapes: K clients of a cohort, K_e = num_others experts beside its own, E = K_e + 1.
     """
 
     requires = ("prompt",)
@@ -100,7 +101,7 @@ class PFedMoAP(Algorithm):
         return self.d_feature or min(128, D)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One prompt and one gate for all; an empty pool."""
+        """One initial prompt and gate for all; an empty pool."""
         self.clip: Any = model.module
         n = federation.num_clients
         self.d = self.width(self.clip.dim)
@@ -124,34 +125,36 @@ class PFedMoAP(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
-        has_entry = np.isin(cohort.ids, self.pool.touched())
+        has_entry = np.isin(cohort.ids, self.pool.touched())  # [K]
         experts, count = self.download_experts(cohort, has_entry)
-        gated = count[:, 0] != NO_GATE  # [K]
+        gated = uses_gate(count)[:, 0]  # [K]
         mixing = cohort.subset(gated.cpu().numpy())
         if self.aggregate_gate:
             gate = mixing.broadcast(gate=self.gate_columns.take(self.w)).gate  # [|gate|]
         else:
             gate = self.gate[cohort.ids]  # [K, |gate|]
-        start = self.prompt_columns.put(self.gate_columns.put(self.w, gate), P_g).expand(len(cohort), -1)
-        if len(mixing):
-            out = cohort.train(
-                start,
-                step=self.step,
-                how=LocalTraining(uploaded=self.aggregate_gate or self.prompt_columns),
-                experts=experts,
-                count=count,
-            )
-        else:  # nobody mixes: PromptFL, no step of any gate
-            out = cohort.train(start, columns=self.prompt_columns)
-        prompt, trained_gate = self.prompt_columns.take(out.theta), self.gate_columns.take(out.theta[gated])
+        theta = self.train(cohort, self.row(P_g, gate), experts, count)  # [K, P]
+        prompt, trained_gate = self.prompt_columns.take(theta), self.gate_columns.take(theta[gated])
         self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate
-        up = cohort.upload(prompt=prompt, reference={"prompt": P_g})
-        self.w = self.prompt_columns.put(self.w, cohort.weights @ up.prompt)
+        up = cohort.upload(prompt=prompt, reference={"prompt": P_g}).prompt  # [K, l d]
+        self.pool[cohort.ids], self.text[cohort.ids] = up, self.encode(cohort.model, up)
+        self.w = self.prompt_columns.put(self.w, cohort.weights @ up)
         if self.aggregate_gate and len(mixing):
             up_gate = mixing.upload(gate=trained_gate, reference={"gate": gate}).gate
             self.w = self.gate_columns.put(self.w, mixing.weights @ up_gate)
-        self.pool[cohort.ids], self.text[cohort.ids] = up.prompt, self.encode(cohort.model, up.prompt)
         self.last, self.experts, self.count = cohort.index, experts, count
+
+    def row(self, prompt: Tensor, gate: Tensor) -> Tensor:
+        """Rows of one or K prompts [..., l d] and gates [..., |gate|].  # [..., P]"""
+        return self.prompt_columns.put(self.gate_columns.put(self.w, gate), prompt)
+
+    def train(self, cohort: Cohort, start: Tensor, experts: Tensor, count: Tensor) -> Tensor:
+        """Rows after local training from start, [P] or [K, P].  # [K, P]"""
+        start = start.expand(len(cohort), -1)
+        if not uses_gate(count).any():  # PromptFL: no step of any gate
+            return cohort.train(start, columns=self.prompt_columns).theta
+        how = LocalTraining(uploaded=True if self.aggregate_gate else self.prompt_columns)  # True: the gate too
+        return cohort.train(start, step=self.step, how=how, experts=experts, count=count).theta
 
     def step(self, s: Step, batch: Batch) -> None:
         """The prompt at lr, the gate at gate_lr."""
@@ -164,25 +167,29 @@ class PFedMoAP(Algorithm):
         return s.task_loss(self.logits(s.model, rows, batch.x, s.experts, s.count), batch)  # [k, B]
 
     # -- the server: who gets which experts, in a round and at evaluation ------------------------------------
-    def download_experts(self, cohort: Cohort, who: np.ndarray) -> tuple[Tensor, Tensor]:
-        """What clients who [K] (bool, host; they have an entry) download of the pool.
+    def download_experts(self, cohort: Cohort, asks: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Experts for the clients that ask, asks [K] (bool, on the host); those have an entry in the pool.
 
-        Returns experts [K, K_e, C, d], of which the first count [K, 1] are there; NO_GATE for all other clients, and
-        for all while the pool holds nobody else's prompt.
+        Returns experts [K, K_e, C, d], the first count [K, 1] of which are there.  count is NO_GATE for clients that do
+        not ask, and for all while the pool has no prompt of another client.
         """
         members = self.pool.touched()  # [M]
         available = min(self.num_others, len(members) - 1)
         experts = self.w.new_zeros(len(cohort), self.num_others, *self.text.default.shape)
-        if who.any():
-            asking, where = cohort.subset(who), torch.from_numpy(who).to(self.w.device)
-            Q = self.choose(asking, members, available)  # [k, available]
-            wanted = torch.zeros(len(asking), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
-            asking.fetch(wanted, prompt=self.pool[members])  # prompts are sent and counted; what they encode to is kept
-            ids = members[Q.cpu().numpy()]  # [k, available]
-            experts[where, :available] = self.text[ids.reshape(-1)].view(*ids.shape, *self.text.default.shape)
+        if asks.any():
+            where = torch.from_numpy(asks).to(experts.device)
+            experts[where, :available] = self.fetch_texts(cohort.subset(asks), members, available)
         gate_has_input = available > 0 or self.num_others == 0  # others are there, or none are wanted (num_experts=1)
-        count = np.where(who & gate_has_input, available, NO_GATE)
+        count = np.where(asks & gate_has_input, available, NO_GATE)
         return experts, torch.from_numpy(count).to(self.w.device)[:, None]
+
+    def fetch_texts(self, cohort: Cohort, members: np.ndarray, many: int) -> Tensor:
+        """Text features of the prompts Q_i that each client of the cohort downloads.  # [k, many, C, d]"""
+        Q = self.choose(cohort, members, many)  # [k, many]
+        wanted = torch.zeros(len(cohort), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
+        cohort.fetch(wanted, prompt=self.pool[members])  # prompts travel; what a client would make of them is at hand
+        ids = members[Q.cpu().numpy()]  # [k, many]
+        return self.text[ids.reshape(-1)].view(*ids.shape, *self.text.default.shape)
 
     def choose(self, cohort: Cohort, members: np.ndarray, many: int) -> Tensor:
         """Q_i of clients i, members [M]: positions of others in these, nearest first (ties: lower ids).  # [k, many]"""
@@ -196,7 +203,7 @@ class PFedMoAP(Algorithm):
     def encode(self, model: FlatModel, prompts: Tensor) -> Tensor:
         """Text features of prompts [K, l d] as the gate reads them.  # [K, C, d]"""
         contexts = self.clip.context(model.named(self.prompt_columns.put(self.w, prompts)))  # [K, l, d]
-        return torch.cat([self.mixed_features(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
+        return torch.cat([self.expert_form(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
 
     # -- the client: logits --------------------------------------------------------------------------------
     def pooled(self, z: Tensor) -> Tensor:
@@ -204,8 +211,8 @@ class PFedMoAP(Algorithm):
         groups = z.unflatten(-1, (self.d, -1))  # [..., d, D/d]
         return groups[..., 0] if self.pooling == "stride" else groups.mean(-1)
 
-    def mixed_features(self, z: Tensor) -> Tensor:
-        """Features [..., D] in the form that T_MoE has: pooled for attention, as they are for linear gating."""
+    def expert_form(self, z: Tensor) -> Tensor:
+        """Features [..., D] in the form of experts and so of T_MoE: pooled for attention, as they are for linear."""
         return self.pooled(z) if self.gating == "attention" else z
 
     def logits(self, model: FlatModel, rows: Tensor, inputs: Inputs, experts: Tensor, count: Tensor) -> Tensor:
@@ -213,17 +220,17 @@ class PFedMoAP(Algorithm):
         p = model.named(rows)
         image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))  # [k, B, D], [k, C, D]
         local = self.clip.scale * image @ text.mT  # [k, B, C]
-        shown = self.mixed_features(image)[:, :, None]  # [k, B, 1, d] (linear: D)
+        shown = self.expert_form(image)[:, :, None]  # [k, B, 1, d] (linear: D)
         T_MoE, _ = self.mix(p, image, text, experts, count)  # [k, B, C, d] (linear: D)
         if self.normalize:
             shown, T_MoE = F.normalize(shown, dim=-1), F.normalize(T_MoE, dim=-1)
         mixed = self.clip.scale * (shown * T_MoE).sum(-1)
-        return torch.where(count[..., None] != NO_GATE, mixed + self.lam * local, local)
+        return torch.where(uses_gate(count)[..., None], mixed + self.lam * local, local)
 
     def mix(self, p: Gate, image: Tensor, text: Tensor, experts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """T_MoE [k, B, C, d], and the weight of each expert for each image, the local one first [k, B, K_e + 1]."""
-        X = torch.cat([self.mixed_features(text)[:, None], experts], 1)  # [k, E, C, d], E = K_e + 1
-        # the own one is never missing, of NO_GATE either: a softmax over nothing is nan, in the gradient too
+        X = torch.cat([self.expert_form(text)[:, None], experts], 1)  # [k, E, C, d], E = K_e + 1
+        # the own one is never missing, without a gate either: a softmax over nothing is nan, in the gradient too
         missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E]
         gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
         weigh = self.attention if self.gating == "attention" else self.linear
@@ -252,17 +259,16 @@ class PFedMoAP(Algorithm):
     # -- what is deployed ------------------------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """Prompt, gate and experts as the header says: theta [K, P], experts [K, K_e, C, d], count [K, 1]."""
-        trained = self.prompt.has(cohort.ids)[:, None]  # [K, 1]
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
-        prompt = torch.where(trained, self.prompt[cohort.ids], P_g)
-        theta = self.prompt_columns.put(self.gate_columns.put(self.w, self.gate[cohort.ids]), prompt)
-        last = np.empty(0, np.int64) if self.last is None else self.last.cpu().numpy()
-        with_gate, just = np.isin(cohort.ids, self.gate.touched()), np.isin(cohort.ids, last)
-        experts, count = self.download_experts(cohort, with_gate & ~just)
-        here, there = np.flatnonzero(just), np.searchsorted(last, cohort.ids[just])  # both ascend
-        if len(here):  # what they trained with
+        prompt = torch.where(self.prompt.has(cohort.ids)[:, None], self.prompt[cohort.ids], P_g)  # [K, l d]
+        last = np.empty(0, np.int64) if self.last is None else self.last.cpu().numpy()  # ascending
+        in_last_cohort = np.isin(cohort.ids, last)  # [K]
+        has_gate = np.isin(cohort.ids, self.gate.touched())  # [K]
+        experts, count = self.download_experts(cohort, has_gate & ~in_last_cohort)
+        if in_last_cohort.any():  # what they trained with
+            here, there = np.flatnonzero(in_last_cohort), np.searchsorted(last, cohort.ids[in_last_cohort])
             experts[here], count[here] = self.experts[there], self.count[there]
-        return {"theta": theta, "experts": experts, "count": count}
+        return {"theta": self.row(prompt, self.gate[cohort.ids]), "experts": experts, "count": count}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
         """Logits with the experts at hand.  # [k, b, C]"""
@@ -289,7 +295,12 @@ class PFedMoAP(Algorithm):
         deployed = self.personalized(cohort, True)
         each = cohort.forward(deployed, weights)  # [n_i, E] each; of no image one nan
         mean = torch.stack([a.mean(0).expand(self.num_others + 1) for a in each])
-        return mean.masked_fill(deployed["count"] == NO_GATE, float("nan"))
+        return mean.masked_fill(~uses_gate(deployed["count"]), float("nan"))
+
+
+def uses_gate(count: Tensor) -> Tensor:
+    """Which clients mix experts by their gate, of their counts.  # [K, 1] bool"""
+    return count != NO_GATE
 
 
 def affine(gate: Gate, name: str, x: Tensor) -> Tensor:

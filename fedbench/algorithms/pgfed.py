@@ -56,8 +56,8 @@ class PGFed(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1, lines 4 to 17."""
         w = cohort.broadcast(w=self.w).w
-        first = self.G is None or not self.mu
-        out = self.local_training(cohort, w) if first else self.train(cohort, w)
+        without_others = self.G is None or not self.mu  # in the first round, and always with mu = 0
+        out = self.local_training(cohort, w) if without_others else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
             self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
@@ -84,7 +84,7 @@ class PGFed(Algorithm):
         return out
 
     def local_training(self, cohort: Cohort, w: Tensor, step: LocalStep | None = None, **state: Any) -> Any:
-        """Local epochs from w: in round 1 plain ones, as FedAvg's."""
+        """Local epochs from w: without `step`, as FedAvg's."""
         return cohort.train(w, step=step, **state)
 
     def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:

@@ -101,14 +101,26 @@ class PseudoGradient(PGFed):
 
     def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:
         """theta_i and f_i travel; g_i and c_i follow from what the server knows."""
+        f = self.last_epoch_loss(cohort, out)
+        up = cohort.upload(theta=out.theta, f=f, reference={"theta": w, "f": None}, replaces=["f"])
+        g = self.pseudo_gradient(cohort, up.theta, out)
+        return SimpleNamespace(theta=up.theta, g=g, c=up.f - dot(g, up.theta))
+
+    def last_epoch_loss(self, cohort: Cohort, out: Any) -> Tensor:
+        """f_i: (losses of all steps - losses of the steps before the last epoch) / steps of an epoch.  # [K]"""
         per_epoch = out.steps / cohort.engine.epochs  # steps [K]
         first_of_last = (out.steps - per_epoch.floor()).long()[:, None]  # the last epoch's first step  [K, 1]
         before = out.loss_before.gather(1, first_of_last)[:, 0]  # losses summed until then  [K]
-        f = (out.loss * out.steps - before) / per_epoch  # the last epoch's mean loss
-        up = cohort.upload(theta=out.theta, f=f, reference={"theta": w, "f": None}, replaces=["f"])
+        return (out.loss * out.steps - before) / per_epoch
+
+    def pseudo_gradient(self, cohort: Cohort, theta: Tensor, out: Any) -> Tensor:
+        """g_i = (w - theta_i) (1 - momentum) / (lr steps_i) - aux_i, of the uploaded theta [K, P].  # [K, P]
+
+        Solves theta_i = w - steps_i lr (g_i + aux_i) / (1 - momentum): as if all steps had one gradient, and momentum
+        had made each 1 / (1 - momentum) times as long from the first one on.
+        """
         sgd: Any = cohort.engine.optimizer
-        pace = (out.lr * out.steps[:, None] / (1 - sgd.momentum)).clamp_min(1e-30)
+        pace = (out.lr * out.steps[:, None] / (1 - sgd.momentum)).clamp_min(1e-30)  # [K, 1]
         trained = cohort.model.trained
-        g = trained.put(torch.zeros_like(up.theta), trained.take((self.w - up.theta) / pace))
-        g = g - getattr(out, "aux", 0)  # no auxiliary part in round 1
-        return SimpleNamespace(theta=up.theta, g=g, c=up.f - dot(g, up.theta))
+        g = trained.put(torch.zeros_like(theta), trained.take((self.w - theta) / pace))
+        return g - getattr(out, "aux", 0)  # no auxiliary part in round 1

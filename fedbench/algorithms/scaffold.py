@@ -34,7 +34,7 @@ class Scaffold(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One model for all; control variates of zero."""
+        """One initialization for all; control variates of zero."""
         self.x = model.init_row()  # [P]
         self.c = torch.zeros_like(self.x)  # [P]
         self.c_i = rows("c_i", default=self.c)  # lazy [N, P]

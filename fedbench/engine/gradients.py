@@ -22,7 +22,7 @@ from torch import Tensor
 from fedbench.core.options import require
 from fedbench.nn.compiled import Product
 from fedbench.nn.flat import Columns, FlatModel
-from fedbench.nn.program import ForwardContext
+from fedbench.nn.rules import ForwardContext
 from fedbench.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -27,12 +27,14 @@ Rate = float | Tensor  # one learning rate, or one per row [k, 1]
 
 
 class Schedule:
-    """Learning-rate factor over a run: `warmup` rounds of linear growth, then `name`.
+    """What the learning rate is multiplied by over a run: `warmup` rounds of linear growth, then `name`.
 
-    constant 1; exponential gamma**r, r rounds after the warm-up; linear and cosine from 1 to `final` in the last round.
-    per: what has one factor, a round or a local step.  By steps, a client's clock runs through all rounds, those in
-    which it is not drawn too, with its steps of this round in each: it warms up within rounds, and ends with its last
-    step.
+    constant: 1.  exponential: gamma**r, r rounds after the warm-up.  linear, cosine: from 1 to `final` in the last
+    round.  per says what has a factor of its own, and so which of the two is asked:
+    round   schedule(round, total): one number for a round of `total`, the same for all clients and steps;
+    step    schedule.of_steps(round, total, steps [K]): a table [T, K] for the local steps of K clients in a round.  A
+            client that makes n steps now is taken to make n in every round, drawn or not: step t of round r is number
+            r n + t of total n, so that it warms up within rounds, and reaches `final` with its very last step.
     """
 
     def __init__(
@@ -46,11 +48,11 @@ class Schedule:
         self.name, self.warmup, self.gamma, self.final, self.per = name, warmup, gamma, final, per
 
     def __call__(self, round: int, total: int) -> float:
-        """The factor in a round (from 0) of so many in all, as if by rounds."""
+        """The factor in a round (from 0) of so many in all; by rounds, whatever `per` says."""
         return self._factor(round, total, 1)
 
     def of_steps(self, round: int, total: int, steps: np.ndarray) -> np.ndarray:
-        """The factors of local steps 0 to T - 1 of clients that make steps [K] of them in the round.  # [T, K]"""
+        """The factors of all local steps of clients that make steps [K] of them in the round; T: the most.  # [T, K]"""
         table = np.ones((int(steps.max(initial=0)), len(steps)))  # 1, and unused, beyond a client's last step
         for n in np.unique(steps[steps > 0]).tolist():
             first = round * n  # by its clock: as if it made n steps in every round
@@ -134,9 +136,11 @@ class Optimizer:
         lr: Rate,
         products: Sequence[Product] = (),
     ) -> Tensor:
-        """`update` by grad + offset [k, P], which grad then is; theta's inner products with direction before it.  # [k]
+        """One step by grad + offset; returns theta_i . direction_i as it was before the step.  # [k]
 
-        direction: [P] or [k, P].  products stand for grad in their columns; only where it compiles.
+        theta, grad, offset [k, P]; direction [P] or [k, P].  theta and memory move in place; grad is used up (what it
+        holds afterwards is not defined).  Here as an inner product, a sum and `update`, one after the other; a
+        subclass that `compiles` may do all in one pass, and take products for grad in the columns of these weights.
         """
         assert not products
         projections = dot(theta, direction)
@@ -230,22 +234,25 @@ class StepGroups:
     torch.optim does, and a group at once.
 
     The numbers themselves are a buffer, count [k, S].  spans: (a, b) of each of the S parameters of a row.
-    kept [k, S]: the counts that clients come with, or None where all begin at 0.
+    kept [k, S]: the counts that clients come with, or None where all begin at 0.  Parameters of one label [S] are a
+    group.  Groups only fall apart: a step that moves a part of one gives this part a label of its own.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]], kept: Tensor | None):
         self.spans = spans
         if kept is None:
-            self.group = np.zeros(len(spans), np.int64)  # equal numbers: equally many steps
+            self.labels = np.zeros(len(spans), np.int64)  # [S]
         else:
-            self.group = _numbered(kept.cpu().numpy())
+            self.labels = _numbered(kept.cpu().numpy())
         self._parts: dict[tuple[tuple[int, int], ...], list[tuple[Columns, list[slice]]]] = {}
 
     def step(self, columns: Columns, memory: Memory) -> list[tuple[Columns, Memory]]:
         """Count a step of these columns; returns them in parts, with count [k, 1] where memory has it [k, S]."""
         key = tuple(columns.slices)
         if key not in self._parts:
-            self._parts[key] = self._split(columns)
+            moved = np.array([columns.meets(*span) for span in self.spans])  # [S]
+            self._refine(moved)
+            self._parts[key] = self._parts_of(columns, moved)
         count, parts = memory["count"], []
         for part, parameters in self._parts[key]:
             for run in parameters:
@@ -254,18 +261,20 @@ class StepGroups:
             parts.append((part, {**memory, "count": count[:, first : first + 1]}))
         return parts
 
-    def _split(self, columns: Columns) -> list[tuple[Columns, list[slice]]]:
-        """The columns by group, and where each part's parameters are; what stands still now is another group."""
-        moved = np.array([columns.meets(*span) for span in self.spans])
-        groups = _numbered(np.stack([self.group, moved]))  # together so far, and together now
-        if groups.max() > self.group.max():  # a group fell apart: other parts that were looked up are too coarse
+    def _refine(self, moved: np.ndarray) -> None:
+        """Tell apart, in every group, the parameters that move now from those that stand still; moved [S] bool."""
+        refined = _numbered(np.stack([self.labels, moved]))  # one label: together so far, and together now
+        if refined.max() > self.labels.max():  # a group fell apart: parts that were looked up are too coarse
             self._parts.clear()
-        self.group = groups
+        self.labels = refined
+
+    def _parts_of(self, columns: Columns, moved: np.ndarray) -> list[tuple[Columns, list[slice]]]:
+        """For each group that moves: which of the columns are its, and which of the S parameters, as slices."""
         parts = []
-        for group in np.unique(groups[moved]).tolist():
-            chosen = np.flatnonzero(groups == group)
-            part = columns & Columns(self.spans[i] for i in chosen.tolist())
-            parts.append((part, _runs(chosen)))
+        for label in np.unique(self.labels[moved]).tolist():
+            group = np.flatnonzero(self.labels == label)
+            part = columns & Columns(self.spans[i] for i in group.tolist())
+            parts.append((part, _runs(group)))
         return parts
 
 

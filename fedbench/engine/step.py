@@ -332,10 +332,10 @@ class Step:
                 optimizer.update(rows[:, a:b], grad[:, a:b], some, rate)
 
     def descend_and_project(self, batch: Batch, offset: Tensor, direction: Tensor) -> Tensor:
-        """`descend(grad(batch) + offset)`; theta's inner products with a direction before it.  # [k]
+        """`descend(grad(batch) + offset)`; returns theta_i . direction_i as it was before that step.  # [k]
 
-        offset [k, P]; direction [P] or [k, P].  The same as the three operations, which read and write a row several
-        times, in fewer passes over memory where that can be done.
+        offset [k, P]; direction [P] or [k, P].  Both at once, as rows larger than a cache cost what is read and
+        written of them: a compiled loop (nn/compiled.py), where it has a form for the step, goes over them once.
         """
         optimizer = self._setup.optimizer
         clipped = optimizer.clip is not None or self._setup.clip is not None

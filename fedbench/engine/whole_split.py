@@ -20,7 +20,7 @@ from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import chain_gradient
 from fedbench.engine.threads import Steps
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.program import ForwardContext
+from fedbench.nn.rules import ForwardContext
 from fedbench.partition.base import Ragged
 from fedbench.tasks.base import Tally
 
@@ -41,13 +41,15 @@ def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
         theta = rows[where]  # [k, P]
         total, loss = torch.zeros_like(theta), losses.new_zeros(len(theta))
-        grad = total  # of the first block: written there at once
+        scratch = None  # [k, P], for the second block and all after it: each overwrites what the one before left there
         for n, block in enumerate(blocks):
             k = len(block.weight)
-            grad = torch.zeros_like(theta) if n == 1 else grad
-            loss[:k] += _block_gradient(cohort, theta[:k], block, grad[:k])
-            if n > 0:
-                total[:k] += grad[:k]
+            if n == 1:
+                scratch = torch.zeros_like(theta)
+            target = total if scratch is None else scratch  # the first block's gradient is the total so far
+            loss[:k] += _block_gradient(cohort, theta[:k], block, target[:k])
+            if target is not total:
+                total[:k] += target[:k]
             yield
         gradients[where], losses[where] = total, loss
 
@@ -57,7 +59,11 @@ def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple
 
 
 def _block_gradient(cohort: Cohort, rows: Tensor, block: Batch, out: Tensor) -> Tensor:
-    """Write the gradient [k, P] of rows on a block, in evaluation mode; returns its weighted losses [k]."""
+    """Write the gradient [k, P] of rows on a block, in evaluation mode; returns its weighted losses [k].
+
+    Every column that has a gradient is overwritten.  The others, such as running statistics, are left as they are: out
+    must come with zeros there.
+    """
     model, task = cohort.model, cohort.engine.task
     if model.chain is not None:
         return chain_gradient(model, task, model.named(rows), block, model.named(out))
@@ -103,30 +109,49 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
         positions = where.tolist()
-        sizes_here = sizes[positions]
-        next_row = np.cumsum(sizes_here) - sizes_here  # where each client's next sample goes
+        destinations = _Destinations(sizes[positions], cohort.device)
         made: Tally = {}  # of all samples of the chunk, as in _each_sample_by_one_row
         for block in blocks:
-            k, width = block.weight.shape
-            row = next_row[:k, None] + np.arange(width)  # of `made`  [k, width]
-            real = np.arange(width) < block.counts[:, None]  # the others are padding  [k, width]
-            to = to_device(row[real], cohort.device)
-            slots = None if real.all() else to_device(np.flatnonzero(real), cohort.device)  # None: no padding
+            k = len(block.weight)
+            slots, to = destinations.of(block)
             for name, t in fn(cohort.model, select_rows(rows, where[:k]), block.x, block.y, block.class_mask).items():
                 flat = t.flatten(0, 1) if slots is None else t.flatten(0, 1).index_select(0, slots)
                 if name not in made:
-                    made[name] = flat.new_empty(int(sizes_here.sum()), *flat.shape[1:])
+                    made[name] = flat.new_empty(destinations.total, *flat.shape[1:])
                 made[name].index_copy_(0, to, flat)
-            next_row[:k] += block.counts
+            destinations.advance(block)
             yield
         for name, whole in made.items():
-            for position, of_client in zip(positions, whole.split(sizes_here.tolist())):
+            for position, of_client in zip(positions, whole.split(sizes[positions].tolist())):
                 each[name][position] = of_client
 
     assigned = _run_chunks(cohort, chunk, part)
     for tensors in each.values():
         cohort.engine.executor.ranks.exchange_lists(assigned, tensors, cohort.device)
     return each
+
+
+class _Destinations:
+    """Where what is made of each sample goes, in a tensor [total, ...] of all samples of a chunk, client after client.
+
+    sizes [k]: the samples of each client.
+    """
+
+    def __init__(self, sizes: np.ndarray, device: torch.device):
+        self.total, self.device = int(sizes.sum()), device
+        self._next = np.cumsum(sizes) - sizes  # where each client's next sample goes  [k]
+
+    def of(self, block: Batch) -> tuple[Tensor | None, Tensor]:
+        """Which of the k * b slots of a block hold a sample (None: all, there is no padding), and where each goes."""
+        k, width = block.weight.shape
+        to = self._next[:k, None] + np.arange(width)  # [k, b]
+        real = np.arange(width) < block.counts[:, None]  # [k, b]
+        slots = None if real.all() else to_device(np.flatnonzero(real), self.device)
+        return slots, to_device(to[real], self.device)
+
+    def advance(self, block: Batch) -> None:
+        """The samples of a block have been written."""
+        self._next[: len(block.counts)] += block.counts
 
 
 def _each_sample_by_one_row(

@@ -29,7 +29,8 @@ from fedbench.data._files import cached
 from fedbench.data.base import Arrays
 from fedbench.models import clip as towers
 from fedbench.models.tiny_clip import TINY, pretrain
-from fedbench.nn.program import ForwardContext, never_called
+from fedbench.nn.program import never_called
+from fedbench.nn.rules import ForwardContext
 from fedbench.partition.base import Split
 
 log = logging.getLogger(__name__)

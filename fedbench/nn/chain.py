@@ -22,16 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedbench.nn.compiled import Product
-from fedbench.nn.program import (
-    LOW,
-    Convolution,
-    Params,
-    Program,
-    convolve,
-    cut_windows,
-    layout,
-    unfolds,
-)
+from fedbench.nn.program import Program
+from fedbench.nn.rules import LOW, Convolution, Params, convolve, cut_windows, layout, unfolds
 
 Out = dict[str, Any]  # by parameter name, views to write gradients into, or a Product to give factors to;
 # a missing name is not wanted

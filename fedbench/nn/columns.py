@@ -27,6 +27,16 @@ class Columns:
             return rows[..., self.slices[0][0] : self.slices[0][1]]
         return torch.cat([rows[..., a:b] for a, b in self.slices] or [rows[..., :0]], dim=-1)
 
+    def view(self, rows: Tensor) -> Tensor:
+        """The chosen columns as a view, to write into rows; ValueError unless they are one slice, or none.
+
+        [..., P] -> [..., size].
+        """
+        if len(self.slices) > 1:
+            raise ValueError(f"{len(self.slices)} slices of a row are no view of it, take and put them: {self.slices}")
+        a, b = self.slices[0] if self.slices else (0, 0)
+        return rows[..., a:b]
+
     def put(self, rows: Tensor, values: Tensor) -> Tensor:
         """A copy of rows [..., P] with the chosen columns replaced by values [..., size]."""
         lead = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])  # torch's own imports sympy: seconds

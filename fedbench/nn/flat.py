@@ -25,7 +25,8 @@ from fedbench.core.private_torch import BatchNorm
 from fedbench.nn.chain import Chain, LowChain
 from fedbench.nn.columns import Columns, require_group
 from fedbench.nn.keyed import Keyed
-from fedbench.nn.program import CONVOLUTIONS, LOW, Convolution, ForwardContext, KeyedDropout, never_called, trace
+from fedbench.nn.program import never_called, trace
+from fedbench.nn.rules import CONVOLUTIONS, LOW, Convolution, ForwardContext, KeyedDropout
 
 
 class FlatModel:
@@ -79,14 +80,17 @@ class FlatModel:
             "the model's batch norm must keep running statistics with a momentum (track_running_stats=True and "
             "momentum=0.1, PyTorch's defaults): a cumulative mean needs a counter, which is no part of a row",
         )
-        self.batch_statistics = bool(norms or self.buffer_names)  # then padding would show: exact batches
+        frozen = [m for m in norms if is_frozen_norm(m)]
+        self.batch_statistics = len(norms) > len(frozen) or bool(self.buffer_names)  # padding shows: exact batches
 
     # -- layout ------------------------------------------------------------------------------------------
     def _lay_out(self) -> None:
         """Decide which number of a row is which: trained, extras, buffers."""
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         saved = self.module.state_dict()  # a buffer that is not saved is a constant (a causal mask)
-        buffers = {n: b for n, b in self.module.named_buffers() if b.is_floating_point() and n in saved}
+        statistics = {n: b for n, b in self.module.named_buffers() if b.is_floating_point() and n in saved}
+        fixed = {n for n in statistics if is_frozen_norm(self.module.get_submodule(n.rpartition(".")[0]))}
+        buffers = {n: b for n, b in statistics.items() if n not in fixed}
         self._initial = {**trained, **self._extras, **buffers}
         self.shapes = {n: t.shape for n, t in self._initial.items()}
         self.sizes = [t.numel() for t in self._initial.values()]
@@ -101,6 +105,8 @@ class FlatModel:
             for group, patterns in self._patterns.items()
         }
         self._frozen = {n: p.detach() for n, p in self.module.named_parameters() if not p.requires_grad}
+        read = fixed | (self.program.shapes.keys() if self.program is not None else set())  # constants, too
+        self._frozen |= {n: b for n, b in self.module.named_buffers() if n in read and n not in buffers}
         self._refuse_dead_patterns()
 
     def _chosen(self, name: str, patterns: Sequence[str]) -> bool:
@@ -113,7 +119,10 @@ class FlatModel:
         modules = dict(self.module.named_modules())
         for group, patterns in self._patterns.items():
             for pattern in patterns:
-                matches = any(self._chosen(n, [pattern]) for n in self.spans)
+                frozen = [
+                    n for n in self._frozen if n not in self.spans
+                ]  # a group may be frozen, as a whole or in part
+                matches = any(self._chosen(n, [pattern]) for n in (*self.spans, *frozen))
                 # a body without parameters (a logistic model's) is a legitimate empty group
                 empty = pattern.endswith(".*") and pattern[:-2] in modules
                 require(
@@ -250,8 +259,8 @@ class FlatModel:
         until: str | None = None,
     ) -> Tensor:
         """forward on named parameters; float buffers among them are updated in place when context.train."""
-        if context.convolution != self.convolution:
-            context = replace(context, convolution=self.convolution)
+        if context.convolution != self.convolution or self._frozen:
+            context = replace(context, convolution=self.convolution, frozen=self._frozen)
         with self._precision():
             out = self._apply(params, inputs, many, context, until)
         return out.float() if self.autocast else out
@@ -271,7 +280,7 @@ class FlatModel:
             module: Any = self.module
             return module.run(params, (inputs,), many, context, until)
         if self.program is not None and isinstance(inputs, Tensor):
-            return self.program.run(self.complete(params, many), (inputs,), many, context, until)
+            return self.program.run(params | self._frozen, (inputs,), many, context, until)
         return self._mapped(params, inputs, many, context, until)
 
     def complete(self, params: dict[str, Tensor], many: bool) -> dict[str, Tensor]:
@@ -319,7 +328,10 @@ class FlatModel:
                 if type(m) is nn.Dropout:
                     self._local.dropouts.append(KeyedDropout(m.p, name))
                     self._local.module.set_submodule(name, self._local.dropouts[-1])
-        return self._local.module.train(train)
+        for m in self._local.module.train(train).modules():
+            if train and is_frozen_norm(m):
+                m.eval()
+        return self._local.module
 
 
 @runtime_checkable
@@ -332,6 +344,13 @@ class Batched(Protocol):
     ) -> Tensor:
         """Logits [k, B, C] if many, else [B, C]; until: the name of a layer whose input is returned instead."""
         ...
+
+
+def is_frozen_norm(m: nn.Module) -> bool:
+    """Whether a batch norm's parameters are all frozen: then its statistics are as well, and it stays in evaluation
+    mode."""
+    parameters = list(m.parameters(recurse=False))
+    return isinstance(m, BatchNorm) and bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
 class _Reached(Exception):

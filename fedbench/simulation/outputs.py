@@ -20,7 +20,7 @@ from fedbench.core.nested import map_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.nn.flat import Batched, FlatModel
-from fedbench.nn.program import ForwardContext
+from fedbench.nn.rules import ForwardContext
 
 
 def check_parameters(module: Any, name: str) -> None:

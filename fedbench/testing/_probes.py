@@ -114,7 +114,9 @@ def uploads_of_nothing(sent: list[Tensor]) -> Iterator[None]:
     """What the server gets of every client is random and has nothing to do with its data; all that anybody is sent, or
     asks for, is added to the list."""
 
-    def upload(self: Cohort, *, reference: Any = None, replaces: Any = (), **tensors: Tensor) -> SimpleNamespace:
+    def upload(
+        self: Cohort, *, reference: Any = None, replaces: Any = (), plain: Any = (), **tensors: Tensor
+    ) -> SimpleNamespace:
         def draw(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))
             return rng.RowRandom(keys).uniform(*t.shape[1:])
@@ -124,8 +126,8 @@ def uploads_of_nothing(sent: list[Tensor]) -> Iterator[None]:
     def spy(name: str) -> Any:
         real = getattr(Cohort, name)
 
-        def send(self: Cohort, *args: Tensor, **tensors: Tensor) -> SimpleNamespace:
-            sent.extend(t.clone() for t in (*args, *tensors.values()))
+        def send(self: Cohort, *args: Tensor, **tensors: Any) -> SimpleNamespace:
+            sent.extend(t.clone() for t in (*args, *tensors.values()) if isinstance(t, Tensor))
             return real(self, *args, **tensors)
 
         return send

@@ -23,7 +23,7 @@ from fedbench.engine.cohort import Engine
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import SGD
 from fedbench.nn.flat import Batched, FlatModel
-from fedbench.nn.program import ForwardContext
+from fedbench.nn.rules import ForwardContext
 from fedbench.partition.base import Split
 from fedbench.simulation import autotune, build
 from fedbench.simulation.build_model import model as build_model

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from fedbench.algorithms.apple import APPLE
 from fedbench.algorithms.local import Local
 from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort
 from fedbench.engine.optim import SGD
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build, simulator
@@ -236,14 +237,20 @@ def test_apple_with_full_bandwidth_is_unlimited() -> None:
     close(a.exchange.cores[a.exchange.newest], b.exchange.cores, 1e-6)
 
 
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Which cores each client of a cohort downloads, [K, N] bool, a cohort after the other from now on."""
+    picked: list[Tensor] = []
+    fetch = Cohort.fetch
+    monkeypatch.setattr(Cohort, "fetch", lambda c, which, **rows: picked.append(which) or fetch(c, which, **rows))
+    return picked
+
+
 def test_apple_keeps_stale_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client's version of a core is that of the start of the round in which it last chose it, or first took part."""
     e = six_clients()
     a = play(e, APPLE(bandwidth=2), rounds=0)
     stale: dict[int, Tensor] = {}
-    picked: list[Tensor] = []
-    choose = a.exchange.choose
-    monkeypatch.setattr(a.exchange, "choose", lambda *args: picked.append(choose(*args)) or picked[-1])
+    picked = downloads(monkeypatch)
     for r in range(8):
         ids = [0, 1, 2, 3, 4, 5] if r % 2 else [(r + k) % 6 for k in (0, 1, 2)]
         now = a.exchange.cores[a.exchange.newest].clone()
@@ -257,11 +264,11 @@ def test_apple_keeps_stale_versions(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (
             len(a.exchange.cores)
             == len(torch.cat([a.exchange.held[a.exchange.held >= 0], a.exchange.newest]).unique())
-            <= 6 * 6
+            <= 6 * 7
         )
 
 
-def test_apple_downloads_the_unseen_first_then_by_weight() -> None:
+def test_apple_downloads_the_unseen_first_then_by_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """intended: after the first round, M = 2 of five others: all five within three rounds; then those of large |d_ij|
     more often, base^|d| = 1.5^4 = 5.1 times as probable.  uniform: alike throughout."""
     shares = {}
@@ -270,9 +277,10 @@ def test_apple_downloads_the_unseen_first_then_by_weight() -> None:
         a = play(e, APPLE(bandwidth=2, selection=selection))
         own = torch.eye(6, dtype=torch.bool)
         a.d[np.arange(6)] = row(-4, 0, 0, 0, 0, 0).expand(6, -1)
-        picks = torch.stack(
-            [a.exchange.choose(all_clients(e, r, f"pick {r}"), a.d[np.arange(6)]) for r in range(1, 200)]
-        )
+        picked = downloads(monkeypatch)
+        for r in range(1, 200):
+            a.exchange.download(all_clients(e, r, f"pick {r}"), a.d[np.arange(6)])
+        picks = torch.stack(picked)  # [rounds, 6, 6]
         assert (picks.sum(2) == 2).all() and not (picks & own).any()
         if selection == "intended":
             assert (picks[:3].any(0) | own).all() and (picks[:2].sum(0) <= 1).all()
@@ -282,10 +290,10 @@ def test_apple_downloads_the_unseen_first_then_by_weight() -> None:
 
 
 def test_apple_states_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six cores of 163 numbers take 4,056 bytes with D; six clients' versions of them five times that."""
+    """Six cores of 163 numbers take 4,056 bytes with D; six clients' versions and the newest ones seven times that."""
     monkeypatch.setattr("fedbench.algorithms.apple.memory", lambda device: 4_056)
     play(six_clients(), APPLE(), rounds=0)
-    with pytest.raises(ConfigError, match=r"30 cores of 163 numbers for 6 clients take .* GiB"):
+    with pytest.raises(ConfigError, match=r"42 cores of 163 numbers for 6 clients take .* GiB"):
         play(six_clients(), APPLE(bandwidth=2), rounds=0)
     monkeypatch.setattr("fedbench.algorithms.apple.memory", lambda device: 4_055)
     with pytest.raises(ConfigError, match=r"6 cores of 163 numbers for 6 clients take"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,3 +51,16 @@ def test_put_and_take_are_inverse(slices: list, lead: tuple) -> None:
     equal(columns.take(put), values)
     equal(columns.rest(SIZE).take(put), columns.rest(SIZE).take(x))
     equal(columns.put(x, columns.take(x)), x)
+
+
+@the_same_every_time
+@given(SLICES, st.sampled_from([(), (3,), (2, 3)]))
+def test_a_view_is_taken_and_written_into(slices: list, lead: tuple) -> None:
+    columns, x = Columns(slices), rows(*lead)
+    if len(columns.slices) > 1:
+        with pytest.raises(ValueError, match=f"{len(columns.slices)} slices"):
+            columns.view(x)
+        return
+    equal(columns.view(x), columns.take(x))
+    columns.view(x).fill_(7)
+    equal(x, columns.put(rows(*lead), torch.full((columns.size,), 7.0)))

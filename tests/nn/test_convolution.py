@@ -15,9 +15,9 @@ from fedbench.engine.gradients import chain_gradient
 from fedbench.engine.training import LocalTraining
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.nn import chain, program
+from fedbench.nn import chain, rules
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.program import layout
+from fedbench.nn.rules import layout
 from fedbench.tasks.classification import Classification
 
 K, B = 3, 4
@@ -104,8 +104,8 @@ def test_only_plain_layers_are_unfolded(layer: str, monkeypatch: pytest.MonkeyPa
     """Which path computes is seen by the number of F.conv2d calls of a chain's and of a program's forward pass."""
     model = net(**(LAYERS | GROUPED)[layer])
     rows, batch = problem(model)
-    calls, real = [], program.F.conv2d
-    monkeypatch.setattr(program.F, "conv2d", lambda *args: calls.append(1) or real(*args))
+    calls, real = [], rules.F.conv2d
+    monkeypatch.setattr(rules.F, "conv2d", lambda *args: calls.append(1) or real(*args))
     for convolution, left in (("grouped", 2), ("unfold", 1 if layer in GROUPED else 0), ("grouped", 2)):
         model.convolution = convolution
         for way in (by_chain, by_autograd, lambda model, rows, batch: model.predict(rows, batch.x)):
@@ -198,7 +198,7 @@ def test_a_gradient_of_the_input() -> None:
     model = net(**LAYERS["stride"])
     rows, batch = problem(model)
     found = []
-    for model.convolution in program.CONVOLUTIONS:
+    for model.convolution in rules.CONVOLUTIONS:
         x = batch.x.clone().requires_grad_()
         found.append(torch.autograd.grad(model.predict(rows, x).square().sum(), x)[0])
     close(*found, 1e-12)
@@ -208,10 +208,10 @@ def test_large_inputs_are_unfolded_piece_by_piece(monkeypatch: pytest.MonkeyPatc
     """Without a gradient no more windows are held than WINDOWS_BYTES: here two images of four."""
     model = net(**LAYERS["plain"])
     rows, batch = problem(model)
-    model.convolution, sizes, real = "unfold", [], program.cut_windows
+    model.convolution, sizes, real = "unfold", [], rules.cut_windows
     whole = model.predict(rows, batch.x)
-    monkeypatch.setattr(program, "cut_windows", lambda x, m: sizes.append(x.shape[1]) or real(x, m))
-    monkeypatch.setattr(program, "WINDOWS_BYTES", 2 * K * 2 * 9 * 7 * 9 * 8)
+    monkeypatch.setattr(rules, "cut_windows", lambda x, m: sizes.append(x.shape[1]) or real(x, m))
+    monkeypatch.setattr(rules, "WINDOWS_BYTES", 2 * K * 2 * 9 * 7 * 9 * 8)
     close(model.predict(rows, batch.x), whole, 1e-12)
     assert sizes == [2, 2, 2, 2]  # of either layer
     sizes.clear()
@@ -237,7 +237,7 @@ def test_threads_share_a_model() -> None:
 
 @pytest.mark.parametrize("plan", ["vmap", "pairs", "threaded pairs"])
 def test_training_gives_the_loops_rows(plan: str) -> None:
-    def train(plan: str, convolution: program.Convolution) -> Tensor:
+    def train(plan: str, convolution: rules.Convolution) -> Tensor:
         e = engine(*ragged(shape=(3, 16, 16)), seeded(lambda: FedAvgCNN((3, 16, 16), 3, width=8)), plan=plan)
         e.model.convolution = convolution
         return all_clients(e).train(e.model.init_row(), how=LocalTraining(epochs=1)).theta

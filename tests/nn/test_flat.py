@@ -14,9 +14,9 @@ from fedbench.cli.jobs import sentence_of
 from fedbench.core.options import ConfigError, MissingColumns
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.nn import program
-from fedbench.nn.flat import Columns, FlatModel
-from fedbench.nn.program import ForwardContext
+from fedbench.nn import rules
+from fedbench.nn.flat import Columns, FlatModel, is_frozen_norm
+from fedbench.nn.rules import ForwardContext
 
 K = 3
 
@@ -197,6 +197,39 @@ def convolution(*layers: nn.Module, features: int) -> nn.Module:
 
 
 IMAGE, VECTOR = (2, 8, 8), (6,)
+
+
+class Attention(nn.Module):
+    """Tokens of an image, with positions of their own, that attend to one another, and are averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.norm = nn.Conv2d(2, 6, 4, 4), nn.LayerNorm(6)
+        self.position = nn.Parameter(torch.randn(4, 6))
+        self.qkv, self.head = nn.Linear(6, 18), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.cut(x).flatten(2).transpose(1, 2) + self.position  # [B, 4, 6]
+        q, k, v = self.qkv(self.norm(z)).unflatten(-1, (6, 3)).transpose(1, 2).chunk(3, dim=1)  # [B, 2, 4, 3]
+        z = self.position * z + F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2)
+        return self.head(z.mean(1) + z[:, 0] + z.softmax(-1).unbind(-2)[1])
+
+
+class Joined(nn.Module):
+    """A U of two levels: down, up by a transposed convolution and by copying pixels, and side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(2, 4, 3, 2, 1), nn.ConvTranspose2d(4, 6, 2, 2, groups=2)
+        self.plain, self.copied = nn.ConvTranspose2d(4, 2, 4, 2, 1, bias=False), nn.Upsample(scale_factor=2)
+        self.last, self.head = nn.Conv2d(14, 3, 1), nn.Linear(3 * 64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = torch.relu(self.down(x))
+        whole = torch.cat([x, self.up(low), torch.cat((self.plain(low), self.copied(low)), dim=-3)], 1)
+        return self.head(torch.flatten(self.last(whole), 1))
+
+
 MODULES = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 5, bias=False), nn.Identity(), nn.Linear(5, 4)), VECTOR),
     "linear on tokens": (Tokens, (3, 6)),
@@ -242,6 +275,8 @@ MODULES = {
     "residual network": (lambda: ResNet((2, 8, 8), 4, [4, 8], "batch"), IMAGE),
     "residual network, groups": (lambda: ResNet((2, 8, 8), 4, [4, 8], "group"), IMAGE),
     "fedavg cnn": (lambda: FedAvgCNN((1, 16, 16), 4, 16), (1, 16, 16)),
+    "attention": (Attention, IMAGE),
+    "joined": (Joined, IMAGE),
 }
 
 
@@ -309,9 +344,44 @@ def test_gradients_of_many_clients_are_each_clients_own(name: str) -> None:
         close(many[i], gradient(rows[i : i + 1], x[i : i + 1])[0], 2e-5)
 
 
+@pytest.mark.parametrize("every", [1, 2, 3], ids=["all but the head", "every second", "two in three"])
+@pytest.mark.parametrize("name", MODULES)
+def test_frozen_parameters_are_one_for_all(name: str, every: int) -> None:
+    """Some parameters frozen, biases and weights apart: logits and gradients are those of a loop over clients, the
+    frozen ones are in no row, and no copy of them is made."""
+    make, shape = MODULES[name]
+    module = seeded(make)
+    for i, (n, p) in enumerate(module.named_parameters()):
+        p.requires_grad = n == list(dict(module.named_parameters()))[-1] or (every > 1 and i % every == 0)
+    frozen = {n: p.clone() for n, p in module.named_parameters() if not p.requires_grad}
+    statistics = {
+        f"{owner}.{n}": b.clone()
+        for owner, m in module.named_modules()
+        for n, b in m.named_buffers(recurse=False)
+        if is_frozen_norm(m)
+    }
+    model = FlatModel(module)
+    assert not model.spans.keys() & (frozen.keys() | statistics.keys())
+    rows, x = spread(model), torch.randn(K, 5, *shape, generator=torch.Generator().manual_seed(2))
+
+    def gradient(rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = rows.clone().requires_grad_()
+        call = {n: p.detach().clone() if n in model.buffer_names else p for n, p in model.named(leaf).items()}
+        logits = model.apply(call, x, True, ForwardContext(True))
+        return logits, torch.autograd.grad(logits.square().sum(), leaf)[0][:, : model.trained.size]
+
+    logits, many = gradient(rows, x)
+    for i in range(K):
+        each, one = gradient(rows[i : i + 1], x[i : i + 1])
+        close(logits[i], each[0], 2e-5)
+        close(many[i] / one.abs().max(), one[0] / one.abs().max(), 2e-5)
+    now = dict(module.state_dict())
+    assert all(torch.equal(t, now[n]) for n, t in (frozen | statistics).items())
+
+
 def test_every_rule_is_covered_here() -> None:
     used = {type(m) for make, _ in MODULES.values() for m in seeded(make).modules()}
-    assert set(program.RULES) - used == {nn.Dropout}
+    assert set(rules.RULES) - used == {nn.Dropout}
 
 
 @pytest.mark.parametrize("name", ["fedavg cnn", "residual network"])

@@ -29,7 +29,7 @@ from fedbench.engine.executor import Plan, plans
 from fedbench.engine.optim import SGD
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.keyed import Keyed
-from fedbench.nn.program import ForwardContext
+from fedbench.nn.rules import ForwardContext
 from fedbench.simulation import autotune, build
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
@@ -376,7 +376,7 @@ class Wrong(nn.Module):
         self.body, self.head = nn.Sequential(nn.Flatten(), layer), nn.Linear(24, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.cat([self.body(x)], 1))
+        return self.head(torch.stack([self.body(x)]).sum(0))
 
 
 class Branch(nn.Module):

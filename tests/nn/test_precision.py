@@ -16,7 +16,7 @@ from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.training import LocalTraining
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.nn.program import Convolution
+from fedbench.nn.rules import Convolution
 from fedbench.simulation import build, evaluate
 
 

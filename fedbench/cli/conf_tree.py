@@ -11,7 +11,7 @@ from typing import Any
 from fedbench.core.options import ConfigError
 
 GROUPS = (
-    *("dataset", "task", "partition", "model", "algorithm", "optimizer"),
+    *("dataset", "task", "partition", "model", "adapter", "algorithm", "optimizer"),
     *("compression", "hardware", "tracking", "experiment"),
 )
 

@@ -181,6 +181,7 @@ class RunConfig:
     task: dict
     partition: dict
     model: dict
+    adapter: dict
     algorithm: dict
     optimizer: dict
     compression: dict
@@ -197,6 +198,7 @@ RESERVED = {
     "task": None,
     "partition": "PartitionKeys",
     "model": "ModelKeys",
+    "adapter": None,
     "optimizer": "OptimizerKeys",
     "algorithm": None,
     "compression": None,
@@ -207,6 +209,7 @@ KINDS = {
     "task": ("for_targets", "fedbench.tasks.base.Task"),
     "partition": ("assign", "partition, which has assign()"),
     "model": ("Module", "torch.nn.Module"),
+    "adapter": ("Adapter", "fedbench.adapters.base.Adapter"),
     "optimizer": ("Optimizer", "fedbench.engine.optim.Optimizer"),
     "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
     "compression": ("Operator", "fedbench.compression.base.Operator"),

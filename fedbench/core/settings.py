@@ -29,6 +29,7 @@ LATER_KEYS = {"weights": "samples"}  # of the run itself; of a group's class: it
 NEUTRAL = {"algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {
+    "adapter": ("none", {"_target_": "fedbench.adapters.none.NoAdapter"}),
     "task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"}),
     "compression": (
         "none",

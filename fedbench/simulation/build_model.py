@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.core import rng
-from fedbench.core.options import ConfigError
+from fedbench.core.options import ConfigError, require
 from fedbench.data.base import Arrays
 from fedbench.engine.federation import Federation
-from fedbench.nn.flat import FlatModel
-from fedbench.simulation.instantiate import make, target_of
+from fedbench.nn.flat import Batched, FlatModel
+from fedbench.simulation.instantiate import make, part, target_of
 from fedbench.simulation.outputs import check_parameters
 
 
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
-    """The model on this federation's shapes, its initialization keyed by the seed."""
+    """The model on this federation's shapes, adapted, its initialization keyed by the seed.
 
-    def draw(*number: str | int) -> torch.nn.Module:
-        return build_module(cfg, federation, *number)
+    The parameters that an adapter adds are the column group "adapter", and of those of its model's groups that their
+    names are in.
+    """
+    adapter = part(cfg, "adapter")
 
-    module = draw()
+    def draw(*number: str | int) -> tuple[torch.nn.Module, list[str]]:
+        module = build_module(cfg, federation, *number)
+        with keyed(cfg, "adapter", *number):
+            return module, adapter.insert(module)
+
+    module, new = draw()
+    require(
+        not new or not isinstance(module, Batched),
+        f"adapter={cfg.choices.adapter}: model={cfg.choices.model} computes all clients at once by itself, past the "
+        "layers that an adapter is put into; use adapter=none",
+    )
     check_parameters(module, f"model._target_={cfg.model._target_}")
-    columns = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
-    return FlatModel(module, columns, federation.device, draw, int(cfg.seed))  # type: ignore[arg-type]
+    columns: Any = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
+    columns |= {"adapter": new} if new else {}
+    return FlatModel(module, columns, federation.device, lambda *number: draw(*number)[0], int(cfg.seed))
 
 
 def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int) -> Any:
@@ -58,9 +73,16 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
 
 
 def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(int(cfg.seed), "init", *number) >> 1)
+    with keyed(cfg, "init", *number):
         return make(cfg.model, ("columns",), key="model", **given)
+
+
+@contextlib.contextmanager
+def keyed(cfg: DictConfig, *purpose: str | int) -> Iterator[None]:
+    """torch's global generator seeded by the run's seed and a purpose, and afterwards as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(int(cfg.seed), *purpose) >> 1)
+        yield
 
 
 def _parameters(target: Any) -> tuple[set[str], bool]:

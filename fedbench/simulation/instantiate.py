@@ -9,6 +9,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Operator
 from fedbench.core.faults import describe_error
@@ -25,6 +26,7 @@ KINDS = {
         "a partition, which has assign(...)",
         lambda x: callable(getattr(x, "assign", None)),
     ),
+    "adapter": ((), "a fedbench.adapters.base.Adapter", lambda x: isinstance(x, Adapter)),
     "optimizer": ((), "a fedbench.engine.optim.Optimizer", lambda x: isinstance(x, Optimizer)),
     "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm)),
     "compression": ((), "a fedbench.compression.base.Operator", lambda x: isinstance(x, Operator)),

@@ -50,8 +50,15 @@ def default() -> DictConfig:
 def test_the_default_run_is_valid_and_names_its_choices(default: DictConfig) -> None:
     values = check(default)
     assert values["choices"] == {
-        **{"dataset": "digits", "task": "auto", "partition": "dirichlet", "model": "mlp", "algorithm": "pgfed"},
-        **{"optimizer": "sgd", "compression": "none", "hardware": "auto", "tracking": "auto", "experiment": None},
+        **{"dataset": "digits", "task": "auto", "partition": "dirichlet", "model": "mlp", "adapter": "none"},
+        **{
+            "algorithm": "pgfed",
+            "optimizer": "sgd",
+            "compression": "none",
+            "hardware": "auto",
+            "tracking": "auto",
+            "experiment": None,
+        },
     }
     assert "hydra" not in values
 
@@ -97,7 +104,7 @@ def test_composing_leaves_no_trace() -> None:
         ("rouns=3", "rouns is unknown: did you mean rounds?"),
         ("experimnt=debug", "experimnt is unknown: did you mean +experiment?"),
         ("lr=0.1", "lr is unknown: did you mean finetune.lr or new_clients.lr or optimizer.lr?"),
-        ("xyzzy=1", "xyzzy is unknown: the keys are algorithm, checkpoint"),
+        ("xyzzy=1", "xyzzy is unknown: the keys are adapter, algorithm, checkpoint"),
         ("seed=-1", "seed must be a whole number >= 0"),
         ("~seed", "seed must be given"),
         ("~xyzzy", "~xyzzy: there is no such key"),

@@ -1,0 +1,1 @@
+"""Adapters: small trained layers at named places of a frozen model."""

@@ -1,0 +1,62 @@
+"""What an adapter is: a rule for the layers of a model at named places, all else of which is frozen.
+
+The layers that it adds are real ones, in the place of those that they adapt: whatever computes a model, as a program of
+its own layers for many clients at once or mapped over them, computes them too.  A row then holds what they and the head
+have, and the frozen weights are held once, for all clients.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedbench.core.options import require
+
+
+class Adapter:
+    """places: patterns of names of layers (fnmatch).  train: patterns of parameters that learn beside what is added."""
+
+    def __init__(self, places: Sequence[str], train: Sequence[str]):
+        self.places, self.train = list(places), list(train)
+
+    def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
+        """What stands in the place of a layer, and holds it; None where it is none that can be adapted."""
+        raise NotImplementedError
+
+    def insert(self, model: nn.Module) -> list[str]:
+        """Freeze a model and adapt it, in place; the names of the parameters that are new.  ConfigError where no layer
+        can be adapted, or nothing learns."""
+        model.requires_grad_(False)
+        before = {id(p) for p in model.parameters()}
+        adapted = self._adapt_all(model)
+        new = [name for name, p in model.named_parameters() if id(p) not in before]
+        for name, p in model.named_parameters():
+            if id(p) in before and any(fnmatch.fnmatch(name, pattern) for pattern in self.train):
+                p.requires_grad_()
+        layers = ", ".join(name for name, m in model.named_modules() if name and any(True for _ in m.parameters(False)))
+        require(
+            bool(adapted) or not self.places,
+            f"adapter.places={self.places}: the model has no layers there that this adapter can adapt; its layers are "
+            f"{layers}",
+        )
+        require(
+            any(p.requires_grad for p in model.parameters()),
+            f"adapter.train={self.train} matches no parameter, so that nothing would learn; the layers are {layers}",
+        )
+        return new
+
+    def _adapt_all(self, model: nn.Module) -> list[str]:
+        """Adapt every layer at the places, but none within another one; their names."""
+        done: list[str] = []
+        for name, layer in list(model.named_modules()):
+            inside = any(name.startswith(f"{outer}.") for outer in done)
+            learns = any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in self.train)  # a head needs none
+            if not name or inside or learns or not any(fnmatch.fnmatch(name, pattern) for pattern in self.places):
+                continue
+            adapted = self.adapt(layer, name)
+            if adapted is not None:
+                model.set_submodule(name, adapted)
+                done.append(name)
+        return done

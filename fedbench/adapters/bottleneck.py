@@ -1,0 +1,79 @@
+"""Bottleneck adapters: a narrow network beside a residual, behind a sublayer or alongside it.
+
+Behind (Houlsby et al., ICML 2019, after attention and mlp; Pfeiffer et al., EACL 2021, after the mlp alone):
+    y <- y + U s(D y),   y = sublayer(x);
+alongside (He et al., ICLR 2022, parallel):
+    y <- sublayer(x) + scale U s(D x).
+Departs from Houlsby et al.: U = 0 at first, where they draw small numbers, so that nothing changes until it is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fedbench.adapters.base import Adapter
+from fedbench.core.options import Count, Positive, require
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+
+
+class Bottleneck(Adapter):
+    """width: numbers between D and U.  tap: what D reads, the sublayer's output or its input.  scale: of U's output.
+
+    Adapts sublayers of any kind that give rows as wide as their last linear layer (tap=input: read, as their first).
+    """
+
+    def __init__(
+        self,
+        places: Sequence[str],
+        width: Count = 16,
+        activation: Literal["relu", "gelu", "silu"] = "silu",
+        tap: Literal["output", "input"] = "output",
+        scale: Positive = 1.0,
+        train: Sequence[str] = ("head.*",),
+    ):
+        super().__init__(places, train)
+        self.width, self.activation, self.tap, self.scale = width, activation, tap, scale
+
+    def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
+        """The sublayer with its bottleneck; one without a linear layer has none."""
+        linear = [m for m in layer.modules() if isinstance(m, nn.Linear)]
+        if not linear:
+            return None
+        require(
+            not isinstance(layer, nn.MultiheadAttention),
+            f"adapter.places matches {name!r}, an nn.MultiheadAttention, which gives weights beside its rows: name a "
+            "layer around it",
+        )
+        read = linear[-1].out_features if self.tap == "output" else linear[0].in_features
+        network = nn.Sequential()
+        network.add_module("down", nn.Linear(read, self.width))
+        network.add_module("act", ACTIVATIONS[self.activation]())
+        network.add_module("up", nn.Linear(self.width, linear[-1].out_features))
+        for p in network.up.parameters():  # type: ignore[union-attr]
+            nn.init.zeros_(p)
+        return (Behind if self.tap == "output" else Alongside)(layer, network, self.scale)
+
+
+class Behind(nn.Module):
+    """[...] -> [..., out]: y + scale U s(D y)."""
+
+    def __init__(self, layer: nn.Module, network: nn.Module, scale: float):
+        super().__init__()
+        self.base_layer, self.adapter, self.scale = layer, network, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sublayer's output, adapted."""
+        y = self.base_layer(x)
+        return y + self.scale * self.adapter(y)
+
+
+class Alongside(Behind):
+    """[..., in] -> [..., out]: y + scale U s(D x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sublayer's output, and what the adapter makes of its input."""
+        return self.base_layer(x) + self.scale * self.adapter(x)

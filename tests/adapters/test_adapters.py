@@ -1,0 +1,227 @@
+"""Adapters: what learns, what stays, and that all ways through a model compute the same."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from cases import Case, case, everything, ready, rounds, same
+from tiny import CPU, close, compose, equal, ragged
+from torch import Tensor, nn
+
+from fedbench.adapters.base import Adapter
+from fedbench.adapters.bottleneck import Bottleneck
+from fedbench.adapters.lora import LoRA
+from fedbench.adapters.none import NoAdapter
+from fedbench.adapters.parameters import Parameters
+from fedbench.cli.conf_tree import group_options
+from fedbench.core.options import ConfigError
+from fedbench.engine.federation import Federation
+from fedbench.models.vit_tiny import ViTTiny
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.rules import ForwardContext
+from fedbench.simulation import build
+
+TINY = ["model=vit_tiny", "model.patch=2", "model.width=8", "model.heads=2", "model.depth=2"]
+ADAPTERS = {
+    "lora": ["adapter.rank=2"],
+    "houlsby": ["adapter.width=3"],
+    "pfeiffer": ["adapter.width=3"],
+    "parallel": ["adapter.width=3"],
+    "bias": [],
+    "layernorm": [],
+}
+METHODS = ["fedavg", "fedper", "pgfed", "apple", "scaffold", "ditto", "pfedme"]
+ADDS = [name for name in ADAPTERS if name not in ("bias", "layernorm")]
+
+
+def overrides(adapter: str) -> list[str]:
+    return [*TINY, f"adapter={adapter}", *ADAPTERS[adapter]]
+
+
+@functools.cache
+def federation() -> Federation:
+    return Federation.build(*ragged(sizes=(7, 21, 12, 4, 16, 9), val=(3,) * 6), CPU)
+
+
+def model_of(adapter: str, *more: str) -> FlatModel:
+    """A new one, its numbers drawn so that adapters act."""
+    model = build.model(compose(["algorithm=fedavg", *overrides(adapter), *more]), federation())
+    return model
+
+
+def spread(model: FlatModel, k: int = 3) -> Tensor:
+    return model.init_row() + 0.3 * torch.randn(k, model.size, generator=torch.Generator().manual_seed(1))
+
+
+def mapped(model: FlatModel) -> FlatModel:
+    """The same, computed by torch.vmap: a layer with a hook is in no program."""
+    model.module.get_submodule("norm").register_forward_hook(lambda *_: None)
+    again = FlatModel(model.module, {})
+    assert again.program is None and again.mapped
+    return again
+
+
+def test_every_option_of_the_menu_is_tried_here() -> None:
+    assert {*ADAPTERS, "none"} == set(group_options("adapter"))
+
+
+# -- what learns -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_row_holds_adapter_and_head_alone(adapter: str) -> None:
+    model = model_of(adapter)
+    whole = build.model(compose(["algorithm=fedavg", *TINY]), federation())
+    head = {"head.weight", "head.bias"}
+    if adapter in ADDS:
+        assert not model.spans.keys() & (whole.spans.keys() - head)
+        kinds = {name.split(".")[-2] for name in model.spans.keys() - head}
+        assert kinds == ({"lora_A", "lora_B"} if adapter == "lora" else {"down", "up"})
+        adapted = {name.rpartition(".adapter")[0].rpartition(".lora")[0] or name for name in model.spans.keys() - head}
+        assert all(name.startswith("blocks.") for name in adapted)
+    else:
+        ends = "bias" if adapter == "bias" else ("weight", "bias")
+        wanted = {n for n in whole.spans if n.endswith(ends) and (adapter == "bias" or "norm" in n)}
+        assert set(model.spans) == wanted | head
+    numbers = model.columns["adapter"].size + model.columns["head"].size
+    shared = 3 if adapter == "bias" else 0  # the head's bias is one, too
+    assert numbers - shared == model.size == model.trained.size
+
+
+def test_sizes() -> None:
+    """By hand: 8 wide, 2 blocks; LoRA of rank 2 on 8 -> 24, 8 -> 8, 8 -> 16 and 16 -> 8; bottlenecks of 3."""
+    lora = 2 * 2 * ((8 + 24) + (8 + 8) + 2 * (8 + 16))
+    bottleneck = 8 * 3 + 3 + 3 * 8 + 8
+    expected = {"lora": lora, "houlsby": 2 * 2 * bottleneck, "pfeiffer": 2 * bottleneck, "parallel": 2 * bottleneck}
+    assert {name: model_of(name).columns["adapter"].size for name in ADDS} == expected
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_outputs_are_the_bare_models_at_first(adapter: str) -> None:
+    bare = build.model(compose(["algorithm=fedavg", *TINY]), federation())
+    model, x = model_of(adapter), torch.randn(5, 1, 4, 4)
+    equal(model.predict(model.init_row(), x), bare.predict(bare.init_row(), x))
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_training_leaves_what_is_frozen(adapter: str) -> None:
+    sim = ready(case("fedavg").on(overrides(adapter)).simulation())
+    module, learns = sim.engine.model.module, sim.engine.model.spans
+    before = {n: t.clone() for n, t in module.state_dict().items() if n not in learns}
+    start = sim.algorithm.w.clone()
+    rounds(sim, 2)
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items() if n not in learns)
+    moved = {n for n, (a, b) in learns.items() if not torch.equal(sim.algorithm.w[a:b], start[a:b])}
+    assert moved == set(learns) - {n for n in learns if n.endswith("qkv.bias")} or moved == set(learns)
+
+
+def test_independent_draws_share_the_backbone() -> None:
+    model = model_of("lora")
+    rows = model.init_rows(2, "own")
+    a, b = model.spans["blocks.0.attn.qkv.lora_A.weight"]
+    assert not torch.equal(rows[0, a:b], rows[1, a:b]) and not torch.equal(rows[0, a:b], model.init_row()[a:b])
+    c, d = model.spans["blocks.0.attn.qkv.lora_B.weight"]
+    assert not rows[:, c:d].any()
+
+
+# -- all ways compute the same ---------------------------------------------------------------------------
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_program_and_a_mapped_module_agree(adapter: str) -> None:
+    """Logits, features and gradients of three clients: the program, torch.vmap, and a loop."""
+    model = model_of(adapter)
+    assert model.program is not None and model.chain is None
+    rows, x = spread(model), torch.randn(3, 5, 1, 4, 4)
+    other = mapped(model_of(adapter))
+
+    def run(m: FlatModel, rows: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        leaf = rows.clone().requires_grad_()
+        logits = m.apply(m.named(leaf), x, True, ForwardContext(True))
+        return logits, m.features(rows, x), torch.autograd.grad(logits.square().sum(), leaf)[0]
+
+    found, expected = run(model, rows, x), run(other, rows, x)
+    alone = [torch.cat(parts) for parts in zip(*(run(model, rows[i : i + 1], x[i : i + 1]) for i in range(3)))]
+    for a, b, c in zip(found, expected, alone):
+        close(a, b, 2e-5 * float(b.detach().abs().max()))
+        close(a, c, 2e-5 * float(c.detach().abs().max()))
+
+
+@functools.cache
+def played(method: str, adapter: str, plan: str) -> dict[str, Tensor]:
+    return everything(rounds(adapted(method, adapter).simulation(plan), 2))
+
+
+def adapted(method: str, adapter: str) -> Case:
+    return case(method).on([*overrides(adapter), *case(method).optimizer])
+
+
+@pytest.mark.parametrize("adapter", ["lora", "houlsby"])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_under_every_plan(method: str, adapter: str) -> None:
+    for plan in ("loop", "threads"):
+        same(played(method, adapter, plan), played(method, adapter, "vmap"), 1e-5)
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (["adapter=lora", "adapter.places=[nothing.*]"], r"adapter\.places=\['nothing\.\*'\]: the model has no layers"),
+        (["adapter=houlsby", "adapter.places=[norm]"], r"adapter\.places=\['norm'\]"),
+        (["adapter=bias", "adapter.parameters=[x]"], r"adapter\.parameters=\['x'\] matches none"),
+    ],
+)
+def test_what_cannot_be_adapted_is_one_sentence(change: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build.model(compose(["algorithm=fedavg", *TINY, *change]), federation())
+
+
+def test_attention_that_gives_two_results_is_refused() -> None:
+    layer = nn.ModuleDict({"attn": nn.MultiheadAttention(8, 2)})
+    with pytest.raises(ConfigError, match=r"'attn', an nn\.MultiheadAttention"):
+        Bottleneck(["attn"], train=[]).insert(layer)
+
+
+def test_no_adapter_leaves_all() -> None:
+    module = ViTTiny((1, 4, 4), 3, patch=2, width=8)
+    before = {n: (p, p.requires_grad) for n, p in module.named_parameters()}
+    assert NoAdapter().insert(module) == []
+    assert all(before[n][0] is p and p.requires_grad for n, p in module.named_parameters())
+
+
+class IA3Linear(nn.Module):
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.base_layer, self.scale = layer, nn.Parameter(torch.ones(layer.out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) * self.scale
+
+
+class IA3(Adapter):
+    """An adapter of one's own: outputs scaled, number by number (Liu et al., NeurIPS 2022)."""
+
+    def __init__(self) -> None:
+        super().__init__(["blocks.*"], ["head.*"])
+
+    def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
+        return IA3Linear(layer) if isinstance(layer, nn.Linear) else None
+
+
+def test_an_adapter_of_ones_own() -> None:
+    cfg: Any = compose(["algorithm=fedavg", *TINY]).copy()
+    cfg.adapter = {"_target_": f"{__name__}.IA3"}
+    model = build.model(cfg, federation())
+    assert model.program is not None and model.columns["adapter"].size == 2 * (24 + 8 + 16 + 8)
+    rows, x = spread(model), torch.randn(3, 5, 1, 4, 4)
+    many = model.predict(rows, x)
+    for i in range(3):
+        close(many[i], model.predict(rows[i], x[i]), 2e-5)
+    x = torch.randn(4, 8)
+    layer = nn.Linear(8, 3)
+    wrapped = LoRA(["*"], rank=2, alpha=6, train=["none"]).adapt(layer, "layer")
+    assert wrapped is not None
+    nn.init.normal_(wrapped.lora_B.weight)  # type: ignore[union-attr, arg-type]
+    product = wrapped.lora_B.weight @ wrapped.lora_A.weight  # type: ignore[union-attr, operator]
+    close(wrapped(x), x @ (layer.weight + 3 * product).T + layer.bias, 1e-5)
+    assert isinstance(Parameters(["*"]), Adapter)

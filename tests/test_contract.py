@@ -1,4 +1,4 @@
-"""What every method, model, task, partition and operator keeps, found by listing conf: a new file there is tested here.
+"""What every method, model, adapter, task, partition and operator keeps, found by listing conf: new files are tested.
 
 The checks are those of fedbench.testing, which everybody's own class gets too.
 """
@@ -15,8 +15,14 @@ from cases import METHODS, case
 from contract import require_held, skipped
 
 from fedbench.cli.conf_tree import group_options
-from fedbench.testing import algorithm, compression, model, partition, task
+from fedbench.testing import adapter, algorithm, compression, model, partition, task
 
+ADAPTERS = [  # every file of conf/adapter, and options that take another path
+    *group_options("adapter"),
+    "lora places=['*.qkv'] rank=3 alpha=12",
+    "houlsby places=['*.proj','norm'] train=['norm.*','head.*'] activation=gelu",
+    "parallel places=['embed','*.attn'] scale=2.0",
+]
 MODELS = group_options("model")
 PARTITIONS = group_options("partition")
 TASKS = [  # every file of conf/task, and options that take another path
@@ -92,6 +98,12 @@ def test_an_operator_keeps(check: str, words: str) -> None:
     require_held(compression.SUITE, check, words, compression.case_for(*parsed(words)))
 
 
+@pytest.mark.parametrize("words", ADAPTERS)
+@pytest.mark.parametrize("check", adapter.SUITE.checks)
+def test_an_adapter_keeps(check: str, words: str) -> None:
+    require_held(adapter.SUITE, check, words, adapter.case_for(*parsed(words)))
+
+
 @pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.parametrize("check", partition.SUITE.checks)
 def test_a_partition_keeps(check: str, name: str) -> None:
@@ -101,10 +113,10 @@ def test_a_partition_keeps(check: str, name: str) -> None:
 def test_what_is_skipped_is_counted() -> None:
     """Each for a reason that stands in contract.py; of so many checks of all things."""
     things = {"algorithm": METHODS, "model": MODELS, "task": TASKS, "partition": PARTITIONS}
-    things["compression"] = COMPRESSIONS
-    suites = (algorithm.SUITE, model.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
+    things |= {"compression": COMPRESSIONS, "adapter": ADAPTERS}
+    suites = (algorithm.SUITE, model.SUITE, adapter.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
     checks = {suite.kind: suite.checks for suite in suites}
-    counts = {"algorithm": 10, "model": 7, "task": 1, "partition": 8, "compression": 15}
+    counts = {"algorithm": 10, "model": 7, "task": 1, "partition": 8, "compression": 15, "adapter": 2}
     assert all(check in checks[kind] and thing in things[kind] for kind, check, thing in skipped())
     assert Counter(kind for kind, _, _ in skipped()) == counts
     assert sum(len(checks[kind]) * len(things[kind]) for kind in checks) > 1000

@@ -16,7 +16,12 @@ from fedbench.core.options import require
 
 
 class Adapter:
-    """places: patterns of names of layers (fnmatch).  train: patterns of parameters that learn beside what is added."""
+    """places: patterns of names of layers (fnmatch).  train: patterns of parameters that learn beside what is added.
+
+    neutral: a model that was just adapted computes what it did before.
+    """
+
+    neutral = True
 
     def __init__(self, places: Sequence[str], train: Sequence[str]):
         self.places, self.train = list(places), list(train)

@@ -1,13 +1,23 @@
-"""The contract that methods, models, tasks, partitions and compression operators keep, as checks for everybody's own.
+"""The contract that methods, models, adapters, tasks, partitions and compression operators keep, checked for your own.
 
 ``check_algorithm(MyMethod).raise_if_broken()`` in a test, or ``fedbench check my_package.MyMethod``.
 """
 
 from fedbench.testing._suite import Outcome, Report
+from fedbench.testing.adapter import check_adapter
 from fedbench.testing.algorithm import check_algorithm
 from fedbench.testing.compression import check_compression
 from fedbench.testing.model import check_model
 from fedbench.testing.partition import check_partition
 from fedbench.testing.task import check_task
 
-__all__ = ["Outcome", "Report", "check_algorithm", "check_compression", "check_model", "check_partition", "check_task"]
+__all__ = [
+    "Outcome",
+    "Report",
+    "check_adapter",
+    "check_algorithm",
+    "check_compression",
+    "check_model",
+    "check_partition",
+    "check_task",
+]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
 from fedbench.cli.conf_tree import group_options
 from fedbench.compression.base import Operator
@@ -16,6 +17,8 @@ from fedbench.core.options import ConfigError
 from fedbench.tasks.base import Task
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import object_at
+from fedbench.testing.adapter import SUITE as ADAPTER
+from fedbench.testing.adapter import check_adapter
 from fedbench.testing.algorithm import SUITE as ALGORITHM
 from fedbench.testing.algorithm import check_algorithm
 from fedbench.testing.compression import SUITE as COMPRESSION
@@ -46,6 +49,7 @@ def _is_subclass(base: type) -> Callable[[Any], bool]:
 KINDS = {
     "algorithm": Kind(ALGORITHM, check_algorithm, _is_subclass(Algorithm), "a subclass of Algorithm"),
     "model": Kind(MODEL, check_model, _is_subclass(nn.Module), "a torch.nn.Module"),
+    "adapter": Kind(ADAPTER, check_adapter, _is_subclass(Adapter), "a subclass of fedbench.adapters.base.Adapter"),
     "task": Kind(TASK, check_task, _is_subclass(Task), "a subclass of Task"),
     "compression": Kind(
         COMPRESSION, check_compression, _is_subclass(Operator), "a subclass of fedbench.compression.base.Operator"

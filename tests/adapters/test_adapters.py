@@ -162,6 +162,23 @@ def test_methods_under_every_plan(method: str, adapter: str) -> None:
         same(played(method, adapter, plan), played(method, adapter, "vmap"), 1e-5)
 
 
+# -- what a mean of rows is ------------------------------------------------------------------------------
+def test_the_mean_of_factors_lacks_their_covariance() -> None:
+    """mean(B) mean(A) = mean(B A) - cov(B, A), and a mean of rows is the former."""
+    model = model_of("lora")
+    rows = spread(model)
+    (a, b), (c, d) = (model.spans[f"blocks.0.attn.qkv.lora_{x}.weight"] for x in "AB")
+
+    def factors(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows[..., a:b].unflatten(-1, (2, 8)), rows[..., c:d].unflatten(-1, (24, 2))
+
+    A, B = factors(rows)  # [3, 2, 8], [3, 24, 2]
+    mean_A, mean_B = factors(rows.mean(0))
+    gap = ((B - mean_B) @ (A - mean_A)).mean(0)
+    close(mean_B @ mean_A, (B @ A).mean(0) - gap, 1e-5)
+    assert gap.norm() > 0.1 * (B @ A).mean(0).norm()
+
+
 # -- what is refused -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "change, words",

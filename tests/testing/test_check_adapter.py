@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from types import ModuleType
 
 import pytest
 import torch
+from conftest import ROOT
 from torch import Tensor, fx, nn
 
 from fedbench import commands
@@ -15,6 +17,8 @@ from fedbench.adapters.base import Adapter
 from fedbench.adapters.lora import LoRALinear
 from fedbench.core.options import ConfigError
 from fedbench.testing import adapter, check_adapter
+
+PAGE = (ROOT / "docs" / "adapters.md").read_text()
 
 
 class Scaled(nn.Module):
@@ -119,14 +123,17 @@ SLIPS = [
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("my_adapters")
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], vars(module))
+    module.FromThePage = module.IA3
     for cls in (IA3, *(found for found, *_ in SLIPS)):
         setattr(module, cls.__name__, cls)
         monkeypatch.setattr(cls, "__module__", "my_adapters")
     monkeypatch.setitem(sys.modules, "my_adapters", module)
 
 
-def test_a_right_one_holds() -> None:
-    report = check_adapter("my_adapters.IA3")
+@pytest.mark.parametrize("name", ["IA3", "FromThePage"])
+def test_a_right_one_holds(name: str) -> None:
+    report = check_adapter(f"my_adapters.{name}")
     report.raise_if_broken()
     assert not report.skipped and len(report.held) == len(adapter.SUITE.checks)
 

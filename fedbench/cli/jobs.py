@@ -8,6 +8,7 @@ the cells, in whichever process.
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import math
@@ -127,7 +128,8 @@ def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> t
     remove_leftovers(folder)
     write_status(folder, "running", FAILED)
     (folder / "error.txt").unlink(missing_ok=True)
-    from fedbench.simulation.simulator import run  # torch: not before it is needed
+    with without_collector():
+        from fedbench.simulation.simulator import run  # torch: not before it is needed
 
     cfg = OmegaConf.create(dict(values))
     OmegaConf.set_readonly(cfg, True)
@@ -137,6 +139,18 @@ def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> t
         announce_run((values, folder, resume))
     origin = {"command": typed(), "classes": named_classes(values)}
     return "finished", score_of(run(cfg, folder, resume, origin))
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Imports without the garbage collector, which takes a tenth of their time and finds none."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def skip(folder: Path) -> tuple[str, float]:

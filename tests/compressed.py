@@ -53,5 +53,5 @@ def simulated(method: str, words: str, **values: Any) -> Simulation:
 
 
 def without_compression(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`everything` but memories and references."""
-    return {name: t for name, t in state.items() if "compression/" not in name}
+    """`everything` but memories and references, of which FedFomo's are its own: what the server saw of each client."""
+    return {name: t for name, t in state.items() if "compression/" not in name and name != "/rows/uploaded"}

@@ -31,33 +31,31 @@ class Adapter:
         raise NotImplementedError
 
     def insert(self, model: nn.Module) -> list[str]:
-        """Freeze a model and adapt it, in place; the names of the parameters that are new.  ConfigError where no layer
-        can be adapted, or nothing learns."""
+        """Freeze a model but for what `train` names, and adapt it, in place; the names of the parameters that learn by
+        the adapter.  ConfigError where there are none."""
         model.requires_grad_(False)
-        before = {id(p) for p in model.parameters()}
-        adapted = self._adapt_all(model)
-        new = [name for name, p in model.named_parameters() if id(p) not in before]
         for name, p in model.named_parameters():
-            if id(p) in before and any(fnmatch.fnmatch(name, pattern) for pattern in self.train):
+            if any(fnmatch.fnmatch(name, pattern) for pattern in self.train):
                 p.requires_grad_()
-        layers = ", ".join(name for name, m in model.named_modules() if name and any(True for _ in m.parameters(False)))
+        return self.add(model)
+
+    def add(self, model: nn.Module) -> list[str]:
+        """What `insert` does after freezing: adapt the layers at the places; the names of parameters that are new."""
+        before = {id(p) for p in model.parameters()}
+        layers = [name for name, m in model.named_modules() if name and list(m.parameters(recurse=False))]
         require(
-            bool(adapted) or not self.places,
+            bool(self._adapt_all(model)),
             f"adapter.places={self.places}: the model has no layers there that this adapter can adapt; its layers are "
-            f"{layers}",
+            f"{', '.join(layers)}",
         )
-        require(
-            any(p.requires_grad for p in model.parameters()),
-            f"adapter.train={self.train} matches no parameter, so that nothing would learn; the layers are {layers}",
-        )
-        return new
+        return [name for name, p in model.named_parameters() if id(p) not in before]
 
     def _adapt_all(self, model: nn.Module) -> list[str]:
-        """Adapt every layer at the places, but none within another one; their names."""
+        """Adapt every layer at the places, but none within another one and none that `train` names; their names."""
         done: list[str] = []
         for name, layer in list(model.named_modules()):
             inside = any(name.startswith(f"{outer}.") for outer in done)
-            learns = any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in self.train)  # a head needs none
+            learns = any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in self.train)
             if not name or inside or learns or not any(fnmatch.fnmatch(name, pattern) for pattern in self.places):
                 continue
             adapted = self.adapt(layer, name)

@@ -18,9 +18,8 @@ class Parameters(Adapter):
         super().__init__((), train)
         self.parameters = list(parameters)
 
-    def insert(self, model: nn.Module) -> list[str]:
-        """Freeze all but these; no parameter is new, and those chosen are what learns in the place of such."""
-        super().insert(model)
+    def add(self, model: nn.Module) -> list[str]:
+        """Make these learn; none is new."""
         chosen = [name for name, _ in model.named_parameters() if self._is_chosen(model, name)]
         require(
             bool(chosen),

@@ -56,7 +56,7 @@ class Messages:
         self.privacy, self.compression, self.ledger = privacy, compression, Ledger()
         self._broadcasts: Counter[str] = Counter()  # how often each name was sent to all
         self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # which clients sent, or were sent, each name
-        self._lags: list[tuple[Tensor, Tensor]] = []  # what clients saw, and what the server's own adds to that
+        self._sent: list[tuple[Tensor, Tensor]] = []  # what clients saw, and what the server has itself
 
     @property
     def is_lossless(self) -> bool:
@@ -73,7 +73,7 @@ class Messages:
             if self.compression is not None and name not in plain:
                 seen[name], size = self.compression.broadcast(cohort, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
-                self._remember_lag(value, seen[name])
+                self._remember(value, seen[name])
             self._count_download(size, dense)
         return SimpleNamespace(**seen)
 
@@ -86,7 +86,7 @@ class Messages:
             size = num_bytes(value)
             if self.compression is not None and name not in plain:
                 seen[name], size = self.compression.download(cohort, name, value, self._call("down", cohort, name))
-                self._remember_lag(value, seen[name])
+                self._remember(value, seen[name])
             self._count_download(size, num_bytes(value))
         return SimpleNamespace(**seen)
 
@@ -123,13 +123,13 @@ class Messages:
             self.ledger.dense_up += num_bytes(value)
         return SimpleNamespace(**seen)
 
-    def _remember_lag(self, value: Tensor, seen: Tensor) -> None:
+    def _remember(self, value: Tensor, seen: Tensor) -> None:
         if seen is not value:
-            self._lags.append((seen, value - seen))
+            self._sent.append((seen, value))
 
     def _lag_of(self, reference: Tensor | None) -> Tensor | None:
         """What the server's own adds to a reference that clients were sent in this round; None: nothing."""
-        return next((lag for seen, lag in self._lags if seen is reference), None)
+        return next((value - seen for seen, value in self._sent if seen is reference), None)
 
     def _count_download(self, size: int, dense: int) -> None:
         self.ledger.bytes_down += size

@@ -119,10 +119,8 @@ class FlatModel:
         modules = dict(self.module.named_modules())
         for group, patterns in self._patterns.items():
             for pattern in patterns:
-                frozen = [
-                    n for n in self._frozen if n not in self.spans
-                ]  # a group may be frozen, as a whole or in part
-                matches = any(self._chosen(n, [pattern]) for n in (*self.spans, *frozen))
+                # a group may be frozen, as a whole or in part
+                matches = any(self._chosen(n, [pattern]) for n in {**self.spans, **self._frozen})
                 # a body without parameters (a logistic model's) is a legitimate empty group
                 empty = pattern.endswith(".*") and pattern[:-2] in modules
                 require(
@@ -328,9 +326,10 @@ class FlatModel:
                 if type(m) is nn.Dropout:
                     self._local.dropouts.append(KeyedDropout(m.p, name))
                     self._local.module.set_submodule(name, self._local.dropouts[-1])
-        for m in self._local.module.train(train).modules():
-            if train and is_frozen_norm(m):
-                m.eval()
+            self._local.frozen_norms = [m for m in self._local.module.modules() if is_frozen_norm(m)]
+        self._local.module.train(train)
+        for norm in self._local.frozen_norms:
+            norm.eval()
         return self._local.module
 
 

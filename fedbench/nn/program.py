@@ -57,6 +57,8 @@ AXES: dict[Any, tuple[int, ...]] = {
     torch.softmax: (1,),
     F.softmax: (1,),
 }
+NAMED_AXES = {"dim", "start_dim", "end_dim"}  # likewise, as keywords; others that these operations may be given:
+OTHER_KEYWORDS = {"keepdim", "sizes", "chunks", "dtype"}
 ATTENTION = F.scaled_dot_product_attention
 
 
@@ -76,7 +78,9 @@ class Program:
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.output = next(node for node in graph.nodes if node.op == "output").args[0]
         last = {read: node for node in self.nodes for read in node.all_input_nodes if read is not self.output}
-        self.shapes = {str(n.target): _attribute(module, n).shape for n in self.nodes if n.op == "get_attr"}
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        read = [str(node.target) for node in self.nodes if node.op == "get_attr"]
+        self.shapes = {name: tensors[name].shape for name in read if name in tensors}
         self.used_up = {node: [read for read, reader in last.items() if reader is node] for node in self.nodes}
 
     def run(
@@ -117,9 +121,7 @@ class Program:
         """An operation's arguments where every tensor has an axis k in front."""
         if node.target in AXES:
             args = [_further(a) if i in AXES[node.target] else a for i, a in enumerate(args)]
-            return args, {
-                key: _further(a) if key in ("dim", "start_dim", "end_dim") else a for key, a in kwargs.items()
-            }
+            return args, {key: _further(a) if key in NAMED_AXES else a for key, a in kwargs.items()}
         if node.target is operator.getitem and isinstance(args[1], tuple):
             return [args[0], (slice(None), *args[1])], kwargs
         for i, a in enumerate(node.args):  # a client's own parameter meets a batch: [k, ..., *shape], 1 in between
@@ -167,9 +169,11 @@ def _known(node: fx.Node, program: Program) -> bool:
             module.padding_mode == "zeros" and not isinstance(module.padding, str)
         )
         running = not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) or module.momentum is not None
-        return type(module) in RULES and plain and images and running and len(node.args) == 1
-    if node.op == "get_attr":  # a parameter that meets a batch in a pointwise operation
-        return all(user.target in POINTWISE and any(_is_result(a) for a in user.args) for user in node.users)
+        only_input = len(node.args) == 1 and not node.kwargs
+        return type(module) in RULES and plain and images and running and only_input
+    if node.op == "get_attr":  # a parameter or a buffer that meets a batch in a pointwise operation
+        meets = all(user.target in POINTWISE and any(_is_result(a) for a in user.args) for user in node.users)
+        return meets and str(node.target) in program.shapes
     if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
         return False
     if node.target in AXES:
@@ -192,9 +196,10 @@ def _known(node: fx.Node, program: Program) -> bool:
 def _axes_are_known(node: fx.Node) -> bool:
     """Whether an operation's axes are plain numbers other than the batch's, of images and rows as they are."""
     values = [a for i, a in enumerate(node.args) if i in AXES[node.target]]
-    values += [a for key, a in node.kwargs.items() if key in ("dim", "start_dim", "end_dim")]
+    values += [a for key, a in node.kwargs.items() if key in NAMED_AXES]
     flat = [a for value in values for a in (value if isinstance(value, tuple | list) else (value,))]
-    return bool(flat) and all(isinstance(a, int) and a != 0 for a in flat)
+    plain = node.kwargs.keys() <= NAMED_AXES | OTHER_KEYWORDS
+    return plain and bool(flat) and all(isinstance(a, int) and a != 0 for a in flat)
 
 
 def _further(axis: Any) -> Any:
@@ -215,9 +220,3 @@ def _value(a: Any, env: dict[fx.Node, Tensor]) -> Any:
 
 def _is_result(a: Any) -> bool:
     return isinstance(a, fx.Node) and a.op != "get_attr"
-
-
-def _attribute(module: nn.Module, node: fx.Node) -> Tensor:
-    """What a get_attr node reads."""
-    owner, _, name = str(node.target).rpartition(".")
-    return getattr(module.get_submodule(owner), name)

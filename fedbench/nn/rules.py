@@ -69,7 +69,8 @@ def _linear(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: 
     if not many:
         return F.linear(x, weight, bias)
     if f"{name}.weight" in context.frozen:  # one large product for all clients
-        return _plus(F.linear(x, weight), bias, f"{name}.bias" in context.frozen, 0)
+        shared, own = _split_bias(bias, f"{name}.bias", context)
+        return _plus(F.linear(x, weight, shared), own, 0)
     bias = _for_each(bias, f"{name}.bias", len(x), context)
     flat = x if x.dim() == 3 else x.flatten(1, -2)  # [k, M, in]
     y = torch.bmm(flat, weight.transpose(1, 2)) if bias is None else _ManyLinear.apply(*as_autocast(flat, weight, bias))
@@ -84,8 +85,11 @@ def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Forwar
         return F.conv2d(x, weight, bias, m.stride, m.padding, m.dilation, m.groups)
     k = len(x)
     if f"{name}.weight" in context.frozen:  # clients are part of the batch
-        y = _conv2d(m, "", {".weight": weight}, x.flatten(0, 1), False, context).unflatten(0, (k, -1))
-        return _plus(y, bias, f"{name}.bias" in context.frozen, 2)
+        shared, own = _split_bias(bias, f"{name}.bias", context)
+        parameters = (
+            {f"{name}.weight": weight} if shared is None else {f"{name}.weight": weight, f"{name}.bias": shared}
+        )
+        return _plus(_conv2d(m, name, parameters, x.flatten(0, 1), False, context).unflatten(0, (k, -1)), own, 2)
     bias = _for_each(bias, f"{name}.bias", k, context)
     if context.convolution == "unfold" and unfolds(m):
         return _unfolded(m, x, weight, bias)
@@ -112,20 +116,22 @@ def _conv_transpose2d(m: Any, name: str, p: Params, x: Tensor, many: bool, conte
         return plain(x, weight, bias, m.groups)
     k = len(x)
     if f"{name}.weight" in context.frozen:
-        y = plain(x.flatten(0, 1), weight, None, m.groups).unflatten(0, (k, -1))
-        return _plus(y, bias, f"{name}.bias" in context.frozen, 2)
+        shared, own = _split_bias(bias, f"{name}.bias", context)
+        return _plus(plain(x.flatten(0, 1), weight, shared, m.groups).unflatten(0, (k, -1)), own, 2)
     bias = _for_each(bias, f"{name}.bias", k, context)
     side_by_side = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
     y = plain(side_by_side, weight.flatten(0, 1), None if bias is None else bias.flatten(), k * m.groups)
     return y.unflatten(1, (k, -1)).transpose(0, 1)
 
 
-def _plus(y: Tensor, bias: Tensor | None, frozen: bool, after: int) -> Tensor:
-    """y [k, B, ..., C, *after axes] with a bias [k, C], frozen: [C], added to its channels."""
-    if bias is None:
-        return y
-    shape = (*bias.shape, *(1,) * after) if frozen else (len(y), *(1,) * (y.dim() - 2 - after), -1, *(1,) * after)
-    return y + bias.view(shape)
+def _split_bias(bias: Tensor | None, name: str, context: ForwardContext) -> tuple[Tensor | None, Tensor | None]:
+    """The bias of a layer whose weight is frozen, as one for all [C], or as each client's own [k, C]."""
+    return (bias, None) if name in context.frozen else (None, bias)
+
+
+def _plus(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
+    """y [k, B, ..., C, *after axes] with each client's bias [k, C] added to its channels."""
+    return y if bias is None else y + bias.view(len(y), *(1,) * (y.dim() - 2 - after), -1, *(1,) * after)
 
 
 def _for_each(t: Tensor | None, name: str, k: int, context: ForwardContext) -> Tensor | None:

@@ -199,6 +199,13 @@ def test_attention_that_gives_two_results_is_refused() -> None:
         Bottleneck(["attn"], train=[]).insert(layer)
 
 
+def test_biases_alone_may_learn() -> None:
+    module = ViTTiny((1, 4, 4), 3, patch=2, width=8)
+    chosen = Parameters(["*.bias"], train=[]).insert(module)
+    assert [n for n, p in module.named_parameters() if p.requires_grad] == chosen
+    assert "head.bias" in chosen and "head.weight" not in chosen
+
+
 def test_no_adapter_leaves_all() -> None:
     module = ViTTiny((1, 4, 4), 3, patch=2, width=8)
     before = {n: (p, p.requires_grad) for n, p in module.named_parameters()}
@@ -206,28 +213,9 @@ def test_no_adapter_leaves_all() -> None:
     assert all(before[n][0] is p and p.requires_grad for n, p in module.named_parameters())
 
 
-class IA3Linear(nn.Module):
-    def __init__(self, layer: nn.Linear):
-        super().__init__()
-        self.base_layer, self.scale = layer, nn.Parameter(torch.ones(layer.out_features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base_layer(x) * self.scale
-
-
-class IA3(Adapter):
-    """An adapter of one's own: outputs scaled, number by number (Liu et al., NeurIPS 2022)."""
-
-    def __init__(self) -> None:
-        super().__init__(["blocks.*"], ["head.*"])
-
-    def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        return IA3Linear(layer) if isinstance(layer, nn.Linear) else None
-
-
 def test_an_adapter_of_ones_own() -> None:
     cfg: Any = compose(["algorithm=fedavg", *TINY]).copy()
-    cfg.adapter = {"_target_": f"{__name__}.IA3"}
+    cfg.adapter = {"_target_": "own_adapter.IA3"}
     model = build.model(cfg, federation())
     assert model.program is not None and model.columns["adapter"].size == 2 * (24 + 8 + 16 + 8)
     rows, x = spread(model), torch.randn(3, 5, 1, 4, 4)

@@ -371,12 +371,49 @@ def test_frozen_parameters_are_one_for_all(name: str, every: int) -> None:
         return logits, torch.autograd.grad(logits.square().sum(), leaf)[0][:, : model.trained.size]
 
     logits, many = gradient(rows, x)
+    module.get_submodule(next(n for n, m in module.named_modules() if n)).register_forward_hook(lambda *_: None)
+    native, model = model, FlatModel(module)
+    assert model.mapped and model.spans == native.spans
+    by_vmap = gradient(rows, x)
+    close(by_vmap[0], logits, 2e-5 * float(logits.detach().abs().max() + 1))
+    close(by_vmap[1] / many.abs().max(), many / many.abs().max(), 2e-5)
+    model = native
     for i in range(K):
         each, one = gradient(rows[i : i + 1], x[i : i + 1])
         close(logits[i], each[0], 2e-5)
         close(many[i] / one.abs().max(), one[0] / one.abs().max(), 2e-5)
     now = dict(module.state_dict())
     assert all(torch.equal(t, now[n]) for n, t in (frozen | statistics).items())
+
+
+class Uncertain(nn.Module):
+    """[B, 2, 3] -> [B, 4]: arguments that the table does not know are no reason to compute something else."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.up, self.head = how, nn.ConvTranspose2d(2, 2, 2, 2), nn.Linear(6, 4)
+        self.constant = torch.arange(3.0)  # neither a parameter nor a buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "keyword":
+            return self.head(x.transpose(1, dim1=2).flatten(1))
+        if self.how == "size":
+            return self.head(self.up(x[:, :, None], output_size=[3, 7]).flatten(1)[:, :6])
+        if self.how == "whole":
+            return self.head((x * 2).flatten(start_dim=1) + x.transpose(0, 0).flatten(1))
+        return self.head((x * self.constant).flatten(1))
+
+
+@pytest.mark.parametrize("how", ["keyword", "size", "whole", "constant"])
+def test_what_the_table_does_not_know_is_mapped(how: str) -> None:
+    module = Uncertain(how)
+    model, x = FlatModel(module), torch.randn(K, 5, 2, 3)
+    rows = spread(model)
+    assert model.program is None
+    found = model.predict(rows, x)
+    for i in range(K):
+        module.load_state_dict(model.state_dict(rows[i]))
+        close(found[i], module(x[i]), 2e-5)
 
 
 def test_every_rule_is_covered_here() -> None:

@@ -10,38 +10,15 @@ from types import ModuleType
 import pytest
 import torch
 from conftest import ROOT
+from own_adapter import IA3, Scaled
 from torch import Tensor, fx, nn
 
 from fedbench import commands
-from fedbench.adapters.base import Adapter
 from fedbench.adapters.lora import LoRALinear
 from fedbench.core.options import ConfigError
 from fedbench.testing import adapter, check_adapter
 
 PAGE = (ROOT / "docs" / "adapters.md").read_text()
-
-
-class Scaled(nn.Module):
-    """Outputs scaled, number by number."""
-
-    def __init__(self, layer: nn.Linear):
-        super().__init__()
-        self.base_layer, self.scale = layer, nn.Parameter(torch.ones(layer.out_features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base_layer(x) * self.scale
-
-
-class IA3(Adapter):
-    """A right one: Liu et al., NeurIPS 2022."""
-
-    layer: type[nn.Module] = Scaled
-
-    def __init__(self) -> None:
-        super().__init__(["blocks.*"], ["head.*"])
-
-    def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        return self.layer(layer) if isinstance(layer, nn.Linear) else None
 
 
 def slip(layer: type[nn.Module]) -> type[IA3]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import Case, case, everything, ready, rounds, same
 from tiny import CPU, close, compose, equal, ragged
 from torch import Tensor, nn
@@ -191,6 +192,21 @@ def test_the_mean_of_factors_lacks_their_covariance() -> None:
 def test_what_cannot_be_adapted_is_one_sentence(change: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build.model(compose(["algorithm=fedavg", *TINY, *change]), federation())
+
+
+@pytest.mark.parametrize("tap, activation", [("output", "silu"), ("input", "relu"), ("input", "gelu")])
+def test_bottlenecks_by_hand(tap: Any, activation: Any) -> None:
+    """y + scale U s(D y), or U s(D x), of a sublayer 5 -> 3."""
+    sublayer, x = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(6, 5)
+    adapted: Any = Bottleneck(["*"], 2, activation, tap, 3.0).adapt(sublayer, "mlp")
+    down, up = adapted.adapter.down, adapted.adapter.up
+    equal(adapted(x), sublayer(x))
+    for p in up.parameters():
+        nn.init.normal_(p)
+    y = sublayer(x)
+    s = {"silu": lambda z: z * torch.sigmoid(z), "relu": lambda z: z.clamp_min(0), "gelu": F.gelu}[activation]
+    inner = (y if tap == "output" else x) @ down.weight.T + down.bias
+    close(adapted(x), y + 3 * (s(inner) @ up.weight.T + up.bias), 1e-5)
 
 
 def test_attention_that_gives_two_results_is_refused() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from fedbench.core import collector
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line (default: the process's own); returns the exit status."""
@@ -17,6 +19,7 @@ def main(argv: list[str] | None = None) -> int:
         except BrokenPipeError:  # `... | head`: nobody reads on, and Python must not complain at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-    from fedbench.cli.app import main as run
+    with collector.resting():
+        from fedbench.cli.app import main as run
 
-    return run(argv)
+        return run(argv)

@@ -8,7 +8,6 @@ the cells, in whichever process.
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import logging
 import math
@@ -32,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.cli.conf_tree import models_with
 from fedbench.cli.config import check, named_classes, with_choices
 from fedbench.cli.targets import foreign
-from fedbench.core import signals
+from fedbench.core import collector, signals
 from fedbench.core.files import read_json, replace_text
 from fedbench.core.lock import MARK, NAME, Busy, writing
 from fedbench.core.options import ConfigError, MissingColumns, PeerLost, require
@@ -128,9 +127,9 @@ def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> t
     remove_leftovers(folder)
     write_status(folder, "running", FAILED)
     (folder / "error.txt").unlink(missing_ok=True)
-    with without_collector():
-        from fedbench.simulation.simulator import run  # torch: not before it is needed
+    from fedbench.simulation.simulator import run  # torch: not before it is needed
 
+    collector.wake()
     cfg = OmegaConf.create(dict(values))
     OmegaConf.set_readonly(cfg, True)
     if under_torchrun():
@@ -139,18 +138,6 @@ def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> t
         announce_run((values, folder, resume))
     origin = {"command": typed(), "classes": named_classes(values)}
     return "finished", score_of(run(cfg, folder, resume, origin))
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Imports without the garbage collector, which takes a tenth of their time and finds none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def skip(folder: Path) -> tuple[str, float]:

@@ -1,0 +1,50 @@
+"""The collector rests until a run begins, and works again afterwards, whatever happens."""
+
+import gc
+
+import pytest
+
+from fedbench import commands
+from fedbench.core import collector
+
+
+@pytest.fixture(autouse=True)
+def working():
+    gc.enable()
+    yield
+    gc.enable()
+
+
+def test_it_rests_until_it_is_woken() -> None:
+    with collector.resting():
+        assert not gc.isenabled()
+        collector.wake()
+        assert gc.isenabled()
+        gc.disable()  # somebody else's doing is left alone
+        collector.wake()
+        assert not gc.isenabled()
+
+
+def test_it_works_again_after_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), collector.resting():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    assert commands.main(["no_such_key=1"]) == 2
+    assert gc.isenabled()
+
+
+def test_what_did_not_work_before_does_not_work_after() -> None:
+    gc.disable()
+    with collector.resting():
+        collector.wake()
+    assert not gc.isenabled()
+
+
+def test_a_run_begins_with_it(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedbench.simulation import simulator
+
+    found = []
+    monkeypatch.setattr(simulator, "run", lambda *_: found.append(gc.isenabled()) or {})
+    with collector.resting():
+        commands.main(["rounds=1", "tracking=disabled", "hardware=cpu", f"hydra.run.dir={tmp_path}/run"])
+    assert found == [True]

@@ -1,7 +1,7 @@
 """Python's garbage collector, which rests until a run begins.
 
-What a command imports and composes until then is no garbage.  To look for some takes a seventh of that time (medians of
-12: 3.4 s, 2.9 s without).
+What a command imports and composes until then is no garbage.  Not to look for some there, neither at first nor later,
+makes a run of one round take 2.6 s instead of 3.2 s (medians of 20, one core).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def resting() -> Iterator[None]:
 
 
 def wake() -> None:
-    """Let it work again, if it rests."""
+    """Let it work again, if it rests; what there is by the first time is left out for good."""
     global _rests
     if _rests:
+        if not gc.get_freeze_count():  # a second time there may be garbage of the run before
+            gc.freeze()
         gc.enable()
     _rests = False

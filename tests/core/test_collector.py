@@ -48,3 +48,15 @@ def test_a_run_begins_with_it(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys:
     with collector.resting():
         commands.main(["rounds=1", "tracking=disabled", "hardware=cpu", f"hydra.run.dir={tmp_path}/run"])
     assert found == [True]
+
+
+def test_what_is_there_at_first_is_left_out_once() -> None:
+    gc.unfreeze()
+    with collector.resting():
+        collector.wake()
+    frozen = gc.get_freeze_count()
+    kept = [[] for _ in range(1000)]
+    with collector.resting():
+        collector.wake()
+    assert frozen > 1000 and gc.get_freeze_count() <= frozen and kept
+    gc.unfreeze()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedbench.core.options import require
+from fedbench.core.options import listed, require
 
 
 class Adapter:
@@ -46,7 +46,7 @@ class Adapter:
         require(
             bool(self._adapt_all(model)),
             f"adapter.places={self.places}: the model has no layers there that this adapter can adapt; its layers are "
-            f"{', '.join(layers)}",
+            f"{listed(layers)}",
         )
         return [name for name, p in model.named_parameters() if id(p) not in before]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedbench.adapters.base import Adapter
-from fedbench.core.options import require
+from fedbench.core.options import listed, require
 
 
 class Parameters(Adapter):
@@ -24,7 +24,7 @@ class Parameters(Adapter):
         require(
             bool(chosen),
             f"adapter.parameters={self.parameters} matches none of the model's parameters: "
-            f"{', '.join(name for name, _ in model.named_parameters())}",
+            f"{listed(name for name, _ in model.named_parameters())}",
         )
         for name in chosen:
             model.get_parameter(name).requires_grad_()

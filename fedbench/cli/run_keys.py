@@ -22,6 +22,7 @@ from fedbench.core.options import (
     Share,
     Unbounded,
 )
+from fedbench.data.spec import DataSpec
 
 
 @dataclass
@@ -146,9 +147,10 @@ class PartitionKeys:
 
 @dataclass
 class ModelKeys:
-    """columns: name -> patterns of parameter names."""
+    """columns: name -> patterns of parameter names.  freeze: patterns of those that are not trained."""
 
     columns: dict[str, list[str]] = field(default_factory=dict)
+    freeze: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -215,4 +217,4 @@ KINDS = {
     "compression": ("Operator", "fedbench.compression.base.Operator"),
 }
 # constructor arguments that the data set (or the algorithm: reads) decides
-INJECTED = {"model": ("input_shape", "num_classes", "class_names", "template", "reads")}
+INJECTED = {"model": (*DataSpec.__dataclass_fields__, "spec")}

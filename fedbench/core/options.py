@@ -7,6 +7,7 @@ value in one sentence.  At run time they are plain ``float``, ``int`` and so on.
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 NonNegative = Annotated[float, ">= 0"]
@@ -82,3 +83,9 @@ def check_rates(key: str, rates: Any, num_clients: int) -> None:
         f"{key} lists {listed:,} rates, and there are {num_clients:,} clients to train: one "
         "each, or a single number for all",
     )
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """Names in a sentence: "a, b, c", of more than `most` the first ones and how many there are."""
+    names = list(names)
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[:most])}, ... ({len(names)} in all)"

@@ -25,7 +25,7 @@ WHEREABOUTS = (
     "hardware.data",
 )
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
-LATER_KEYS = {"weights": "samples"}  # of the run itself; of a group's class: its own defaults
+LATER_KEYS = {"weights": "samples", "model.freeze": []}  # not of a group's class, which has its own defaults
 NEUTRAL = {"algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {
@@ -117,7 +117,10 @@ def add_later(values: dict[str, Any]) -> None:
     """Put the keys and groups that came after a run was stored into its nested values."""
     if isinstance(values.get("choices"), dict):
         for key, neutral in LATER_KEYS.items():
-            values.setdefault(key, neutral)
+            group, _, name = key.rpartition(".")
+            of = values.get(group) if group else values
+            if isinstance(of, dict):  # a stored file may have been edited into anything
+                of.setdefault(name, neutral)
         for group, (option, neutral) in NEUTRAL_GROUPS.items():
             values.setdefault(group, dict(neutral))
             values["choices"].setdefault(group, option)

@@ -12,7 +12,7 @@ Letters: k clients still training, K of the chunk, P numbers of a row, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -160,9 +160,9 @@ def _by_autograd(request: GradientRequest) -> tuple[Tensor, Tensor]:
 
     def losses(leaves: list[Tensor]) -> Tensor:  # [k, B]
         params = {name: p.view(*lead, *shape) for (name, shape), p in zip(model.shapes.items(), leaves)}
-        logits, updated = training_pass(model, params, request.batch.x, request.dropout_keys)
+        logits, updated, extra = training_pass(model, params, request.batch.x, request.dropout_keys)
         statistics.update(updated)
-        return request.task.loss(logits, request.batch.y, request.batch.class_mask)
+        return plus_extra(request.task.loss(logits, request.batch.y, request.batch.class_mask), extra)
 
     gradient_and_losses = differentiate(request, losses)
     write_statistics(model, request.rows, statistics)
@@ -171,14 +171,16 @@ def _by_autograd(request: GradientRequest) -> tuple[Tensor, Tensor]:
 
 def training_pass(
     model: FlatModel, params: dict[str, Tensor], x: Inputs, dropout_keys: Tensor | None, until: str | None = None
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits (until="head": features) in training mode, and the running statistics as the pass has updated them.
+) -> tuple[Tensor, dict[str, Tensor], list[Tensor]]:
+    """Logits (until="head": features) in training mode, the running statistics as the pass has updated them, and the
+    extra losses [k, B] of a module that has some.
 
     The statistics are copies of those in params, by name.
     """
     statistics = {name: params[name].detach().clone() for name in model.buffer_names}
+    context = ForwardContext(True, dropout_keys)
     try:
-        return model.apply(params | statistics, x, True, ForwardContext(True, dropout_keys), until), statistics
+        return model.apply(params | statistics, x, True, context, until), statistics, context.extra_losses
     except ValueError as error:
         require(
             "more than 1 value per channel" not in str(error),
@@ -186,6 +188,14 @@ def training_pass(
             "the model's batch norm: set local.drop_last=true, another local.batch_size, or another norm",
         )
         raise
+
+
+def plus_extra(losses: Tensor, extra: Sequence[Tensor], weight: Tensor | None = None) -> Tensor:
+    """Losses with the extra ones [k, B] of the module added: per sample [k, B], or per client [k], of samples of these
+    weights [k, B]."""
+    for e in extra:
+        losses = losses + (e if losses.dim() == 2 or weight is None else (e * weight).sum(1))
+    return losses
 
 
 def write_statistics(model: FlatModel, rows: Tensor, statistics: dict[str, Tensor]) -> None:

@@ -267,7 +267,8 @@ def _joint_gradients(runs: JointRuns, alone: DirectGradients, model_kind: Any) -
             alone.free_memory()
 
         def __call__(self, request: GradientRequest) -> tuple[Tensor, Tensor]:
-            if request.model.batch_statistics or runs.running is None:
+            model = request.model
+            if model.batch_statistics or model.tapped or runs.running is None:
                 return alone(request)
             return runs.compute(_kind(model_kind, request), alone, request)
 

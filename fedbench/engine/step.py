@@ -24,6 +24,7 @@ from fedbench.engine.gradients import (
     DifferentiatedParameters,
     GradientRequest,
     differentiate,
+    plus_extra,
     training_pass,
     write_statistics,
 )
@@ -211,11 +212,11 @@ class Step:
         if loss is None:
             return self.engine.executor.gradients(request)
         progress = self._progress
-        progress.statistics = {}
+        progress.statistics, progress.extra = {}, []
 
         def losses(leaves: list[Tensor]) -> Tensor:
             progress.differentiated = torch.cat(leaves, dim=-1)
-            return loss(self, progress.differentiated, batch)
+            return plus_extra(loss(self, progress.differentiated, batch), progress.extra, batch.weight)
 
         gradient_and_losses = differentiate(request, losses)
         write_statistics(self.model, rows, progress.statistics)
@@ -292,10 +293,14 @@ class Step:
 
     def _run(self, rows: Tensor, batch: Batch, until: str | None) -> Tensor:
         """A pass in training mode.  The running statistics that it updates are those of the rows being differentiated,
-        and go with their gradient; of other rows, say a teacher's, only as long as there are none."""
-        out, statistics = training_pass(self.model, self.model.named(rows), batch.x, self._dropout_keys, until)
-        if rows is self._progress.differentiated or not self._progress.statistics:
-            self._progress.statistics = statistics
+        and go with their gradient; of other rows, say a teacher's, only as long as there are none.  Likewise the extra
+        loss of a module that has one: that of its last pass on the rows being differentiated is part of the loss."""
+        out, statistics, extra = training_pass(self.model, self.model.named(rows), batch.x, self._dropout_keys, until)
+        progress = self._progress
+        if rows is progress.differentiated or not progress.statistics:
+            progress.statistics = statistics
+        if rows is progress.differentiated and until is None:
+            progress.extra = extra
         return out
 
     def task_loss(self, logits: Tensor, batch: Batch) -> Tensor:

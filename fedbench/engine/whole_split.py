@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.federation import Inputs
-from fedbench.engine.gradients import chain_gradient
+from fedbench.engine.gradients import chain_gradient, plus_extra
 from fedbench.engine.threads import Steps
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.rules import ForwardContext
@@ -70,8 +70,10 @@ def _block_gradient(cohort: Cohort, rows: Tensor, block: Batch, out: Tensor) -> 
     named = model.named(rows.detach())
     leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
     with torch.enable_grad():
-        logits = model.apply(named, block.x, True, ForwardContext())
-        losses = (task.loss(logits, block.y, block.class_mask) * block.weight).sum(1)
+        context = ForwardContext()
+        logits = model.apply(named, block.x, True, context)
+        each = plus_extra(task.loss(logits, block.y, block.class_mask), context.extra_losses)  # [k, b]
+        losses = (each * block.weight).sum(1)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     for name, g in zip(leaves, grads):
         a, b = model.spans[name]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import fnmatch
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core import rng
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import ConfigError, listed, require
 from fedbench.core.private_torch import BatchNorm
 from fedbench.nn.chain import Chain, LowChain
 from fedbench.nn.columns import Columns, require_group
 from fedbench.nn.keyed import Keyed
 from fedbench.nn.program import never_called, trace
-from fedbench.nn.rules import CONVOLUTIONS, LOW, Convolution, ForwardContext, KeyedDropout
+from fedbench.nn.rules import CONVOLUTIONS, LOW, Convolution, ForwardContext, KeyedDropout, Tap
 
 
 class FlatModel:
@@ -35,7 +35,8 @@ class FlatModel:
     columns: {group: [pattern, ...]}, patterns of parameter names (fnmatch), or "type:*Norm*" for all parameters
     of modules of such a class.  A pattern that matches nothing is refused.  draw(*purpose, j): the module as it is
     initialized by the j-th independent draw for a purpose, for methods whose clients do not start from one point.
-    seed: of what `keyed` draws.
+    seed: of what `keyed` draws.  freeze: patterns of parameters and buffers that stay outside the row; layers whose
+    parameters they would match stay in evaluation mode.
 
     Two attributes say how to compute, and can be set at any time.  convolution: of several clients at once, as one
     "grouped" convolution or by "unfold", a copy of all windows and one batched product (any stride and padding; layers
@@ -57,10 +58,13 @@ class FlatModel:
         device: torch.device | str = "cpu",
         draw: Callable[..., nn.Module] | None = None,
         seed: int = 0,
+        freeze: Sequence[str] = (),
     ):
         self.module = module.to(device).eval()
-        self._draw, self._seed = draw, seed
+        self._draw, self._seed, self._freeze = draw, seed, list(freeze)
         self.device = torch.device(device)
+        self._freeze_parameters()
+        self._taps: dict[str, Tap] = {}
         self._local = threading.local()
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
@@ -80,8 +84,32 @@ class FlatModel:
             "the model's batch norm must keep running statistics with a momentum (track_running_stats=True and "
             "momentum=0.1, PyTorch's defaults): a cumulative mean needs a counter, which is no part of a row",
         )
-        frozen = [m for m in norms if is_frozen_norm(m)]
-        self.batch_statistics = len(norms) > len(frozen) or bool(self.buffer_names)  # padding shows: exact batches
+        learning = [m for n, m in module.named_modules() if isinstance(m, BatchNorm) and n not in self._resting]
+        self.batch_statistics = bool(learning) or bool(self.buffer_names)  # padding shows: exact batches
+
+    def _freeze_parameters(self) -> None:
+        names = {n for n, _ in (*self.module.named_parameters(), *self.module.named_buffers())}
+        for pattern in self._freeze:
+            require(
+                any(fnmatch.fnmatch(n, pattern) for n in names),
+                f"model.freeze={self._freeze}: the pattern {pattern!r} matches none of the model's parameters: "
+                f"{listed(n for n, _ in self.module.named_parameters())}",
+            )
+        for name, p in self.module.named_parameters():
+            if self._is_frozen_by_name(name):
+                p.requires_grad_(False)
+        require(
+            any(p.requires_grad for p in self.module.parameters()) or not self._freeze,
+            f"model.freeze={self._freeze} leaves no parameter to train",
+        )
+        self._resting = {
+            name
+            for name, m in self.module.named_modules()
+            if is_frozen_norm(m) or (name and self._is_frozen_by_name(f"{name}.weight"))
+        }
+
+    def _is_frozen_by_name(self, name: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self._freeze)
 
     # -- layout ------------------------------------------------------------------------------------------
     def _lay_out(self) -> None:
@@ -89,7 +117,7 @@ class FlatModel:
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         saved = self.module.state_dict()  # a buffer that is not saved is a constant (a causal mask)
         statistics = {n: b for n, b in self.module.named_buffers() if b.is_floating_point() and n in saved}
-        fixed = {n for n in statistics if is_frozen_norm(self.module.get_submodule(n.rpartition(".")[0]))}
+        fixed = {n for n in statistics if n.rpartition(".")[0] in self._resting or self._is_frozen_by_name(n)}
         buffers = {n: b for n, b in statistics.items() if n not in fixed}
         self._initial = {**trained, **self._extras, **buffers}
         self.shapes = {n: t.shape for n, t in self._initial.items()}
@@ -126,7 +154,7 @@ class FlatModel:
                 require(
                     matches or empty or pattern.startswith(("*", "type:")),
                     f"model.columns.{group}: the pattern {pattern!r} matches no parameter; "
-                    f"the parameters are {', '.join(self.spans)}",
+                    f"the parameters are {listed(self.spans)}",
                 )
 
     def without(self, name: str) -> Columns:
@@ -203,11 +231,50 @@ class FlatModel:
         """A row [P] as the module's state_dict, for plain PyTorch: module.load_state_dict(..., strict=False)."""
         return {n: t.clone() for n, t in self.named(row).items() if n not in self._extras}
 
+    # -- single layers -----------------------------------------------------------------------------------
+    def tap(self, name: str, change: Tap) -> None:
+        """From now on, what the layer `name` gives is change(output [B, ...], row), of the same shape.
+
+        row: the client's parameters by name, with those that a method added; gradients reach them.  change is written
+        for one client, and computed for many by torch.vmap.  ConfigError where the model has no such layer.
+        """
+        self._require_layers(name)
+        self._taps[name] = change
+        self._local = threading.local()  # copies of the module that do not have it yet
+
+    @property
+    def tapped(self) -> bool:
+        """Whether any layer's output is changed."""
+        return bool(self._taps)
+
+    def capture(
+        self, rows: Tensor, inputs: Tensor | dict[str, Tensor], places: Sequence[str]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits, as `forward` gives them, and by name what the layers at the places gave, [B, ...] or [k, B, ...].
+
+        places: patterns of layers' names (fnmatch).  Of a layer that is called more than once, its last output.
+        """
+        context = ForwardContext(wanted=self._require_layers(*places))
+        logits = self.forward(rows, inputs, context)
+        missing = sorted(set(context.wanted) - context.captured.keys())
+        require(not missing, f"the model never calls a layer named {(missing or [''])[0]!r}, which is to be captured")
+        return logits, context.captured
+
+    def _require_layers(self, *places: str) -> list[str]:
+        """The names of the layers at the places, each of which must have some."""
+        names = [name for name, _ in self.module.named_modules() if name]
+        for place in places:
+            require(
+                bool(fnmatch.filter(names, place)),
+                f"the model has no layer named {place!r}; its layers are {listed(names)}",
+            )
+        return [name for name in names if any(fnmatch.fnmatch(name, place) for place in places)]
+
     # -- forward -----------------------------------------------------------------------------------------
     @property
     def chain(self) -> Chain | None:
         """The model's written-out gradient, or None where there is none."""
-        return self._chains[self.convolution, self.autocast]
+        return None if self._taps else self._chains[self.convolution, self.autocast]
 
     def _precision(self) -> AbstractContextManager:
         # no cache of casts: it would keep tensors of one CUDA graph for the next
@@ -256,11 +323,19 @@ class FlatModel:
         context: ForwardContext,
         until: str | None = None,
     ) -> Tensor:
-        """forward on named parameters; float buffers among them are updated in place when context.train."""
-        if context.convolution != self.convolution or self._frozen:
-            context = replace(context, convolution=self.convolution, frozen=self._frozen)
+        """forward on named parameters; float buffers among them are updated in place when context.train.
+
+        The context is left what the pass captured, and the extra losses of a module that returns them.
+        """
+        if context.convolution != self.convolution or self._frozen or self._taps:
+            context = replace(
+                context, convolution=self.convolution, frozen=self._frozen, resting=self._resting, taps=self._taps
+            )
         with self._precision():
             out = self._apply(params, inputs, many, context, until)
+        if isinstance(out, tuple):
+            out, extra = out
+            context.extra_losses.append(extra.float() if self.autocast else extra)
         return out.float() if self.autocast else out
 
     def _apply(
@@ -270,14 +345,17 @@ class FlatModel:
         many: bool,
         context: ForwardContext,
         until: str | None,
-    ) -> Tensor:
+    ) -> Any:
         if many and len(next(iter(params.values()))) == 1:  # one client: the plain kernels
             single = {n: p.squeeze(0) for n, p in params.items()}  # p[0] would copy gradients into zeros
-            return self._apply(single, _first(inputs), False, context, until)[None]
+            out = self._apply(single, _first(inputs), False, context, until)
+            context.captured.update({n: t[None] for n, t in context.captured.items()})
+            return tuple(t[None] for t in out) if isinstance(out, tuple) else out[None]
         if self._batched:
             module: Any = self.module
-            return module.run(params, (inputs,), many, context, until)
-        if self.program is not None and isinstance(inputs, Tensor):
+            return module.run(params | self._frozen, (inputs,), many, context, until)
+        shown = self.program is not None and self.program.named >= {*context.taps, *context.wanted}
+        if self.program is not None and shown and isinstance(inputs, Tensor):
             return self.program.run(params | self._frozen, (inputs,), many, context, until)
         return self._mapped(params, inputs, many, context, until)
 
@@ -295,24 +373,28 @@ class FlatModel:
         many: bool,
         context: ForwardContext,
         until: str | None,
-    ) -> Tensor:
+    ) -> Any:
         """Any module, by functional_call, mapped over clients by torch.vmap."""
         module = self._module_of_thread(context.train)
-        given = {n: p for n, p in params.items() if n not in self._extras}
 
-        def one(p: dict[str, Tensor], x: Tensor | dict[str, Tensor], key: Tensor | None) -> Tensor:
+        def one(row: dict[str, Tensor], x: Tensor | dict[str, Tensor], key: Tensor | None) -> tuple[Any, dict]:
             for dropout in self._local.dropouts:
                 dropout.key = key
-            with Keyed(key, many):
+            own = {n: p for n, p in row.items() if n not in self._extras}
+            seen = replace(context, captured={})
+            with Keyed(key, many), _looking(module, seen, row):
                 if until is None:
-                    return torch.func.functional_call(module, p, (x,))
-                return _until(module, until, lambda: torch.func.functional_call(module, p, (x,)))
+                    return torch.func.functional_call(module, own, (x,)), seen.captured
+                return _until(module, until, lambda: torch.func.functional_call(module, own, (x,))), seen.captured
 
-        if not many:
-            return one(given, inputs, None if context.keys is None else context.keys[0])
-        return torch.vmap(one, (0, 0, None if context.keys is None else 0), randomness="error")(
-            given, inputs, context.keys
-        )
+        keys = context.keys
+        if many:
+            mapped = torch.vmap(one, (0, 0, None if keys is None else 0), randomness="error")
+            out, captured = mapped(params, inputs, keys)
+        else:
+            out, captured = one(params, inputs, None if keys is None else keys[0])
+        context.captured.update(captured)
+        return out
 
     def _module_of_thread(self, train: bool) -> nn.Module:
         """This thread's copy: functional_call swaps parameters in the module, which threads cannot share.  Frozen
@@ -326,10 +408,10 @@ class FlatModel:
                 if type(m) is nn.Dropout:
                     self._local.dropouts.append(KeyedDropout(m.p, name))
                     self._local.module.set_submodule(name, self._local.dropouts[-1])
-            self._local.frozen_norms = [m for m in self._local.module.modules() if is_frozen_norm(m)]
+            self._local.resting = [self._local.module.get_submodule(name) for name in self._resting]
         self._local.module.train(train)
-        for norm in self._local.frozen_norms:
-            norm.eval()
+        for m in self._local.resting:
+            m.eval()
         return self._local.module
 
 
@@ -341,7 +423,10 @@ class Batched(Protocol):
     def run(
         self, params: dict[str, Tensor], inputs: tuple, many: bool, context: ForwardContext, until: str | None = None
     ) -> Tensor:
-        """Logits [k, B, C] if many, else [B, C]; until: the name of a layer whose input is returned instead."""
+        """Logits [k, B, C] if many, else [B, C]; until: the name of a layer whose input is returned instead.
+
+        Frozen parameters are among params without an axis k (context.frozen).  `program.Layers` computes single layers.
+        """
         ...
 
 
@@ -370,6 +455,21 @@ def _until(module: nn.Module, name: str, run) -> Tensor:
     finally:
         handle.remove()
     raise ConfigError(never_called(name))
+
+
+@contextmanager
+def _looking(module: nn.Module, context: ForwardContext, row: dict[str, Tensor]) -> Iterator[None]:
+    """While it lasts, what is tapped or captured of a module's layers passes the context."""
+
+    def passed(name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
+        return lambda m, args, y: context.passed(name, y, row, False)
+
+    handles = [module.get_submodule(n).register_forward_hook(passed(n)) for n in {*context.taps, *context.wanted}]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _first(inputs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedbench.core.options import ConfigError
+from fedbench.core.options import ConfigError, require
 from fedbench.core.private_torch import has_hooks
 from fedbench.nn.rules import RULES, ForwardContext, Params
 
@@ -25,9 +25,13 @@ POINTWISE = {
     operator.add,
     operator.sub,
     operator.mul,
+    operator.truediv,
+    operator.neg,
     torch.add,
     torch.sub,
     torch.mul,
+    torch.div,
+    torch.abs,
     torch.relu,
     torch.tanh,
     torch.sigmoid,
@@ -40,7 +44,7 @@ POINTWISE = {
     F.elu,
     F.softplus,
 }
-POINTWISE_METHODS = {"relu", "tanh", "sigmoid", "add", "mul", "sub"}
+POINTWISE_METHODS = {"relu", "tanh", "sigmoid", "add", "mul", "sub", "div", "abs", "square"}
 # operations on axes, and which of their arguments, from 0, these are.  For many clients an axis that is counted from
 # the front is one further back; the batch's own, 0, is none that they may touch.
 AXES: dict[Any, tuple[int, ...]] = {
@@ -63,6 +67,20 @@ ATTENTION = F.scaled_dot_product_attention
 
 
 class _Tracer(fx.Tracer):
+    """Remembers which node each module's output is: only where that was made within it and nothing there reads it, so
+    that what changes it changes what the module gives and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: dict[fx.Node, list[str]] = {}  # the innermost module first
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple, kwargs: dict) -> Any:
+        name, before = self.path_of_module(m), len(self.graph.nodes)
+        out = super().call_module(m, forward, args, kwargs)
+        if isinstance(out, fx.Proxy) and not out.node.users and out.node in list(self.graph.nodes)[before:]:
+            self.outputs.setdefault(out.node, []).append(name)
+        return out
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in RULES or (
             super().is_leaf_module(m, module_qualified_name) and not isinstance(m, nn.Sequential)
@@ -70,44 +88,57 @@ class _Tracer(fx.Tracer):
 
 
 class Program:
-    """The traced operations of a module.  `run` evaluates them for one or for many parameter sets."""
+    """The traced operations of a module.  `run` evaluates them for one or for many parameter sets.
 
-    def __init__(self, module: nn.Module, graph: fx.Graph):
+    outputs: which modules' outputs a node is.  prefix: of the module's own name, where it is a layer of a larger one.
+    """
+
+    def __init__(self, module: nn.Module, graph: fx.Graph, outputs: dict[fx.Node, list[str]], prefix: str = ""):
+        self.prefix = prefix
         self.modules = dict(module.named_modules())
         self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         self.inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        self.output = next(node for node in graph.nodes if node.op == "output").args[0]
-        last = {read: node for node in self.nodes for read in node.all_input_nodes if read is not self.output}
+        self.output: Any = next(node for node in graph.nodes if node.op == "output").args[0]
+        kept = self.output if isinstance(self.output, tuple) else (self.output,)
+        last = {read: node for node in self.nodes for read in node.all_input_nodes if read not in kept}
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         read = [str(node.target) for node in self.nodes if node.op == "get_attr"]
         self.shapes = {name: tensors[name].shape for name in read if name in tensors}
         self.used_up = {node: [read for read, reader in last.items() if reader is node] for node in self.nodes}
+        self.outputs = {node: [prefix + name for name in names] for node, names in outputs.items()}
+        self.named = {name for names in self.outputs.values() for name in names}
 
     def run(
         self, params: Params, inputs: tuple[Tensor, ...], many: bool, context: ForwardContext, until: str | None = None
-    ) -> Tensor:
-        """inputs [k, B, ...] and params [k, ...] each if many, else without k; until: stop before that module."""
+    ) -> Any:
+        """inputs [k, B, ...] and params [k, ...] each if many, else without k; until: stop before that module.
+
+        What the module returns: a tensor, or two (its logits and its extra loss).
+        """
         env: dict[fx.Node, Tensor] = dict(zip(self.inputs, inputs))
         for node in self.nodes:
             if node.op == "call_module" and node.target == until:
                 return env[node.args[0]]  # type: ignore[index]
             env[node] = self._compute(node, env, params, many, context)
+            if context.looks:
+                for name in self.outputs.get(node, ()):
+                    env[node] = context.passed(name, env[node], params, many)
             for read in self.used_up[node]:  # an evaluation of masks would hold every layer's images at once
                 del env[read]
         if until is not None:
             raise ConfigError(never_called(until))
-        return env[self.output]  # type: ignore[index]
+        return tuple(env[node] for node in self.output) if isinstance(self.output, tuple) else env[self.output]
 
     def _compute(
         self, node: fx.Node, env: dict[fx.Node, Tensor], params: Params, many: bool, context: ForwardContext
     ) -> Tensor:
         """What a node makes of the results so far."""
         if node.op == "call_module":
-            name = str(node.target)
-            module = self.modules[name]
+            module = self.modules[str(node.target)]
+            name = self.prefix + str(node.target)
             return RULES[type(module)](module, name, params, env[node.args[0]], many, context)  # type: ignore[index]
         if node.op == "get_attr":
-            return params[str(node.target)]
+            return params[self.prefix + str(node.target)]
         args, kwargs = [_value(a, env) for a in node.args], dict(node.kwargs)
         if many:
             args, kwargs = self._for_many(node, args, kwargs, context)
@@ -125,7 +156,7 @@ class Program:
         if node.target is operator.getitem and isinstance(args[1], tuple):
             return [args[0], (slice(None), *args[1])], kwargs
         for i, a in enumerate(node.args):  # a client's own parameter meets a batch: [k, ..., *shape], 1 in between
-            if isinstance(a, fx.Node) and a.op == "get_attr" and str(a.target) not in context.frozen:
+            if isinstance(a, fx.Node) and a.op == "get_attr" and self.prefix + str(a.target) not in context.frozen:
                 others = [t.dim() for j, t in enumerate(args) if j != i and isinstance(t, Tensor)]
                 shape = self.shapes[str(a.target)]
                 args[i] = args[i].view(len(args[i]), *(1,) * (max(others) - 1 - len(shape)), *shape)
@@ -140,25 +171,48 @@ def never_called(name: str) -> str:
     )
 
 
-def trace(module: nn.Module) -> Program | None:
-    """The module as a Program, or None when it does anything the table does not know."""
+class Layers:
+    """The layers of a module that computes many clients by itself (`flat.Batched`), each by its rule or, where it is
+    made of others, as a program of its own: so that adapters, taps and captures reach them."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self._programs: dict[str, Program] = {}
+
+    def apply(self, name: str, x: Tensor, params: Params, many: bool, context: ForwardContext) -> Tensor:
+        """The layer of that name on x, [k, ...] with params [k, ...] each if many, but for the frozen ones."""
+        layer = self.module.get_submodule(name)
+        if type(layer) in RULES:
+            y = RULES[type(layer)](layer, name, params, x, many, context)
+            return context.passed(name, y, params, many) if context.looks else y
+        if name not in self._programs:
+            program = trace(layer, f"{name}.")
+            require(
+                program is not None, f"the layer {name} does more than fedbench can compute for many clients at once"
+            )
+            self._programs[name] = program  # type: ignore[assignment]
+        y = self._programs[name].run(params, (x,), many, context)
+        return context.passed(name, y, params, many) if context.looks else y
+
+
+def trace(module: nn.Module, prefix: str = "") -> Program | None:
+    """The module as a Program, or None when it does anything the table does not know.  prefix: see Program."""
     if len(list(module.named_parameters())) < len(list(module.named_parameters(remove_duplicate=False))):
         return None  # tied parameters have one name in the row, two in the layers
     if has_hooks(module):
         return None  # code around a layer, spectral normalization for one, is in no graph
     try:
         twin = copy.deepcopy(module, {id(p): p for p in module.parameters()})  # tracing may write into buffers
-        in_training, graph = _Tracer().trace(twin.train()), _Tracer().trace(twin.eval())
+        in_training, tracer = _Tracer().trace(twin.train()), _Tracer()
+        graph = tracer.trace(twin.eval())
     except Exception:  # fx raises many kinds of error on data-dependent code; vmap is the answer to all
         return None
     if str(in_training) != str(graph):
         return None  # it asks whether it is in training, which a graph cannot
-    program = Program(module, graph)
-    return (
-        program
-        if all(_known(node, program) for node in program.nodes) and isinstance(program.output, fx.Node)
-        else None
-    )
+    program = Program(module, graph, tracer.outputs, prefix)
+    given = program.output if isinstance(program.output, tuple) else (program.output,)
+    known = all(_known(node, program) for node in program.nodes) and all(isinstance(node, fx.Node) for node in given)
+    return program if known else None
 
 
 def _known(node: fx.Node, program: Program) -> bool:

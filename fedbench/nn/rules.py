@@ -10,8 +10,8 @@ Letters: k parameter sets (clients), B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -27,18 +27,45 @@ ONEDNN_BLOCK = 16  # channels that oneDNN handles at once, at most
 WINDOWS_BYTES = 256 << 20  # unfolded at a time, where no gradient needs them afterwards
 
 
+Params = dict[str, Tensor]
+Tap = Callable[[Tensor, Params], Tensor]  # (a layer's output [B, ...], a client's row by name) -> what goes on [B, ...]
+
+
 @dataclass
 class ForwardContext:
-    """What an operation may need besides its input: train mode, the clients' keys for dropout, how to convolve for
-    many clients, and the names of the parameters and statistics that are frozen: one for all, without an axis k."""
+    """What an operation may need besides its input, and what a pass leaves beside its logits.
+
+    train: training mode, of all layers but the `resting` ones.  keys [k] int64: of the clients' dropout.  convolution:
+    of many clients.  frozen: names of parameters and statistics that are one for all, without an axis k.  taps: by
+    layer, what changes its output.  wanted: layers whose outputs are to be left in `captured` ([k, B, ...] if many).
+    extra_losses: what a module that returns (logits, extra loss [B]) has left, [k, B] if many.
+    """
 
     train: bool = False
-    keys: Tensor | None = None  # [k] int64
+    keys: Tensor | None = None
     convolution: Convolution = "grouped"
     frozen: Collection[str] = ()
+    resting: Collection[str] = ()
+    taps: Mapping[str, Tap] = field(default_factory=dict)
+    wanted: Collection[str] = ()
+    captured: dict[str, Tensor] = field(default_factory=dict)
+    extra_losses: list[Tensor] = field(default_factory=list)
+
+    @property
+    def looks(self) -> bool:
+        """Whether anything looks at the outputs of single layers."""
+        return bool(self.taps or self.wanted)
+
+    def passed(self, name: str, y: Tensor, params: Params, many: bool) -> Tensor:
+        """The output of a layer as those behind it see it: tapped, and captured where it is wanted."""
+        if name in self.taps:
+            row = {n: p for n, p in params.items() if n not in self.frozen}
+            y = torch.vmap(self.taps[name])(y, row) if many else self.taps[name](y, row)
+        if name in self.wanted:
+            self.captured[name] = y
+        return y
 
 
-Params = dict[str, Tensor]
 Rule = Callable[[nn.Module, str, Params, Tensor, bool, ForwardContext], Tensor]
 
 
@@ -246,6 +273,8 @@ def _layer_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Fo
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
     if not many:
         return F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
+    if f"{name}.weight" in context.frozen and (bias is None or f"{name}.bias" in context.frozen):
+        return F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
     y = F.layer_norm(x, m.normalized_shape, None, None, m.eps)
     middle = (1,) * (x.dim() - 1 - len(m.normalized_shape))
     return _affine(y, name, weight, bias, (*middle, *m.normalized_shape), context)
@@ -264,7 +293,7 @@ def _flatten(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Forwa
 
 
 def _dropout(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
-    if not context.train or m.p == 0:
+    if not context.train or m.p == 0 or name in context.resting:
         return x
     keys = context.keys if context.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
     draw = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if many else x.shape))

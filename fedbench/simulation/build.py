@@ -35,6 +35,7 @@ from fedbench.engine.host_inputs import stay_on_host
 from fedbench.engine.privacy import Privacy
 from fedbench.engine.privacy import check as check_method
 from fedbench.engine.rows import RowStore
+from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Split, build_split
 from fedbench.simulation import autotune
@@ -156,7 +157,7 @@ def _federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.dev
         "null, and see model.augment",
     )
     arrays = arrays.expanded()
-    reader = build_module(cfg, arrays)
+    reader: FrozenEncoder = build_module(cfg, arrays)
     arrays = reader.prepare(arrays, split, device)
     built = Federation.build(arrays, split, device, normalize, on_host=stay_on_host(arrays, where, device))
     built.augment = lambda x, y, random: (reader.training_view(x, random), y)
@@ -257,6 +258,7 @@ def join_runs(engine: Engine, cfg: DictConfig) -> None:
         f = engine.federation
         kind = (
             _text(cfg.model),
+            _text(cfg.adapter),
             constants_hash(engine.model),
             str(f.input_shape),
             f.num_classes,

@@ -15,10 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, require
 from fedbench.data.base import Arrays
+from fedbench.data.spec import DataSpec
 from fedbench.engine.federation import Federation
+from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import Batched, FlatModel
 from fedbench.simulation.instantiate import make, part, target_of
 from fedbench.simulation.outputs import check_parameters
+
+RESERVED = ("columns", "freeze")  # keys of the group that are not the constructor's
 
 
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
@@ -43,22 +47,25 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     check_parameters(module, f"model._target_={cfg.model._target_}")
     columns: Any = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
     columns |= {"adapter": new} if new else {}
-    return FlatModel(module, columns, federation.device, lambda *number: draw(*number)[0], int(cfg.seed))
+    freeze = list(cfg.model.get("freeze") or ())
+    return FlatModel(module, columns, federation.device, lambda *number: draw(*number)[0], int(cfg.seed), freeze)
 
 
 def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int) -> Any:
     """The module for these data, its initialization keyed by the seed: the number-th draw.
 
-    Of input_shape, num_classes, class_names, template and reads (what the algorithm reads of inputs), the constructor
-    is given those that it takes.  Which ones a constructor with **kwargs passes on can be told only by calling it.
+    Of the DataSpec, the constructor is given what it names.  Which ones a constructor with **kwargs passes on can be
+    told only by calling it.
     """
-    arguments = {
-        "input_shape": data.input_shape,
-        "num_classes": data.num_classes if isinstance(data, Arrays) else data.task.outputs(data.num_classes),
-        "class_names": data.class_names,
-        "template": data.template,
-        "reads": getattr(target_of(cfg, "algorithm"), "reads", ()),
-    }
+    spec = DataSpec(
+        data.input_shape,
+        data.num_classes if isinstance(data, Arrays) else data.task.outputs(data.num_classes),
+        data.class_names,
+        data.template,
+        tuple(getattr(target_of(cfg, "algorithm"), "reads", ())),
+        None if isinstance(data, Arrays) else data.num_clients,
+    )
+    arguments = {**vars(spec), "spec": spec}
     named, takes_any = _parameters(target_of(cfg, "model"))
     given = {name: value for name, value in arguments.items() if name in named}
     tried = [n for n in ("input_shape", "num_classes") if n not in named] if takes_any else []
@@ -74,7 +81,7 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
 
 def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> Any:
     with keyed(cfg, "init", *number):
-        return make(cfg.model, ("columns",), key="model", **given)
+        return make(cfg.model, RESERVED, key="model", **given)
 
 
 @contextlib.contextmanager
@@ -105,8 +112,9 @@ def _constructors(target: Any) -> list[Any]:
 
 
 def reads_inputs(cfg: DictConfig) -> bool:
-    """Whether the model has a frozen part that reads the inputs (an image tower): a method `prepare`."""
-    return hasattr(target_of(cfg, "model"), "prepare")
+    """Whether the model has a frozen part that reads the inputs (an image tower)."""
+    target = target_of(cfg, "model")
+    return inspect.isclass(target) and issubclass(target, FrozenEncoder)
 
 
 def has_convolutions(model: FlatModel) -> bool:

@@ -60,6 +60,7 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
                 f"{name} cannot compute {len(y)} training samples of shape {_shape(x)}"
                 f"{' in training mode' if train else ''}",
             )
+            out = _logits(out, name)
             _check_form(out, expected, name)
             _check_values(out, model, name)
             require(
@@ -92,11 +93,26 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str) -> Any:
         raise ConfigError(f"{failing}: {describe_error(error, module)}") from error
 
 
+def _logits(out: Any, name: str) -> Any:
+    """What is returned, without the extra loss [B] that may come second; refused unless that is one."""
+    if not (isinstance(out, tuple) and len(out) == 2 and all(isinstance(t, Tensor) for t in out)):
+        return out
+    logits, extra = out
+    require(
+        extra.shape == logits.shape[:1] and extra.dtype == torch.float32,
+        f"{name} returns logits {list(logits.shape)} and an extra loss {list(extra.shape)} of {_word(extra.dtype)}: "
+        f"that must be one float32 number for each sample, {list(logits.shape[:1])}",
+    )
+    require(bool(extra.isfinite().all()), f"{name} returns an extra loss that is NaN or infinite before any training")
+    return logits
+
+
 def _check_form(out: Any, expected: tuple[int, ...], name: str) -> None:
     """expected: [B, C, ...]."""
     require(
         isinstance(out, Tensor),
-        f"{name} returns {_article(out)}: its forward pass must return the logits {list(expected)} alone",
+        f"{name} returns {_article(out)}: its forward pass must return the logits {list(expected)}, alone or "
+        f"with an extra loss [{expected[0]}] behind them",
     )
     shape = tuple(out.shape)
     returned = f"{name} returns {list(shape) if shape else 'a single number'}"

@@ -165,14 +165,16 @@ def test_a_class_of_ones_own_takes_none_of_the_options_keys(tmp_path: Path, monk
     (tmp_path / "ones_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = "model._target_=ones_own.Net"
-    bare = {"_target_": "ones_own.Net", "columns": {}}
+    bare = {"_target_": "ones_own.Net", "columns": {}, "freeze": []}
     assert check(compose([own]))["model"] == bare
     assert check(compose([own, "model.width=4", "~model.hidden"]))["model"] == {**bare, "width": 4}
     for said in ("model.columns={head: [a.*]}", "model.columns.head=[a.*]"):
         assert check(compose([own, said]))["model"] == {**bare, "columns": {"head": ["a.*"]}}
     both = check(compose([own, "model.columns.base=[b.*]", "model.columns.head=[a.*]"]))["model"]["columns"]
     assert both == {"base": ["b.*"], "head": ["a.*"]}
-    assert "did you mean model.width? ones_own.Net takes columns, hidden, width" in mistake(own, "model.widht=4")
+    assert "did you mean model.width? ones_own.Net takes columns, freeze, hidden, width" in mistake(
+        own, "model.widht=4"
+    )
     partition = check(compose(["partition._target_=ones_own.Parts", "partition.num_clients=7"]))["partition"]
     assert partition == {"_target_": "ones_own.Parts", "num_clients": 7, "seed": 1}
     same = "model._target_=fedbench.models.mlp.MLP"

@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from modules import MODELS
-from tiny import close, deployed, engine, mlp, play, ragged, seeded
+from tiny import close, compose, deployed, engine, mlp, play, ragged, seeded
 from torch import nn
 
 from fedbench.algorithms.apple import APPLE
@@ -30,6 +31,7 @@ from fedbench.engine import joint
 from fedbench.engine.cuda_graphs import GraphedGradients
 from fedbench.engine.joint import JointRuns
 from fedbench.engine.optim import SGD
+from fedbench.simulation import build
 from fedbench.tasks.base import Task
 from fedbench.tasks.classification import Classification
 
@@ -105,6 +107,35 @@ def test_hyperparameters_and_methods_may_differ() -> None:
         ]
     )  # FedRoD's loss is its own: it computes alone
     assert meeting.joint[0]
+
+
+def test_tapped_models_are_computed_alone() -> None:
+    """A tap is the run's own code: what it changes is not changed in the others."""
+
+    class Tapping(FedAvg):
+        def setup(self, *args: Any) -> None:
+            super().setup(*args)
+            args[1].tap("body", lambda y, row: 2 * y)
+
+    compare([{"seed": s, "make": mlp, "method": m} for s, m in ((0, FedAvg), (0, Tapping), (1, FedAvg))])
+
+
+def test_adapters_of_other_options_are_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """alpha is a plain number in a layer, in no row and no constant."""
+    kinds: list[Any] = []
+
+    class Meeting(JointRuns):
+        def gradients(self, alone: Any, model_kind: Any) -> Any:
+            kinds.append(model_kind)
+            return alone
+
+    monkeypatch.setattr(joint, "_current", Meeting(2))
+    for alpha in (8, 16, 8):
+        change = ["model=vit_tiny", "model.patch=4", "adapter=lora", f"adapter.alpha={alpha}"]
+        cfg = compose([*change, "hardware.executor=vmap"])
+        arrays = build.load(cfg)
+        build.engine(cfg, arrays, build.partition(cfg, arrays))
+    assert kinds[0] == kinds[2] != kinds[1]
 
 
 def test_each_run_has_the_loss_of_its_own_task() -> None:

@@ -89,6 +89,11 @@ class Pair(Net):
         return super().forward(x), x
 
 
+class Triple(Net):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x, x
+
+
 class Dictionary(Net):
     def forward(self, x: Tensor) -> Any:
         return {"logits": super().forward(x)}
@@ -173,7 +178,11 @@ def engine(name: str, **keys: Any) -> Any:
         ("Double", r"body\.1\.weight is float64, .* float32: .* self\.float\(\)"),
         ("DoubleBuffer", "scale is float64"),
         ("Lazy", "shape of head.weight is not known yet"),
-        ("Pair", r"returns a tuple of 2: its forward pass must return the logits \[5, 3\] alone"),
+        (
+            "Triple",
+            r"returns a tuple of 3: its forward pass must return the logits \[5, 3\], alone or with an extra loss",
+        ),
+        ("Pair", r"an extra loss \[5, 1, 4, 4\] of float32: that must be one float32 number for each sample, \[5\]"),
         ("Dictionary", r"returns a dict \(logits\)"),
         ("Silent", "returns None"),
         ("Scalar", r"returns a single number, expected \[5, 3\]"),
@@ -182,7 +191,7 @@ def engine(name: str, **keys: Any) -> Any:
         ("Doubled", r"returns float64 numbers .* \.float\(\)"),
         ("Choices", "returns int64 numbers"),
         ("Detached", "do not depend on any parameter that is trained"),
-        ("OnlyInTraining", "returns a tuple of 2"),
+        ("OnlyInTraining", r"an extra loss \[5, 3\]"),
         (
             "Misfit",
             r"cannot compute 5 training samples of shape \(1, 4, 4\): RuntimeError: .*16.*"

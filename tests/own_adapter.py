@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,14 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base_layer(x) * self.scale
+
+    def merged(self) -> nn.Linear:
+        """scale (W x + b) = (scale W) x + scale b."""
+        layer = copy.deepcopy(self.base_layer)
+        with torch.no_grad():
+            layer.weight *= self.scale[:, None]  # [out, in]
+            layer.bias *= self.scale
+        return layer
 
 
 class IA3(Adapter):

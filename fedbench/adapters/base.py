@@ -8,7 +8,8 @@ have, and the frozen weights are held once, for all clients.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -29,6 +30,13 @@ class Adapter:
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
         """What stands in the place of a layer, and holds it; None where it is none that can be adapted."""
         raise NotImplementedError
+
+    def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
+        """What peft's adapter_config.json says of these adapted layers, by name; None where peft has no such adapter.
+
+        Where it has one, parameters are named as in peft (base_layer, lora_A): its files are then the module's numbers.
+        """
+        return None
 
     def insert(self, model: nn.Module) -> list[str]:
         """Freeze a model but for what `train` names, and adapt it, in place; the names of the parameters that learn by
@@ -63,3 +71,13 @@ class Adapter:
                 model.set_submodule(name, adapted)
                 done.append(name)
         return done
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """A module in the place of a layer, whose outputs another layer of that kind can give."""
+
+    def merged(self) -> nn.Module | None:
+        """That layer, a new one with the names and shapes of the one that was adapted; None where these options have
+        none."""
+        ...

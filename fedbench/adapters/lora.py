@@ -6,9 +6,13 @@ The mean of clients' B times the mean of their A is not the mean of their B A (d
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedbench.adapters.base import Adapter
@@ -32,6 +36,18 @@ class LoRA(Adapter):
         """A linear layer with its product."""
         return LoRALinear(layer, self.rank, self.alpha) if type(layer) is nn.Linear else None
 
+    def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
+        """peft's LoraConfig; None where a subclass put in other layers."""
+        if any(type(layer) is not LoRALinear for layer in layers.values()):
+            return None
+        return {
+            "peft_type": "LORA",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            # peft takes words of a list for the ends of names: "head" would be "blocks.0.head", too
+            "target_modules": "|".join(re.escape(name) for name in layers),
+        }
+
 
 class LoRALinear(nn.Module):
     """[..., in] -> [..., out].  Names as peft's, which its files need."""
@@ -47,3 +63,10 @@ class LoRALinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """W x + b + (alpha / r) B A x."""
         return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
+
+    def merged(self) -> nn.Linear:
+        """A linear layer of W + (alpha / r) B A, and b."""
+        layer = copy.deepcopy(self.base_layer)
+        with torch.no_grad():
+            layer.weight += self.scale * self.lora_B.weight @ self.lora_A.weight  # [out, in]
+        return layer

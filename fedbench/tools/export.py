@@ -1,6 +1,8 @@
 """Take results out of a finished run: a client's model for plain PyTorch, and every client's predictions.
 
     python -m fedbench.export <run directory> --client 7
+    python -m fedbench.export <run directory> --client 7 --merged
+    python -m fedbench.export <run directory> --client 7 --peft folder
     python -m fedbench.export <run directory> --predictions predictions.npz
 
 The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.
@@ -9,6 +11,7 @@ The run is rebuilt from its own config and checkpoint; nothing that is loaded ca
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -17,14 +20,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbench.cli import resume
-from fedbench.core.destination import check_file, write_file
+from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
+from fedbench.simulation.build_model import build_module
+from fedbench.simulation.instantiate import part
 from fedbench.simulation.simulator import Simulation, prepare
+from fedbench.tools import _plain
 
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = ()) -> Simulation:
@@ -49,16 +55,70 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
         return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
 
 
-def client_state(run_dir: str | Path, client: int, overrides: Sequence[str] = ()) -> dict[str, Tensor]:
-    """What a client would deploy, as the state_dict of the run's nn.Module.
+def client_state(
+    run_dir: str | Path, client: int, overrides: Sequence[str] = (), merged: bool = False
+) -> dict[str, Tensor]:
+    """What a client would deploy, as the state_dict of the run's nn.Module; with an adapter, of the adapted one, with
+    all that is frozen.
 
-    Load it with strict=False where the module has integer counters (BatchNorm), which are no part of a row.
+    Without an adapter, load it with strict=False where the module has integer counters (BatchNorm), which are no part
+    of a row.  merged: the whole state_dict of the bare module, with the adapter's numbers in its weights; ConfigError
+    where an adapter cannot be merged.
     """
     sim = open_run(run_dir, overrides)
+    state = _row_state(sim, client)
+    if merged:
+        bare = _bare(sim)
+        _plain.merge(_holding(sim, state), bare, _adapter_key(sim))
+        return bare.state_dict()
+    # what an adapter froze is in no row, and may be drawn: without it the file would be worth nothing
+    return {**_holding(sim, state).state_dict()} if "adapter" in sim.engine.model.columns else state
+
+
+def save_peft(run_dir: str | Path, client: int, folder: str | Path, overrides: Sequence[str] = ()) -> None:
+    """Write what a client would deploy as a folder for peft.PeftModel.from_pretrained(module, folder).
+
+    adapter_config.json and adapter_model.safetensors are peft's: what the adapter added, and modules that learned
+    beside it.  base_model.safetensors is the state_dict of the bare module, which is frozen but for those: it may have
+    been drawn, and the rest is worth nothing without it.  ConfigError where peft has no such adapter.
+    """
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise ConfigError("--peft needs safetensors: pip install safetensors") from error
+    sim, folder = open_run(run_dir, overrides), Path(folder)
+    state, bare = _row_state(sim, client), _bare(sim)
+    adapted, adapter = _holding(sim, state), part(sim.cfg, "adapter")
+    config, tensors = _plain.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
+    base = {name: tensor.clone() for name, tensor in bare.state_dict().items()}  # tied ones are refused there
+    check_folder("--peft", folder)
+    write_file("--peft", folder / "base_model.safetensors", lambda file: file.write(save(base)))
+    write_file("--peft", folder / "adapter_model.safetensors", lambda file: file.write(save(tensors)))
+    text = json.dumps(config, indent=2) + "\n"
+    write_file("--peft", folder / "adapter_config.json", lambda file: file.write(text.encode()))
+
+
+def _row_state(sim: Simulation, client: int) -> dict[str, Tensor]:
+    """What a row of this client's says of the module's state_dict."""
     _, rows = deployed(sim, np.array([client]))
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
     return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])
+
+
+def _holding(sim: Simulation, state: dict[str, Tensor]) -> nn.Module:
+    """The run's module with these numbers in it: the run is over, and nothing else reads it."""
+    sim.engine.model.module.load_state_dict(state, strict=False)
+    return sim.engine.model.module
+
+
+def _bare(sim: Simulation) -> nn.Module:
+    """The run's module without its adapter, as it was drawn."""
+    return build_module(sim.cfg, sim.engine.federation)
+
+
+def _adapter_key(sim: Simulation) -> str:
+    return f"adapter={sim.cfg.choices.adapter}"
 
 
 def predictions(run_dir: str | Path, split: str = "test", overrides: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -88,20 +148,25 @@ def main() -> int:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("overrides", nargs="*", help="targets of your own: model._target_=my_package.MyNet")
     parser.add_argument("--client", type=_client, metavar="N", help="save this client's state_dict under --out")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--merged", action="store_true", help="that of the bare model, the adapter in its weights")
+    forms.add_argument("--peft", type=Path, metavar="FOLDER", help="write a folder for peft instead (adapter=lora)")
     parser.add_argument("--out", type=Path, metavar="FILE.pt", help="default: client<N>.pt")
     parser.add_argument("--predictions", type=Path, metavar="FILE.npz", help="save all clients' test predictions")
     args = parser.parse_intermixed_args()
-    if args.client is None and args.predictions is None:
+    if (args.client, args.predictions, args.peft, args.merged) == (None, None, None, False):
         parser.error("say what to export: --client N, or --predictions FILE.npz")
     try:
-        require(sum(word.startswith("--client") for word in sys.argv) < 2, "--client is given twice: export one by one")
-        require(args.out is None or args.client is not None, "--out is where --client N goes: give that number, too")
-        require(args.out is None or args.out != args.predictions, f"--out and --predictions are both {args.out}")
+        _check_words(args)
         out = args.out or Path(f"client{args.client}.pt")
-        check_file("--out", None if args.client is None else out)
+        check_file("--out", None if args.client is None or args.peft is not None else out)
+        check_folder("--peft", args.peft)
         check_file("--predictions", args.predictions)
-        if args.client is not None:
-            state = client_state(args.run_dir, args.client, args.overrides)
+        if args.client is not None and args.peft is not None:
+            save_peft(args.run_dir, args.client, args.peft, args.overrides)
+            print(f"{args.peft}: client {args.client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
+        elif args.client is not None:
+            state = client_state(args.run_dir, args.client, args.overrides, args.merged)
             write_file("--out", out, lambda file: checkpoint.dump(state, file))
             print(f"{out}: state_dict of client {args.client}, {sum(t.numel() for t in state.values()):,} numbers")
         if args.predictions is not None:
@@ -115,6 +180,19 @@ def main() -> int:
         print(f"fedbench: {refused(error)}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_words(args: argparse.Namespace) -> None:
+    """ConfigError where options do not fit together."""
+    require(sum(word.startswith("--client") for word in sys.argv) < 2, "--client is given twice: export one by one")
+    require(args.out is None or args.client is not None, "--out is where --client N goes: give that number, too")
+    require(not args.merged or args.client is not None, "--merged is of one client: give --client N, too")
+    require(args.peft is None or args.client is not None, "--peft is of one client: give --client N, too")
+    require(
+        args.peft is None or args.out is None,
+        f"--out {args.out} names a file, and --peft {args.peft} a folder that is written instead: leave one out",
+    )
+    require(args.out is None or args.out != args.predictions, f"--out and --predictions are both {args.out}")
 
 
 if __name__ == "__main__":

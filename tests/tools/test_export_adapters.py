@@ -125,14 +125,17 @@ def test_what_peft_stores_is_found_where_names_end_alike(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     files.save_file(tensors, tmp_path / "adapter_model.safetensors")
     x = torch.randn(5, 4)
-    close(peft.PeftModel.from_pretrained(bare, tmp_path)(x), adapted(x), 1e-5)
+    model = peft.PeftModel.from_pretrained(bare, tmp_path)
+    close(model(x), adapted(x), 1e-5)
+    assert not any("body" in name for name, _ in model.named_parameters() if "lora" in name)
 
 
 def test_a_run_without_an_adapter_keeps_its_files(tmp_path):
-    run = finished(tmp_path, "model.hidden=[8]")
+    """Of its row alone; a merged one is whole, with the counters of batch norms."""
+    run = finished(tmp_path, "model=resnet", "model.widths=[2,4]")
     model = open_run(run).engine.model
     kept, merged = client_state(run, CLIENT), client_state(run, CLIENT, merged=True)
-    assert list(kept) == list(model.spans) and kept.keys() == merged.keys()
+    assert list(kept) == list(model.spans) and merged.keys() == model.module.state_dict().keys() > kept.keys()
     assert all(torch.equal(kept[name], merged[name]) for name in kept)
     with pytest.raises(ConfigError, match="adapter=none is no adapter that peft's files are written for"):
         save_peft(run, CLIENT, tmp_path / "folder")
@@ -228,6 +231,23 @@ def test_what_learned_in_no_module_of_its_own_is_not_for_peft(train: str, name: 
         files_of(LoRA(["blocks.*"], train=[train]))
 
 
+def test_modules_are_saved_whole_and_without_adapted_layers() -> None:
+    assert _plain._saved_modules([], ["a.weight", "a.b.weight", "ab.bias"], LoRA()) == ["a", "ab"]
+    with pytest.raises(ConfigError, match=r"a\.weight has learned"):
+        _plain._saved_modules(["a.b"], ["a.weight"], LoRA())
+
+
+def test_layers_of_other_kinds_are_no_lora_for_peft() -> None:
+    assert LoRA().peft_config({"a": Scaled(nn.Linear(2, 3))}) is None
+
+
+def test_what_was_inserted_is_told_by_its_outermost_module() -> None:
+    """Its own layers may be named as those that it holds."""
+    bare, adapted = vit(), vit()
+    adapted.blocks[0].mlp = nn.ModuleDict({"0": nn.Identity(), "base_layer": adapted.blocks[0].mlp})
+    assert list(_plain.inserted(adapted, bare)) == ["blocks.0.mlp"]
+
+
 def test_norms_that_learn_are_saved_whole() -> None:
     config, tensors = files_of(LoRA(["blocks.0.*"], train=["head.*", "blocks.1.norm1.weight"]))  # type: ignore[misc]
     assert set(config["modules_to_save"]) == {"head", "blocks.1.norm1"}
@@ -282,6 +302,7 @@ def test_files_for_peft_need_safetensors(run_dir, tmp_path, monkeypatch):
 def test_words_that_do_not_fit_are_one_sentence(words, said, run_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("mine")
+    monkeypatch.setattr(export, "open_run", None)  # they are refused before the work
     assert command(monkeypatch, run_dir, *words) == 2
     assert said in capsys.readouterr().err
     assert {path.name for path in Path().iterdir()} == {"file"}

@@ -1,6 +1,7 @@
-"""LoRA: a linear layer plus a product of two thin ones.
+"""LoRA: a linear layer, or a convolution, plus a product of two thin ones.
 
 Hu et al., ICLR 2022:  y = W x + b + (alpha / r) B A x,  A [r, in], B [out, r], from B = 0 on: nothing changes at first.
+Of a convolution, A is one of r channels with its windows, B one of single pixels (as in peft).
 The mean of clients' B times the mean of their A is not the mean of their B A (docs/adapters.md).
 """
 
@@ -20,25 +21,30 @@ from fedbench.core.options import Count, Positive
 
 
 class LoRA(Adapter):
-    """rank: r.  alpha: of the product's weight, alpha / r.  Adapts linear layers."""
+    """rank: r.  alpha: of the product's weight, alpha / r.  convolutions: adapt these, too, but for grouped ones."""
 
     def __init__(
         self,
         places: Sequence[str] = ("*",),
         rank: Count = 8,
         alpha: Positive = 8.0,
+        convolutions: bool = False,
         train: Sequence[str] = ("head.*",),
     ):
         super().__init__(places, train)
-        self.rank, self.alpha = rank, alpha
+        self.rank, self.alpha, self.convolutions = rank, alpha, convolutions
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """A linear layer with its product."""
-        return LoRALinear(layer, self.rank, self.alpha) if type(layer) is nn.Linear else None
+        """A linear layer, or a convolution, with its product."""
+        if type(layer) is nn.Linear:
+            return LoRALinear(layer, self.rank, self.alpha)
+        if self.convolutions and type(layer) is nn.Conv2d and layer.groups == 1:
+            return LoRAConv2d(layer, self.rank, self.alpha)
+        return None
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
         """peft's LoraConfig; None where a subclass put in other layers."""
-        if any(type(layer) is not LoRALinear for layer in layers.values()):
+        if any(type(layer) not in (LoRALinear, LoRAConv2d) for layer in layers.values()):
             return None
         return {
             "peft_type": "LORA",
@@ -49,24 +55,60 @@ class LoRA(Adapter):
         }
 
 
-class LoRALinear(nn.Module):
-    """[..., in] -> [..., out].  Names as peft's, which its files need."""
+class _WithProduct(nn.Module):
+    """A layer plus (alpha / r) times what lora_B makes of lora_A.  Names as peft's, which its files need."""
 
-    def __init__(self, layer: nn.Linear, rank: int, alpha: float):
+    def __init__(self, layer: nn.Module, a: nn.Module, b: nn.Module, scale: float):
         super().__init__()
-        self.base_layer, self.scale = layer, alpha / rank
-        self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
-        self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
-        nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5))
-        nn.init.zeros_(self.lora_B.weight)
+        self.base_layer, self.scale = layer, scale
+        self.lora_A, self.lora_B = a, b
+        nn.init.kaiming_uniform_(a.weight, a=math.sqrt(5))  # type: ignore[arg-type]
+        nn.init.zeros_(b.weight)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b + (alpha / r) B A x."""
         return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
 
-    def merged(self) -> nn.Linear:
-        """A linear layer of W + (alpha / r) B A, and b."""
-        layer = copy.deepcopy(self.base_layer)
+    @property
+    def weight(self) -> Tensor:
+        """W + (alpha / r) B A, for layers around this one that read its weight instead of calling it."""
+        product = self.lora_B.weight.flatten(1) @ self.lora_A.weight.flatten(1)  # type: ignore[operator, union-attr]
+        return self.base_layer.weight + self.scale * product.view_as(self.base_layer.weight)  # type: ignore
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b [out]."""
+        return self.base_layer.bias  # type: ignore[return-value]
+
+    def __getattr__(self, name: str) -> Any:
+        """What code around asks of the layer, such as a convolution's stride, is the layer's."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base_layer":  # not there yet
+                raise
+            return getattr(self.base_layer, name)
+
+    def merged(self) -> nn.Module:
+        """The layer with that weight."""
+        layer: Any = copy.deepcopy(self.base_layer)
         with torch.no_grad():
-            layer.weight += self.scale * self.lora_B.weight @ self.lora_A.weight  # [out, in]
+            layer.weight.copy_(self.weight)
         return layer
+
+
+class LoRALinear(_WithProduct):
+    """[..., in] -> [..., out]: A [r, in], B [out, r]."""
+
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float):
+        down = nn.Linear(layer.in_features, rank, bias=False)
+        super().__init__(layer, down, nn.Linear(rank, layer.out_features, bias=False), alpha / rank)
+
+
+class LoRAConv2d(_WithProduct):
+    """[B, in, H, W] -> [B, out, H', W']: A [r, in, kh, kw], B [out, r, 1, 1]."""
+
+    def __init__(self, layer: nn.Conv2d, rank: int, alpha: float):
+        windows: Any = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+        down = nn.Conv2d(layer.in_channels, rank, *windows, bias=False, padding_mode=layer.padding_mode)
+        super().__init__(layer, down, nn.Conv2d(rank, layer.out_channels, 1, bias=False), alpha / rank)

@@ -292,15 +292,9 @@ class Step:
         return self._run(rows, batch, "head")
 
     def _run(self, rows: Tensor, batch: Batch, until: str | None) -> Tensor:
-        """A pass in training mode.  The running statistics that it updates are those of the rows being differentiated,
-        and go with their gradient; of other rows, say a teacher's, only as long as there are none.  Likewise the extra
-        loss of a module that has one: that of its last pass on the rows being differentiated is part of the loss."""
+        """A pass in training mode, of which the step keeps what goes with a gradient (StepProgress.keep)."""
         out, statistics, extra = training_pass(self.model, self.model.named(rows), batch.x, self._dropout_keys, until)
-        progress = self._progress
-        if rows is progress.differentiated or not progress.statistics:
-            progress.statistics = statistics
-        if rows is progress.differentiated and until is None:
-            progress.extra = extra
+        self._progress.keep(rows, statistics, extra)
         return out
 
     def task_loss(self, logits: Tensor, batch: Batch) -> Tensor:

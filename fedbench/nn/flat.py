@@ -8,11 +8,9 @@ row, held once.
 
 from __future__ import annotations
 
-import copy
 import fnmatch
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,9 +22,9 @@ from fedbench.core.options import ConfigError, listed, require
 from fedbench.core.private_torch import BatchNorm
 from fedbench.nn.chain import Chain, LowChain
 from fedbench.nn.columns import Columns, require_group
-from fedbench.nn.keyed import Keyed
 from fedbench.nn.program import never_called, trace
-from fedbench.nn.rules import CONVOLUTIONS, LOW, Convolution, ForwardContext, KeyedDropout, Tap
+from fedbench.nn.rules import CONVOLUTIONS, LOW, Convolution, ForwardContext, Tap
+from fedbench.nn.vmapped import VmappedModule
 
 
 class FlatModel:
@@ -65,7 +63,7 @@ class FlatModel:
         self.device = torch.device(device)
         self._freeze_parameters()
         self._taps: dict[str, Tap] = {}
-        self._local = threading.local()
+        self._vmapped = VmappedModule(module, self._resting)
         self._extras: dict[str, Tensor] = {}
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
         self._batched = isinstance(module, Batched)  # asking is slow
@@ -240,7 +238,6 @@ class FlatModel:
         """
         self._require_layers(name)
         self._taps[name] = change
-        self._local = threading.local()  # copies of the module that do not have it yet
 
     @property
     def tapped(self) -> bool:
@@ -357,7 +354,7 @@ class FlatModel:
         shown = self.program is not None and self.program.named >= {*context.taps, *context.wanted}
         if self.program is not None and shown and isinstance(inputs, Tensor):
             return self.program.run(params | self._frozen, (inputs,), many, context, until)
-        return self._mapped(params, inputs, many, context, until)
+        return self._vmapped.run(params, inputs, many, context, until)
 
     def complete(self, params: dict[str, Tensor], many: bool) -> dict[str, Tensor]:
         """params, [k, ...] each if many, and the frozen ones, which are in no row."""
@@ -365,54 +362,6 @@ class FlatModel:
             return params | self._frozen
         k = len(next(iter(params.values())))
         return params | {n: p.expand(k, *p.shape) for n, p in self._frozen.items()}
-
-    def _mapped(
-        self,
-        params: dict[str, Tensor],
-        inputs: Tensor | dict[str, Tensor],
-        many: bool,
-        context: ForwardContext,
-        until: str | None,
-    ) -> Any:
-        """Any module, by functional_call, mapped over clients by torch.vmap."""
-        module = self._module_of_thread(context.train)
-
-        def one(row: dict[str, Tensor], x: Tensor | dict[str, Tensor], key: Tensor | None) -> tuple[Any, dict]:
-            for dropout in self._local.dropouts:
-                dropout.key = key
-            own = {n: p for n, p in row.items() if n not in self._extras}
-            seen = replace(context, captured={})
-            with Keyed(key, many), _looking(module, seen, row):
-                if until is None:
-                    return torch.func.functional_call(module, own, (x,)), seen.captured
-                return _until(module, until, lambda: torch.func.functional_call(module, own, (x,))), seen.captured
-
-        keys = context.keys
-        if many:
-            mapped = torch.vmap(one, (0, 0, None if keys is None else 0), randomness="error")
-            out, captured = mapped(params, inputs, keys)
-        else:
-            out, captured = one(params, inputs, None if keys is None else keys[0])
-        context.captured.update(captured)
-        return out
-
-    def _module_of_thread(self, train: bool) -> nn.Module:
-        """This thread's copy: functional_call swaps parameters in the module, which threads cannot share.  Frozen
-        parameters are not copied."""
-        if not hasattr(self._local, "module"):
-            frozen = {id(p): p for p in self.module.parameters() if not p.requires_grad}
-            self._local.module, self._local.dropouts = copy.deepcopy(self.module, frozen), []
-            for name, m in list(self._local.module.named_modules()):
-                if getattr(m, "num_batches_tracked", None) is not None:
-                    m.register_buffer("num_batches_tracked", None)  # an integer counter is not part of the row
-                if type(m) is nn.Dropout:
-                    self._local.dropouts.append(KeyedDropout(m.p, name))
-                    self._local.module.set_submodule(name, self._local.dropouts[-1])
-            self._local.resting = [self._local.module.get_submodule(name) for name in self._resting]
-        self._local.module.train(train)
-        for m in self._local.resting:
-            m.eval()
-        return self._local.module
 
 
 @runtime_checkable
@@ -435,41 +384,6 @@ def is_frozen_norm(m: nn.Module) -> bool:
     mode."""
     parameters = list(m.parameters(recurse=False))
     return isinstance(m, BatchNorm) and bool(parameters) and not any(p.requires_grad for p in parameters)
-
-
-class _Reached(Exception):
-    """Carries the input of the module at which a forward pass was to stop."""
-
-
-def _until(module: nn.Module, name: str, run) -> Tensor:
-    def stop(m: nn.Module, args: tuple) -> None:
-        raise _Reached(args[0])
-
-    if name not in dict(module.named_modules()):
-        raise ConfigError(never_called(name))
-    handle = module.get_submodule(name).register_forward_pre_hook(stop)
-    try:
-        run()
-    except _Reached as reached:
-        return reached.args[0]
-    finally:
-        handle.remove()
-    raise ConfigError(never_called(name))
-
-
-@contextmanager
-def _looking(module: nn.Module, context: ForwardContext, row: dict[str, Tensor]) -> Iterator[None]:
-    """While it lasts, what is tapped or captured of a module's layers passes the context."""
-
-    def passed(name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
-        return lambda m, args, y: context.passed(name, y, row, False)
-
-    handles = [module.get_submodule(n).register_forward_hook(passed(n)) for n in {*context.taps, *context.wanted}]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _first(inputs: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:

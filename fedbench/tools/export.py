@@ -58,8 +58,8 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
 def client_state(
     run_dir: str | Path, client: int, overrides: Sequence[str] = (), merged: bool = False
 ) -> dict[str, Tensor]:
-    """What a client would deploy, as the state_dict of the run's nn.Module; with an adapter, of the adapted one, with
-    all that is frozen.
+    """What a client would deploy, as the state_dict of the run's nn.Module, with an adapter of the adapted one.
+    What an adapter or model.freeze has frozen is in it.
 
     Without an adapter, load it with strict=False where the module has integer counters (BatchNorm), which are no part
     of a row.  merged: the whole state_dict of the bare module, with the adapter's numbers in its weights; ConfigError
@@ -71,8 +71,9 @@ def client_state(
         bare = _bare(sim)
         _plain.merge(_holding(sim, state), bare, _adapter_key(sim))
         return bare.state_dict()
-    # what an adapter froze is in no row, and may be drawn: without it the file would be worth nothing
-    return {**_holding(sim, state).state_dict()} if "adapter" in sim.engine.model.columns else state
+    # what was frozen is in no row, and may be drawn: without it the file would be worth nothing
+    froze = "adapter" in sim.engine.model.columns or sim.cfg.model.get("freeze")
+    return {**_holding(sim, state).state_dict()} if froze else state
 
 
 def save_peft(run_dir: str | Path, client: int, folder: str | Path, overrides: Sequence[str] = ()) -> None:

@@ -576,7 +576,7 @@ def test_a_frozen_backbone_is_held_once() -> None:
 
     model = FlatModel(seeded(Backbone))
     assert model.program is None
-    module = model._module_of_thread(True)
+    module = model._vmapped._copy_of_thread(True)
     assert module.body.weight is model.module.body.weight and module.head.weight is not model.module.head.weight
 
 

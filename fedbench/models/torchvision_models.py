@@ -1,0 +1,39 @@
+"""Networks of torchvision by name, their classifier replaced by `head`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedbench.core.options import ConfigError
+from fedbench.models._backbone import Backbone, load_file, require_name
+
+
+class TorchvisionModel(Backbone):
+    """[B, 1 or 3, H, W] -> [B, C].
+
+    name: of torchvision.models, such as resnet18 or vit_b_16.  weights: null, or a file of a state dict, whose
+    classifier is left out.  options: of the network's constructor (image_size of a ViT is the data set's).
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple,
+        num_classes: int,
+        name: str = "resnet18",
+        weights: str | None = None,
+        options: dict[str, Any] | None = None,
+    ):
+        try:
+            from torchvision import models
+        except ImportError as error:
+            raise ConfigError("model=torchvision needs torchvision: pip install fedbench[vision]") from error
+        require_name(name, models.list_models(module=models), "torchvision.models")
+        given = {"weights": None, **(options or {})}
+        if name.startswith("vit_"):
+            given.setdefault("image_size", input_shape[-1])
+        if name in ("googlenet", "inception_v3"):
+            given |= {"aux_logits": False, "init_weights": True}  # else it returns more than logits in training
+        key = f"model.name={name}"
+        super().__init__(
+            lambda: models.get_model(name, **given), key, input_shape, num_classes, 3, load=load_file(weights)
+        )

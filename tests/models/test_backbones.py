@@ -1,0 +1,234 @@
+"""Networks of torchvision, timm and transformers: heads, weights, what is refused; the table of docs/backbones.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import CPU, all_clients, close, compose, equal, ragged
+from torch import Tensor
+
+from fedbench.adapters.base import Adapter
+from fedbench.adapters.lora import LoRA
+from fedbench.adapters.none import NoAdapter
+from fedbench.core.options import ConfigError
+from fedbench.engine.federation import Federation
+from fedbench.engine.optim import SGD
+from fedbench.models._backbone import Backbone
+from fedbench.models.hf_models import HFModel
+from fedbench.models.timm_models import TimmModel
+from fedbench.models.torchvision_models import TorchvisionModel
+from fedbench.nn.flat import FlatModel
+from fedbench.simulation import build
+from fedbench.testing._federation import engine_on
+
+pytest.importorskip("torchvision")
+pytest.importorskip("timm")
+PAGE = Path(__file__).parents[2] / "docs" / "backbones.md"
+LIBRARIES: dict[str, type[Backbone]] = {"torchvision": TorchvisionModel, "timm": TimmModel, "hf": HFModel}
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 8}
+FEW = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}
+# of transformers' models, what makes them small
+OPTIONS: dict[str, dict[str, Any]] = {
+    "vit": SMALL,
+    "deit": SMALL,
+    "beit": SMALL,
+    "dinov2": {**SMALL, "mlp_ratio": 2},
+    "swin": {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "patch_size": 4, "window_size": 4},
+    "convnext": FEW,
+    "resnet": {**FEW, "embedding_size": 8, "layer_type": "basic"},
+    "mobilenet_v2": {"depth_multiplier": 0.35},
+}
+LORA = LoRA(["body.*"], rank=2, convolutions=True)
+LARGER = {"alexnet", "mobilenet_v2"}  # of torchvision: 64 pixels, 32 are too few for their strides
+
+
+def network(library: str, name: str, side: int = 32, channels: int = 3, **more: Any) -> Backbone:
+    options = OPTIONS[name] if library == "hf" else {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LIBRARIES[library]((channels, side, side), 3, name=name, **{"options": options, **more})  # type: ignore
+
+
+def rows_of_page() -> list[tuple[str, str, str, str]]:
+    """(library, name, without an adapter, with LoRA) of the table in docs/backbones.md."""
+    rows = re.findall(r"^\| (torchvision|timm|hf) \| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.M)
+    return [(library, name, none.strip(), lora.strip()) for library, name, none, lora in rows]
+
+
+def outcome(library: str, name: str, adapter: Adapter) -> str:
+    """Two rounds of FedAvg with two clients: how many numbers a row has, or "refused"."""
+    side = 64 if library == "torchvision" and name in LARGER else 32
+    federation = Federation.build(*ragged(sizes=(4, 2), shape=(3, side, side)), CPU)
+    try:
+        module = network(library, name, side)
+        adapter.insert(module)
+    except ConfigError as error:
+        assert "\n" not in str(error) and str(error).startswith(("model.name=", "adapter.places="))
+        return "refused"
+    model = FlatModel(module, {"base": ["body.*"], "head": ["head.*"]})
+    engine = engine_on(federation, model, SGD(lr=0.001), plan="vmap", batch_size=2, epochs=1)
+    first = w = model.init_row()
+    for _ in range(2):
+        w = all_clients(engine).train(w).theta.mean(0)
+    assert w.isfinite().all() and not torch.equal(w, first)
+    return f"{model.size:,}"
+
+
+def test_the_table_has_what_was_promised() -> None:
+    rows = rows_of_page()
+    hf = [row for row in rows if row[0] == "hf"]
+    assert len(hf) == 8 and len(rows) == 28
+    for column in (2, 3):
+        assert sum(row[column] != "refused" for row in rows if row not in hf) >= 17
+        assert sum(row[column] != "refused" for row in hf) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library, name, none, lora", rows_of_page())
+def test_networks_train_as_the_table_says(library: str, name: str, none: str, lora: str) -> None:
+    assert outcome(library, name, NoAdapter()) == none
+    assert outcome(library, name, LORA) == lora
+
+
+@pytest.mark.parametrize("library, name", [("torchvision", "mobilenet_v3_small"), ("timm", "vit_tiny_patch16_224")])
+def test_small_ones_of_the_table(library: str, name: str) -> None:
+    lora = next(row[3] for row in rows_of_page() if row[:2] == (library, name))
+    assert outcome(library, name, LORA) == lora
+
+
+@pytest.mark.parametrize("library, name", [("torchvision", "swin_t"), ("timm", "resnet10t"), ("hf", "vit")])
+def test_clients_are_the_same_alone_and_together(library: str, name: str) -> None:
+    """Logits of three clients, in evaluation mode; swin_t's attention reads the weights of LoRA's layers."""
+    if library == "hf":
+        pytest.importorskip("transformers")
+    module = network(library, name)
+    adapter = LORA
+    adapter.insert(module)
+    model = FlatModel(module, {"base": ["body.*"], "head": ["head.*"]})
+    rows = model.init_row() + 0.02 * torch.randn(2, model.trained.size).new_ones(2, model.size)
+    rows[1, : model.trained.size] += 0.01 * torch.randn(model.trained.size)
+    x = torch.randn(2, 3, 3, 32, 32)
+    many = model.predict(rows, x)
+    for i in range(2):
+        one = model.predict(rows[i], x[i])
+        close(many[i], one, 1e-4 * max(1.0, float(one.abs().max())))
+    assert model.columns["head"].size == module.head.in_features * 3 + 3
+
+
+def test_merged_lora_is_what_a_reader_of_weights_sees() -> None:
+    layer = torch.nn.Linear(5, 4)
+    adapted: Any = LoRA(["*"], rank=2, alpha=6).adapt(layer, "layer")
+    torch.nn.init.normal_(adapted.lora_B.weight)
+    x = torch.randn(3, 5)
+    close(torch.nn.functional.linear(x, adapted.weight, adapted.bias), adapted(x), 1e-5)
+    close(adapted.merged()(x), adapted(x), 1e-5)
+
+
+@pytest.mark.parametrize("stride, padding, dilation", [(1, 1, 1), (2, 0, 1), (1, 2, 2)])
+def test_lora_of_convolutions(stride: int, padding: int, dilation: int) -> None:
+    """Nothing changes at first; then it is the convolution by W + (alpha / r) B A, and in peft's shapes."""
+    layer, x = torch.nn.Conv2d(3, 5, 3, stride, padding, dilation), torch.randn(2, 3, 9, 9)
+    adapted: Any = LoRA(["*"], rank=2, alpha=6, convolutions=True).adapt(layer, "layer")
+    equal(adapted(x), layer(x))
+    torch.nn.init.normal_(adapted.lora_B.weight)
+    product = torch.einsum("or,rikl->oikl", adapted.lora_B.weight[:, :, 0, 0], adapted.lora_A.weight)
+    expected = torch.nn.functional.conv2d(x, layer.weight + 3 * product, layer.bias, stride, padding, dilation)
+    close(adapted(x), expected, 1e-4)
+    close(adapted.merged()(x), expected, 1e-4)
+    assert adapted.stride == layer.stride  # code around may ask
+    assert LoRA(["*"]).adapt(layer, "layer") is None
+    assert LoRA(["*"], convolutions=True).adapt(torch.nn.Conv2d(4, 4, 3, groups=2), "layer") is None
+
+
+# -- weights ---------------------------------------------------------------------------------------------
+def same_body(a: Backbone, b: Backbone) -> None:
+    for (name, s), t in zip(a.body.state_dict().items(), b.body.state_dict().values()):
+        assert torch.equal(s, t), name
+
+
+@pytest.mark.parametrize("library, name", [("torchvision", "shufflenet_v2_x0_5"), ("timm", "resnet10t")])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_of_a_file(library: str, name: str, suffix: str, tmp_path: Path) -> None:
+    """As the library itself stores them, with a classifier for other classes, which is left out."""
+    import timm
+    import torchvision
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    whole = timm.create_model(name) if library == "timm" else torchvision.models.get_model(name, weights=None)
+    file, state = tmp_path / f"w{suffix}", whole.state_dict()
+    save_file(state, file) if suffix == ".safetensors" else torch.save(state, file)
+    loaded = network(library, name, channels=1, weights=str(file))
+    for key, t in loaded.body.state_dict().items():
+        assert torch.equal(t, state[key]), key
+    assert loaded(torch.randn(2, 1, 32, 32)).shape == (2, 3)
+    torch.save({**state, "odd": torch.ones(1)}, tmp_path / "odd.pt")
+    with pytest.raises(ConfigError, match=r"model\.weights=.*odd\.pt is not of this network: see odd"):
+        network(library, name, weights=str(tmp_path / "odd.pt"))
+    with pytest.raises(ConfigError, match=r"model\.weights=nowhere\.pt: there is no such file"):
+        network(library, name, weights="nowhere.pt")
+    (tmp_path / "torn.pt").write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match=r"torn\.pt cannot be read"):
+        network(library, name, weights=str(tmp_path / "torn.pt"))
+
+
+def test_weights_of_a_folder(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(**SMALL, image_size=32, num_labels=7)
+    torch.manual_seed(1)
+    whole = transformers.ViTForImageClassification(config)
+    whole.save_pretrained(tmp_path / "vit")
+    loaded: Any = network("hf", "vit", weights=str(tmp_path / "vit"))
+    x: Tensor = torch.randn(2, 3, 32, 32)
+    features = whole.vit(pixel_values=x).last_hidden_state[:, 0]
+    close(loaded.eval()(x), loaded.head(features), 1e-5)
+    file = tmp_path / "vit" / "model.safetensors"
+    state = {n: t for n, t in load_file(file).items() if not n.endswith("layernorm.bias")}
+    save_file(state, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"is not of this network: it lacks .*layernorm\.bias"):
+        network("hf", "vit", weights=str(tmp_path / "vit"))
+    with pytest.raises(ConfigError, match=r"model\.weights=none: there is no config\.json in it"):
+        network("hf", "vit", weights="none")
+
+
+# -- by the command line, and what is refused ------------------------------------------------------------
+def test_methods_have_their_columns() -> None:
+    cfg = compose(["algorithm=fedper", "model=timm", "model.name=resnet10t"])
+    federation = Federation.build(*ragged(shape=(1, 32, 32)), CPU)
+    model = build.model(cfg, federation)
+    assert model.columns["base"].size + model.columns["head"].size == model.size
+    equal(model.init_row(), build.model(cfg, federation).init_row())
+
+
+@pytest.mark.parametrize(
+    "library, name, words",
+    [
+        ("torchvision", "resnet19", r"model\.name=resnet19 is no network of torchvision\.models; did you mean resnet"),
+        (
+            "timm",
+            "vit_tny_patch16_224",
+            r"model\.name=vit_tny_patch16_224 is no network of timm; did you mean vit_tiny",
+        ),
+        ("torchvision", "squeezenet1_0", r"model\.name=squeezenet1_0 has no linear layer"),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence(library: str, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        network(library, name)
+
+
+def test_sizes_that_do_not_fit_are_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name=vit_b_32 cannot be built for images \(3, 40, 40\)"):
+        network("torchvision", "vit_b_32", side=40)
+    with pytest.raises(ConfigError, match=r"model\.name=alexnet cannot compute images \(3, 32, 32\)"):
+        network("torchvision", "alexnet")
+    with pytest.raises(ConfigError, match=r"model\.name=resnet18 reads images of 1 or 3 .* \(2, 32, 32\)"):
+        network("torchvision", "resnet18", channels=2)
+    with pytest.raises(ConfigError, match=r"model\.name=resnet18 cannot be built .*colour"):
+        network("torchvision", "resnet18", options={"colour": 3})

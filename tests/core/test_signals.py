@@ -69,7 +69,7 @@ def hung_up(number, frame):
 
 report = int(sys.argv[1])
 with handled(hung_up):
-    print("ready", flush=True)
+    os.write(1, b"ready")  # print could still be at work when the signal comes, and cannot be entered twice
     while True:
         signal.pause()
 """

@@ -1,0 +1,216 @@
+"""LoRA on one backbone that all clients share, beside a model for each client and a loop that swaps adapters.
+
+    uv run python scripts/bench_adapters.py            # images/s of one gradient of every client, rivals in turns
+    uv run python scripts/bench_adapters.py memory     # the most memory of each, in a process of its own
+    uv run python scripts/bench_adapters.py programs   # a U-Net and a DenseNet as programs, beside torch.vmap
+
+`shared` is what the engine does: rows of all clients through one program.  `loop` puts one client's row after the other
+through the same model.  `models` is plain PyTorch: an adapted module for each client.  `one` is one model on a batch as
+large as all clients' together, the bound of what sharing can reach.
+"""
+
+from __future__ import annotations
+
+import copy
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.adapters.lora import LoRA
+from fedbench.models.vit_tiny import ViTTiny
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.rules import ForwardContext
+
+B, TURNS = 4, 15
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MODELS: dict[str, tuple[tuple[int, int, int], dict[str, int]]] = {
+    "vit_tiny": ((3, 32, 32), {"patch": 4, "width": 64, "depth": 4, "heads": 4}),
+    "ViT-S/16": ((3, 96, 96), {"patch": 16, "width": 384, "depth": 12, "heads": 6, "mlp_ratio": 4}),
+}
+
+
+def adapted(name: str) -> tuple[nn.Module, tuple[int, int, int]]:
+    """The model with LoRA of rank 8 in all linear layers of its blocks."""
+    shape, options = MODELS[name]
+    torch.manual_seed(0)
+    module = ViTTiny(shape, 10, **options)  # type: ignore[arg-type]
+    LoRA(["blocks.*"]).insert(module)
+    return module.to(DEVICE), shape
+
+
+def ways(name: str, k: int) -> dict[str, Callable[[], Any]]:
+    """One gradient of k clients, on batches of B each, by every rival."""
+    module, shape = adapted(name)
+    model = FlatModel(module, {}, DEVICE)
+    assert model.program is not None
+    rows = model.init_row().repeat(k, 1)
+    x = torch.randn(k, B, *shape, device=DEVICE)
+    modules: list[nn.Module] = []
+
+    def gradient(rows: Tensor, x: Tensor) -> Tensor:
+        leaf = rows.clone().requires_grad_()
+        loss = model.apply(model.named(leaf), x, True, ForwardContext(True)).square().mean((1, 2)).sum()
+        return torch.autograd.grad(loss, leaf)[0]
+
+    def plain(module: nn.Module, x: Tensor) -> None:
+        loss = module(x).square().mean()
+        torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad])
+
+    def models() -> None:
+        if not modules:
+            modules.extend(copy.deepcopy(module) for _ in range(k))
+        for m, batch in zip(modules, x):
+            plain(m, batch)
+
+    return {
+        "shared": lambda: gradient(rows, x),
+        "loop": lambda: [gradient(rows[i : i + 1], x[i : i + 1]) for i in range(k)],
+        "models": models,
+        "one": lambda: plain(module, x.flatten(0, 1)),
+    }
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Of one call, the device awaited."""
+    start = time.perf_counter()
+    work()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def in_turns(rivals: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds of each, TURNS times after one that does not count."""
+    for work in rivals.values():
+        seconds(work)
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(TURNS):
+        for name, work in rivals.items():
+            times[name].append(seconds(work))
+    return times
+
+
+def speed() -> None:
+    """images/s, and each rival's time as a multiple of `shared`'s (median of turns, smallest and largest)."""
+    for name in MODELS:
+        for k in (6, 32):
+            times = in_turns(ways(name, k))
+            for rival, some in times.items():
+                ratios = [t / s for t, s in zip(some, times["shared"])]
+                rate = k * B / statistics.median(some)
+                spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                print(f"{name:9} {k:3} clients  {rival:7} {rate:8.1f} images/s  time of shared's: {spread}", flush=True)
+
+
+def memory(name: str | None = None, k: int = 0, rival: str = "") -> None:
+    """MiB of a process's peak above what it had before the gradient."""
+    if name is None:
+        for model in MODELS:
+            for clients in (6, 32):
+                for way in ("shared", "loop", "models", "one"):
+                    command = [sys.executable, __file__, "memory", model, str(clients), way]
+                    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                    print(f"{model:9} {clients:3} clients  {way:7} {told.strip()} MiB", flush=True)
+        return
+    work = ways(name, k)[rival]
+    if DEVICE.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        work()
+        print(f"{(torch.cuda.max_memory_allocated() - before) / 2**20:.0f}")
+        return
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    work()
+    print(f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024:.0f}")
+
+
+class UNet(nn.Module):
+    """[B, 3, H, W] -> [B, 2, H, W]: two halvings, transposed convolutions back, skips by cat."""
+
+    def __init__(self, f: int = 8):
+        super().__init__()
+
+        def block(a: int, b: int) -> nn.Module:
+            return nn.Sequential(
+                nn.Conv2d(a, b, 3, padding=1), nn.GroupNorm(2, b), nn.ReLU(), nn.Conv2d(b, b, 3, padding=1), nn.ReLU()
+            )
+
+        self.down1, self.down2, self.bottom = block(3, f), block(f, 2 * f), block(2 * f, 4 * f)
+        self.pool1, self.pool2 = nn.MaxPool2d(2), nn.MaxPool2d(2)
+        self.up2, self.right2 = nn.ConvTranspose2d(4 * f, 2 * f, 2, 2), block(4 * f, 2 * f)
+        self.up1, self.right1 = nn.ConvTranspose2d(2 * f, f, 2, 2), block(2 * f, f)
+        self.head = nn.Conv2d(f, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of pixels."""
+        a = self.down1(x)
+        b = self.down2(self.pool1(a))
+        y = self.up2(self.bottom(self.pool2(b)))
+        y = self.up1(self.right2(torch.cat([b, y], 1)))
+        return self.head(self.right1(torch.cat([a, y], 1)))
+
+
+class DenseNet(nn.Module):
+    """[B, 3, H, W] -> [B, 10]: two dense blocks of four layers with group norm."""
+
+    def __init__(self, growth: int = 8):
+        super().__init__()
+        self.stem, channels = nn.Conv2d(3, 16, 3, padding=1), 16
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            layers = nn.ModuleList()
+            for _ in range(4):
+                layers.append(nn.Sequential(nn.GroupNorm(4, channels), nn.ReLU(), nn.Conv2d(channels, growth, 3, 1, 1)))
+                channels += growth
+            self.blocks.append(layers)
+        self.pool, self.end = nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1)
+        self.flat, self.head = nn.Flatten(), nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = self.stem(x)
+        for layers in self.blocks:
+            for layer in layers:  # type: ignore[attr-defined]
+                x = torch.cat([x, layer(x)], 1)
+            x = self.pool(x)
+        return self.head(self.flat(self.end(x)))
+
+
+def programs(k: int = 5) -> None:
+    """Gradients of five clients by the program and by torch.vmap of the same module."""
+    for kind, size, batch in ((UNet, 64, 4), (DenseNet, 32, 10)):
+        torch.manual_seed(0)
+        module = kind()
+        program = FlatModel(copy.deepcopy(module), {}, DEVICE)
+        module.head.register_forward_hook(lambda *_: None)  # a layer with a hook is in no program
+        mapped = FlatModel(module, {}, DEVICE)
+        assert program.program is not None and mapped.mapped
+        x, rows = torch.randn(k, batch, 3, size, size, device=DEVICE), program.init_row().repeat(k, 1)
+
+        def gradient(model: FlatModel, rows: Tensor = rows, x: Tensor = x) -> Tensor:
+            leaf = rows.clone().requires_grad_()
+            logits = model.apply(model.named(leaf), x, True, ForwardContext(True))
+            return torch.autograd.grad(logits.square().flatten(1).mean(1).sum(), leaf)[0]
+
+        a, b = gradient(program), gradient(mapped)
+        assert float((a - b).abs().max()) < 1e-4 * float(b.abs().max())
+        times = in_turns({"program": partial(gradient, program), "mapped": partial(gradient, mapped)})
+        ratios = [m / p for m, p in zip(times["mapped"], times["program"])]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{kind.__name__:9} {k} clients of {batch}: torch.vmap takes {spread} times as long as the program")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["memory"]:
+        memory(*sys.argv[2:3], *map(int, sys.argv[3:4]), *sys.argv[4:5])
+    elif sys.argv[1:2] == ["programs"]:
+        programs()
+    else:
+        speed()

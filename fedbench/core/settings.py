@@ -26,7 +26,7 @@ WHEREABOUTS = (
 )
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
 LATER_KEYS = {"weights": "samples", "model.freeze": []}  # not of a group's class, which has its own defaults
-NEUTRAL = {"algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
+NEUTRAL = {"adapter.convolutions": False, "algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {
     "adapter": ("none", {"_target_": "fedbench.adapters.none.NoAdapter"}),

@@ -48,7 +48,7 @@ class Backbone(nn.Module):
         for m in body.modules():
             if getattr(m, "inplace", False):
                 m.inplace = False  # type: ignore[assignment]  # torch.vmap cannot write clients' values into one tensor
-            if type(m).__name__ in ("StochasticDepth", "DropPath"):  # likewise, and its draws would not be keyed
+            if type(m).__name__.endswith(("StochasticDepth", "DropPath")):  # likewise, and its draws would not be keyed
                 for rate in {"p", "drop_prob"} & vars(m).keys():
                     setattr(m, rate, 0.0)
         self.body, self.head = body, nn.Linear(features, num_classes)

@@ -19,6 +19,7 @@ from fedbench.adapters.none import NoAdapter
 from fedbench.adapters.parameters import Parameters
 from fedbench.cli.conf_tree import group_options
 from fedbench.core.options import ConfigError
+from fedbench.core.settings import config_hash, plain
 from fedbench.engine.federation import Federation
 from fedbench.models.vit_tiny import ViTTiny
 from fedbench.nn.flat import FlatModel
@@ -246,3 +247,13 @@ def test_an_adapter_of_ones_own() -> None:
     product = wrapped.lora_B.weight @ wrapped.lora_A.weight  # type: ignore[union-attr, operator]
     close(wrapped(x), x @ (layer.weight + 3 * product).T + layer.bias, 1e-5)
     assert isinstance(Parameters(["*"]), Adapter)
+
+
+def test_a_lora_run_from_before_convolutions_has_the_same_hash() -> None:
+    cfg = compose(["algorithm=fedavg", *TINY, "adapter=lora"])
+    stored = plain(cfg)
+    del stored["adapter"]["convolutions"], stored["model"]["freeze"]
+    assert config_hash(stored) == config_hash(cfg)
+    assert config_hash(stored) != config_hash(
+        compose(["algorithm=fedavg", *TINY, "adapter=lora", "model.freeze=[norm.*]"])
+    )

@@ -119,6 +119,15 @@ def test_clients_are_the_same_alone_and_together(library: str, name: str) -> Non
     assert model.columns["head"].size == module.head.in_features * 3 + 3
 
 
+@pytest.mark.parametrize("library, name", [("torchvision", "swin_t"), ("hf", "swin")])
+def test_stochastic_depth_is_off(library: str, name: str) -> None:
+    """Whatever a library calls its class: in training two passes are the same."""
+    if library == "hf":
+        pytest.importorskip("transformers")
+    module, x = network(library, name).train(), torch.randn(4, 3, 32, 32)
+    equal(module(x), module(x))
+
+
 def test_merged_lora_is_what_a_reader_of_weights_sees() -> None:
     layer = torch.nn.Linear(5, 4)
     adapted: Any = LoRA(["*"], rank=2, alpha=6).adapt(layer, "layer")

@@ -47,7 +47,7 @@ class Backbone(nn.Module):
         features = _take_out_classifier(body, key)
         for m in body.modules():
             if getattr(m, "inplace", False):
-                m.inplace = False  # type: ignore[assignment]  # torch.vmap cannot write clients' values into one tensor
+                m.inplace = False  # type: ignore[assignment]  # else a captured output is what came after it
             if type(m).__name__.endswith(("StochasticDepth", "DropPath")):  # likewise, and its draws would not be keyed
                 for rate in {"p", "drop_prob"} & vars(m).keys():
                     setattr(m, rate, 0.0)

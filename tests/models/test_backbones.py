@@ -128,6 +128,13 @@ def test_stochastic_depth_is_off(library: str, name: str) -> None:
     equal(module(x), module(x))
 
 
+def test_captured_outputs_are_not_written_over() -> None:
+    """torchvision's ReLU would write into what the norm before it gave."""
+    model = FlatModel(network("torchvision", "resnet18"), {})
+    _, captured = model.capture(model.init_row(), torch.randn(2, 3, 32, 32), ["body.layer1.0.bn1"])
+    assert (captured["body.layer1.0.bn1"] < 0).any()
+
+
 def test_merged_lora_is_what_a_reader_of_weights_sees() -> None:
     layer = torch.nn.Linear(5, 4)
     adapted: Any = LoRA(["*"], rank=2, alpha=6).adapt(layer, "layer")

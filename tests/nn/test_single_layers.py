@@ -226,15 +226,16 @@ def test_an_extra_loss_is_of_the_training_pass(hooked: bool) -> None:
     assert model.predict(rows, x).shape == (K, B, 3)
 
 
-@pytest.mark.parametrize("custom", [False, True])
+@pytest.mark.parametrize("custom", ["", "per sample", "per client"])
 @pytest.mark.parametrize("plan", ["vmap", "loop"])
-def test_training_descends_along_the_extra_loss(plan: str, custom: bool) -> None:
+def test_training_descends_along_the_extra_loss(plan: str, custom: str) -> None:
     """One step on all samples of three clients: the task's loss or a method's own, and the extra loss, by hand."""
     module, (arrays, split) = seeded(FlatSparse, 0), ragged(sizes=(4, 4, 4))
     e = engine(arrays, split, module, SGD(lr=0.5), plan=plan, batch_size=4, epochs=1)
 
     def doubled(s: Step, rows: Tensor, batch: Any) -> Tensor:
-        return 2 * s.task_loss(s.forward(rows, batch), batch)
+        losses = 2 * s.task_loss(s.forward(rows, batch), batch)  # [k, B]
+        return losses if custom == "per sample" else (losses * batch.weight).sum(1)
 
     def step(s: Step, batch: Any) -> None:
         s.descend(s.grad(batch, loss=doubled if custom else None))

@@ -79,7 +79,8 @@ def test_a_closed_terminal_does_not_make_printing_fail() -> None:
     """The window of a run is closed: SIGHUP comes, and every write to the terminal would raise."""
     ours, theirs = pty.openpty()
     read, write = os.pipe()
-    begin = f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{CLOSED}"  # it is its session's terminal
+    begin = "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"  # it is its session's terminal
+    begin += f"; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n{CLOSED}"  # where the tests run under nohup, too
     process = subprocess.Popen(
         [sys.executable, "-c", begin, str(write)],
         stdin=theirs,

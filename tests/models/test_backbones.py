@@ -25,6 +25,8 @@ from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build
 from fedbench.testing._federation import engine_on
 
+# torch.vmap says so of adaptive pooling, once in a process: slower, not wrong
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 pytest.importorskip("torchvision")
 pytest.importorskip("timm")
 PAGE = Path(__file__).parents[2] / "docs" / "backbones.md"

@@ -41,9 +41,10 @@ class Adapter:
     def insert(self, model: nn.Module) -> list[str]:
         """Freeze a model but for what `train` names, and adapt it, in place; the names of the parameters that learn by
         the adapter.  ConfigError where there are none."""
+        beside = list(model.expose()) if isinstance(model, HoldsLayers) else []
         model.requires_grad_(False)
         for name, p in model.named_parameters():
-            if any(fnmatch.fnmatch(name, pattern) for pattern in self.train):
+            if any(fnmatch.fnmatch(name, pattern) for pattern in [*self.train, *beside]):
                 p.requires_grad_()
         return self.add(model)
 
@@ -80,4 +81,14 @@ class Mergeable(Protocol):
     def merged(self) -> nn.Module | None:
         """That layer, a new one with the names and shapes of the one that was adapted; None where these options have
         none."""
+        ...
+
+
+@runtime_checkable
+class HoldsLayers(Protocol):
+    """A model that keeps layers outside itself (a frozen tower that all runs of a process share)."""
+
+    def expose(self) -> Sequence[str]:
+        """Hold them as submodules from now on, so that an adapter finds them; the names of the parameters that learn
+        beside it, whatever it trains (the model's own)."""
         ...

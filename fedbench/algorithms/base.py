@@ -44,7 +44,7 @@ LocalStep = Callable[[Step, Batch], None]  # what a client does with a batch: co
 class Algorithm:
     """Base of all methods.  State is plain tensors (and NumPy ids) on self, and Rows made in `setup`.
 
-    requires: column groups of the model that the method cannot do without.
+    requires: column groups of the model that the method cannot do without; alone: nothing else may learn.
     reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
     personal_is_global: every client deploys the server's row, so personal/* equals global/*.
     leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
@@ -52,6 +52,7 @@ class Algorithm:
     """
 
     requires: tuple[str, ...] = ()
+    alone: bool = False
     reads: tuple[str, ...] = ()
     personal_is_global = False
     leaks: str | None = None
@@ -60,6 +61,12 @@ class Algorithm:
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Refuse, in one sentence, what the method cannot run on."""
         self.check_settings(federation.num_clients, model.columns, optimizer)
+        groups = [model.columns[group] for group in self.requires]
+        require(
+            not self.alone or sum(group.size for group in groups) == model.trained.size,
+            f"the method computes with the model's {' and '.join(self.requires)} alone, and here more learns: use "
+            "adapter=none",
+        )
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
         """The part of `check` for which neither data nor a module are needed: it comes before they are loaded.

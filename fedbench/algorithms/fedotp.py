@@ -39,7 +39,7 @@ class FedOTP(Algorithm):
     State: w [P], whose columns prompt are p_g, and whose columns local are p_l as drawn; p_l [N, l d].
     """
 
-    requires = ("prompt",)
+    requires, alone = ("prompt",), True
     reads = ("tokens",)
     waits = "Sinkhorn's iterations end when all have converged, at which it looks every ten"
 

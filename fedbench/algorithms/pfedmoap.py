@@ -57,7 +57,7 @@ class PFedMoAP(Algorithm):
     Shapes: K clients of a cohort, K_e = num_others experts beside its own, E = K_e + 1.
     """
 
-    requires = ("prompt",)
+    requires, alone = ("prompt",), True
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from fedbench.core.options import NonNegative, require
 class PFedPrompt(Algorithm):
     """alpha, beta, mode, in_training: above.  State: w [P]."""
 
-    requires = ("prompt",)
+    requires, alone = ("prompt",), True
 
     def __init__(
         self,

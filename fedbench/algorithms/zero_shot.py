@@ -17,7 +17,7 @@ class ZeroShot(Algorithm):
     State: w [P], the model's initial row, which takes no part; text [C, D].
     """
 
-    requires = ("prompt",)
+    requires, alone = ("prompt",), True
     personal_is_global = True
 
     def __init__(self, template: str | None = None):

@@ -16,9 +16,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from fedbench.models._private_open_clip import pooled_and_tokens
 log = logging.getLogger(__name__)
 PLACEHOLDER = "X"  # one token, as CoOp writes the context before it is replaced
 Position = Literal["end", "middle", "front"]
+Layer = Callable[[str, Tensor], Tensor]  # (name, x [A, ...]) -> what that layer gives
 
 
 class TextTower:
@@ -40,6 +41,7 @@ class TextTower:
 
     def __init__(self, clip: Any, tokenize: Any, class_names: Sequence[str], length: int, position: Position = "end"):
         self.clip = clip
+        self.blocks = nn.ModuleList(TextBlock(block) for block in clip.transformer.resblocks)
         names = [name.replace("_", " ") for name in class_names]
         tokens = tokenize([" ".join([PLACEHOLDER] * length + [name]) + "." for name in names])  # [C, 77]
         eot = tokens.argmax(1)  # EOT has the largest number
@@ -67,11 +69,17 @@ class TextTower:
     def to(self, device: torch.device | str) -> TextTower:
         """Move the tower and its constants; returns itself."""
         self.clip.to(device)
+        self.blocks.to(device)
         self.sos, self.tail, self.slot, self.eot = (t.to(device) for t in (self.sos, self.tail, self.slot, self.eot))
         return self
 
-    def __call__(self, contexts: Tensor) -> Tensor:
-        """L2-normalized text features of contexts [..., l, d].  # [..., C, D]"""
+    def __call__(self, contexts: Tensor, layer: Layer | None = None) -> Tensor:
+        """L2-normalized text features of contexts [..., l, d].  # [..., C, D]
+
+        layer(name, x): what gives the output of a layer of `blocks`, in place of that layer; its inputs have the
+        contexts' first axis.
+        """
+        layer = layer or (lambda name, x: self.blocks.get_submodule(name)(x))
         A, C = contexts.shape[:-2].numel(), len(self.slot)
         P = contexts.reshape(A, self.length, -1)  # [A, l, d]
         head = torch.cat([self.sos.expand(A, 1, -1), P[:, : self.common - 1]], 1)  # [A, p, d]
@@ -80,11 +88,35 @@ class TextTower:
             tail = torch.where((self.slot >= 0)[..., None], P[:, self.slot.clamp_min(0)], tail)
         place = self.clip.positional_embedding
         head, tail = head + place[: self.common], tail + place[self.common : self.total]
-        for block in self.clip.transformer.resblocks:
-            head, tail = _block(block, head, tail)
+        for i in range(len(self.blocks)):
+            head, tail = self._block(i, head, tail, layer)
         at = self.eot.view(1, C, 1, 1).expand(A, C, 1, tail.shape[-1])
         x = self.clip.ln_final(tail.gather(2, at)[:, :, 0])  # [A, C, d]
         return F.normalize(project(x, self.clip.text_projection), dim=-1).view(*contexts.shape[:-2], C, -1)
+
+    def _block(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """One pre-norm residual block on the common positions [A, p, d] and the classes' own [A, C, S, d]."""
+        a, b = self._attention(i, layer(f"{i}.norm1", head), layer(f"{i}.norm1", tail), layer)
+        head, tail = head + layer(f"{i}.scale1", a), tail + layer(f"{i}.scale1", b)
+        a, b = (layer(f"{i}.mlp", layer(f"{i}.norm2", x)) for x in (head, tail))
+        return head + layer(f"{i}.scale2", a), tail + layer(f"{i}.scale2", b)
+
+    def _attention(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """Causal self-attention over p common positions followed, for each class, by S of its own."""
+        (A, p, d), (_, C, S, _), h = head.shape, tail.shape, cast(TextBlock, self.blocks[i]).heads
+        parts = layer(f"{i}.qkv", head).chunk(3, -1)
+        q, k, v = (t.view(A, p, h, -1).transpose(1, 2) for t in parts)  # [A, h, p, d/h]
+        first = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(A, p, d)
+        parts = layer(f"{i}.qkv", tail).chunk(3, -1)
+        Q, K, V = (t.view(A, C, S, h, -1).permute(0, 3, 1, 2, 4) for t in parts)  # [A, h, C, S, d/h]
+        Q = Q * Q.shape[-1] ** -0.5
+        to_common = (Q.flatten(2, 3) @ k.transpose(-1, -2)).view(A, h, C, S, p)
+        later = torch.ones(S, S, dtype=torch.bool, device=head.device).triu(1)
+        to_own = (Q @ K.transpose(-1, -2)).masked_fill(later, float("-inf"))  # [A, h, C, S, S]
+        on_common, on_own = torch.cat([to_common, to_own], -1).softmax(-1).split([p, S], -1)
+        second = (on_common.flatten(2, 3) @ v).view(A, h, C, S, -1) + on_own @ V  # [A, h, C, S, d/h]
+        second = second.permute(0, 2, 3, 1, 4).reshape(A, C, S, d)
+        return layer(f"{i}.attn", first), layer(f"{i}.attn", second)
 
 
 def _sources(before: Tensor, widths: Tensor, length: int, total: int) -> Tensor:
@@ -97,30 +129,33 @@ def _sources(before: Tensor, widths: Tensor, length: int, total: int) -> Tensor:
     return torch.tensor(rows)
 
 
-def _block(block: Any, head: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-    """One pre-norm residual block on the common positions [A, p, d] and the classes' own [A, C, S, d]."""
-    a, b = _attention(block.attn, block.ln_1(head), block.ln_1(tail))
-    head, tail = head + block.ls_1(a), tail + block.ls_1(b)
-    return head + block.ls_2(block.mlp(block.ln_2(head))), tail + block.ls_2(block.mlp(block.ln_2(tail)))
+class TextBlock(nn.Module):
+    """The layers of a block of open_clip's text tower, as PyTorch's own kinds, which adapters and rules know.  They are
+    the block's own parameters.  qkv and attn are before and behind the attention itself, so that what adapts the
+    sublayer attn adapts what attention gives."""
+
+    def __init__(self, block: Any):
+        super().__init__()
+        attention = block.attn
+        self.norm1, self.norm2 = _layer_norm(block.ln_1), _layer_norm(block.ln_2)
+        self.qkv = _linear(attention.in_proj_weight, attention.in_proj_bias)
+        self.attn = _linear(attention.out_proj.weight, attention.out_proj.bias)
+        plain = (_linear(m.weight, m.bias) if isinstance(m, nn.Linear) else m for m in block.mlp)
+        self.mlp = nn.Sequential(*plain)
+        self.scale1, self.scale2 = block.ls_1, block.ls_2
+        self.heads: int = attention.num_heads
 
 
-def _attention(attn: nn.MultiheadAttention, head: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal self-attention over p common positions followed, for each class, by S of its own."""
-    (A, p, d), (_, C, S, _), h = head.shape, tail.shape, attn.num_heads
-    q, k, v = (t.view(A, p, h, -1).transpose(1, 2) for t in _qkv(attn, head))  # [A, h, p, d/h]
-    first = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(A, p, d)
-    Q, K, V = (t.view(A, C, S, h, -1).permute(0, 3, 1, 2, 4) for t in _qkv(attn, tail))  # [A, h, C, S, d/h]
-    Q = Q * Q.shape[-1] ** -0.5
-    to_common = (Q.flatten(2, 3) @ k.transpose(-1, -2)).view(A, h, C, S, p)
-    later = torch.ones(S, S, dtype=torch.bool, device=head.device).triu(1)
-    to_own = (Q @ K.transpose(-1, -2)).masked_fill(later, float("-inf"))  # [A, h, C, S, S]
-    on_common, on_own = torch.cat([to_common, to_own], -1).softmax(-1).split([p, S], -1)
-    second = (on_common.flatten(2, 3) @ v).view(A, h, C, S, -1) + on_own @ V  # [A, h, C, S, d/h]
-    return attn.out_proj(first), attn.out_proj(second.permute(0, 2, 3, 1, 4).reshape(A, C, S, d))
+def _linear(weight: Any, bias: Any) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    layer.weight, layer.bias = weight, bias
+    return layer
 
 
-def _qkv(attn: nn.MultiheadAttention, x: Tensor) -> tuple[Tensor, ...]:
-    return F.linear(x, attn.in_proj_weight, attn.in_proj_bias).chunk(3, -1)
+def _layer_norm(norm: nn.LayerNorm) -> nn.LayerNorm:
+    layer = nn.LayerNorm(list(norm.normalized_shape), norm.eps, device="meta")
+    layer.weight, layer.bias = norm.weight, norm.bias
+    return layer
 
 
 def project(x: Tensor, projection: Any) -> Tensor:

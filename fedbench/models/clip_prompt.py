@@ -10,6 +10,8 @@ federation then holds features where it held images.
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import logging
 import threading
@@ -29,7 +31,7 @@ from fedbench.data._files import cached
 from fedbench.data.base import Arrays
 from fedbench.models import clip as towers
 from fedbench.models.tiny_clip import TINY, pretrain
-from fedbench.nn.program import never_called
+from fedbench.nn.program import Layers, never_called
 from fedbench.nn.rules import ForwardContext
 from fedbench.partition.base import Split
 
@@ -93,6 +95,7 @@ class CLIPPrompt(MoveListener):
         self.dim = towers.joint_width(clip)  # D
         self.images = towers.ImageTower(clip)
         self._last = threading.local()
+        self._layers: tuple[Layers, ...] = ()  # what calls those that adapters change; in a tuple: no submodule
         self._views: Tensor | None = None  # [images with views, V, ...]
         self._scaling: tuple[Tensor, Tensor] | None = None  # for norm=official
         self._from_bytes = True  # whether images are bytes (or those / 255)
@@ -111,20 +114,42 @@ class CLIPPrompt(MoveListener):
         """The prompts among a model's named parameters.  # [..., l, d]"""
         return torch.cat([named["shared"], named["own"]], -2)
 
-    def text(self, prompts: Tensor) -> Tensor:
+    def text(
+        self,
+        prompts: Tensor,
+        params: dict[str, Tensor] | None = None,
+        many: bool = False,
+        context: ForwardContext | None = None,
+    ) -> Tensor:
         """L2-normalized text features of prompts [..., l, d]; remembered where no gradient is wanted, since an
-        evaluation asks for the same ones batch after batch.  # [..., C, D]"""
-        if torch.is_grad_enabled() and prompts.requires_grad:
-            return self.tower(prompts)
-        last_prompts, features = getattr(self._last, "of", None), getattr(self._last, "text", None)
-        if last_prompts is not None and features is not None and last_prompts.dim() == prompts.dim():
-            n = len(prompts) if prompts.dim() > 2 else None
-            if last_prompts[:n].shape == prompts.shape and torch.equal(last_prompts[:n], prompts):
-                return features[:n]
+        evaluation asks for the same ones batch after batch.  # [..., C, D]
+
+        params, many, context: as `run` has them, of which a tower that is adapted takes its layers' numbers.
+        """
+        context, params = context or ForwardContext(), params if params is not None and self._layers else {}
+
+        def layer(name: str, x: Tensor) -> Tensor:
+            return self._layers[0].apply(f"blocks.{name}", x, params, many, context)
+
+        own = [prompts, *(p for n, p in params.items() if n.startswith("blocks.") and n not in context.frozen)]
+        tower = functools.partial(self.tower, prompts, layer if params else None)
+        if context.looks or (torch.is_grad_enabled() and any(t.requires_grad for t in own)):
+            return tower()
+        last, features = getattr(self._last, "of", None), getattr(self._last, "text", None)
+        if last is not None and features is not None and _begins_with(last, own, prompts.dim() > 2):
+            return features[: len(prompts)] if prompts.dim() > 2 else features
         with torch.no_grad():
-            features = self.tower(prompts)
-        self._last.of, self._last.text = prompts.detach().clone(), features
+            features = tower()
+        self._last.of, self._last.text = [t.detach().clone() for t in own], features
         return features
+
+    def expose(self) -> list[str]:
+        """Hold the text tower's layers as submodules, `blocks.0.qkv` and so on, for an adapter; the prompt learns
+        beside it.  They share the backbone's numbers, but each run may say which of them learn."""
+        twin = {id(p): nn.Parameter(p.detach(), False) for p in self.tower.blocks.parameters()}
+        self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, twin)
+        self._layers = (Layers(self),)
+        return ["shared", "own"]
 
     def templated(self, template: str) -> Tensor:
         """L2-normalized text features of the class names in a plain template, "a photo of a {}.".  # [C, D]"""
@@ -140,7 +165,8 @@ class CLIPPrompt(MoveListener):
         """Logits of one prompt [l, d] on [B, D], or of k prompts on [k, B, D]."""
         if until is not None:
             raise ConfigError(never_called(until))
-        return self.scale * self.image(inputs[0]) @ self.text(self.context(params)).transpose(-1, -2)
+        text = self.text(self.context(params), params, many, context)
+        return self.scale * self.image(inputs[0]) @ text.transpose(-1, -2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the one prompt on image features [B, D].  # [B, C]"""
@@ -300,3 +326,11 @@ class CLIPPrompt(MoveListener):
     @staticmethod
     def _plain(features: dict[str, Tensor]) -> Any:
         return features if len(features) > 1 else features["image"]
+
+
+def _begins_with(last: Sequence[Tensor], tensors: Sequence[Tensor], many: bool) -> bool:
+    """Whether what was remembered is these tensors, or, if many, begins with them."""
+    n = len(tensors[0]) if many else None
+    return len(last) == len(tensors) and all(
+        a.dim() == b.dim() and a[:n].shape == b.shape and torch.equal(a[:n], b) for a, b in zip(last, tensors)
+    )

@@ -22,7 +22,7 @@ from fedbench.core.options import ConfigError, listed, require
 from fedbench.core.private_torch import BatchNorm
 from fedbench.nn.chain import Chain, LowChain
 from fedbench.nn.columns import Columns, require_group
-from fedbench.nn.program import never_called, trace
+from fedbench.nn.program import layers_of, never_called, trace
 from fedbench.nn.rules import CONVOLUTIONS, LOW, Convolution, ForwardContext, Tap
 from fedbench.nn.vmapped import VmappedModule
 
@@ -68,6 +68,8 @@ class FlatModel:
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
         self._batched = isinstance(module, Batched)  # asking is slow
         self.program = None if self._batched else trace(module)
+        if layers := layers_of(module):
+            layers.trace_all()
         self.convolution: Convolution = "grouped"
         self.autocast = False
         self._chains = {

@@ -177,7 +177,7 @@ class Layers:
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self._programs: dict[str, Program] = {}
+        self._programs: dict[str, Program | None] = {}
 
     def apply(self, name: str, x: Tensor, params: Params, many: bool, context: ForwardContext) -> Tensor:
         """The layer of that name on x, [k, ...] with params [k, ...] each if many, but for the frozen ones."""
@@ -186,13 +186,26 @@ class Layers:
             y = RULES[type(layer)](layer, name, params, x, many, context)
             return context.passed(name, y, params, many) if context.looks else y
         if name not in self._programs:
-            program = trace(layer, f"{name}.")
-            require(
-                program is not None, f"the layer {name} does more than fedbench can compute for many clients at once"
-            )
-            self._programs[name] = program  # type: ignore[assignment]
-        y = self._programs[name].run(params, (x,), many, context)
+            self._trace(name)
+        program = self._programs[name]
+        require(program is not None, f"the layer {name} does more than fedbench can compute for many clients at once")
+        y = program.run(params, (x,), many, context)  # type: ignore[union-attr]
         return context.passed(name, y, params, many) if context.looks else y
+
+    def trace_all(self) -> None:
+        """Trace every layer now: torch.fx must not do so while threads call modules."""
+        for name, layer in self.module.named_modules():
+            if name and type(layer) not in RULES:
+                self._trace(name)
+
+    def _trace(self, name: str) -> None:
+        self._programs[name] = trace(self.module.get_submodule(name), f"{name}.")
+
+
+def layers_of(module: nn.Module) -> Layers | None:
+    """The `Layers` by which a module that computes many clients by itself calls its layers, if it has them."""
+    held = [v for value in vars(module).values() for v in (value if isinstance(value, tuple) else (value,))]
+    return next((v for v in held if isinstance(v, Layers)), None)
 
 
 def trace(module: nn.Module, prefix: str = "") -> Program | None:

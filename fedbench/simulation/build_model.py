@@ -19,6 +19,7 @@ from fedbench.data.spec import DataSpec
 from fedbench.engine.federation import Federation
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import Batched, FlatModel
+from fedbench.nn.program import layers_of
 from fedbench.simulation.instantiate import make, part, target_of
 from fedbench.simulation.outputs import check_parameters
 
@@ -40,9 +41,9 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
 
     module, new = draw()
     require(
-        not new or not isinstance(module, Batched),
+        not new or not isinstance(module, Batched) or layers_of(module) is not None,
         f"adapter={cfg.choices.adapter}: model={cfg.choices.model} computes all clients at once by itself, past the "
-        "layers that an adapter is put into; use adapter=none",
+        "layers that an adapter is put into; use adapter=none, or let it call them by fedbench.nn.program.Layers",
     )
     check_parameters(module, f"model._target_={cfg.model._target_}")
     columns: Any = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}

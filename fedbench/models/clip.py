@@ -42,6 +42,7 @@ class TextTower:
     def __init__(self, clip: Any, tokenize: Any, class_names: Sequence[str], length: int, position: Position = "end"):
         self.clip = clip
         self.blocks = nn.ModuleList(TextBlock(block) for block in clip.transformer.resblocks)
+        self._plain = dict(self.blocks.named_modules())
         names = [name.replace("_", " ") for name in class_names]
         tokens = tokenize([" ".join([PLACEHOLDER] * length + [name]) + "." for name in names])  # [C, 77]
         eot = tokens.argmax(1)  # EOT has the largest number
@@ -79,7 +80,7 @@ class TextTower:
         layer(name, x): what gives the output of a layer of `blocks`, in place of that layer; its inputs have the
         contexts' first axis.
         """
-        layer = layer or (lambda name, x: self.blocks.get_submodule(name)(x))
+        layer = layer or self._layer
         A, C = contexts.shape[:-2].numel(), len(self.slot)
         P = contexts.reshape(A, self.length, -1)  # [A, l, d]
         head = torch.cat([self.sos.expand(A, 1, -1), P[:, : self.common - 1]], 1)  # [A, p, d]
@@ -93,6 +94,10 @@ class TextTower:
         at = self.eot.view(1, C, 1, 1).expand(A, C, 1, tail.shape[-1])
         x = self.clip.ln_final(tail.gather(2, at)[:, :, 0])  # [A, C, d]
         return F.normalize(project(x, self.clip.text_projection), dim=-1).view(*contexts.shape[:-2], C, -1)
+
+    def _layer(self, name: str, x: Tensor) -> Tensor:
+        """What the backbone's own layer gives: what every step asks for is found in a dictionary."""
+        return self._plain[name](x)
 
     def _block(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """One pre-norm residual block on the common positions [A, p, d] and the classes' own [A, C, S, d]."""

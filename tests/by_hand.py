@@ -37,7 +37,7 @@ def six_clients(
 ) -> Engine:
     """Ragged classification, a network of two layers, of which there are independent draws."""
     arrays, split = ragged(sizes)
-    model = FlatModel(mlp(), columns or HEAD, draw=lambda j: mlp(seed=j + 1))
+    model = FlatModel(mlp(), columns or HEAD, draw=lambda *key: mlp(seed=key[-1] + (1 if len(key) == 1 else 100)))
     return engine(arrays, split, model, optimizer or SGD(lr=LR), **options)  # type: ignore[arg-type]
 
 
@@ -89,7 +89,8 @@ def points(
     """Client i's samples are targets[i], numbers or vectors; rows begin at `start`."""
     begin = [start] if isinstance(start, float) else start
     federation = targets_federation([np.array(t, float).reshape(-1, len(begin)) for t in targets])
-    return engine_on(federation, Point(begin), SGD(lr=lr, momentum=momentum), **{"batch_size": 100, **options})
+    model = FlatModel(Point(begin), draw=lambda *key: Point(begin))
+    return engine_on(federation, model, SGD(lr=lr, momentum=momentum), **{"batch_size": 100, **options})
 
 
 def descent(w: Tensor, to: Tensor, steps: int, rate: float = LR) -> Tensor:

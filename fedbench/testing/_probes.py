@@ -187,10 +187,14 @@ def draws_follow(permuted: np.ndarray, engine: Engine) -> Iterator[None]:
     def permuted_bits(base: int, *counters: np.ndarray) -> np.ndarray:
         return bits(base, permuted[np.asarray(counters[0])], *counters[1:])
 
+    def permuted_rows(count: int, *purpose: str | int) -> Tensor:
+        """Without a purpose they are the clients', with one the server's."""
+        return init_rows(count, *purpose) if purpose else init_rows(everybody)[permuted[:count]]
+
     with (
         patch.object(rng, "bits", permuted_bits),
         patch.object(federation_module, "generator", lambda *key: generator(*key[:-1], int(permuted[key[-1]]))),
-        patch.object(model, "init_rows", lambda count: init_rows(everybody)[permuted[:count]]),
+        patch.object(model, "init_rows", permuted_rows),
     ):
         yield
 

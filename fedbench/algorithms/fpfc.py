@@ -1,0 +1,155 @@
+"""FPFC: every two clients' models are pulled together by a concave penalty, which lets go of those that are far apart.
+
+Yu et al., "Clustered Federated Learning Based on Nonconvex Pairwise Fusion", 2022, Algorithm 1, for
+sum_i f_i(w_i) + sum_{i<j} P_a(||w_i - w_j||; lam), P_a being SCAD, by ADMM with theta_ij for w_i - w_j and duals v_ij.
+zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho);  client i: local steps on f_i(w) + rho/2 ||w - zeta_i||^2 from w_i;
+then for every pair with a client of the cohort, delta = w_i - w_j + v_ij/rho:
+theta_ij <- s delta, v_ij <- v_ij + rho (w_i - w_j - theta_ij) = rho (1 - s) delta,  s by SCAD of ||delta|| (`scad`).
+So a pair is kept as delta and s alone, theta and v being multiples of one vector.
+Departs from the paper: local SGD by epochs of batches; norms are over the trained columns, and running statistics stay
+with the client.  merge is the released code's last step.
+Reduces to: Local with a pull to its own last upload at lam = 0, where a client's data change nobody else's row.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
+from fedbench.core.options import NonNegative, Positive, require
+from fedbench.engine.rows import memory
+
+
+class FPFC(Algorithm):
+    """lam, rho, a, xi, merge: above and in the YAML.
+
+    State: own [N, P]; of the server W [N, p], what clients sent last, and of all pairs i < j, in the order of
+    (0, 1), (0, 2) ... (1, 2) ..., delta [N (N - 1) / 2, p] and s.
+    """
+
+    def __init__(
+        self,
+        lam: NonNegative = 0.6,
+        rho: Positive = 1.0,
+        a: Positive = 3.7,
+        xi: NonNegative = 1e-4,
+        merge: NonNegative | None = None,
+    ):
+        require(
+            a > 1 + 1 / rho,
+            f"algorithm.a={a:g} must be more than 1 + 1 / rho = {1 + 1 / rho:g}: SCAD would have no single minimum",
+        )
+        require(lam == 0 or 0 < xi <= lam, f"algorithm.xi={xi:g} must be positive and at most algorithm.lam={lam:g}")
+        self.lam, self.rho, self.a, self.xi, self.merge = lam, rho, a, xi, merge
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Memory for all pairs of clients."""
+        super().check(federation, model, optimizer)
+        n, p, have = federation.num_clients, model.trained.size, memory(federation.device)
+        need = 4 * p * (n * (n - 1) + 4 * n)  # the pairs twice, as a round makes them anew
+        require(
+            need <= have,
+            f"algorithm=fpfc holds a vector for every two clients: {n * (n - 1) // 2:,} pairs of {p:,} numbers take "
+            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB; lower "
+            "partition.num_clients or take a smaller model or an adapter",
+        )
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """All start from one model, so that every delta is 0."""
+        w, n, self.columns = model.init_row(), federation.num_clients, model.trained
+        self.own = rows("own", default=w)  # lazy [N, P]
+        self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
+        self.delta = w.new_zeros(n * (n - 1) // 2, self.W.shape[1])  # [N (N - 1) / 2, p]
+        self.s = w.new_ones(len(self.delta))
+
+    def round(self, cohort: Cohort) -> None:
+        """Algorithm 1."""
+        zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
+        columns, rho = self.columns, self.rho
+
+        def pull(s: Step) -> Tensor:
+            """rho (w - zeta_i).  # [k, P]"""
+            return columns.put(torch.zeros_like(s.theta), rho * (columns.take(s.theta) - s.zeta))
+
+        out = cohort.train(self.own[cohort.ids], extra_grad=pull, zeta=zeta)
+        self.own[cohort.ids] = out.theta
+        known = self.W[cohort.index]
+        w = cohort.upload(w=columns.take(out.theta), reference={"w": known}, replaces=["w"]).w
+        self.W = self.W.index_copy(0, cohort.index, w)
+        self.fuse(cohort.ids)
+
+    def zeta(self) -> Tensor:
+        """zeta_i = w_i - (1/N) sum_j r_ij, r_ij = w_i - w_j - theta_ij + v_ij/rho, which is 0 at lam = 0.  # [N, p]"""
+        total = torch.zeros_like(self.W)
+        for i, later, at in self.pairs():
+            r = self.W[i] - self.W[later] - (2 * self.s[at] - 1)[:, None] * self.delta[at]  # [m, p]
+            total[i] += r.sum(0)
+            total[later] -= r
+        return self.W - total / len(self.W)
+
+    def fuse(self, ids: np.ndarray) -> None:
+        """delta, theta and v of every pair with one of these clients."""
+        delta, s = self.delta.clone(), self.s.clone()
+        for i, later, at in self.pairs(ids):
+            v = (1 - s[at])[:, None] * delta[at]  # v_ij/rho  [m, p]
+            moved = v + (self.W[i] - self.W[later])
+            delta[at], s[at] = moved, self.scad(moved.norm(dim=1))
+        self.delta, self.s = delta, s
+
+    def scad(self, n: Tensor) -> Tensor:
+        """s of theta = s delta, which minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), for norms n of delta."""
+        lam, rho, a, xi = self.lam, self.rho, self.a, self.xi
+        if lam == 0:
+            return torch.ones_like(n)
+        smoothed = torch.full_like(n, xi * rho / (lam + xi * rho))
+        soft = 1 - lam / (rho * n)
+        beyond = (1 - a * lam / ((a - 1) * rho * n)).clamp_min(0) / (1 - 1 / ((a - 1) * rho))
+        s = torch.where(n <= xi + lam / rho, smoothed, torch.where(n <= lam + lam / rho, soft, beyond))
+        return torch.where(n > a * lam, 1.0, s)
+
+    def pairs(self, ids: np.ndarray | None = None) -> Iterator[tuple[int, slice | Tensor, slice | Tensor]]:
+        """For every i the later j, and where the pairs (i, j) stand; ids: pairs with one of these clients alone."""
+        n, first = len(self.W), 0
+        some = None if ids is None or len(ids) == n else torch.from_numpy(ids).to(self.W.device)
+        chosen = set(range(n)) if some is None or ids is None else set(ids.tolist())
+        for i in range(n - 1):
+            if i in chosen:
+                yield i, slice(i + 1, n), slice(first, first + n - 1 - i)
+            elif some is not None and bool((later := some[some > i]).numel()):
+                yield i, later, first + later - i - 1
+            first += n - 1 - i
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """w_i; with merge, after the last round, the mean of its cluster."""
+        own = self.own[cohort.ids]
+        if self.merge is None or not final:
+            return own
+        label = self.clusters(self.merge)
+        means = self.means(label)[label[cohort.index]]
+        return self.columns.put(own, cohort.download(w=means).w)
+
+    def clusters(self, radius: float) -> Tensor:
+        """Each client's cluster, those whom a path of pairs with ||theta_ij|| <= radius joins.  # [N]"""
+        n = len(self.W)
+        joined = np.zeros((n, n), dtype=bool)
+        joined[np.triu_indices(n, 1)] = (self.s * self.delta.norm(dim=1) <= radius).cpu().numpy()
+        return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
+
+    def means(self, label: Tensor) -> Tensor:
+        """The mean model of every cluster.  # [clusters, p]"""
+        count = label.bincount()
+        return self.W.new_zeros(len(count), self.W.shape[1]).index_add(0, label, self.W) / count[:, None]
+
+    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+        """The mean of all models, for one that cannot choose."""
+        return self.columns.put(self.own.default, self.W.mean(0))
+
+    def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+        """The mean model of the cluster that has the least loss on a new client's own samples.  # [n, P]"""
+        means = self.means(self.clusters(self.xi if self.merge is None else self.merge))
+        rows = self.columns.put(self.own.default.expand(len(means), -1), means)  # [clusters, P]
+        losses = torch.stack([newcomers.loss(row) for row in rows], 1)  # [n, clusters]
+        return rows[losses.argmin(1)]

@@ -1,0 +1,70 @@
+"""L2GD: clients take local steps and, now and then, all move towards the mean of their models.
+
+Hanzely and Richtarik, "Federated Learning of a Mixture of Global and Local Models", 2020, Algorithm 1, for
+(1/N) sum_i f_i(x_i) + lam/(2N) sum_i ||x_i - xbar||^2.  Every iteration all clients flip one coin:  with probability
+1 - pr  x_i <- x_i - alpha/(N (1 - pr)) grad f_i(x_i);  with probability pr  x_i <- (1 - c) x_i + c xbar,
+c = alpha lam/(N pr).  Nothing is sent but where an averaging step follows local ones.
+A round here is what lies between two messages: a run of local steps, whose number is geometric with mean (1 - pr)/pr,
+and the averaging step behind it.  Runs of averaging steps leave xbar where it is and need no message; they are left
+out, c being what one round moves.
+Departs from the paper: stochastic gradients; a run of local steps ends after local.epochs at the latest; c is an
+option and not made of lam; with partial participation xbar is the mean over the cohort.
+Reduces to: Local at mix = 0, at equal steps; every x_i is xbar at mix = 1.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, LocalTraining, RowStore
+from fedbench.core.options import Positive, Probability, require
+
+
+class L2GD(Algorithm):
+    """pr, mix (c), alpha (null: local steps are the optimizer's rate): above.  steps: how many local steps a round has,
+    drawn, or those of local.epochs.
+
+    State: x [N, P]; sent [N, P], the server's copy of it.
+    """
+
+    def __init__(
+        self,
+        pr: Probability = 0.2,
+        mix: Probability = 0.5,
+        alpha: Positive | None = None,
+        steps: Literal["drawn", "epochs"] = "drawn",
+    ):
+        require(pr > 0, f"algorithm.pr={pr:g}: with no averaging step a round would never end; choose one in (0, 1]")
+        require(
+            alpha is None or pr < 1,
+            f"algorithm.alpha={alpha} gives local steps of alpha / (N (1 - pr)), and algorithm.pr=1 has none: leave "
+            "one of them out",
+        )
+        self.pr, self.mix, self.alpha, self.steps = pr, mix, alpha, steps
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """All clients start from one model."""
+        w = model.init_row()  # [P]
+        self.x, self.sent = rows("x", default=w), rows("sent", default=w)  # lazy [N, P]
+
+    def round(self, cohort: Cohort) -> None:
+        """A run of local steps, then (1 - c) x_i + c xbar."""
+        x = cohort.train(self.x[cohort.ids], how=self.how(cohort)).theta  # [K, P]
+        sent = cohort.upload(x=x, reference={"x": self.sent[cohort.ids]}, replaces=["x"]).x
+        xbar = sent.mean(0)  # [P]
+        self.x[cohort.ids] = x.lerp(cohort.broadcast(xbar=xbar).xbar, self.mix)
+        self.sent[cohort.ids] = sent.lerp(xbar, self.mix)
+
+    def how(self, cohort: Cohort) -> LocalTraining:
+        """How many local steps, and how large."""
+        lr = None if self.alpha is None else self.alpha / (cohort.num_clients * (1 - self.pr))
+        return LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None, lr=lr)
+
+    def run_length(self, cohort: Cohort) -> int:
+        """T, of P(T = t) = pr (1 - pr)^t, no more than the client with most has in local.epochs."""
+        before = int(cohort.generator("l2gd").geometric(self.pr)) - 1
+        return min(before, cohort.longest)
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """x_i."""
+        return self.x[cohort.ids]

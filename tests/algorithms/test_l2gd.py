@@ -1,0 +1,85 @@
+"""L2GD: a round by hand, its averaging step, and its limits."""
+
+import numpy as np
+import pytest
+import torch
+from by_hand import COHORTS, column, points, six_clients
+from tiny import close, deployed, equal, play
+
+from fedbench.algorithms.base import LocalTraining
+from fedbench.algorithms.l2gd import L2GD
+from fedbench.algorithms.local import Local
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort
+
+
+def test_a_round_by_hand() -> None:
+    """c = (1, 3), x = 0, one local step of 0.5: (0.5, 1.5), xbar 1, mix 0.25: (0.625, 1.375).  Then 0.5 of the way to
+    c: (0.8125, 2.1875), xbar 1.5, mixed (0.984375, 2.015625)."""
+    e = points([[1], [3]], lr=0.5)
+    m = play(e, L2GD(mix=0.25, steps="epochs"))
+    close(deployed(e, m), column(0.625, 1.375))
+    play(e, m, begin=1)
+    close(deployed(e, m), column(0.984375, 2.015625))
+
+
+def test_local_steps_are_alpha_over_n_times_the_chance_of_one() -> None:
+    """N = 2, pr = 0.5, alpha 0.25: steps of 0.25, from 0 to 0.25 c."""
+    e = points([[1], [3]], lr=0.9)
+    close(deployed(e, play(e, L2GD(pr=0.5, mix=0.0, alpha=0.25, steps="epochs"))), column(0.25, 0.75))
+
+
+def test_averaging_leaves_the_mean_and_shrinks_deviations() -> None:
+    """A step of rate 0 and mix 0.3: the mean stays, what differs from it is 0.7 of what it was."""
+    e = six_clients()
+    m = play(e, L2GD(mix=0.3, steps="epochs", alpha=None), rounds=0)
+    everybody = np.arange(6)
+    m.x[everybody] = m.sent[everybody] = torch.randn(6, e.model.size, generator=torch.Generator().manual_seed(0))
+    before = m.x[everybody].clone()
+    e.optimizer.lr = 1e-30
+    m.round(Cohort(e, everybody, 0))
+    after = m.x[everybody]
+    close(after.mean(0), before.mean(0), 1e-6)
+    close(after - after.mean(0), 0.7 * (before - before.mean(0)), 1e-6)
+
+
+def test_without_mixing_it_is_local_at_equal_steps() -> None:
+    e, f = six_clients(epochs=2), six_clients(epochs=2)
+    a = deployed(e, play(e, L2GD(mix=0.0, steps="epochs"), 3, COHORTS))
+    equal(a, deployed(f, play(f, Local(), 3, COHORTS)))
+
+
+def test_drawn_runs_are_so_many_steps_of_local_training() -> None:
+    e, f = six_clients(epochs=4), six_clients(epochs=4)
+    m = play(e, L2GD(pr=0.3, mix=0.0), 3, COHORTS)
+    local = play(f, Local(), rounds=0)
+    for r, ids in enumerate(COHORTS):
+        cohort = Cohort(f, np.array(ids), r)
+        steps = L2GD(pr=0.3).run_length(cohort)
+        how = LocalTraining(steps=steps, uploaded=False)
+        local.theta[cohort.ids] = cohort.train(local.theta[cohort.ids], how=how).theta
+    equal(deployed(e, m), deployed(f, local))
+
+
+def test_lengths_of_runs_are_geometric_and_bounded() -> None:
+    e = six_clients(epochs=40)
+    lengths = np.array([L2GD(pr=0.25).run_length(Cohort(e, np.arange(6), r)) for r in range(4000)])
+    assert lengths.min() == 0 and abs(lengths.mean() - 3) < 0.2  # (1 - pr) / pr
+    assert abs((lengths == 0).mean() - 0.25) < 0.03
+    e = six_clients(epochs=1)
+    cohort = Cohort(e, np.arange(6), 0)
+    assert max(L2GD(pr=0.01).run_length(Cohort(e, np.arange(6), r)) for r in range(100)) == cohort.longest
+
+
+def test_full_mixing_ends_in_one_model() -> None:
+    e = six_clients()
+    rows = deployed(e, play(e, L2GD(mix=1.0, steps="epochs"), 2))
+    close(rows, rows[:1].expand(6, -1), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, words", [({"pr": 0.0}, r"algorithm\.pr=0"), ({"pr": 1, "alpha": 1}, r"pr=1 has none")]
+)
+def test_what_is_refused(options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        L2GD(**options)

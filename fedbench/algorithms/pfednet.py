@@ -79,12 +79,14 @@ class PFedNet(Algorithm):
         symmetrize: Symmetrize = "union",
         edges: Sequence[Sequence[Natural]] = (),
     ):
-        self.lam, self.personal, self.norm, self.group, self.mode, self.order = lam, personal, norm, group, mode, order
+        self.lam, self.personal, self.group, self.mode, self.order = lam, personal, group, mode, order
+        self.norm: Norm = norm
         self.x_epochs, self.z_epochs, self.x_steps, self.z_steps = x_epochs, z_epochs, x_steps, z_steps
         self.z_step = z_step or ("full" if mode == "local_epochs" else "paper")
         self.tau, self.rho, self.max_iterations, self.tolerance = tau, rho, max_iterations, tolerance
         self.warm_start, self.graph, self.k, self.sketch, self.metric = warm_start, graph, k, sketch, metric
-        self.samples, self.symmetrize, self.edges = samples, symmetrize, [list(e) for e in edges]
+        self.samples, self.edges = samples, [list(edge) for edge in edges]
+        self.symmetrize: Symmetrize = symmetrize
         self.requires = () if personal == EVERYBODY else (personal,)
         self._network: Network | None = None
 
@@ -109,7 +111,7 @@ class PFedNet(Algorithm):
         )
         require(
             (self.graph == "edges") == bool(self.edges),
-            f"algorithm.edges={self.edges} and algorithm.graph={self.graph}: list edges with graph=edges, and only then",
+            f"algorithm.edges={self.edges} and algorithm.graph={self.graph}: they are listed for edges alone",
         )
         for edge in self.edges:
             inside = num_clients is None or max(edge, default=0) < num_clients
@@ -134,8 +136,8 @@ class PFedNet(Algorithm):
         require(
             need <= have,
             f"algorithm=pfednet holds z of all clients at the server: {n:,} times {d:,} numbers and {M:,} edges take "
-            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB; lower partition.num_clients, "
-            "algorithm.k, or the columns of algorithm.personal",
+            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB; lower "
+            "partition.num_clients, algorithm.k, or the columns of algorithm.personal",
         )
 
     def _columns(self, model: FlatModel) -> tuple[Columns, Columns]:
@@ -154,8 +156,8 @@ class PFedNet(Algorithm):
         parameters = [(Columns([span]) & self.fused).size for span in model.spans.values()]
         self.sizes = [size for size in parameters if size] if self.group == "tensor" else [self.fused.size]
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
-        self.compared = self.sketch or ("label_hist" if classes else "feature_mean")
-        self.distance = self.metric or ("l2" if self.compared == "label_hist" else "l1")
+        self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
+        self.distance: Metric = self.metric or ("l2" if self.compared == "label_hist" else "l1")
         known = {
             "knn": lambda: torch.zeros(n, n, dtype=torch.bool),  # until clients have sent their sketches
             "complete": lambda: similarity.complete(n),
@@ -183,10 +185,8 @@ class PFedNet(Algorithm):
 
     def ask(self, clients: Cohort) -> Tensor:
         """Their sketches as the server sees them.  # [K, q]"""
-        sketch = similarity.sketches(clients, self.compared, self.samples)
-        return clients.upload(
-            sketch=sketch, reference={"sketch": None}, replaces=["sketch"], plain=["sketch"]
-        ).sketch  # fmt: skip
+        sketch, name = similarity.sketches(clients, self.compared, self.samples), ["sketch"]
+        return clients.upload(sketch=sketch, reference={"sketch": None}, replaces=name, plain=name).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
         """Everyone at (x_t, z_i): whoever took part in the last round has them, and the others are sent them (in the
@@ -240,8 +240,8 @@ class PFedNet(Algorithm):
         tau = eta * self.lam if self.tau is None else self.tau
         r = None if self.rho is None else eta * self.rho
         U = [None] * len(self.sizes) if self.U is None else self.U.split(self.sizes, 1)
-        pieces = zip(self.Z.split(self.sizes, 1), (part * dZ).split(self.sizes, 1), U)
-        fused = [self.step(Z, dZ, U, tau, r, lr) for Z, dZ, U in pieces]
+        pieces = zip(self.Z.split(self.sizes, 1), (part * dZ).split(self.sizes, 1), U, strict=True)
+        fused = [self.step(*piece, tau, r, lr) for piece in pieces]
         self.Z, self.iterations = (
             torch.cat([f.Z for f in fused], 1),
             torch.full_like(self.iterations, max(f.iterations for f in fused)),
@@ -252,11 +252,10 @@ class PFedNet(Algorithm):
 
     def step(self, Z: Tensor, dZ: Tensor, U: Tensor | None, tau: float, r: float | None, lr: float) -> Fused:
         """Some columns of Z [N, d] after the step dZ [N, d] (1/N of the clients' way, or all of it) and the fusion."""
-        if self.z_step == "official":
-            how = {"r": r or lr, "iterations": self.max_iterations}  # rho = 1
-            return drifted(Z, lr * dZ, self.network, tau, self.norm, **how)
-        how = {"r": r, "iterations": self.max_iterations, "tolerance": self.tolerance, "U": U}
-        return fuse(Z - dZ, self.network, tau, self.norm, **how)
+        network, most = self.network, self.max_iterations
+        if self.z_step == "official":  # with rho = 1, unless another is given
+            return drifted(Z, lr * dZ, network, tau, self.norm, r=r or lr, iterations=most)
+        return fuse(Z - dZ, network, tau, self.norm, r=r, iterations=most, tolerance=self.tolerance, U=U)
 
     @property
     def network(self) -> Network:

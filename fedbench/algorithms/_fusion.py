@@ -172,8 +172,8 @@ def _admm(
     """
     A_inv, small = network.inverse(r), tolerance * V.norm()
     D = torch.zeros(len(network), V.shape[1]).to(V) if U is None else U.to(V) / r  # [M, d]
-    Z, W = V, network.differences(V)  # [N, d], [M, d]
-    count = 0
+    Z = V - r * network.sums(D)  # what the dual says Z is  [N, d]
+    W, count = network.differences(Z), 0  # [M, d]
     for count in range(1, iterations + 1):
         Z = A_inv @ (V + r * network.sums(W - D))
         BZ, before = network.differences(Z), W

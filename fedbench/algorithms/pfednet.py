@@ -84,9 +84,11 @@ class PFedNet(Algorithm):
         self.x_epochs, self.z_epochs, self.x_steps, self.z_steps = x_epochs, z_epochs, x_steps, z_steps
         self.z_step = z_step or ("full" if mode == "local_epochs" else "paper")
         self.tau, self.rho, self.max_iterations, self.tolerance = tau, rho, max_iterations, tolerance
-        self.warm_start, self.graph, self.k, self.sketch, self.metric = warm_start, graph, k, sketch, metric
-        self.samples, self.edges = samples, [list(edge) for edge in edges]
+        self.warm_start, self.graph, self.k, self.samples = warm_start, graph, k, samples
+        self.edges = [list(edge) for edge in edges]
         self.symmetrize: Symmetrize = symmetrize
+        self.sketch: Sketch | None = sketch
+        self.metric: Metric | None = metric
         self.requires = () if personal == EVERYBODY else (personal,)
         self._network: Network | None = None
 

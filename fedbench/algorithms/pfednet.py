@@ -179,9 +179,12 @@ class PFedNet(Algorithm):
             self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance, self.symmetrize)
             self._network = None
         theta = self.begin(cohort)  # (x_t, z_i)  [K, P]
-        phases = [self.x_phase] * bool(self.shared.size) + [self.z_phase] * bool(self.fused.size)
-        for phase in phases if self.order == "x_first" else phases[::-1]:
-            theta = phase(cohort, theta)
+        x = self.shared.take(theta)  # x_t as the client has it: in theta, forward passes move running statistics
+        if self.order == "z_first":
+            theta = self.z_phase(cohort, theta)
+        theta = self.x_phase(cohort, theta, x)
+        if self.order == "x_first":
+            theta = self.z_phase(cohort, theta)
         self.z[cohort.ids] = self.columns.take(theta)
         self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, True)
 
@@ -207,19 +210,23 @@ class PFedNet(Algorithm):
         rows = z.new_empty(len(z), self.shared.size + self.columns.size)
         return self.columns.put(self.shared.put(rows, x), z)
 
-    def x_phase(self, cohort: Cohort, theta: Tensor) -> Tensor:
+    def x_phase(self, cohort: Cohort, theta: Tensor, x: Tensor) -> Tensor:
         """x_{t+1} = x_t - sum_i w_i dx_i; with gradients, where dx_i = lr g_i and w_i = 1/K, I times.  # [K, P]"""
+        if not self.shared.size:
+            return theta
         w = cohort.weights if self.mode == "local_epochs" else torch.full_like(cohort.num_samples, 1 / len(cohort))
         for i in range(self.x_steps or 1):
             out = cohort.train(theta, columns=self.shared, how=self.how("local", i, self.x_epochs, self.shared))
-            dx = self.shared.take(theta) - self.shared.take(out.theta)  # [K, d1]
+            dx = x - self.shared.take(out.theta)  # [K, d1]
             self.x = self.x - w @ cohort.upload(dx=dx, reference={"dx": None}).dx
-            self.x_sent = cohort.broadcast(x=self.x).x
-            theta = self.shared.put(out.theta, self.x_sent)
+            x = self.x_sent = cohort.broadcast(x=self.x).x
+            theta = self.shared.put(out.theta, x)
         return theta
 
     def z_phase(self, cohort: Cohort, theta: Tensor) -> Tensor:
         """Z_{t+1} of the header; with gradients J times.  # [K, P]"""
+        if not self.fused.size:
+            return theta
         for j in range(self.z_steps or 1):
             out = cohort.train(theta, columns=self.fused, how=self.how("head", j, self.z_epochs, self.fused))
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]

@@ -69,7 +69,7 @@ class PFedNet(Algorithm):
         tau: NonNegative | None = None,
         rho: Positive | None = None,
         max_iterations: Count = 200,
-        tolerance: NonNegative = 1e-6,
+        tolerance: NonNegative = 1e-5,
         warm_start: bool = False,
         graph: Literal["knn", "complete", "star", "edges"] = "knn",
         k: Count = 3,

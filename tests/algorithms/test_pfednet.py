@@ -17,8 +17,10 @@ from fedbench.algorithms.pfednet import PFedNet, ordered
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.optim import SGD
+from fedbench.engine.privacy import Privacy
 from fedbench.engine.training import LocalTraining
 from fedbench.nn.flat import FlatModel
+from fedbench.nn.layout import layout_of
 from fedbench.simulation import new_clients
 from fedbench.testing.algorithm import check_algorithm
 
@@ -272,6 +274,14 @@ def test_running_statistics_of_z_stay_with_their_client() -> None:
     assert not torch.allclose(statistics[0], e.model.init_row()[-buffers:])
 
 
+def test_compression_knows_what_is_fused() -> None:
+    """The trained columns of a group that has running statistics as well: their parameters, without statistics."""
+    e = normed({"head": ["body.2.*", "head.*"]})
+    layout = layout_of(e.model, play(e, PFedNet(), 0).fused.size)
+    assert layout is not None and layout.parameters == 6 + 6 + 18 + 3
+    assert list(layout.spans) == ["body.2.weight", "body.2.bias", "head.weight", "head.bias"]
+
+
 def test_running_statistics_of_x_are_averaged() -> None:
     e = normed()
     a = play(e, PFedNet())
@@ -333,6 +343,20 @@ def test_each_new_client_adapts_its_own_row() -> None:
     for i in range(2):
         alone = new_clients.adapt(e, rows[i], 1, 0.1, 0.0)[1]
         np.testing.assert_allclose(curves["accuracy"][:, i], alone["accuracy"][:, i])
+
+
+def test_what_new_clients_tell_is_released_too() -> None:
+    """Their sketches get noise, and stand in no count of the clients of the rounds."""
+    e = six_clients()
+    a = play(e, PFedNet(k=1))
+    e.with_new_clients, e.federation = e.federation, e.federation.among(np.arange(4))
+    e.rows.num_clients = 4
+    e.privacy = Privacy(e.rows, 1.0, 0.05, 1.0, "analytic")
+    told: list[torch.Tensor] = []
+    a.ask = lambda clients, ask=a.ask: told.append(ask(clients)) or told[-1]  # type: ignore[method-assign]
+    assert torch.isfinite(new_clients.starting_rows(a, e)).all()
+    assert told[0].shape == (2, 3) and not torch.allclose(told[0], a.sketch_of[4:], atol=1e-2)
+    assert not e.privacy.releases.used
 
 
 # -- what is recorded ------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ its step eta: penalty r = eta rho, dual U (eta Omega), W in the place of B Z,
 Departs from the paper: its eq. (9) scales by [1 - s / ||.||_q]_+ with the dual norm q for each of the norms, which is
 the proximal operator of l2 alone; here each has its own.  It stops when ||B Z - W|| and r ||B' (W - W_before)|| are
 small against ||V - mean V||, so that the stop does not depend on the units of Z (every 10 iterations it is looked at:
-on a GPU that waits).  r: by default 1 / sqrt(l_2 l_max) of L's positive eigenvalues, the best rate of ADMM on quadratic
-problems: 20 to 70 iterations where r = 1 takes 50 to 1,400 (5 to 100 clients, sparse and complete networks).  B Z is
-over-relaxed, 1.8 B Z - 0.8 W (Boyd et al., 2011, section 3.4.3), which takes 0.55 of the iterations.
+on a GPU that waits).  r begins at 1 / sqrt(l_2 l_max) of L's positive eigenvalues, the best rate of ADMM on quadratic
+problems: 20 to 70 iterations where r = 1 takes 50 to 1,400 (5 to 100 clients, sparse and complete networks); it is
+doubled or halved where one residual is 4 times the other, and B Z is over-relaxed, 1.8 B Z - 0.8 W (Boyd et al., 2011,
+sections 3.4.1 and 3.4.3): together a quarter of the iterations, or less.
 With l2 only distances matter: V is turned into the at most N dimensions that it spans, where an iteration on 100
 clients and 220 edges takes 0.2 ms on a CPU, whatever d is.
 
@@ -28,6 +29,7 @@ from torch import Tensor
 Norm = Literal["l1", "l2", "linf"]
 EVERY = 10  # iterations from one look at the residuals to the next
 RELAXED = 1.8  # in (0, 2)
+UNEVEN, BALANCE = 4.0, 2.0  # from which ratio of the residuals on r is changed, and by which factor
 
 
 # -- proximal operators, row by row ------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def _components(linked: Tensor) -> Tensor:
 
 # -- the step ------------------------------------------------------------------------------------------------
 class Fused(NamedTuple):
-    """Z [N, d], the dual U [M, d] at which it ended (None: there was nothing to iterate), and after how many
+    """Z [N, d], the dual U [M, d] at which it ended (None: nothing was iterated, or it is not kept), and after how many
     iterations."""
 
     Z: Tensor
@@ -141,11 +143,12 @@ def fuse(
     iterations: int = 200,
     tolerance: float = 1e-5,
     U: Tensor | None = None,
+    keep_dual: bool = True,
 ) -> Fused:
     """The Z of the header for V [N, d], in V's type.
 
-    r: ADMM's penalty, default: the network's.  iterations: at most so many.  tolerance: of the two residuals, against
-    ||V - mean V||.  U [M, d]: the dual to start from (None: 0).
+    r: ADMM's penalty at first, default: the network's.  iterations: at most so many.  tolerance: of the two residuals,
+    against ||V - mean V||.  U [M, d]: the dual to start from (None: 0).  keep_dual: whether to return the last one.
     """
     if tau == 0 or len(network) == 0 or V.shape[1] == 0:
         return Fused(V, None, 0)
@@ -157,8 +160,8 @@ def fuse(
         return Fused(mean.to(V), None, 0)
     Z, U, count = _admm(X, network, tau, norm, r or network.r, iterations, tolerance, U)
     if basis is not None:
-        Z, U = Z @ basis.T, U @ basis.T
-    return Fused((mean + Z).to(V), U.to(V), count)
+        Z, U = Z @ basis.T, U @ basis.T if keep_dual else U
+    return Fused((mean + Z).to(V), U if keep_dual else None, count)
 
 
 def _basis(X: Tensor) -> Tensor | None:
@@ -173,7 +176,7 @@ def _admm(
 
     D = U / r is kept in U's place, so that U <- U + r (B Z - W) is what prox takes off B Z + U / r.
     """
-    A_inv, small = network.inverse(r).to(V), tolerance * V.norm()
+    A_inv, small = network.inverse(r).to(V), tolerance * float(V.norm())
     D = V.new_zeros(len(network), V.shape[1]) if U is None else U.to(V) / r  # [M, d]
     Z = V - r * network.sums(D)  # what the dual says Z is  [N, d]
     W, count = network.differences(Z), 0  # [M, d]
@@ -185,8 +188,13 @@ def _admm(
         D = R - W
         if count % EVERY == 0:
             primal, dual = (BZ - W).norm(), r * network.sums(W - before).norm()
-            if bool((primal <= small) & (dual <= small)):
+            primal, dual = torch.stack([primal, dual]).tolist()
+            if max(primal, dual) <= small:
                 break
+            if max(primal, dual) > UNEVEN * min(primal, dual):
+                factor = BALANCE if primal > dual else 1 / BALANCE
+                r, D = factor * r, D / factor  # U stays
+                A_inv = network.inverse(r).to(V)
     return Z, r * D, count
 
 

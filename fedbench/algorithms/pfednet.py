@@ -264,7 +264,8 @@ class PFedNet(Algorithm):
         network, most = self.network, self.max_iterations
         if self.z_step == "official":  # with rho = 1, unless another is given
             return drifted(Z, lr * dZ, network, tau, self.norm, r=r or lr, iterations=most)
-        return fuse(Z - dZ, network, tau, self.norm, r=r, iterations=most, tolerance=self.tolerance, U=U)
+        how = {"iterations": most, "tolerance": self.tolerance}
+        return fuse(Z - dZ, network, tau, self.norm, r=r, U=U, keep_dual=self.warm_start, **how)
 
     @property
     def network(self) -> Network:

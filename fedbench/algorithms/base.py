@@ -122,6 +122,11 @@ class Algorithm:
         ]
         return torch.stack([p @ rows for p, rows in zip(parts, uploads, strict=True)]).sum(0)
 
+    def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+        """The rows [M, P] from which each of these clients starts, or one for all [P]: where the method knows no more
+        of them, `newcomer_row`.  newcomers: clients that took no part; what they tell of themselves they upload."""
+        return self.newcomer_row(cohorts)
+
     def _rows(self, cohort: Cohort) -> Tensor:
         """The rows of what the cohort deploys.  # [K, P]"""
         deployed = self.personalized(cohort, True)
@@ -129,7 +134,8 @@ class Algorithm:
         return rows.expand(len(cohort), -1)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Small matrices [N, N] that figures show (who learned to use whom), by name; recorded over the rounds."""
+        """Small tensors that figures show, by name, recorded over the rounds: matrices [N, N] (who learned to use
+        whom), or no larger ones of another shape, which stays the same."""
         return {}
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:

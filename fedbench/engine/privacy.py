@@ -107,7 +107,8 @@ class Privacy:
         )
         if self.calibration == "analytic" and self.clip is not None:
             value = clipped_towards(value, expected, self.clip)
-        self.releases[cohort.ids] = self.releases[cohort.ids] + 1
+        counted = cohort.ids[cohort.ids < self.releases.num_clients]  # new clients have made less than anybody of these
+        self.releases[counted] = self.releases[counted] + 1
         if self.ratio == 0:
             return value
         key = rng.key(cohort.engine.seed, "privacy", name, cohort.round, again)

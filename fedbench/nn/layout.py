@@ -19,9 +19,10 @@ class Layout:
 
 
 def layout_of(model: FlatModel, width: int) -> Layout | None:
-    """The layout of rows of this width, where it can be only one: the model's, its trained columns, a group of
-    columns, or all columns but those of a group."""
-    parts = [model.all, model.trained, *model.columns.values(), *(model.without(name) for name in model.columns)]
+    """The layout of rows of this width, where it can be only one: the model's, a group of columns, all columns but
+    those of a group, or the trained ones of these."""
+    parts = [model.all, *model.columns.values(), *(model.without(name) for name in model.columns)]
+    parts += [part & model.trained for part in parts]
     names = {tuple(_names(model, part)) for part in parts if part.size == width}
     if len(names) != 1:
         return None

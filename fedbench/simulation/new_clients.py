@@ -31,12 +31,31 @@ FILE = "new_clients.csv"
 
 
 def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
-    """What a new client copies when the rounds are over.  # [P]"""
-    ids = np.arange(engine.federation.num_clients)
-    slices = evaluate.slices(engine, ids)
-    cohorts = [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
+    """What a new client copies when the rounds are over, of whom nothing is known.  # [P]"""
     with torch.no_grad():
-        return algorithm.newcomer_row(cohorts)
+        return algorithm.newcomer_row(_trained_clients(engine))
+
+
+def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
+    """What each of the run's new clients copies when the rounds are over, or all of them.  # [M, P] or [P]"""
+    welcoming, ids = _with_new_clients(engine)
+    with torch.no_grad():
+        return algorithm.newcomer_rows(
+            Cohort(welcoming, ids, engine.rounds - 1, "new clients"), _trained_clients(engine)
+        )
+
+
+def _trained_clients(engine: Engine) -> list[Cohort]:
+    """All clients that took part, a few at a time."""
+    slices = evaluate.slices(engine, np.arange(engine.federation.num_clients))
+    return [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
+
+
+def _with_new_clients(engine: Engine) -> tuple[Engine, np.ndarray]:
+    """The engine of everybody, and who of them is new.  # ids [M]"""
+    assert engine.with_new_clients is not None
+    ids = np.arange(engine.federation.num_clients, engine.with_new_clients.num_clients)
+    return replace(engine, federation=engine.with_new_clients), ids
 
 
 def adapt(
@@ -44,12 +63,15 @@ def adapt(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The new clients' ids [M] and test metrics before the first epoch and after each, [epochs + 1, M] each.
 
-    pause: called between epochs; it may raise.
+    row: from which all start [P], or each one's [M, P].  pause: called between epochs; it may raise.
     """
-    assert engine.with_new_clients is not None
-    adapting = replace(engine, federation=engine.with_new_clients, optimizer=SGD(lr, momentum=momentum))
-    ids = np.arange(engine.federation.num_clients, engine.with_new_clients.num_clients)
-    curves = [_adapt(adapting, slice_ids, row, epochs, pause) for slice_ids in evaluate.slices(adapting, ids)]
+    everybody, ids = _with_new_clients(engine)
+    adapting = replace(everybody, optimizer=SGD(lr, momentum=momentum))
+    first = engine.federation.num_clients
+    curves = [
+        _adapt(adapting, slice_ids, row if row.dim() == 1 else row[slice_ids - first], epochs, pause)
+        for slice_ids in evaluate.slices(adapting, ids)
+    ]
     return ids, {name: np.concatenate([c[name] for c in curves], axis=1) for name in curves[0]}
 
 

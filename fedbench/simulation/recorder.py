@@ -1,8 +1,9 @@
 """What methods record for figures: small matrices between clients, recorded over the rounds, in matrices.npz of the run
 directory; what is measured of each client once, after the last round, in measured.npz.
 
-Matrices are APPLE's directed relationships, PGFed's A.  Of as many evaluated rounds as fit into BUDGET, at even
-distances, the initial values and the last round always among them; nothing for federations in which two would not fit.
+Matrices are APPLE's directed relationships, PGFed's A; other small tensors are recorded with them, such as how far
+pFedNet's clients are apart.  Of as many evaluated rounds as fit into BUDGET, at even distances,
+the initial values and the last round always among them; nothing for federations in which two would not fit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BUDGET = 16 << 20  # bytes of one name
 class MatrixLog:
     """Records a method's matrices; rounds: of the run; every: rounds between evaluations.
 
-    The file holds `rounds` [R] int64 and each matrix under its name, [R, ...] float32.
+    The file holds `rounds` [R] int64 and each of them under its name, [R, ...] float32.
     """
 
     def __init__(self, run_dir: Path, algorithm: Algorithm, num_clients: int, rounds: int, every: int):

@@ -212,8 +212,8 @@ def save_checkpoint(sim: Simulation, tables: dict[str, Mark]) -> None:
 def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
     """After the rounds: clients that took no part adapt the global model.  pause: called between epochs; may raise."""
     engine, options = sim.engine, sim.cfg.new_clients
-    row = new_clients.starting_row(sim.algorithm, engine)
-    ids, curves = new_clients.adapt(engine, row, options.epochs, options.lr, options.momentum, pause)
+    rows = new_clients.starting_rows(sim.algorithm, engine)
+    ids, curves = new_clients.adapt(engine, rows, options.epochs, options.lr, options.momentum, pause)
     splits = engine.with_new_clients.splits
     sizes = {f"n_{part}": splits[part].sizes_of(ids) for part in ("train", "test")}
     if engine.executor.ranks.first:

@@ -1,0 +1,215 @@
+"""The fused proximal step: vectors of clients are drawn to those of their neighbours, and merge with near ones.
+
+    Z = argmin_Z  0.5 ||Z - V||_F^2 + tau sum over edges (i, j) of ||z_i - z_j||,    one of the norms l1, l2, linf
+
+B [M, N] is the signed incidence of M edges, (B Z)_m = z_i - z_j, and L = B' B.  pFedNet's ADMM, eqs. (8) to (10), times
+its step eta: penalty r = eta rho, dual U (eta Omega), W in the place of B Z,
+    Z <- (I + r L)^-1 (V + B' (r W - U));   W <- prox_{tau / r} (B Z + U / r);   U <- U + r (B Z - W).
+Departs from the paper: its eq. (9) scales by [1 - s / ||.||_q]_+ with the dual norm q for each of the norms, which is
+the proximal operator of l2 alone; here each has its own.  It stops when ||B Z - W|| and r ||B' (W - W_before)|| are
+small against ||V - mean V||, so that the stop does not depend on the units of Z (every 10 iterations it is looked at:
+on a GPU that waits).  r begins at 1 / sqrt(l_2 l_max) of L's positive eigenvalues, the best rate of ADMM on quadratic
+problems: 20 to 70 iterations where r = 1 takes 50 to 1,400 (5 to 100 clients, sparse and complete networks); it is
+doubled or halved where one residual is 4 times the other, and B Z is over-relaxed, 1.8 B Z - 0.8 W (Boyd et al., 2011,
+sections 3.4.1 and 3.4.3): together a quarter of the iterations, or less.
+With l2 only distances matter: V is turned into the at most N dimensions that it spans, where an iteration on 100
+clients and 220 edges takes 0.2 ms on a CPU, whatever d is.
+
+Letters: N clients, M edges, d numbers of a vector.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Norm = Literal["l1", "l2", "linf"]
+EVERY = 10  # iterations from one look at the residuals to the next
+RELAXED = 1.8  # in (0, 2)
+UNEVEN, BALANCE = 4.0, 2.0  # from which ratio of the residuals on r is changed, and by which factor
+
+
+# -- proximal operators, row by row ------------------------------------------------------------------------
+def prox(R: Tensor, s: float, norm: Norm) -> Tensor:
+    """argmin_W 0.5 ||W - R||^2 + s sum over rows of ||W_m||, R [M, d], s >= 0.  # [M, d]"""
+    if s == 0:
+        return R
+    if norm == "l1":
+        return torch.nn.functional.softshrink(R, s)
+    if norm == "l2":
+        length = R.norm(dim=1, keepdim=True)  # [M, 1]
+        return R * (1 - s / length.clamp_min(torch.finfo(R.dtype).tiny)).clamp_min(0)
+    return R - onto_l1_ball(R, s)  # Moreau
+
+
+def onto_l1_ball(R: Tensor, s: float) -> Tensor:
+    """The nearest rows with sum |.| <= s > 0.  Held and Wolfe, 1974; by sorting: Duchi et al., ICML 2008.  # [M, d]"""
+    size = R.abs()
+    largest = size.sort(1, descending=True).values
+    rank = torch.arange(1, R.shape[1] + 1, device=R.device, dtype=R.dtype)
+    excess = (largest.cumsum(1) - s) / rank  # what to take off, if the first `rank` ones stay above 0  [M, d]
+    stay = (largest > excess).sum(1, keepdim=True).clamp_min(1)  # [M, 1]
+    shrink = excess.gather(1, stay - 1).clamp_min(0)  # 0 within the ball
+    return R.sign() * (size - shrink).clamp_min(0)
+
+
+def dual_norm(U: Tensor, norm: Norm) -> Tensor:
+    """Of every row of U [M, d] the norm whose unit ball holds the subgradients of `norm`.  # [M]"""
+    if norm == "l1":
+        return U.abs().amax(1)
+    return U.norm(dim=1) if norm == "l2" else U.abs().sum(1)
+
+
+# -- networks ------------------------------------------------------------------------------------------------
+class Network:
+    """adjacency [N, N], symmetric.  i, j [M]: the edges, i < j; values [N], vectors [N, N]: of L; component [N]: of
+    each client, the number of the connected part that it is in; r: the default of ADMM's penalty."""
+
+    def __init__(self, adjacency: Tensor):
+        self.N = len(adjacency)
+        self.i, self.j = adjacency.triu(1).nonzero().T  # [M] each
+        linked = (adjacency != 0).double()
+        L = linked.sum(1).diag() - linked
+        self.values, self.vectors = torch.linalg.eigh(L)
+        self.component = _components(linked)
+        self.num_components = int(self.component.max()) + 1
+        self.positive = self.values[self.num_components :]  # ascending, the others are 0
+        self.r = float((self.positive[0] * self.positive[-1]) ** -0.5) if len(self.positive) else 1.0
+
+    def __len__(self) -> int:
+        return len(self.i)
+
+    @functools.cached_property
+    def B(self) -> Tensor:
+        """The incidence.  # [M, N]"""
+        m = torch.arange(len(self), device=self.i.device)
+        B = torch.zeros(len(self), self.N, dtype=torch.float64, device=self.i.device)
+        B[m, self.i], B[m, self.j] = 1, -1
+        return B
+
+    def differences(self, Z: Tensor) -> Tensor:
+        """B Z.  # [M, d]"""
+        return Z.index_select(0, self.i) - Z.index_select(0, self.j)
+
+    def sums(self, W: Tensor) -> Tensor:
+        """B' W.  # [N, d]"""
+        if W.is_cuda:  # where sums by index are taken in any order
+            return self.B.T.to(W) @ W
+        return W.new_zeros(self.N, W.shape[1]).index_add_(0, self.i, W).index_add_(0, self.j, W, alpha=-1)
+
+    def inverse(self, r: float) -> Tensor:
+        """(I + r L)^-1.  # [N, N]"""
+        return self.vectors / (1 + r * self.values) @ self.vectors.T
+
+    def means(self, V: Tensor) -> Tensor:
+        """For each client the mean of V over its component; the same number for all of one.  # [N, d]"""
+        member = torch.nn.functional.one_hot(self.component, self.num_components).to(V)  # [N, components]
+        return ((member.T @ V) / member.sum(0)[:, None])[self.component]
+
+    def flows(self, V: Tensor) -> Tensor:
+        """The shortest U with B' U = V - means of V.  # [M, d]"""
+        inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
+        return self.differences(((self.vectors * inverse) @ self.vectors.T).to(V) @ V)
+
+
+def _components(linked: Tensor) -> Tensor:
+    """The number, from 0, of the connected part that each of the clients linked [N, N] is in.  # [N]"""
+    reach = linked + torch.eye(len(linked)).to(linked)
+    for _ in range(len(linked).bit_length()):  # paths of twice the length each time
+        reach = ((reach @ reach) > 0).to(linked)
+    return torch.unique(reach.argmax(1), return_inverse=True)[1]  # told apart by their first members
+
+
+# -- the step ------------------------------------------------------------------------------------------------
+class Fused(NamedTuple):
+    """Z [N, d], the dual U [M, d] at which it ended (None: nothing was iterated, or it is not kept), and after how many
+    iterations."""
+
+    Z: Tensor
+    U: Tensor | None
+    iterations: int
+
+
+def fuse(
+    V: Tensor,
+    network: Network,
+    tau: float,
+    norm: Norm = "l2",
+    *,
+    r: float | None = None,
+    iterations: int = 200,
+    tolerance: float = 1e-5,
+    U: Tensor | None = None,
+    keep_dual: bool = True,
+) -> Fused:
+    """The Z of the header for V [N, d], in V's type.
+
+    r: ADMM's penalty at first, default: the network's.  iterations: at most so many.  tolerance: of the two residuals,
+    against ||V - mean V||.  U [M, d]: the dual to start from (None: 0).  keep_dual: whether to return the last one.
+    """
+    if tau == 0 or len(network) == 0 or V.shape[1] == 0:
+        return Fused(V, None, 0)
+    mean = network.means(V.double())
+    X = (V - mean).to(V)  # from here on about the means, which the step leaves where they are
+    basis = _basis(X) if norm == "l2" else None  # [d, N]
+    X, U = (X, U) if basis is None else (X @ basis, None if U is None else U @ basis.to(U))
+    if (dual_norm(network.flows(X), norm) <= tau).all():  # a dual solution of Z = mean
+        return Fused(mean.to(V), None, 0)
+    Z, U, count = _admm(X, network, tau, norm, r or network.r, iterations, tolerance, U)
+    if basis is not None:
+        Z, U = Z @ basis.T, U @ basis.T if keep_dual else U
+    return Fused((mean + Z).to(V), U if keep_dual else None, count)
+
+
+def _basis(X: Tensor) -> Tensor | None:
+    """Orthonormal columns that span the rows of X [N, d]; None where that are not fewer dimensions.  # [d, N]"""
+    return torch.linalg.qr(X.T).Q if len(X) < X.shape[1] else None
+
+
+def _admm(
+    V: Tensor, network: Network, tau: float, norm: Norm, r: float, iterations: int, tolerance: float, U: Tensor | None
+) -> tuple[Tensor, Tensor, int]:
+    """Eqs. (8) to (10) with V fixed throughout: Z [N, d], U [M, d] and the number of iterations.
+
+    D = U / r is kept in U's place, so that U <- U + r (B Z - W) is what prox takes off B Z + U / r.
+    """
+    A_inv, small = network.inverse(r).to(V), tolerance * float(V.norm())
+    D = V.new_zeros(len(network), V.shape[1]) if U is None else U.to(V) / r  # [M, d]
+    Z = V - r * network.sums(D)  # what the dual says Z is  [N, d]
+    W, count = network.differences(Z), 0  # [M, d]
+    for count in range(1, iterations + 1):
+        Z = A_inv @ (V + r * network.sums(W - D))
+        BZ, before = network.differences(Z), W
+        R = torch.lerp(W, BZ, RELAXED).add_(D)
+        W = prox(R, tau / r, norm)
+        D = R - W
+        if count % EVERY == 0:
+            primal, dual = (BZ - W).norm(), r * network.sums(W - before).norm()
+            primal, dual = torch.stack([primal, dual]).tolist()
+            if max(primal, dual) <= small:
+                break
+            if max(primal, dual) > UNEVEN * min(primal, dual):
+                factor = BALANCE if primal > dual else 1 / BALANCE
+                r, D = factor * r, D / factor  # U stays
+                A_inv = network.inverse(r).to(V)
+    return Z, r * D, count
+
+
+def drifted(
+    Z: Tensor, step: Tensor, network: Network, tau: float, norm: Norm = "l2", *, r: float, iterations: int
+) -> Fused:
+    """What pFedNet's released code computes (weight, compress) instead: it writes Z over V in each iteration and takes
+    the step from it again, so that the mean of Z moves by iterations times that of step.  Z, step [N, d]; W, U start
+    at 0, and nothing stops it earlier."""
+    X, G = Z.double(), step.double()
+    A_inv, D = network.inverse(r), torch.zeros(len(network), X.shape[1]).to(X)
+    W = torch.zeros_like(D)
+    for _ in range(iterations):
+        X = A_inv @ (X - G + r * network.sums(W - D))
+        R = network.differences(X) + D
+        W = prox(R, tau / r, norm)
+        D = R - W
+    return Fused(X.to(Z), (r * D).to(Z), iterations)

@@ -1,0 +1,321 @@
+"""pFedNet: shared parameters x for all, personal ones z_i that similar clients draw to each other.
+
+"Medical Federated Model with Mixture of Personalized and Shared Components", Algorithms 1 to 5, for
+    min  1/N sum_i f_i(x, z_i) + lam sum over edges (i, j) of ||z_i - z_j||      (not squared: neighbours become equal)
+on a network of similar clients (_similarity.py).  A round has two phases.  In the x-phase clients train x from x_t at
+their z_i and send dx_i = x_t - x_i: x_{t+1} = x_t - sum_i w_i dx_i.  In the z-phase they train z_i at fixed x and send
+dz_i: the server solves (_fusion.py)
+    Z_{t+1} = argmin_Z  0.5 ||Z - V||^2 + tau sum ||z_i - z_j||,   V = Z_t - dZ,   tau = N lr lam
+and sends everyone its own z_i.  Deployed: (x, z_i).
+Departs from the paper: mode="local_epochs", as its released code ("weight"), trains for epochs where the paper takes
+single gradients (mode="gradient"), with w_i = n_i / sum n (weights=uniform: the paper's 1/N, always of gradient).
+z_step="paper" has V = Z_t - dZ / N and tau = lr lam, which slows z down N times; the default is that step with the rate
+N lr.  Clients that take no part have dz_i = 0, and their z_i moves too, as those of its neighbours do.
+Departs from the released code, which writes Z over Z_t inside ADMM (z_step="official": _fusion.drifted), keeps an edge
+in its tables only where the lower of two clients lists the other, and has lam 72, 1 and 5.
+Only trained columns of z are fused and sent; running statistics in z stay with the client, those in x are averaged.
+Of a list of rates, one for each client, tau has the mean.
+Reduces to: FedRep at lam = 0 with z_first, FedAvg where z is empty, network lasso where x is empty (no x-phase).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms import _similarity as similarity
+from fedbench.algorithms._fusion import Fused, Network, Norm, drifted, fuse
+from fedbench.algorithms._similarity import Metric, Sketch, Symmetrize
+from fedbench.algorithms.base import (
+    Algorithm,
+    Cohort,
+    Columns,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+)
+from fedbench.core.options import Count, Natural, NonNegative, Positive, require
+from fedbench.engine.rows import memory
+
+SHOWN = 1001  # of the values of SDWD in matrices.npz
+EVERYBODY = "all"  # of `personal`: every column
+GRADIENT_ONLY, EPOCHS_ONLY = ("x_steps", "z_steps"), ("x_epochs", "z_epochs")
+
+
+class PFedNet(Algorithm):
+    """Options: conf/algorithm/pfednet.yaml; lam, tau, order, mode, z_step: above.
+
+    State: x [d1]; Z [N, d2], the server's; adjacency [N, N]; sketch_of [N, q], what clients told for it (graph="knn");
+    U [M, d2], the last dual of each edge (warm_start); iterations [1], of the last ADMM; holds [N], who was sent the
+    newest x and z_i; x_sent [d1], what these saw.  Of the clients: z [N, |z|], running statistics included.
+    """
+
+    def __init__(
+        self,
+        lam: NonNegative = 0.01,
+        personal: str = "head",
+        norm: Norm = "l2",
+        group: Literal["model", "tensor"] = "model",
+        mode: Literal["local_epochs", "gradient"] = "local_epochs",
+        order: Literal["x_first", "z_first"] = "x_first",
+        x_epochs: Count | None = None,
+        z_epochs: Count | None = None,
+        x_steps: Count | None = None,
+        z_steps: Count | None = None,
+        z_step: Literal["full", "paper", "official"] | None = None,
+        tau: NonNegative | None = None,
+        rho: Positive | None = None,
+        max_iterations: Count = 200,
+        tolerance: NonNegative = 1e-5,
+        warm_start: bool = False,
+        graph: Literal["knn", "complete", "star", "edges"] = "knn",
+        k: Count = 3,
+        sketch: Sketch | None = None,
+        metric: Metric | None = None,
+        samples: Count | None = 64,
+        symmetrize: Symmetrize = "union",
+        edges: Sequence[Sequence[Natural]] = (),
+    ):
+        self.lam, self.personal, self.group, self.mode, self.order = lam, personal, group, mode, order
+        self.norm: Norm = norm
+        self.x_epochs, self.z_epochs, self.x_steps, self.z_steps = x_epochs, z_epochs, x_steps, z_steps
+        self.z_step = z_step or ("full" if mode == "local_epochs" else "paper")
+        self.tau, self.rho, self.max_iterations, self.tolerance = tau, rho, max_iterations, tolerance
+        self.warm_start, self.graph, self.k, self.samples = warm_start, graph, k, samples
+        self.edges = [list(edge) for edge in edges]
+        self.symmetrize: Symmetrize = symmetrize
+        self.sketch: Sketch | None = sketch
+        self.metric: Metric | None = metric
+        self.requires = () if personal == EVERYBODY else (personal,)
+        self._network: Network | None = None
+
+    # -- what it runs on -----------------------------------------------------------------------------------
+    def check_settings(self, num_clients: int | None, groups: Any, optimizer: Optimizer) -> None:
+        """Options that belong together; edges between clients that there are; plain SGD for mode="gradient"."""
+        super().check_settings(num_clients, groups, optimizer)
+        idle, other = (GRADIENT_ONLY, "gradient") if self.mode == "local_epochs" else (EPOCHS_ONLY, "local_epochs")
+        for name in idle:
+            require(
+                getattr(self, name) is None,
+                f"algorithm.{name}={getattr(self, name)} is of algorithm.mode={other}, not of {self.mode}",
+            )
+        require(
+            self.mode == "local_epochs" or getattr(optimizer, "plain", False),
+            "algorithm.mode=gradient sends a gradient, by which the server steps: it needs plain SGD (optimizer=sgd "
+            "with momentum=0, weight_decay=0, clip=null)",
+        )
+        require(
+            not (self.warm_start and self.z_step == "official"),
+            "algorithm.warm_start=true has no effect on algorithm.z_step=official, which starts from 0",
+        )
+        require(
+            (self.graph == "edges") == bool(self.edges),
+            f"algorithm.edges={self.edges} and algorithm.graph={self.graph}: they are listed for edges alone",
+        )
+        for edge in self.edges:
+            inside = num_clients is None or max(edge, default=0) < num_clients
+            require(
+                len(edge) == 2 and edge[0] != edge[1] and inside,
+                f"algorithm.edges has {edge}: an edge is a pair of different clients"
+                + (f" from 0 to {num_clients - 1}" if num_clients else ""),
+            )
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Class labels where they are compared; memory for the Z-step."""
+        super().check(federation, model, optimizer)
+        require(
+            self.sketch != "label_hist" or federation.task.single_label,
+            f"algorithm.sketch=label_hist compares how many samples of each class clients have: task="
+            f"{federation.task.kind} has no classes; feature_mean and others compare inputs",
+        )
+        n, d, have = federation.num_clients, self._columns(model)[1].size, memory(federation.device)
+        M = {"knn": min(self.k * n, n * (n - 1) // 2), "complete": n * (n - 1) // 2}.get(self.graph, n)
+        width = min(d, n) if self.norm == "l2" else d  # of what ADMM iterates
+        need = 4 * n * d * 4 + 8 * (6 * n * n + 6 * M * width)
+        require(
+            need <= have,
+            f"algorithm=pfednet holds z of all clients at the server: {n:,} times {d:,} numbers and {M:,} edges take "
+            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB; lower "
+            "partition.num_clients, algorithm.k, or the columns of algorithm.personal",
+        )
+
+    def _columns(self, model: FlatModel) -> tuple[Columns, Columns]:
+        """The personal columns, and those of them that are fused."""
+        personal = model.all if self.personal == EVERYBODY else model.columns[self.personal]
+        return personal, personal & model.trained
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One initialization for all."""
+        n, w = federation.num_clients, model.init_row()
+        self.columns, self.fused = self._columns(model)
+        self.shared = self.columns.rest(model.size)
+        self.x, self.Z = self.shared.take(w).clone(), self.fused.take(w).repeat(n, 1)  # [d1], [N, d2]
+        self.z = rows("z", default=self.columns.take(w))  # lazy [N, |z|]
+        self.holds, self.x_sent = torch.zeros(n, dtype=torch.bool, device=w.device), self.x
+        parameters = [(Columns([span]) & self.fused).size for span in model.spans.values()]
+        self.sizes = [size for size in parameters if size] if self.group == "tensor" else [self.fused.size]
+        classes = self.sketch in (None, "label_hist") and federation.task.single_label
+        self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
+        self.distance: Metric = self.metric or ("l2" if self.compared == "label_hist" else "l1")
+        known = {
+            "knn": lambda: torch.zeros(n, n, dtype=torch.bool),  # until clients have sent their sketches
+            "complete": lambda: similarity.complete(n),
+            "star": lambda: similarity.star(n),
+            "edges": lambda: similarity.of_edges(n, self.edges),
+        }
+        self.adjacency, self.sketch_of = known[self.graph]().to(w.device), None
+        self.U: Any = None
+        self.iterations = torch.zeros(1, device=w.device)
+        self._network = None
+
+    # -- a round -------------------------------------------------------------------------------------------
+    def round(self, cohort: Cohort) -> None:
+        """Both phases; before the first one clients are told apart."""
+        if self.graph == "knn" and self.sketch_of is None and self.fused.size:
+            self.sketch_of = self.ask(cohort.all_clients())
+            self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance, self.symmetrize)
+            self._network = None
+        theta = self.begin(cohort)  # (x_t, z_i)  [K, P]
+        x = self.shared.take(theta)  # x_t as the client has it: in theta, forward passes move running statistics
+        if self.order == "z_first":
+            theta = self.z_phase(cohort, theta)
+        theta = self.x_phase(cohort, theta, x)
+        if self.order == "x_first":
+            theta = self.z_phase(cohort, theta)
+        self.z[cohort.ids] = self.columns.take(theta)
+        self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, True)
+
+    def ask(self, clients: Cohort) -> Tensor:
+        """Their sketches as the server sees them.  # [K, q]"""
+        sketch, name = similarity.sketches(clients, self.compared, self.samples), ["sketch"]
+        return clients.upload(sketch=sketch, reference={"sketch": None}, replaces=name, plain=name).sketch
+
+    def begin(self, cohort: Cohort) -> Tensor:
+        """Everyone at (x_t, z_i): whoever took part in the last round has them, and the others are sent them (in the
+        first round x_t alone).  # [K, P]"""
+        holds = self.holds[cohort.index]  # [K]
+        late, lacks = cohort.subset(~holds.cpu().numpy()), ~holds
+        theta = self.join(self.x_sent, self.z[cohort.ids])
+        if len(late):
+            theta[lacks] = self.shared.put(theta[lacks], late.broadcast(x_t=self.x).x_t)
+        if len(late) and self.holds.any():
+            theta[lacks] = self.fused.put(theta[lacks], late.download(z_t=self.Z[late.index]).z_t)
+        return theta
+
+    def join(self, x: Tensor, z: Tensor) -> Tensor:
+        """Rows of x [d1] or [K, d1] and z [K, |z|].  # [K, P]"""
+        rows = z.new_empty(len(z), self.shared.size + self.columns.size)
+        return self.columns.put(self.shared.put(rows, x), z)
+
+    def x_phase(self, cohort: Cohort, theta: Tensor, x: Tensor) -> Tensor:
+        """x_{t+1} = x_t - sum_i w_i dx_i; with gradients, where dx_i = lr g_i and w_i = 1/K, I times.  # [K, P]"""
+        if not self.shared.size:
+            return theta
+        w = cohort.weights if self.mode == "local_epochs" else torch.full_like(cohort.num_samples, 1 / len(cohort))
+        for i in range(self.x_steps or 1):
+            out = cohort.train(theta, columns=self.shared, how=self.how("local", i, self.x_epochs, self.shared))
+            dx = x - self.shared.take(out.theta)  # [K, d1]
+            self.x = self.x - w @ cohort.upload(dx=dx, reference={"dx": None}).dx
+            x = self.x_sent = cohort.broadcast(x=self.x).x
+            theta = self.shared.put(out.theta, x)
+        return theta
+
+    def z_phase(self, cohort: Cohort, theta: Tensor) -> Tensor:
+        """Z_{t+1} of the header; with gradients J times.  # [K, P]"""
+        if not self.fused.size:
+            return theta
+        for j in range(self.z_steps or 1):
+            out = cohort.train(theta, columns=self.fused, how=self.how("head", j, self.z_epochs, self.fused))
+            dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
+            dz = cohort.upload(dz=dz, reference={"dz": None}).dz
+            self.move(torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean()))
+            theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
+        return theta
+
+    def how(self, key: str, step: int, epochs: int | None, columns: Columns) -> LocalTraining:
+        """Epochs, or one step, on batches of their own: those of FedRep's phases of this name."""
+        steps, epochs = (None, epochs) if self.mode == "local_epochs" else (1, None)
+        buffers = "z" if columns is self.fused else "x"
+        key = f"{key}/{step}" if step else key
+        return LocalTraining(epochs=epochs, steps=steps, key=key, buffers=buffers, uploaded=columns)
+
+    def move(self, dZ: Tensor, lr: float) -> None:
+        """The Z-step, by each parameter where that is asked for; dZ [N, d2] is 0 for clients that took no part."""
+        n = len(self.Z)
+        part, eta = (1.0, n * lr) if self.z_step == "full" else (1 / n, lr)
+        tau = eta * self.lam if self.tau is None else self.tau
+        r = None if self.rho is None else eta * self.rho
+        U = [None] * len(self.sizes) if self.U is None else self.U.split(self.sizes, 1)
+        pieces = zip(self.Z.split(self.sizes, 1), (part * dZ).split(self.sizes, 1), U, strict=True)
+        fused = [self.step(*piece, tau, r, lr) for piece in pieces]
+        self.Z, self.iterations = (
+            torch.cat([f.Z for f in fused], 1),
+            torch.full_like(self.iterations, max(f.iterations for f in fused)),
+        )
+        if self.warm_start:
+            edges = len(self.network)
+            self.U = torch.cat([f.Z.new_zeros(edges, f.Z.shape[1]) if f.U is None else f.U for f in fused], 1)
+
+    def step(self, Z: Tensor, dZ: Tensor, U: Tensor | None, tau: float, r: float | None, lr: float) -> Fused:
+        """Some columns of Z [N, d] after the step dZ [N, d] (1/N of the clients' way, or all of it) and the fusion."""
+        network, most = self.network, self.max_iterations
+        if self.z_step == "official":  # with rho = 1, unless another is given
+            return drifted(Z, lr * dZ, network, tau, self.norm, r=r or lr, iterations=most)
+        how = {"iterations": most, "tolerance": self.tolerance}
+        return fuse(Z - dZ, network, tau, self.norm, r=r, U=U, keep_dual=self.warm_start, **how)
+
+    @property
+    def network(self) -> Network:
+        """What `adjacency` says, factored."""
+        if self._network is None:
+            self._network = Network(self.adjacency)
+        return self._network
+
+    # -- what clients deploy, and who comes later ------------------------------------------------------------
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """(x, z_i)."""
+        rows = self.join(cohort.broadcast(x=self.x).x, self.z[cohort.ids])
+        return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
+
+    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+        """(x, the mean of all z_i): for somebody of whose data nothing is known.  # [P]"""
+        return self.newcomer(self.Z.mean(0))
+
+    def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+        """(x, the mean of the neighbours' z): of a knn network the k clients with the nearest sketches, of a star its
+        centre, of others everybody.  # [M, P], or [P] for all"""
+        if self.graph == "star":
+            return self.newcomer(self.Z[0])
+        if self.sketch_of is None:
+            return self.newcomer_row(cohorts)
+        near = similarity.nearest(self.ask(newcomers), self.sketch_of, self.k, self.distance)  # [M, k]
+        return self.newcomer(self.Z[near].mean(1))
+
+    def newcomer(self, z: Tensor) -> Tensor:
+        """x with z [..., d2], and running statistics of z as they are at first.  # [..., P]"""
+        row = self.join(self.x, self.z.default[None])[0]
+        return self.fused.put(row, z)
+
+    # -- what figures show -------------------------------------------------------------------------------------
+    def matrices(self) -> dict[str, Tensor]:
+        """network [N, N]; iterations [1] of the last Z-step; sdwd and sdwd_pairwise: how far the z_i are apart in each
+        coordinate, in ascending order, of more than 1,001 as many at even distances.  # [min(d2, 1001)]"""
+        if not self.fused.size:
+            return {}
+        apart = {
+            "sdwd": similarity.sdwd(self.Z),
+            "sdwd_pairwise": similarity.sdwd_pairwise(self.Z, self.adjacency),
+        }
+        spread = {name: ordered(values, SHOWN) for name, values in apart.items()}
+        return {"network": self.adjacency, "iterations": self.iterations, **spread}
+
+
+def ordered(values: Tensor, most: int) -> Tensor:
+    """values [n] in ascending order; of more than `most` as many, from the least to the largest.  # [min(n, most)]"""
+    values = values.sort().values
+    if len(values) <= most:
+        return values
+    return values[torch.linspace(0, len(values) - 1, most, dtype=torch.float64).round().long().to(values.device)]

@@ -12,6 +12,7 @@ Reduces to: Local with a pull to its own last upload at lam = 0, where a client'
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,21 +83,24 @@ class FPFC(Algorithm):
         self.fuse(cohort.ids)
 
     def zeta(self) -> Tensor:
-        """zeta_i = w_i - (1/N) sum_j r_ij, r_ij = w_i - w_j - theta_ij + v_ij/rho, which is 0 at lam = 0.  # [N, p]"""
+        """zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho), theta_ij - v_ij/rho being (2 s - 1) delta.  # [N, p]"""
+        if self.lam == 0:
+            return self.W  # up to rounding it is, and nobody's rounding shall be another's
         total = torch.zeros_like(self.W)
         for i, later, at in self.pairs():
-            r = self.W[i] - self.W[later] - (2 * self.s[at] - 1)[:, None] * self.delta[at]  # [m, p]
-            total[i] += r.sum(0)
-            total[later] -= r
-        return self.W - total / len(self.W)
+            c, delta = 2 * self.s[at] - 1, self.delta[at]  # [m], [m, p]
+            total[i] += c @ delta
+            total[later].addcmul_(delta, c[:, None], value=-1)  # theta_ji = -theta_ij
+        return self.W.mean(0) + total / len(self.W)
 
     def fuse(self, ids: np.ndarray) -> None:
-        """delta, theta and v of every pair with one of these clients."""
+        """delta, theta and v of every pair with one of these clients.  In place within a block, which stays in the
+        cache: 100 clients have 4,950 vectors."""
         delta, s = self.delta.clone(), self.s.clone()
         for i, later, at in self.pairs(ids):
-            v = (1 - s[at])[:, None] * delta[at]  # v_ij/rho  [m, p]
-            moved = v + (self.W[i] - self.W[later])
-            delta[at], s[at] = moved, self.scad(moved.norm(dim=1))
+            block = delta[at].mul_((1 - s[at])[:, None])  # v_ij/rho  [m, p]
+            block.add_(self.W[i]).sub_(self.W[later])
+            delta[at], s[at] = block, self.scad(block.norm(dim=1))
         self.delta, self.s = delta, s
 
     def scad(self, n: Tensor) -> Tensor:
@@ -110,7 +114,7 @@ class FPFC(Algorithm):
         s = torch.where(n <= xi + lam / rho, smoothed, torch.where(n <= lam + lam / rho, soft, beyond))
         return torch.where(n > a * lam, 1.0, s)
 
-    def pairs(self, ids: np.ndarray | None = None) -> Iterator[tuple[int, slice | Tensor, slice | Tensor]]:
+    def pairs(self, ids: np.ndarray | None = None) -> Iterator[tuple[int, Any, Any]]:
         """For every i the later j, and where the pairs (i, j) stand; ids: pairs with one of these clients alone."""
         n, first = len(self.W), 0
         some = None if ids is None or len(ids) == n else torch.from_numpy(ids).to(self.W.device)

@@ -55,6 +55,7 @@ TINY = {  # options with which models are small and load nothing
 FITTING = {  # options that suit 1,800 samples of 10 classes; the files ask for more
     "dirichlet_pgfed": {"num_clients": 15},
     "practical": {"num_clients": 4},
+    "delta_luna16": {"counts": [[26, 13], [26, 13], [20, 20], [13, 26], [13, 26]]},
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
     "domain_officehome": {"min_size": 30},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},

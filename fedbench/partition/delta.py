@@ -1,12 +1,14 @@
-"""Label imbalance delta of two classes: some clients hold delta negatives to a positive, some the reverse.
+"""Label imbalance delta of two kinds: some clients hold delta negatives to a positive, some the reverse.
+
+Class 0 is negative, every other class positive.
 
 Source: pFedNet, which gives delta = n_neg / n_pos and not who is skewed; the ratio tables of its code settle the
 pattern: clients 0 and 1 hold delta : 1, client 2 as many of each, clients 3 and 4 hold 1 : delta.  Generalized to N
 clients: floor(2 N / 5) are skewed each way and those between are balanced; with 2 clients, one each way.
 
-A balanced pool, n of either class, is drawn first (the larger class loses samples at random, as the sample counts
+A balanced pool, n of either kind, is drawn first (the larger kind loses samples at random, as the sample counts
 behind the paper's tables show).  Every client's size is s = floor(2 n / N); a skewed client has floor(s delta / (1 +
-delta)) of one class and floor(s / (1 + delta)) of the other, a balanced one floor(s / 2) of each.  Leftovers stay out.
+delta)) of one kind and floor(s / (1 + delta)) of the other, a balanced one floor(s / 2) of each.  Leftovers stay out.
 With dataset.split=published or stratified the test pool is divided by the same rule.
 """
 
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Pair, Positive, require
+from fedbench.core.options import ConfigError, Positive, require
 from fedbench.partition.base import Ragged, by_class, deal
 
 
@@ -31,7 +33,6 @@ class Delta:
 
     def __init__(
         self,
-        num_clients: Pair | None = 5,
         delta: Positive = 2.0,
         fractions: list[list[float]] | str | None = None,
         counts: list[list[int]] | None = None,
@@ -45,8 +46,6 @@ class Delta:
             if table is not None:
                 fine = len(table) > 0 and all(len(row) == 2 and min(row) >= 0 for row in table)
                 require(fine, f"partition.{key} must hold a pair of numbers >= 0, [neg, pos], for each client")
-                wrong = num_clients is not None and num_clients != len(table)
-                require(not wrong, f"partition.num_clients={num_clients}, but partition.{key} has {len(table)} rows")
         if self.fractions is not None:
             sums = np.array(self.fractions).sum(0)
             require(bool((sums < 1 + 1e-9).all()), f"partition.fractions sum to {sums.tolist()}, more than 1")
@@ -64,12 +63,17 @@ class Delta:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign; ConfigError unless there are two classes, and enough of each for counts."""
-        found = len(np.unique(labels))
-        require(found == 2, f"partition=delta divides two classes, and the data set has {found}")
+        """See Partition.assign; ConfigError where a kind or a client is missing, or counts ask for too many."""
+        require(num_clients >= 2, f"partition.num_clients={num_clients}: delta skews two clients at least")
+        for key, table in (("fractions", self.fractions), ("counts", self.counts)):
+            fine = table is None or len(table) == num_clients
+            require(fine, f"partition.num_clients={num_clients}, but partition.{key} has {len(table or ())} rows")
+        positive = (labels > 0).astype(np.int64)  # [n]
+        both = 0 < positive.sum() < len(labels)
+        require(bool(both), "partition=delta needs negatives (class 0) and positives, and the data set lacks one kind")
         dealt, first = [], None
         for pool in pools:
-            classes = [rng.permutation(members) for members in by_class(labels, pool)]
+            classes = [rng.permutation(members) for members in by_class(positive, pool)]
             if self.balance:
                 least = min(len(members) for members in classes)
                 classes = [members[:least] for members in classes]
@@ -88,7 +92,7 @@ class Delta:
             if short.any():
                 c = int(short.argmax())
                 raise ConfigError(
-                    f"partition.counts asks for {counts[c].sum():,} samples of class {c}, and there are {first[c]:,}"
+                    f"partition.counts asks for {counts[c].sum():,} {('negatives', 'positives')[c]}, and there are {first[c]:,}"
                     + (" in the balanced pool" if self.balance else "")
                 )
             return _floor(counts * (sizes / first)[:, None])
@@ -101,7 +105,7 @@ class Delta:
         counts = _floor(counts)
         # Of unbalanced pools one class may not reach; never with balance, where the pattern is its own mirror image.
         short = counts.sum(1) > sizes
-        require(not short.any(), f"the pool holds {sizes.tolist()} samples of the two classes, too few for "
+        require(not short.any(), f"the pool holds {sizes.tolist()} samples of the two kinds, too few for "
                 f"partition.delta={self.delta:g} without partition.balance")  # fmt: skip
         return counts
 

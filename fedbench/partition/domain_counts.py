@@ -14,12 +14,10 @@ class DomainCounts:
     """counts [N, D]: how many samples of each of the data set's D natural silos each client gets, of the pool that is
     divided first; others (dataset.split=published) are divided in proportion, rounded down.  The rest stays out."""
 
-    def __init__(self, counts: list[list[int]], num_clients: int | None = None):
+    def __init__(self, counts: list[list[int]]):
         widths = {len(row) for row in counts}
         fine = len(widths) == 1 and 0 not in widths and all(count >= 0 for row in counts for count in row)
         require(fine, "partition.counts must hold a row for each client with a count >= 0 for each natural silo")
-        given = num_clients is None or num_clients == len(counts)
-        require(given, f"partition.num_clients={num_clients}, but partition.counts has {len(counts)} rows")
         self.counts = np.array(counts, np.int64).T  # [D, N]
 
     def count(self, num_domains: int) -> int:
@@ -37,8 +35,8 @@ class DomainCounts:
         """See Partition.assign; ConfigError where the silos are not D, or hold too few samples."""
         if domain is None:
             raise ConfigError("partition=domain_counts needs a data set with natural silos, and this has none")
-        silos = int(domain.max()) + 1
-        wanted = len(self.counts)
+        silos, (wanted, rows) = int(domain.max()) + 1, self.counts.shape
+        require(num_clients == rows, f"partition.num_clients={num_clients}, but partition.counts has {rows} rows")
         require(silos == wanted, f"partition.counts has {wanted} columns, and the data set {silos} natural silos")
         first = np.bincount(domain[pools[0]], minlength=silos)  # [D]
         short = self.counts.sum(1) > first

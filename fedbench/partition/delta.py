@@ -31,6 +31,8 @@ class Delta:
     the pool that is drawn first; other pools are divided in proportion).  balance: draw a balanced pool first.
     """
 
+    leaves_out = True  # what balance and rounding leave
+
     def __init__(
         self,
         delta: Positive = 2.0,
@@ -91,8 +93,9 @@ class Delta:
             short = counts.sum(1) > first
             if short.any():
                 c = int(short.argmax())
+                kind = ("negatives", "positives")[c]
                 raise ConfigError(
-                    f"partition.counts asks for {counts[c].sum():,} {('negatives', 'positives')[c]}, and there are {first[c]:,}"
+                    f"partition.counts asks for {counts[c].sum():,} {kind}, and there are {first[c]:,}"
                     + (" in the balanced pool" if self.balance else "")
                 )
             return _floor(counts * (sizes / first)[:, None])

@@ -14,6 +14,8 @@ class DomainCounts:
     """counts [N, D]: how many samples of each of the data set's D natural silos each client gets, of the pool that is
     divided first; others (dataset.split=published) are divided in proportion, rounded down.  The rest stays out."""
 
+    leaves_out = True  # what the table does not ask for
+
     def __init__(self, counts: list[list[int]]):
         widths = {len(row) for row in counts}
         fine = len(widths) == 1 and 0 not in widths and all(count >= 0 for row in counts for count in row)

@@ -9,7 +9,7 @@ import pytest
 from tiny import compose
 
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import config_hash, plain
+from fedbench.core.settings import config_hash, plain, save_config
 from fedbench.data.base import EXTRA, TRAIN, Arrays
 from fedbench.partition._folds import hold_out
 from fedbench.partition.base import Split, build_split
@@ -91,6 +91,7 @@ def test_a_report_chooses_by_all_folds(tmp_path: Path) -> None:
             cfg = compose([*words, name, f"algorithm.mu={mu}", f"fold={fold}"])
             assert (build.partition(cfg, build.data(cfg)).val.sizes > 0).all()
             (tmp_path / f"{mu}-{fold}").mkdir()
+            save_config(cfg, tmp_path / f"{mu}-{fold}" / "config.yaml")
             run(cfg, tmp_path / f"{mu}-{fold}")
     runs = find_runs([tmp_path])
     table = choose(runs, "algorithm.mu")

@@ -55,6 +55,7 @@ TINY = {  # options with which models are small and load nothing
 FITTING = {  # options that suit 1,800 samples of 10 classes; the files ask for more
     "dirichlet_pgfed": {"num_clients": 15},
     "practical": {"num_clients": 4},
+    "delta_luna16": {"counts": [[26, 13], [26, 13], [20, 20], [13, 26], [13, 26]]},
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
     "domain_officehome": {"min_size": 30},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
@@ -116,7 +117,7 @@ def test_what_is_skipped_is_counted() -> None:
     things |= {"compression": COMPRESSIONS, "adapter": ADAPTERS}
     suites = (algorithm.SUITE, model.SUITE, adapter.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
     checks = {suite.kind: suite.checks for suite in suites}
-    counts = {"algorithm": 10, "model": 7, "task": 1, "partition": 8, "compression": 15, "adapter": 2}
+    counts = {"algorithm": 10, "model": 7, "task": 1, "partition": 11, "compression": 15, "adapter": 2}
     assert all(check in checks[kind] and thing in things[kind] for kind, check, thing in skipped())
     assert Counter(kind for kind, _, _ in skipped()) == counts
     assert sum(len(checks[kind]) * len(things[kind]) for kind in checks) > 1000

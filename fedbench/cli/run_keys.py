@@ -17,6 +17,7 @@ from fedbench.core.options import (
     Name,
     Natural,
     NonNegative,
+    Pair,
     Positive,
     Seed,
     Share,
@@ -170,6 +171,8 @@ class RunConfig:
     sample_rate: Fraction
     clients_per_round: Count | None
     weights: Literal["samples", "uniform"]
+    folds: Pair | None
+    fold: Natural
     local: LocalConfig
     eval: EvalConfig
     finetune: FinetuneConfig

@@ -25,8 +25,10 @@ WHEREABOUTS = (
     "hardware.data",
 )
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
-LATER_KEYS = {"weights": "samples", "model.freeze": []}  # not of a group's class, which has its own defaults
+# Not of a group's class, which has its own defaults.
+LATER_KEYS = {"weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
 NEUTRAL = {"adapter.convolutions": False, "algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
+NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {
     "adapter": ("none", {"_target_": "fedbench.adapters.none.NoAdapter"}),

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from fedbench.partition.base import Split
 
 ScaleFit = Literal["train", "all", "client"]
+Scale = Literal["standard", "max_abs"]
 
 
 class Statistics(NamedTuple):
-    """What is learned of a table: fill of each column [columns]; mean and std of each numeric one [Q], once filled."""
+    """What is learned of a table: fill of each column [columns]; of each numeric one, once filled, what is subtracted
+    and what it is divided by [Q]: mean and std, or 0 and the largest absolute value."""
 
     fill: np.ndarray
     mean: np.ndarray
@@ -41,15 +43,22 @@ class TableFit:
     clients (all), or each client's own training part for its samples (client; what it has no value of, it takes from
     train).
 
+    scale: standard, or max_abs: numbers are divided by the largest absolute value instead (0 stays 0) and clipped to
+    [-1, 1].  fill: mean, or zero for missing numbers.  constant: whether a last feature is 1 everywhere.  These three
+    are for pFedNet, whose code scales by max_abs, fills with 0 and appends the constant.
+
     The rules.  A missing number becomes the mean, a missing category the most frequent one (the first of several); of
     a column without any value, 0 and the first.  Numeric columns are then standardized (a constant one is only
     centered); one-hot and indicator columns are not.  A category that no client's training part has is all zeros.
-    The order of features: numeric columns, then one-hot columns, then indicators.
+    The order of features: numeric columns, then one-hot columns, indicators, the constant.
     """
 
     categories: tuple[int, ...]
     indicator: bool = False
     scale_fit: ScaleFit = "train"
+    scale: Scale = "standard"
+    fill: Literal["mean", "zero"] = "mean"
+    constant: bool = False
 
     def __call__(self, arrays: Arrays, split: Split, normalize: bool) -> Arrays:
         """The arrays with features in place of raw columns; normalize: whether numeric columns are standardized."""
@@ -84,7 +93,13 @@ class TableFit:
                 values = values[values < count]  # an unlisted value fills nothing
             if len(values):
                 fill[c] = np.bincount(values.astype(np.int64)).argmax() if count else values.mean()
+        if self.fill == "zero":
+            fill[self._numeric] = 0
         numbers = _filled(raw, fill)[:, self._numeric]  # [m, Q]
+        if self.scale == "max_abs":
+            most = np.abs(numbers).max(0)
+            most = most if fallback is None else np.where(most > 0, most, fallback.std)
+            return Statistics(fill, np.zeros(len(most)), np.where(most > 0, most, 1.0))
         std = numbers.std(0)
         return Statistics(fill, numbers.mean(0), np.where(std > 0, std, 1.0))
 
@@ -95,11 +110,16 @@ class TableFit:
         the columns with an indicator.  # [m, F] float32"""
         filled = _filled(raw, statistics.fill)
         numbers = filled[:, self._numeric]  # [m, Q]
-        blocks = [(numbers - statistics.mean) / statistics.std if normalize else numbers]
+        if normalize:
+            numbers = (numbers - statistics.mean) / statistics.std
+            numbers = numbers.clip(-1, 1) if self.scale == "max_abs" else numbers
+        blocks = [numbers]
         for c, known in zip(self._categorical, seen):
             category = np.arange(self.categories[c])
             blocks.append((filled[:, c, None] == category) & np.isin(category, known))
         blocks.append(np.isnan(raw[:, flagged]))
+        if self.constant:
+            blocks.append(np.ones((len(raw), 1)))
         return np.concatenate([b.astype(np.float32) for b in blocks], axis=1)
 
 

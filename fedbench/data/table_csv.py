@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
-from fedbench.data._table import ScaleFit, TableFit
+from fedbench.data._table import Scale, ScaleFit, TableFit
 from fedbench.data.base import TRAIN, Arrays
 from fedbench.data.npz import PARTS
 
@@ -36,7 +36,8 @@ class TableCsv:
     there are, sorted (by value where all are numbers).
     categorical: columns of categories, or a mapping of them to their values (another value then counts as none of
     them); null: columns in which some cell is text.
-    missing: cells without a value, in small letters.  indicator, scale_fit: see data/_table.py, as for the rules.
+    missing: cells without a value, in small letters.  indicator, scale_fit, scale, fill, constant: see
+    data/_table.py, as for the rules.
     """
 
     def __init__(
@@ -51,6 +52,9 @@ class TableCsv:
         missing: list[str] | None = None,
         indicator: bool = False,
         scale_fit: ScaleFit = "train",
+        scale: Scale = "standard",
+        fill: Literal["mean", "zero"] = "mean",
+        constant: bool = False,
     ):
         self.path, self.delimiter, self.ignore = path, delimiter, list(ignore or ())
         self.columns = {**COLUMNS, **(columns or {})}
@@ -66,6 +70,9 @@ class TableCsv:
         self.missing = {m.lower() for m in (MISSING if missing is None else missing)}
         self.indicator = indicator
         self.scale_fit: ScaleFit = scale_fit
+        self.scale: Scale = scale
+        self.fill: Literal["mean", "zero"] = fill
+        self.constant = constant
 
     def load(self) -> Arrays:
         """Read the file; ConfigError with one sentence about the first thing that is wrong."""
@@ -89,7 +96,7 @@ class TableCsv:
                 domain=client,
                 domain_names=client_names,
                 subject=self._named(table, "patient")[1],
-                fit=TableFit(tuple(counts), self.indicator, self.scale_fit),
+                fit=TableFit(tuple(counts), self.indicator, self.scale_fit, self.scale, self.fill, self.constant),
             ).check()
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from error

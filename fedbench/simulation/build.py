@@ -37,6 +37,7 @@ from fedbench.engine.privacy import check as check_method
 from fedbench.engine.rows import RowStore
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import FlatModel
+from fedbench.partition._folds import hold_out
 from fedbench.partition.base import Split, build_split
 from fedbench.simulation import autotune
 from fedbench.simulation.autotune import use
@@ -111,10 +112,10 @@ def task(cfg: DictConfig, arrays: Arrays) -> Task:
 
 
 def partition(cfg: DictConfig, arrays: Arrays) -> Split:
-    """The split of the data over clients: a function of the dataset and partition groups alone."""
+    """The split of the data over clients: a function of the dataset and partition groups and of the fold alone."""
     method = part(cfg, "partition")
     d = cfg.dataset
-    return build_split(
+    split = build_split(
         arrays,
         method,
         cfg.partition.num_clients,
@@ -124,6 +125,7 @@ def partition(cfg: DictConfig, arrays: Arrays) -> Split:
         d.val_fraction,
         d.get("subset", 1.0),
     )
+    return split if cfg.folds is None else hold_out(split, arrays, cfg.folds, cfg.fold, cfg.partition.seed)
 
 
 def training_clients(with_new_clients: Federation, num_new: int) -> Federation:
@@ -139,7 +141,8 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     then holds what that part makes of them.  Runs that share a process share the tensors.
     """
     features_of = (_text(cfg.model), int(cfg.seed), str(cfg.algorithm._target_)) if reads_inputs(cfg) else ()
-    key = ("federation", _text(cfg.dataset), _text(cfg.partition), str(device), cfg.hardware.get("data"), features_of)
+    divided = (_text(cfg.dataset), _text(cfg.partition), cfg.folds, cfg.fold)
+    key = ("federation", *divided, str(device), cfg.hardware.get("data"), features_of)
     built = joint.load_once(key, lambda: _federation(cfg, arrays, split, device))
     return replace(built, splits=dict(built.splits)) if joint.current() else built
 

@@ -1,0 +1,197 @@
+"""Generated brain scans of four modalities with a tumour each, and its mask: a stand-in for BraTS that needs no file.
+
+A scan is one slice, skull-stripped: an ellipse of grey matter, white matter with a folded boundary, two ventricles and
+fluid around, all bent by a smooth random field.  Tissues have the contrast that they have in FLAIR, T1, T1 with
+contrast agent and T2 (in the order of the Medical Segmentation Decathlon's first task).  A tumour has a core, a rim
+that only T1c shows well, and oedema that FLAIR and T2 show; its outline is a random Fourier series, and it is blended
+into the tissue by a factor of its own.  Small spots, bright in FLAIR and T2 or (vessels) in T1c, are no tumour.
+Everything is blurred, multiplied by a bias field per modality and made noisy, then standardized inside the brain.
+
+The tissue values are chosen, not measured: scores on this set say nothing of scores on patients.
+
+Letters: n scans, S pixels a side, M modalities.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from scipy.ndimage import gaussian_filter
+
+from fedbench.core.options import Count, Natural, NonNegative, Positive, require
+from fedbench.data._channels import lacking, picked
+from fedbench.data.base import Arrays
+
+MODALITIES = ("flair", "t1", "t1c", "t2")
+#                        flair  t1    t1c   t2
+FLUID = np.array(       [0.20, 0.25, 0.25, 1.00])  # fmt: skip
+GREY = np.array(        [0.62, 0.65, 0.68, 0.62])  # fmt: skip
+WHITE = np.array(       [0.50, 0.95, 0.98, 0.42])  # fmt: skip
+CORE = np.array(        [0.60, 0.35, 0.35, 0.90])  # fmt: skip
+RIM = np.array(         [0.80, 0.60, 1.30, 0.75])  # fmt: skip
+OEDEMA = np.array(      [0.95, 0.62, 0.65, 0.85])  # fmt: skip
+SPOT = np.array(        [0.95, 0.80, 0.82, 0.85])  # of white matter, no tumour  # fmt: skip
+VESSEL = np.array(      [0.50, 0.80, 1.25, 0.40])  # fmt: skip
+PARTS = ("background", "core", "rim", "oedema")
+
+
+class Tumours:
+    """inputs [n, channels, S, S] float32 in [-1, 1], 0 outside the brain; targets [n, S, S] uint8.
+
+    n: scans.  size: S.  labels: whole (1: any part of the tumour) or parts (1 core, 2 rim, 3 oedema).  channels: which
+    modalities a scan has; None: all four.  single_modality: scan i shows modality i % M alone, which is its natural
+    silo (for partition=domain and partition=domain_counts).  lack, lack_clients: see data/_channels.py.
+    sites: hospitals as natural silos, whose scanners differ in contrast, noise and bias and whose tumours in size; 0:
+    one scanner.  noise: standard deviation, where white matter in T1 is 0.95.  contrast: the least factor, in [0, 1],
+    by which a tumour is blended in.  clip: standard deviations that become 1.  seed: of everything.
+    """
+
+    def __init__(
+        self,
+        n: Count = 400,
+        size: Count = 64,
+        labels: Literal["whole", "parts"] = "whole",
+        channels: list[str] | None = None,
+        single_modality: bool = False,
+        lack: str | None = None,
+        lack_clients: Count | None = 2,
+        sites: Natural = 0,
+        noise: NonNegative = 0.1,
+        contrast: NonNegative = 0.45,
+        clip: Positive = 3.0,
+        seed: Natural = 0,
+    ):
+        self.n, self.size, self.labels, self.single_modality = n, size, labels, single_modality
+        self.channels = picked(channels, MODALITIES)
+        names = [MODALITIES[m] for m in self.channels]
+        require(not (single_modality and sites), "dataset.single_modality and dataset.sites both name natural silos")
+        require(not (single_modality and lack), "dataset.lack needs several channels, not dataset.single_modality")
+        require(contrast <= 1, f"dataset.contrast={contrast} must be in [0, 1]")
+        require(size >= 16, f"dataset.size={size} must be at least 16 pixels")
+        self.names, self.fit = names, lacking(lack, names, lack_clients)
+        self.sites, self.noise, self.contrast, self.clip, self.seed = sites, noise, contrast, clip, seed
+
+    def load(self) -> Arrays:
+        """Generate the set."""
+        scans = np.empty((self.n, len(self.channels), self.size, self.size), np.float32)
+        masks = np.empty((self.n, self.size, self.size), np.uint8)
+        for i in range(self.n):
+            site = i % self.sites if self.sites else None
+            scan, masks[i] = self._scan(np.random.default_rng([self.seed, i]), site)
+            scans[i] = scan[self.channels]
+        domain = np.arange(self.n) % self.sites if self.sites else None
+        names = [f"site {s}" for s in range(self.sites)] if self.sites else None
+        if self.single_modality:
+            domain, names = np.arange(self.n) % len(self.channels), self.names
+            scans = np.take_along_axis(scans, domain[:, None, None, None], 1)  # [n, 1, S, S]
+        whole = self.labels == "whole"
+        return Arrays(
+            inputs=scans,
+            targets=(masks > 0).astype(np.uint8) if whole else masks,
+            split=np.zeros(self.n, np.int8),
+            num_classes=2 if whole else len(PARTS),
+            task="segmentation",
+            class_names=["background", "tumour"] if whole else list(PARTS),
+            domain=domain,
+            domain_names=names,
+            fit=self.fit,
+        ).check()
+
+    def _scan(self, rng: np.random.Generator, site: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """One scan [4, S, S], standardized, and its mask [S, S]: 0 none, 1 core, 2 rim, 3 oedema."""
+        gain, gamma, noisier, larger = scanner(self.seed, site)
+        tissue, brain = anatomy(rng, self.size)  # [4, S, S], [S, S]
+        inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95
+        mask = tumour(rng, inner, larger)  # [S, S]
+        factor = rng.uniform(self.contrast, 1)
+        for part, value in ((1, CORE), (2, RIM), (3, OEDEMA)):
+            where = mask == part
+            tissue[:, where] += factor * (value[:, None] - tissue[:, where])
+        field = rng.standard_normal((4, self.size, self.size))
+        field = np.stack([smooth(f, self.size / 4) for f in field])  # [4, S, S], of unit deviation
+        scan = gain[:, None, None] * gaussian_filter(tissue, (0, 0.6, 0.6)).clip(0) ** gamma * np.exp(0.12 * field)
+        scan = scan + noisier * self.noise * rng.standard_normal(scan.shape)
+        inside = scan[:, brain]  # [4, pixels]
+        z = (scan - inside.mean(1)[:, None, None]) / inside.std(1)[:, None, None]
+        return (z / self.clip).clip(-1, 1) * brain, mask
+
+
+def scanner(seed: int, site: int | None) -> tuple[np.ndarray, float, float, float]:
+    """A site's gain per modality [4], gamma, factor of the noise and factor of the tumours' size; all 1 for none."""
+    if site is None:
+        return np.ones(4), 1.0, 1.0, 1.0
+    rng = np.random.default_rng([seed, 1 << 31, site])
+    return rng.uniform(0.7, 1.3, 4), rng.uniform(0.6, 1.6), rng.uniform(0.6, 1.8), rng.uniform(0.75, 1.3)
+
+
+def smooth(field: np.ndarray, sigma: float) -> np.ndarray:
+    """White noise [S, S] made smooth, with unit deviation."""
+    field = gaussian_filter(field, sigma)
+    return field / field.std()
+
+
+def coordinates(size: int) -> np.ndarray:
+    """Of the pixels' centres, down and right, from -1 to 1.  # [2, S, S]"""
+    line = (np.arange(size) + 0.5) / size * 2 - 1
+    return np.stack(np.meshgrid(line, line, indexing="ij"))
+
+
+def ellipse(at: np.ndarray, centre: tuple[float, float], axes: tuple[float, float], turn: float = 0.0) -> np.ndarray:
+    """Below 1 inside: distance from the centre in units of the half axes.  at [2, S, S].  # [S, S]"""
+    y, x = at[0] - centre[0], at[1] - centre[1]
+    c, s = np.cos(turn), np.sin(turn)
+    return np.hypot((c * y + s * x) / axes[0], (c * x - s * y) / axes[1])
+
+
+def anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tissue values without a tumour [4, S, S], and where the brain is [S, S] bool."""
+    at = coordinates(size)
+    bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
+    at = at + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
+    tall, wide, turn = rng.uniform(0.82, 0.94), rng.uniform(0.66, 0.78), rng.uniform(-0.2, 0.2)
+    radius = ellipse(at, (0, 0), (tall, wide), turn)
+    brain = radius < 1
+    angle = np.arctan2(at[0], at[1])
+    folds = 0.05 * np.sin(rng.integers(9, 14) * angle + rng.uniform(0, 7)) + 0.03 * smooth(
+        rng.standard_normal((size, size)), size / 32
+    )
+    grey, white = radius < 0.93 + folds / 2, radius < 0.76 + folds
+    open_, apart = rng.uniform(0.7, 1.5), rng.uniform(0.11, 0.16)  # of the ventricles
+    fluid = np.zeros_like(brain)
+    for side in (-1, 1):
+        lean = side * rng.uniform(0.1, 0.35) + turn
+        fluid |= ellipse(at, (-0.02, side * apart), (0.3 * rng.uniform(0.8, 1.2), 0.06 * open_), lean) < 1
+    fluid |= (np.abs(at[1]) < 0.02) & (np.abs(at[0]) > 0.45)  # the fissure
+    tissue = np.where(grey, GREY[:, None, None], FLUID[:, None, None])
+    tissue = np.where(white, WHITE[:, None, None], tissue)
+    tissue = np.where(fluid, FLUID[:, None, None], tissue)
+    rows, columns = np.nonzero(white & ~fluid)
+    for value, most in ((SPOT, 6), (VESSEL, 5)):
+        for k in rng.integers(len(rows), size=rng.integers(0, most)):
+            centre = (at[0][rows[k], columns[k]], at[1][rows[k], columns[k]])
+            spot = ellipse(at, centre, tuple(rng.uniform(0.025, 0.07, 2)), rng.uniform(0, 3)) < 1
+            tissue = np.where(spot, value[:, None, None], tissue)
+    return tissue * brain, brain
+
+
+def tumour(rng: np.random.Generator, inside: np.ndarray, larger: float) -> np.ndarray:
+    """A tumour where `inside` [S, S] allows: 0 none, 1 core, 2 rim, 3 oedema.  # [S, S] uint8
+
+    Its radius is log-normal, 5 to 26 pixels in a hundred of the side times `larger`; it is never empty.
+    """
+    size = len(inside)
+    at, (rows, columns) = coordinates(size), np.nonzero(inside)
+    k = rng.integers(len(rows))
+    y, x = at[0] - at[0][rows[k], columns[k]], at[1] - at[1][rows[k], columns[k]]
+    radius = larger * np.clip(rng.lognormal(np.log(0.29), 0.35), 0.1, 0.52)
+    angle, outline = np.arctan2(y, x), np.ones_like(x)
+    for order in range(1, 6):
+        outline = outline + rng.normal(0, 0.28 / order) * np.cos(order * angle + rng.uniform(0, 2 * np.pi))
+    ragged = 0.08 * smooth(rng.standard_normal((size, size)), size / 32)
+    r = np.hypot(y, x) / (radius * outline.clip(0.35)) + ragged
+    rim = rng.uniform(0.45, 0.8)
+    core = rim * rng.uniform(0.3, 0.85)
+    mask = np.select([r < core, r < rim, r < 1], [1, 2, 3], 0) * inside
+    mask[rows[k], columns[k]] = 1
+    return mask.astype(np.uint8)

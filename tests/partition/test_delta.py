@@ -1,0 +1,158 @@
+"""Label imbalance and tables of counts, against the numbers behind pFedNet's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbench.core.options import ConfigError
+from fedbench.data.base import TEST, Arrays
+from fedbench.partition.base import Split, build_split
+from fedbench.partition.delta import Delta
+from fedbench.partition.domain_counts import DomainCounts
+
+LUNA16 = {  # delta: counts of the two skewed kinds of clients, and the size of all test parts in the paper's table
+    1: ([200, 200], [200, 200], 400),
+    2: ([260, 130], [130, 260], 392),
+    4: ([316, 79], [79, 316], 396),
+    7: ([350, 50], [50, 350], 400),
+}
+
+
+def table(negatives: int, positives: int, **more: Any) -> Arrays:
+    labels = np.repeat([0, 1], [negatives, positives])
+    n = len(labels)
+    return Arrays(np.zeros((n, 1), np.float32), labels, more.pop("split", np.zeros(n, np.int8)), 2, **more)
+
+
+def divided(arrays: Arrays, partition: Any, num_clients: int | None = 5, seed: int = 0) -> Split:
+    return build_split(arrays, partition, num_clients, seed, test_fraction=0.2)
+
+
+def held(arrays: Arrays, split: Split) -> list[list[int]]:
+    """[neg, pos] of each client, training and test parts together."""
+    both = [np.concatenate([split.train[i], split.test[i]]) for i in range(split.num_clients)]
+    return [np.bincount(arrays.targets[b], minlength=2).tolist() for b in both]
+
+
+@pytest.mark.parametrize("delta", [1.0, 2.0, 3.0, 4.0])
+def test_counts_by_the_formula(delta: float) -> None:
+    arrays = table(1000, 1000)
+    s = 400
+    major, minor = int(s * delta / (1 + delta) + 1e-9), int(s / (1 + delta) + 1e-9)
+    wanted = [[major, minor]] * 2 + [[200, 200]] + [[minor, major]] * 2
+    assert held(arrays, divided(arrays, Delta(delta))) == wanted
+
+
+def test_counts_by_hand() -> None:
+    """50 of each kind: s = 20, 2 : 1 is 13.33 to 6.67."""
+    assert held(table(50, 50), divided(table(50, 50), Delta(2.0))) == [[13, 6], [13, 6], [10, 10], [6, 13], [6, 13]]
+
+
+@pytest.mark.parametrize("delta", LUNA16)
+def test_luna16_gives_the_test_totals_of_the_paper(delta: int) -> None:
+    first, last, tested = LUNA16[delta]
+    arrays, counts = table(3000, 1000), [first, first, [200, 200], last, last]
+    split = divided(arrays, Delta(counts=counts))
+    assert held(arrays, split) == counts and split.test.sizes.sum() == tested
+
+
+def test_the_larger_class_is_undersampled_at_random() -> None:
+    arrays = table(900, 100)
+    split = divided(arrays, Delta(1.0))
+    assert held(arrays, split) == [[20, 20]] * 5
+    chosen = split.train.indices[arrays.targets[split.train.indices] == 0]
+    assert chosen.max() > 500, "not the first of them"
+    assert divided(arrays, Delta(1.0)).hash == split.hash != divided(arrays, Delta(1.0), seed=1).hash
+
+
+def test_without_balance_counts_may_reach_into_the_larger_class() -> None:
+    arrays = table(90, 30)
+    counts = [[60, 10], [30, 20]]
+    assert held(arrays, divided(arrays, Delta(counts=counts, balance=False), 2)) == counts
+    with pytest.raises(ConfigError, match="asks for 90 negatives, and there are 30 in the balanced pool"):
+        divided(arrays, Delta(counts=counts), 2)
+    with pytest.raises(ConfigError, match=r"too few for partition\.delta=1 without"):
+        divided(arrays, Delta(1.0, balance=False), 2)
+
+
+def test_fractions_of_a_list_and_of_a_file(tmp_path: Path) -> None:
+    """The released code's table for a ratio of 3."""
+    arrays = table(100, 100)
+    shares = [[0.3, 0.1], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.1, 0.3]]
+    path = tmp_path / "ratio.csv"
+    path.write_text("client,neg,pos\n" + "".join(f"{i},{a},{b}\n" for i, (a, b) in reversed([*enumerate(shares)])))
+    split = divided(arrays, Delta(fractions=shares))
+    assert held(arrays, split) == [[30, 10], [30, 10], [20, 20], [10, 30], [10, 30]]
+    again = Delta(fractions=str(path))
+    assert divided(arrays, again, None).hash == split.hash and again.count(0) == 5
+
+
+def test_every_class_but_the_first_is_positive() -> None:
+    labels = np.repeat([0, 1, 2], 40)
+    lists = Delta(1.0).assign(labels, [np.arange(120)], 2, np.random.RandomState(0))[0]
+    assert [(labels[lists[i]] == 0).sum() for i in range(2)] == [20, 20]
+    assert set(labels[lists.indices]) == {0, 1, 2}
+
+
+def test_a_published_test_part_is_divided_by_the_same_rule() -> None:
+    arrays = table(100, 100, split=np.tile([0, 0, 0, 0, TEST], 40).astype(np.int8))
+    split = build_split(arrays, Delta(counts=[[40, 8], [8, 40]]), 2, 0, "published")
+    assert np.bincount(arrays.targets[split.test[0]]).tolist() == [10, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "said"),
+    [
+        ({"fractions": [[0.6, 0.6], [0.6, 0.4]]}, 2, "more than 1"),
+        ({"fractions": [[0.6, 0.6, 0.1]]}, 1, "a pair of numbers"),
+        ({"counts": [[1, -1], [1, 1]]}, 2, "a pair of numbers"),
+        ({"counts": [[9, 9], [9, 9]]}, 3, "partition.num_clients=3, but partition.counts has 2 rows"),
+        ({"counts": [[9, 9]], "fractions": [[1, 1]]}, 1, "exclude each other"),
+        ({"fractions": "nowhere.csv"}, 5, "is no file"),
+        ({}, 1, "skews two clients"),
+    ],
+)
+def test_mistakes_are_one_sentence(options: dict, clients: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        divided(table(50, 50), Delta(**options), clients)
+
+
+def test_one_kind_alone_and_a_file_of_another_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lacks one kind"):
+        divided(table(50, 0), Delta())
+    for text in ("client,neg\n0,1\n", "client,neg,pos\n0,a,b\n", "client,neg,pos\n0,.5\n"):
+        (tmp_path / "f.csv").write_text(text)
+        with pytest.raises(ConfigError, match="is no CSV file of numbers"):
+            Delta(fractions=str(tmp_path / "f.csv"))
+    (tmp_path / "f.csv").write_text("client,neg,pos\n1,.5,.5\n")
+    with pytest.raises(ConfigError, match="0 to N - 1, each once"):
+        Delta(fractions=str(tmp_path / "f.csv"))
+
+
+def test_counts_of_natural_silos() -> None:
+    domain = np.arange(120) % 3
+    arrays = table(60, 60, domain=domain)
+    counts = [[30, 0, 10], [5, 40, 20]]
+    split = divided(arrays, DomainCounts(counts), None)
+    both = [np.concatenate([split.train[i], split.test[i]]) for i in range(2)]
+    assert [np.bincount(domain[b], minlength=3).tolist() for b in both] == counts
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([[41, 1, 1]], "asks for 41 samples of natural silo 0, and there are 40"),
+        ([[1, 1]], "has 2 columns, and the data set 3"),
+        ([[1, 1, 1], [1, 1]], "a row for each client"),
+        ([], "a row for each client"),
+    ],
+)
+def test_counts_that_do_not_fit(counts: list, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        divided(table(60, 60, domain=np.arange(120) % 3), DomainCounts(counts), None)
+    with pytest.raises(ConfigError, match="needs a data set with natural silos"):
+        divided(table(60, 60), DomainCounts([[9, 9]]), None)

@@ -49,6 +49,8 @@ COMPRESSIONS = [  # likewise
 TINY = {  # options with which models are small and load nothing
     "mlp": {"hidden": [8]},
     "resnet": {"widths": [4]},
+    "unet": {"width": 2},
+    "dnet": {"growth": 2, "layers": 2},
     "clip_prompt": {"backbone": "tiny-clip", "pretrained": None, "context": 4},
     "clip_prompt_tiny": {"pretrained": None, "context": 4},
 }
@@ -117,7 +119,7 @@ def test_what_is_skipped_is_counted() -> None:
     things |= {"compression": COMPRESSIONS, "adapter": ADAPTERS}
     suites = (algorithm.SUITE, model.SUITE, adapter.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
     checks = {suite.kind: suite.checks for suite in suites}
-    counts = {"algorithm": 10, "model": 7, "task": 1, "partition": 11, "compression": 15, "adapter": 2}
+    counts = {"algorithm": 10, "model": 8, "task": 1, "partition": 11, "compression": 15, "adapter": 2}
     assert all(check in checks[kind] and thing in things[kind] for kind, check, thing in skipped())
     assert Counter(kind for kind, _, _ in skipped()) == counts
     assert sum(len(checks[kind]) * len(things[kind]) for kind in checks) > 1000

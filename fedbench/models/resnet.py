@@ -10,10 +10,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-
-def norm_layer(norm: str, channels: int) -> nn.Module:
-    """Of inputs [B, channels, H, W]; group: 8 groups, or one a channel where there are fewer."""
-    return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(min(8, channels), channels)
+from fedbench.models._norms import norm_layer
 
 
 class Block(nn.Module):

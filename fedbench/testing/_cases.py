@@ -44,6 +44,8 @@ RANDOM_CLIP = ["model.backbone=tiny-clip", "model.pretrained=null", "model.conte
 TINY = {  # options of conf/model that make a model small
     "mlp": ["model.hidden=[8]"],
     "resnet": ["model.widths=[4]"],
+    "unet": ["model.width=2"],
+    "dnet": ["model.growth=2", "model.layers=2"],
     "vit_tiny": ["model.patch=2", "model.width=8", "model.heads=2", "model.depth=1"],
     "clip_prompt": RANDOM_CLIP,
     "clip_prompt_tiny": RANDOM_CLIP,

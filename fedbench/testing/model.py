@@ -34,7 +34,7 @@ from fedbench.testing._federation import CPU, PLANS, all_clients, engine_on, rag
 from fedbench.testing._suite import Broken, Report, Skipped, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-SHAPES = ((1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32))  # of images, tried in this order
+SHAPES = ((1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32), (6,))  # of images and of a table, tried in this order
 SIZES = (8, 4, 12)  # whole batches, since batch norms have no statistics of one sample
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 K, B = 3, 5  # clients, samples of a batch
@@ -197,7 +197,7 @@ def one_client_is_the_module(case: ModelCase) -> None:
     for i in range(K):
         module, mine = _plain(model, rows[i]), _inputs(x, i)
         with torch.no_grad():
-            expected = module.eval()(mine)
+            expected, _ = _two(module.eval()(mine))
         away = max(_apart(_logits(model, rows[i : i + 1], _inputs(x, slice(i, i + 1)))[0], expected),
                    _apart(model.predict(rows[i], mine), expected))  # fmt: skip
         if away > 1e-4:
@@ -288,10 +288,16 @@ def _gradient_of_the_module(case: ModelCase, row: Tensor, i: int) -> Tensor:
         assert leaf.grad is not None
         return leaf.grad[: case.model.trained.size]
     module = _plain(case.model, row).eval()
-    loss(module(x), y).mean().backward()
+    logits, extra = _two(module(x))
+    (loss(logits, y) + extra).mean().backward()
     parameters = dict(module.named_parameters())
     trained = [n for n in case.model.spans if n in parameters]
     return torch.cat([_or_zero(parameters[n]).flatten() for n in trained])
+
+
+def _two(out: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | float]:
+    """What a module returns: its logits, and its extra loss [B], where it has one."""
+    return out if isinstance(out, tuple) else (out, 0.0)
 
 
 def _or_zero(parameter: nn.Parameter) -> Tensor:

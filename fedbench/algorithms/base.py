@@ -48,6 +48,7 @@ class Algorithm:
     reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
     personal_is_global: every client deploys the server's row, so personal/* equals global/*.
     leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
+    numbered: why results depend on which number a client has, in words.
     waits: why a local step asks the device for a number, in words; on a GPU each time empties its queue.
     """
 
@@ -56,6 +57,7 @@ class Algorithm:
     reads: tuple[str, ...] = ()
     personal_is_global = False
     leaks: str | None = None
+    numbered: str | None = None
     waits: str | None = None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:

@@ -166,9 +166,7 @@ def test_bodies_are_averaged_plainly_and_heads_stay_apart() -> None:
     close(m.body.take(m.w), m.body.take(out).mean(0), 1e-6)  # whatever their numbers of samples
     equal(m.head[np.arange(3)], m.head_columns.take(out))
     equal(m.heads, m.head_columns.take(out))
-    rows = (
-        deployed(e, m)["theta"] if isinstance(deployed(e, m), dict) else m.personalized(all_clients(e), False)["theta"]
-    )
+    rows = m.personalized(all_clients(e), False)["theta"]
     equal(m.client_columns.take(rows), torch.eye(3))
 
 

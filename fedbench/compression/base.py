@@ -36,17 +36,20 @@ class Message:
 
     name: that the method gave it.  size: n.  ids [k]: whose rows they are, of clients that have states; none of a row
     that is the same for all.  spans: of the parameters in a row, where it is one of the model's, in the order of their
-    columns.
+    columns.  weights [k]: each client's share of the cohort's training samples; cohort: those of the whole cohort; None
+    of a row that is the same for all.
     """
 
     name: str
     size: int
     ids: np.ndarray
     spans: Mapping[str, Span] = field(default_factory=dict)
+    weights: Tensor | None = None
+    cohort: Tensor | None = None
 
     def of(self, a: int, b: int) -> Message:
         """The same for the clients a to b of these."""
-        return replace(self, ids=self.ids[a:b])
+        return replace(self, ids=self.ids[a:b], weights=None if self.weights is None else self.weights[a:b])
 
 
 @dataclass

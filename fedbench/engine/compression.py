@@ -83,7 +83,7 @@ class Compression:
         if memory is not None:
             due = due + memory[cohort.ids]
         is_made_up_for = memory is not None or not (accumulates or reference is None)
-        message, keys = self._message(path, name, x.shape[1], cohort.ids), self._keys(path, cohort, cohort.ids)
+        message, keys = self._message(path, name, x.shape[1], cohort), self._keys(path, cohort, cohort.ids)
         sent, bits = self._send(self.contracting if is_made_up_for else self.operator, due, message, keys)
         if memory is not None:
             memory[cohort.ids] = due - sent
@@ -99,7 +99,7 @@ class Compression:
         path, x = _path("down", name, call), value.reshape(1, -1)  # [1, n]
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
         if last.used:
-            message = self._message(path, name, x.shape[1], NOBODY)
+            message = self._message(path, name, x.shape[1], None)
             seen, bits = self._growth(cohort, x, last[THE_SERVER], message, THE_SERVER)
         else:
             seen, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
@@ -124,7 +124,7 @@ class Compression:
             return Received(value, num_bytes(value))
         path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))
-        message, knows = self._message(path, name, x.shape[1], cohort.ids), last.has(cohort.ids)  # knows [K]
+        message, knows = self._message(path, name, x.shape[1], cohort), last.has(cohort.ids)  # knows [K]
         seen, bits = self._growth(cohort, x, last[cohort.ids], message, cohort.ids)
         seen = torch.where(knows[:, None], seen, x)  # at first the whole row
         bits = torch.where(knows, bits, FLOAT * x.shape[1])
@@ -148,7 +148,6 @@ class Compression:
         self.operator.observe(losses)
         return num_bytes(losses)
 
-    # -- one message ---------------------------------------------------------------------------------------
     def _passes(self, value: Tensor) -> bool:
         """Whether value [K, ...] is sent as it is."""
         if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
@@ -174,8 +173,9 @@ class Compression:
             seen[:, layout.parameters :] = x[:, layout.parameters :]
         return seen
 
-    def _message(self, path: str, name: str, size: int, ids: np.ndarray) -> Message:
-        """What both sides know of it.  RunError where running statistics may be anywhere in it."""
+    def _message(self, path: str, name: str, size: int, cohort: Cohort | None) -> Message:
+        """What both sides know of it; cohort: None of a row for all clients.  RunError where running statistics may be
+        anywhere in it."""
         layout = self._layout(size)
         if layout is None:
             if self.model.buffer_names:
@@ -185,7 +185,8 @@ class Compression:
                     "compressed: use a model without them, such as model.norm=group where it has that option"
                 )
             layout = Layout({}, size)
-        message = Message(path, layout.parameters, ids, layout.spans)
+        ids, weights = (NOBODY, None) if cohort is None else (cohort.ids, _shares(cohort))
+        message = Message(path, layout.parameters, ids, layout.spans, weights, weights)
         if path not in self._is_set_up:
             self.operator.setup(self.rows, message.of(0, 0))
             self._is_set_up.add(path)
@@ -225,3 +226,9 @@ def num_bytes(t: Tensor) -> int:
 def in_bytes(bits: Tensor) -> int:
     """Streams of so many bits each, in whole bytes, all together."""
     return int((bits + 7).div(8, rounding_mode="floor").sum())
+
+
+def _shares(cohort: Cohort) -> Tensor:
+    """Each client's share of the cohort's training samples.  # [K] float32"""
+    n = cohort.num_samples
+    return n / n.sum()

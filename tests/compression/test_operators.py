@@ -11,12 +11,15 @@ from fedbench.cli.conf_tree import group_options
 from fedbench.cli.schema import check_target
 from fedbench.compression import base
 from fedbench.compression.base import LIMIT, Operator
+from fedbench.compression.cer import CER
 from fedbench.compression.chain import Chain
+from fedbench.compression.dadaquant import DAdaQuant
 from fedbench.compression.lowrank import LowRank
 from fedbench.compression.none import NoCompression
 from fedbench.compression.qsgd import QSGD
 from fedbench.compression.randk import RandK
 from fedbench.compression.sign import Sign
+from fedbench.compression.stc import STC
 from fedbench.compression.ternary import Ternary
 from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
@@ -34,6 +37,11 @@ OPERATORS = {
     "ternary_clipped": Ternary(clip=2.5),
     "lowrank": LowRank(2),
     "chain": Chain([TopK(0.3), QSGD(4)]),
+    "stc": STC(0.1),
+    "stc_pfednet": STC(0.2, variant="pfednet"),
+    "cer": CER(gamma_rel=0.1),
+    "cer_stc": Chain([CER(gamma_rel=0.1, send="all"), STC(0.1)]),
+    "dadaquant": DAdaQuant(3),
 }
 LOSSY = [name for name in OPERATORS if name != "none"]
 numbers = st.one_of(

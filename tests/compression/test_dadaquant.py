@@ -1,0 +1,89 @@
+"""DAdaQuant: its levels over time and over clients, by hand, and that it is right on average."""
+
+import dataclasses
+
+import pytest
+import torch
+from operators import draws, message, rows, seen
+
+from fedbench.compression.base import Message
+from fedbench.compression.dadaquant import DAdaQuant
+from fedbench.core.options import ConfigError
+
+
+def told(operator: DAdaQuant, *losses: float) -> list[float]:
+    """The levels after each round."""
+    levels = []
+    for loss in losses:
+        operator.observe(torch.tensor([loss]))
+        levels.append(float(operator.q))
+    return levels
+
+
+def weighted(size: int, *shares: float) -> Message:
+    w = torch.tensor(shares)
+    return dataclasses.replace(message(size, len(shares)), weights=w, cohort=w)
+
+
+def test_levels_double_where_the_loss_stalls_for_phi_rounds() -> None:
+    """psi 0.5, phi 2: H = 8, 6, 5, 5, 5 ...: from the third round on, H_t >= H_{t-1} doubles, once levels were the same
+    for two rounds."""
+    operator = DAdaQuant(1, 16, psi=0.5, phi=2)
+    assert told(operator, 8, 4, 4) == [1, 1, 1]
+    assert torch.allclose(operator.H, torch.tensor([6.0, 5.0]))
+    assert told(operator, 5) == [2]  # H = 5, as before
+    assert told(operator, 5) == [2]  # levels moved within phi rounds
+    assert told(operator, 5) == [4]
+    assert told(operator, 1, 1, 1, 1) == [4, 4, 4, 4]  # it falls
+
+
+def test_levels_end_at_most_at_q_max_and_never_fall() -> None:
+    operator = DAdaQuant(1, 10, phi=1)
+    levels = told(operator, *[1.0] * 12)
+    assert levels == sorted(levels) and levels[-1] == 8
+    falling = told(DAdaQuant(2, 64, phi=3), *[1 / (r + 1) for r in range(30)])
+    assert falling == [2] * 30
+
+
+def test_larger_clients_have_more_levels_and_the_mean_the_same_variance() -> None:
+    operator = DAdaQuant(8, 64)
+    equal = operator.levels_of(weighted(5, 0.25, 0.25, 0.25, 0.25), torch.zeros(4, 5))
+    assert equal.flatten().tolist() == [8, 8, 8, 8]
+    w = torch.tensor([0.7, 0.2, 0.1])
+    a, b = (w ** (2 / 3)).sum(), (w**2).sum() / 64
+    expected = ((a / b).sqrt() * w ** (2 / 3)).round()
+    found = operator.levels_of(weighted(5, 0.7, 0.2, 0.1), torch.zeros(3, 5)).flatten()
+    assert torch.equal(found, expected) and found[0] > 8 > found[2]
+    exact = (a / b).sqrt() * w ** (2 / 3)
+    torch.testing.assert_close((w**2 / exact**2).sum(), (w**2).sum() / 64)
+    small = DAdaQuant(1, 64).levels_of(weighted(5, 0.98, 0.01, 0.01), torch.zeros(3, 5))
+    assert small.min() == 1
+
+
+def test_multiples_of_the_norm_by_hand() -> None:
+    """norm 5, q = 1: (5, 0) stays; of (3, 4) each is 0 or 5.  32 bits of the norm, 1 of q, levels of 1 or 4."""
+    result, bits = seen(DAdaQuant(1, 4), rows([5, 0], [3, 4]))
+    assert torch.equal(result[0], rows([5, 0])[0]) and bits[0] == 32 + 1 + 4 + 1
+    assert set(result[1].tolist()) <= {0.0, 5.0}
+
+
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_it_is_right_on_average(norm: str) -> None:
+    x = torch.randn(1, 40, generator=torch.Generator().manual_seed(0))
+    many, n = x.expand(20_000, 40).contiguous(), 20_000
+    result, _ = DAdaQuant(3, 16, norm=norm)(many, draws(n), message(40, n))  # type: ignore[arg-type]
+    scale = float(x.norm() if norm == "l2" else x.abs().max()) / 3
+    assert float((result.mean(0) - x[0]).abs().max()) < 5 * 0.5 * scale / n**0.5
+    assert result.std(0).max() > 0.1 * scale
+
+
+def test_it_goes_on_after_a_resume() -> None:
+    one, other = DAdaQuant(phi=2), DAdaQuant(phi=2)
+    told(one, 4, 3, 3)
+    other.load_state_dict(one.state_dict())
+    assert told(other, 3, 3, 3) == told(one, 3, 3, 3)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"q_min=9 is more than compression\.q_max=8"):
+        DAdaQuant(9, 8)

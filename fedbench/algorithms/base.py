@@ -63,9 +63,8 @@ class Algorithm:
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Refuse, in one sentence, what the method cannot run on."""
         self.check_settings(federation.num_clients, model.columns, optimizer)
-        groups = [model.columns[group] for group in self.requires]
         require(
-            not self.alone or sum(group.size for group in groups) == model.trained.size,
+            not self.alone or "adapter" not in model.columns,
             f"the method computes with the model's {' and '.join(self.requires)} alone, and here more learns: use "
             "adapter=none",
         )

@@ -197,7 +197,8 @@ def one_client_is_the_module(case: ModelCase) -> None:
     for i in range(K):
         module, mine = _plain(model, rows[i]), _inputs(x, i)
         with torch.no_grad():
-            expected, _ = _two(module.eval()(mine))
+            out = module.eval()(mine)
+            expected = out[0] if isinstance(out, tuple) else out
         away = max(_apart(_logits(model, rows[i : i + 1], _inputs(x, slice(i, i + 1)))[0], expected),
                    _apart(model.predict(rows[i], mine), expected))  # fmt: skip
         if away > 1e-4:
@@ -288,16 +289,12 @@ def _gradient_of_the_module(case: ModelCase, row: Tensor, i: int) -> Tensor:
         assert leaf.grad is not None
         return leaf.grad[: case.model.trained.size]
     module = _plain(case.model, row).eval()
-    logits, extra = _two(module(x))
-    (loss(logits, y) + extra).mean().backward()
+    out = module(x)
+    terms = (loss(out[0], y) + out[1]) if isinstance(out, tuple) else loss(out, y)  # with an extra loss [B]
+    terms.mean().backward()
     parameters = dict(module.named_parameters())
     trained = [n for n in case.model.spans if n in parameters]
     return torch.cat([_or_zero(parameters[n]).flatten() for n in trained])
-
-
-def _two(out: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | float]:
-    """What a module returns: its logits, and its extra loss [B], where it has one."""
-    return out if isinstance(out, tuple) else (out, 0.0)
 
 
 def _or_zero(parameter: nn.Parameter) -> Tensor:

@@ -33,6 +33,8 @@ TABLES = (
     *("pgfed_table1_cifar", "pgfed_organamnist", "pgfed_officehome", "pgfed_convergence", "pgfed_gain", "pgfed_speed"),
     *("pgfed_new_clients", "breast_cancer_real", "breast_cancer_synth"),
     *("pfedmoap_table1_clip", "pfedmoap_table2_cifar", "pfedmoap_table3_domainnet", "pfedmoap_table4_office"),
+    *("pfednet_table2_luna16", "pfednet_table3_brats17_iou", "pfednet_table4_brats17_label_iou"),
+    *("pfednet_table5_chd", "pfednet_table6_diabetes", "pfednet_table7_covid19"),
     *("pfedmoap_table6_dp", "pfedmoap_table7_gating", "pfedmoap_table8_nexperts", "pfedmoap_table9_dfeature"),
 )
 KEPT, FRESH, PLAIN = (0.9, "never"), (0.9, "round"), (0.0, "round")  # momentum and its buffers, in the PGFed code

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -111,6 +112,23 @@ class Delta:
         require(not short.any(), f"the pool holds {sizes.tolist()} samples of the two kinds, too few for "
                 f"partition.delta={self.delta:g} without partition.balance")  # fmt: skip
         return counts
+
+
+LUNA16 = {1: (200, 200), 2: (260, 130), 4: (316, 79), 7: (350, 50)}  # of a skewed client; the balanced one: 200, 200
+
+
+class DeltaLuna16(Delta):
+    """delta: 1, 2, 4 or 7, by the counts that pFedNet's Luna16 tables imply for five clients.  counts: others."""
+
+    def __init__(self, delta: Literal[1, 2, 4, 7] = 2, counts: list[list[int]] | None = None, balance: bool = True):
+        require(
+            counts is not None or delta in LUNA16,
+            f"partition.delta={delta} must be one of {', '.join(map(str, LUNA16))}, for which pFedNet's tables imply "
+            "counts; partition=delta has others",
+        )
+        many, few = LUNA16.get(delta, (0, 0))
+        by_delta = [[many, few], [many, few], [200, 200], [few, many], [few, many]]
+        super().__init__(delta, counts=counts or by_delta, balance=balance)
 
 
 def _floor(counts: np.ndarray) -> np.ndarray:

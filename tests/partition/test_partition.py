@@ -170,7 +170,9 @@ def test_same_seed_same_bytes(name: str, digits: Arrays):
     assert build_split(digits, method, num_clients, seed + 1).hash != split.hash
 
 
-@pytest.mark.parametrize("name", sorted(set(PINNED) - {"iid", "pachinko", *UNDERSAMPLING, *(n for n in PINNED if "domain" in n)}))
+@pytest.mark.parametrize(
+    "name", sorted(set(PINNED) - {"iid", "pachinko", *UNDERSAMPLING, *(n for n in PINNED if "domain" in n)})
+)
 def test_train_and_test_shares_are_alike(name: str, digits: Arrays):
     """A client that holds a share of a class in train holds it in test too, up to rounding."""
     method, num_clients, seed = partition_of(name)

@@ -53,3 +53,17 @@ def read_mhd(path: Path) -> Volume:
     aligned = matrix.size == 9 and np.allclose(matrix.reshape(3, 3), np.eye(3))
     require(aligned, f"{path}: TransformMatrix turns or mirrors the axes, which is not read")
     return Volume(values.reshape(shape), spacing, origin)
+
+
+def read_nifti(path: Path) -> np.ndarray:
+    """The voxels of a .nii or .nii.gz file, [H, W, D] or [H, W, D, channels] float32; ConfigError where it is
+    damaged."""
+    try:
+        import nibabel
+        from nibabel.filebasedimages import ImageFileError
+    except ImportError as error:
+        raise ConfigError("NIfTI files are read by nibabel: pip install fedbench[medical]") from error
+    try:
+        return np.asarray(nibabel.load(path).dataobj, np.float32)  # type: ignore[attr-defined]
+    except (OSError, EOFError, ValueError, ImageFileError) as error:
+        raise ConfigError(f"{path} is no NIfTI file that can be read ({error})") from error

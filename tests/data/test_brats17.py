@@ -1,0 +1,110 @@
+"""BraTS from NIfTI files, on a generated folder: which patch is cut, how it is scaled, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedbench.core.options import ConfigError
+from fedbench.data.brats17 import BraTS17
+
+nibabel: Any = pytest.importorskip("nibabel", reason="NIfTI files are read by nibabel")
+SHAPE = (40, 36, 6)
+
+
+def write(folder: Path, name: str, volume: np.ndarray, mask: np.ndarray) -> None:
+    for kind, values in (("imagesTr", volume), ("labelsTr", mask)):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(values.astype(np.float32), np.eye(4)), folder / kind / f"{name}.nii.gz")
+
+
+def scan(seed: int, at: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Noise in a box of the volume, 0 around it; a tumour of 5 x 5 in slice at[2], of 3 x 3 in the next one below."""
+    g = np.random.default_rng(seed)
+    volume, mask = np.zeros((*SHAPE, 4)), np.zeros(SHAPE)
+    volume[4:36, 4:32] = g.normal(100, 20, (32, 28, 6, 4))
+    x, y, z = at
+    mask[x - 2 : x + 3, y - 2 : y + 3, z] = 2
+    mask[x - 1 : x + 2, y - 1 : y + 2, z - 1] = 4
+    return volume, mask
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number, at in enumerate([(20, 18, 3), (6, 30, 4), (30, 10, 5)]):
+        write(tmp_path / "task", f"BRATS_{number:03}", *scan(number, at))
+    return tmp_path / "task"
+
+
+def data(folder: Path, **options: Any) -> BraTS17:
+    return BraTS17(str(folder.parent), str(folder), **{"size": 16, **options})
+
+
+def test_a_patch_of_the_slice_with_most_tumour(folder: Path) -> None:
+    arrays = data(folder).load()
+    assert arrays.inputs.shape == (3, 4, 16, 16) and arrays.targets.shape == (3, 16, 16)
+    assert (arrays.targets.sum((1, 2)) == 25).all() and arrays.num_classes == 2
+    first = arrays.targets[0]
+    assert first[7:12, 7:12].all()  # most tumour from row 19 on: the patch begins at 11, and 18 is its row 7
+
+
+def test_a_patch_lies_inside_the_scan(folder: Path) -> None:
+    """The second tumour is at 4 to 8 and 28 to 32 of 40 x 36: the patch begins at 0 and at 20."""
+    mask = data(folder).load().targets[1]
+    assert mask[4:9, 8:13].all()
+
+
+def test_each_modality_is_standardized_over_the_brain(folder: Path) -> None:
+    volume, _ = scan(0, (20, 18, 3))
+    patch = volume[11:27, 9:25, 3].transpose(2, 0, 1)
+    found = data(folder).load().inputs[0]
+    brain = (patch != 0).any(0)
+    for p, f in zip(patch, found):
+        z = (p - p[brain].mean()) / p[brain].std()
+        np.testing.assert_allclose(f, (z / 3).clip(-1, 1) * brain, atol=1e-5)
+    edge = data(folder).load().inputs[1]
+    assert (edge[:, :4] == 0).all() and np.abs(edge).max() <= 1  # outside the brain
+
+
+def test_the_released_codes_samples(folder: Path) -> None:
+    """Three slices of a modality as channels, the mask of the first; the last slice's tumour is moved inwards."""
+    arrays = data(folder, mode="official").load()
+    assert arrays.inputs.shape == (12, 3, 16, 16) and arrays.domain_names == ["flair", "t1", "t1c", "t2"]
+    assert arrays.domain is not None and arrays.domain.tolist() == [0, 1, 2, 3] * 3
+    assert arrays.targets[:4].sum((1, 2)).tolist() == [9] * 4  # slice z - 1
+    assert arrays.targets[8:].sum((1, 2)).tolist() == [0] * 4  # slices 3 to 5, the tumour being in 5 and 4
+    volume, _ = scan(0, (20, 18, 3))
+    patch = volume[11:27, 9:25, 2:5, 1].transpose(2, 0, 1)
+    np.testing.assert_allclose(arrays.inputs[1], ((patch - patch.mean()) / patch.std() / 3).clip(-1, 1), atol=1e-5)
+
+
+def test_channels_and_those_that_clients_lack(folder: Path) -> None:
+    arrays = data(folder, channels=["t2", "flair"], lack="flair").load()
+    np.testing.assert_array_equal(arrays.inputs, data(folder).load().inputs[:, [3, 0]])
+    assert arrays.fit is not None and arrays.fit.channel == 1 and arrays.fit.clients == 2  # type: ignore[attr-defined]
+
+
+def test_patches_are_cut_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = data(folder).load()
+    monkeypatch.setattr(BraTS17, "_cut", lambda *_: pytest.fail("cut again"))
+    np.testing.assert_array_equal(data(folder).load().inputs, first.inputs)
+
+
+def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
+    for change, words in (
+        ({"path": None}, r"needs dataset\.path"),
+        ({"path": str(tmp_path)}, r"has no \.nii"),
+        ({"size": 39}, r"dataset\.size=39 is more than"),
+        ({"mode": "official", "lack": "t1"}, r"dataset\.lack needs modalities"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            BraTS17(**{"data_dir": str(tmp_path), "path": str(folder), "size": 16, **change}).load()
+    (folder / "labelsTr" / "BRATS_001.nii.gz").write_bytes(b"no volume")
+    with pytest.raises(ConfigError, match="is no NIfTI file"):
+        data(folder).load()
+    (folder / "labelsTr" / "BRATS_001.nii.gz").unlink()
+    with pytest.raises(ConfigError, match=r"BRATS_001\.nii\.gz is not there"):
+        data(folder).load()

@@ -97,8 +97,18 @@ def admm(g: Row, gamma: float, tolerance: float, max_iterations: int) -> Row:
         w = w + gap
         scale = tolerance * max(float(np.linalg.norm(g)), 1e-300)
         if np.linalg.norm(gap) <= scale and rho * np.linalg.norm(transposed(r - before)) <= scale:
-            break
+            return v
+    _say_unconverged(max_iterations)
     return v
+
+
+@functools.cache
+def _say_unconverged(iterations: int) -> None:
+    log.warning(
+        "compression.solver=admm has not converged after compression.max_iterations=%d: what it sends is not what it "
+        "minimizes; solver=exact is, and faster",
+        iterations,
+    )
 
 
 def smoothed(g: Row, k: float, times: int) -> Row:

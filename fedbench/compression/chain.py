@@ -33,7 +33,10 @@ class Chain(Operator):
             o.memory, o.direction = memory, direction
         self.exact = not self.operators
         self.unbiased = all(o.unbiased for o in self.operators)
-        self.contracts = all(o.contracts for o in self.operators)
+        # behind an operator that changes numbers another may choose one whose sign was turned: contractions compose
+        # where all but the last one pass on what they choose as it is
+        passes_on = all(o.chooses for o in self.operators[:-1])
+        self.contracts = passes_on and all(o.contracts for o in self.operators)
         self.leaves_numbers = all(o.leaves_numbers for o in self.operators)
         self.chooses = any(o.chooses for o in self.operators)
         self.reads_spans = any(o.reads_spans for o in self.operators)

@@ -124,7 +124,10 @@ class Compression:
             return Received(value, num_bytes(value))
         path, x = _path("down", name, call), value.reshape(len(value), -1)  # [K, n]
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]))
-        message, knows = self._message(path, name, x.shape[1], cohort), last.has(cohort.ids)  # knows [K]
+        message, knows = (
+            self._message(path, name, x.shape[1], cohort, weighted=False),
+            last.has(cohort.ids),
+        )  # knows [K]
         seen, bits = self._growth(cohort, x, last[cohort.ids], message, cohort.ids)
         seen = torch.where(knows[:, None], seen, x)  # at first the whole row
         bits = torch.where(knows, bits, FLOAT * x.shape[1])
@@ -173,8 +176,9 @@ class Compression:
             seen[:, layout.parameters :] = x[:, layout.parameters :]
         return seen
 
-    def _message(self, path: str, name: str, size: int, cohort: Cohort | None) -> Message:
-        """What both sides know of it; cohort: None of a row for all clients.  RunError where running statistics may be
+    def _message(self, path: str, name: str, size: int, cohort: Cohort | None, weighted: bool = True) -> Message:
+        """What both sides know of it; cohort: None of a row for all clients; weighted: whether it goes
+        into a mean of theirs.  RunError where running statistics may be
         anywhere in it."""
         layout = self._layout(size)
         if layout is None:
@@ -185,7 +189,8 @@ class Compression:
                     "compressed: use a model without them, such as model.norm=group where it has that option"
                 )
             layout = Layout({}, size)
-        ids, weights = (NOBODY, None) if cohort is None else (cohort.ids, _shares(cohort))
+        ids = NOBODY if cohort is None else cohort.ids
+        weights = None if cohort is None or not weighted else _shares(cohort)
         message = Message(path, layout.parameters, ids, layout.spans, weights, weights)
         if path not in self._is_set_up:
             self.operator.setup(self.rows, message.of(0, 0))

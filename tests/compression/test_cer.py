@@ -175,3 +175,17 @@ def test_a_million_numbers_take_ten_times_a_hundred_thousand() -> None:
             seconds.append(time.process_time() - start)
         print(f"100,000: {seconds[0]:.3f} s, 1,000,000: {seconds[1]:.3f} s")
         assert seconds[1] < 25 * seconds[0] + 0.1
+
+
+def test_a_chain_behind_it_is_no_contraction() -> None:
+    """-5 and nineteen 10s: all are drawn to one number, of which STC then chooses the first, whose sign was another."""
+    chain = Chain([CER(gamma_rel=0.9, send="all"), STC(0.05)])
+    x = rows([-5, *[10] * 19])
+    result, _ = chain(x, draws(1), message(20))
+    assert float((x - result).norm()) > float(x.norm()) and not chain.contracts
+    assert Chain([STC(0.05)]).contracts and CER().contracts
+
+
+def test_admm_says_where_it_ended_too_early(caplog: pytest.LogCaptureFixture) -> None:
+    tv.admm(noise(1000), 5.0, 1e-6, 3)
+    assert "has not converged after compression.max_iterations=3" in caplog.text

@@ -65,7 +65,9 @@ FITTING = {  # options that suit 1,800 samples of 10 classes; the files ask for 
     "domain_officehome": {"min_size": 30},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
 }
-LARGE = [pytest.param(m, marks=pytest.mark.slow) if m == "resnet18" else m for m in MODELS]  # 11 million numbers
+LARGE = [  # 11 million numbers and more; networks by name have tests of their own
+    pytest.param(m, marks=pytest.mark.slow) if m in ("resnet18", "hf", "timm", "torchvision") else m for m in MODELS
+]
 
 
 @functools.cache

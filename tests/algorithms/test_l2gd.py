@@ -9,8 +9,10 @@ from tiny import close, deployed, equal, play
 from fedbench.algorithms.base import LocalTraining
 from fedbench.algorithms.l2gd import L2GD
 from fedbench.algorithms.local import Local
+from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
+from fedbench.engine.compression import Compression
 
 
 def test_a_round_by_hand() -> None:
@@ -75,6 +77,15 @@ def test_full_mixing_ends_in_one_model() -> None:
     e = six_clients()
     rows = deployed(e, play(e, L2GD(mix=1.0, steps="epochs"), 2))
     close(rows, rows[:1].expand(6, -1), 1e-6)
+
+
+def test_the_servers_copies_are_made_of_what_clients_saw() -> None:
+    """At mix = 1 a client's row is the mean as it saw it, to which its next upload adds; compressed both ways."""
+    e = six_clients()
+    e.compression = Compression(TopK(0.25, direction="both"), e.rows, e.model, e.seed)
+    m = play(e, L2GD(mix=1.0, steps="epochs"), 3)
+    everybody = np.arange(6)
+    equal(m.sent[everybody], m.x[everybody])
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,26 @@ def test_the_cosines_gradients() -> None:
     close(same, other, 1e-5)  # the length of w_l does not count
 
 
+def test_a_model_of_zeros_has_no_cosine() -> None:
+    """Its direction is none: the gradient is 0 and not a quotient of zeros."""
+    m = play(six_clients(), fixed(), rounds=0)
+    f, zeros = torch.ones(2, m.trained.size), torch.zeros(2, m.trained.size)
+    for pair in ((f, zeros), (zeros, f), (zeros, zeros)):
+        for gradient in m.cosine_gradients(*pair):
+            equal(gradient, zeros)
+
+
 def test_local_models_begin_elsewhere() -> None:
     e = six_clients()
     m = play(e, fixed(), rounds=0)
     assert not torch.equal(m.wl.default, m.w)
+
+
+def test_mixing_begins_after_the_given_share_of_the_rounds() -> None:
+    """In Python 0.29 * 100 is 28.999999999999996."""
+    e = six_clients(rounds=100)
+    begun = [fixed(start=0.29).mixes(Cohort(e, np.arange(6), r)) for r in range(100)]
+    assert begun.index(True) == 29 and all(begun[29:])
 
 
 @pytest.mark.parametrize("mode, numbers", [("model", 1), ("layer", 2)])

@@ -9,6 +9,7 @@ from by_hand import COHORTS, Normed, points, six_clients
 from tiny import HEAD, all_clients, close, deployed, engine, equal, play, ragged, seeded
 
 from fedbench.algorithms.fedavg import FedAvg
+from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.superfed import GRID, SuPerFed
 from fedbench.core.rng import RowRandom
 from fedbench.engine.cohort import Cohort
@@ -25,6 +26,13 @@ def test_before_the_start_it_is_fedavg() -> None:
     a, b = play(e, fixed(mu=0.0, nu=0.0, start=1.0), 3, COHORTS), play(f, FedAvg(), 3, COHORTS)
     equal(a.w, b.w)
     equal(deployed(e, a), deployed(f, b))
+
+
+def test_before_the_start_w_is_held_near_the_global_model() -> None:
+    """mu ||w_f - w||^2 is FedProx's penalty at 2 mu."""
+    e, f = six_clients(epochs=2), six_clients(epochs=2)
+    a, b = play(e, fixed(mu=0.3, start=1.0), 3, COHORTS), play(f, FedProx(0.6), 3, COHORTS)
+    close(a.w, b.w, 1e-6)
 
 
 @pytest.mark.parametrize("mode", ["model", "layer"])

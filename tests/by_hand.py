@@ -89,7 +89,7 @@ def points(
     """Client i's samples are targets[i], numbers or vectors; rows begin at `start`."""
     begin = [start] if isinstance(start, float) else start
     federation = targets_federation([np.array(t, float).reshape(-1, len(begin)) for t in targets])
-    model = FlatModel(Point(begin), draw=lambda *key: Point(begin))
+    model = FlatModel(Point(begin), draw=lambda *key: Point([b + 1 + key[-1] for b in begin]))
     return engine_on(federation, model, SGD(lr=lr, momentum=momentum), **{"batch_size": 100, **options})
 
 

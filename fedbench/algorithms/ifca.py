@@ -11,13 +11,14 @@ Reduces to: FedAvg at clusters = 1.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, RowStore
-from fedbench.core.options import Count
+from fedbench.core.options import Count, require
 
 
 class IFCA(Algorithm):
@@ -38,6 +39,11 @@ class IFCA(Algorithm):
         if self.shared_body:
             body = self.body = model.without("head")
             self.theta = body.put(self.theta, body.take(first).expand(self.clusters, -1))
+        require(
+            not any(torch.equal(a, b) for a, b in combinations(self.theta, 2)),
+            f"algorithm.clusters={self.clusters}: this model is always initialized to the same numbers, so "
+            "that clusters would never separate; initialize it at random, or set algorithm.clusters=1",
+        )
 
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""

@@ -51,9 +51,8 @@ class L2GD(Algorithm):
         """A run of local steps, then (1 - c) x_i + c xbar."""
         x = cohort.train(self.x[cohort.ids], how=self.how(cohort)).theta  # [K, P]
         sent = cohort.upload(x=x, reference={"x": self.sent[cohort.ids]}, replaces=["x"]).x
-        xbar = sent.mean(0)  # [P]
-        self.x[cohort.ids] = x.lerp(cohort.broadcast(xbar=xbar).xbar, self.mix)
-        self.sent[cohort.ids] = sent.lerp(xbar, self.mix)
+        xbar = cohort.broadcast(xbar=sent.mean(0)).xbar  # as clients see it, who know `sent` too  [P]
+        self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), sent.lerp(xbar, self.mix)
 
     def how(self, cohort: Cohort) -> LocalTraining:
         """How many local steps, and how large."""

@@ -56,7 +56,7 @@ class SuPerFed(Algorithm):
 
     def mixes(self, cohort: Cohort) -> bool:
         """Whether the round is one in which both models train."""
-        return cohort.round >= int(self.start * cohort.rounds)
+        return cohort.round >= int(self.start * cohort.rounds + 1e-9)  # 0.29 * 100 is less than 29
 
     def round(self, cohort: Cohort) -> None:
         """w_f and w_l train, w_f is sent."""
@@ -87,11 +87,12 @@ class SuPerFed(Algorithm):
     def cosine_gradients(self, f: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
         """Gradients of cos^2(f, l) over the trained columns: 2 cos (l / (|f| |l|) - cos f / |f|^2).  # [k, P] each"""
         rows = [self.trained.take(t) for t in (f, l)]
-        unit = [t / t.norm(dim=1, keepdim=True).clamp_min(1e-12) for t in rows]
+        sizes = [t.norm(dim=1, keepdim=True).clamp_min(1e-12) for t in rows]  # of a row of zeros: no pull  [k, 1]
+        unit = [t / size for t, size in zip(rows, sizes)]
         cos = (unit[0] * unit[1]).sum(1, keepdim=True)  # [k, 1]
         return tuple(  # type: ignore[return-value]
-            self.trained.put(torch.zeros_like(f), 2 * cos * (other - cos * own) / row.norm(dim=1, keepdim=True))
-            for row, own, other in zip(rows, unit, reversed(unit))
+            self.trained.put(torch.zeros_like(f), 2 * cos * (other - cos * own) / size)
+            for size, own, other in zip(sizes, unit, reversed(unit))
         )
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

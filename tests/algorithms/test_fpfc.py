@@ -113,6 +113,12 @@ def test_a_round_by_hand() -> None:
     close(deployed(e, m), column(0.25 + 0.25 * (0.5 + 19 / 28), 0.75 + 0.25 * (1.5 + 9 / 28)))
 
 
+def test_clients_are_pulled_to_zeta_by_rho() -> None:
+    """c = (1, 3), w = zeta = 0, rho = 2, two steps of 0.25: 0.25 c, then 0.25 c - 0.25 (0.25 c - c + 2 * 0.25 c)."""
+    e = points([[1], [3]], lr=0.25, epochs=2)
+    close(deployed(e, play(e, FPFC(0.6, rho=2.0, xi=0.1))), column(0.3125, 0.9375))
+
+
 def test_without_a_penalty_nobody_changes_anybody_else() -> None:
     """Bit for bit, whatever the others' data are; each is pulled to its own last model, and v is 0."""
     a, b = points([[1], [3], [5]], epochs=2), points([[1], [-7], [100]], epochs=2)

@@ -1,13 +1,16 @@
 """IFCA: a round by hand, clusters found, and its limits."""
 
 import numpy as np
+import pytest
 import torch
-from by_hand import COHORTS, column, points, six_clients
-from tiny import HEAD, all_clients, close, deployed, equal, play
+from by_hand import COHORTS, OnlyHead, column, points, six_clients
+from tiny import HEAD, all_clients, close, deployed, engine, equal, play, ragged
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.ifca import IFCA
+from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
+from fedbench.nn.flat import FlatModel
 
 
 def test_a_round_by_hand() -> None:
@@ -86,3 +89,13 @@ def test_new_clients_start_from_the_model_that_suits_them() -> None:
     m = play(e, IFCA(clusters=2), rounds=0)
     m.theta = column(0.0, 10.0)
     close(m.newcomer_rows(all_clients(e), []), column(0.0, 10.0))
+
+
+def test_models_that_begin_equal_are_refused() -> None:
+    """A zero initialization: every client would pick the first model for ever."""
+    arrays, split = ragged()
+    model = FlatModel(OnlyHead(16, 3), draw=lambda *key: OnlyHead(16, 3))
+    e = engine(arrays, split, model)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"algorithm\.clusters=2: this model is always initialized to the same"):
+        play(e, IFCA(clusters=2), rounds=0)
+    play(e, IFCA(clusters=1), rounds=0)

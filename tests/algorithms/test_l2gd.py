@@ -1,16 +1,21 @@
 """L2GD: a round by hand, its averaging step, and its limits."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from by_hand import COHORTS, column, points, six_clients
 from tiny import close, deployed, equal, play
+from torch import Tensor
 
 from fedbench.algorithms.base import LocalTraining
 from fedbench.algorithms.l2gd import L2GD
 from fedbench.algorithms.local import Local
+from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
+from fedbench.engine.compression import Compression
 
 
 def test_a_round_by_hand() -> None:
@@ -27,6 +32,25 @@ def test_local_steps_are_alpha_over_n_times_the_chance_of_one() -> None:
     """N = 2, pr = 0.5, alpha 0.25: steps of 0.25, from 0 to 0.25 c."""
     e = points([[1], [3]], lr=0.9)
     close(deployed(e, play(e, L2GD(pr=0.5, mix=0.0, alpha=0.25, steps="epochs"))), column(0.25, 0.75))
+
+
+def test_an_iteration_is_on_average_a_step_down_the_objective() -> None:
+    """Both outcomes of the coin, by their chances, make x - alpha grad F, with lam = N pr c / alpha: at N = 3,
+    pr = 0.2, c = 0.3, alpha 0.12 local steps are of 0.12 / (3 * 0.8) = 0.05, and lam = 1.5."""
+    n, pr, c, alpha = 3, 0.2, 0.3, 0.12
+    targets, start = column(1.0, 3.0, 8.0), column(0.5, -1.0, 2.0)
+
+    def outcome(lr: float, **options: Any) -> Tensor:
+        e = points(targets.tolist(), lr=lr)
+        m = play(e, L2GD(pr=pr, steps="epochs", **options), rounds=0)
+        m.x[np.arange(n)] = m.sent[np.arange(n)] = start
+        return deployed(e, play(e, m, begin=1))
+
+    expected = (1 - pr) * outcome(0.9, mix=0.0, alpha=alpha) + pr * outcome(1e-30, mix=c)
+    x = start.clone().requires_grad_()
+    lam = n * pr * c / alpha
+    F = (0.5 * (x - targets).square()).sum() / n + lam / (2 * n) * (x - x.mean()).square().sum()
+    close(expected, start - alpha * torch.autograd.grad(F, x)[0])
 
 
 def test_averaging_leaves_the_mean_and_shrinks_deviations() -> None:
@@ -75,6 +99,15 @@ def test_full_mixing_ends_in_one_model() -> None:
     e = six_clients()
     rows = deployed(e, play(e, L2GD(mix=1.0, steps="epochs"), 2))
     close(rows, rows[:1].expand(6, -1), 1e-6)
+
+
+def test_the_servers_copies_are_made_of_what_clients_saw() -> None:
+    """At mix = 1 a client's row is the mean as it saw it, to which its next upload adds; compressed both ways."""
+    e = six_clients()
+    e.compression = Compression(TopK(0.25, direction="both"), e.rows, e.model, e.seed)
+    m = play(e, L2GD(mix=1.0, steps="epochs"), 3)
+    everybody = np.arange(6)
+    equal(m.sent[everybody], m.x[everybody])
 
 
 @pytest.mark.parametrize(

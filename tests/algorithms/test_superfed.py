@@ -9,6 +9,7 @@ from by_hand import COHORTS, Normed, points, six_clients
 from tiny import HEAD, all_clients, close, deployed, engine, equal, play, ragged, seeded
 
 from fedbench.algorithms.fedavg import FedAvg
+from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.superfed import GRID, SuPerFed
 from fedbench.core.rng import RowRandom
 from fedbench.engine.cohort import Cohort
@@ -25,6 +26,13 @@ def test_before_the_start_it_is_fedavg() -> None:
     a, b = play(e, fixed(mu=0.0, nu=0.0, start=1.0), 3, COHORTS), play(f, FedAvg(), 3, COHORTS)
     equal(a.w, b.w)
     equal(deployed(e, a), deployed(f, b))
+
+
+def test_before_the_start_w_is_held_near_the_global_model() -> None:
+    """mu ||w_f - w||^2 is FedProx's penalty at 2 mu."""
+    e, f = six_clients(epochs=2), six_clients(epochs=2)
+    a, b = play(e, fixed(mu=0.3, start=1.0), 3, COHORTS), play(f, FedProx(0.6), 3, COHORTS)
+    close(a.w, b.w, 1e-6)
 
 
 @pytest.mark.parametrize("mode", ["model", "layer"])
@@ -75,10 +83,26 @@ def test_the_cosines_gradients() -> None:
     close(same, other, 1e-5)  # the length of w_l does not count
 
 
+def test_a_model_of_zeros_has_no_cosine() -> None:
+    """Its direction is none: the gradient is 0 and not a quotient of zeros."""
+    m = play(six_clients(), fixed(), rounds=0)
+    f, zeros = torch.ones(2, m.trained.size), torch.zeros(2, m.trained.size)
+    for pair in ((f, zeros), (zeros, f), (zeros, zeros)):
+        for gradient in m.cosine_gradients(*pair):
+            equal(gradient, zeros)
+
+
 def test_local_models_begin_elsewhere() -> None:
     e = six_clients()
     m = play(e, fixed(), rounds=0)
     assert not torch.equal(m.wl.default, m.w)
+
+
+def test_mixing_begins_after_the_given_share_of_the_rounds() -> None:
+    """In Python 0.29 * 100 is 28.999999999999996."""
+    e = six_clients(rounds=100)
+    begun = [fixed(start=0.29).mixes(Cohort(e, np.arange(6), r)) for r in range(100)]
+    assert begun.index(True) == 29 and all(begun[29:])
 
 
 @pytest.mark.parametrize("mode, numbers", [("model", 1), ("layer", 2)])

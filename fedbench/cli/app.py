@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fedbench.cli.conf_tree import GROUPS, find_conf_dir, group_options, menu
+from fedbench.cli.conf_tree import GROUPS, families, find_conf_dir, group_options, menu
 from fedbench.core.options import ConfigError, refused
 
 WIDTH = 100
@@ -36,6 +36,7 @@ fedbench: federated and personalized federated learning, any method on any model
   python -m fedbench -m [group=a,b] [key=1,2,3] ...       a sweep: finished cells are not run again
   python -m fedbench resume=<run directory>               go on with a run that was stopped
   python -m fedbench check my_package.MyMethod            check a method, model, ... of your own
+  python -m fedbench --help experiment                    all of one group's options
 """
 TAIL = """\
 Examples
@@ -55,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if {"-h", "--help"} & set(words):
-            print(help_text(), flush=True)
+            groups = [word for word in words if word in GROUPS]
+            print("\n".join(map(_whole_group, groups)) if groups else help_text(), flush=True)
             return 0
         from fedbench.cli.launch import launch  # Hydra: half a second that --help need not pay
 
@@ -86,8 +88,16 @@ def help_text() -> str:
 
 
 def _group(group: str, chosen: str | None) -> str:
-    names = [f"{name}*" if name == chosen else name for name in menu(group_options(group))]
-    label = f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16)
+    names = [f"{name}*" if name == chosen else name for name in families(menu(group_options(group)))]
+    return _filled(f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16), names)
+
+
+def _whole_group(group: str) -> str:
+    """Every option, also those in folders."""
+    return _filled(f"{group:<16}", group_options(group))
+
+
+def _filled(label: str, names: list[str]) -> str:
     return textwrap.fill(
         "  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * 16, break_on_hyphens=False
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,14 @@ def models_with(columns: str) -> list[str]:
 def menu(names: Iterable[str]) -> list[str]:
     """The options to show: the nested ones as their topmost folder, ``table/*``, once."""
     return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
+
+
+def families(names: Iterable[str], least: int = 3) -> list[str]:
+    """The menu once more shortened: ``least`` folders or more that share their first word are ``word_*/*``."""
+    names = list(names)
+    words = Counter(name.split("_")[0] for name in names if name.endswith("/*"))
+    short = (n.split("_")[0] + "_*/*" if n.endswith("/*") and words[n.split("_")[0]] >= least else n for n in names)
+    return list(dict.fromkeys(short))
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -136,11 +136,19 @@ def test_help_is_one_screen_with_groups_keys_and_examples(capsys: pytest.Capture
     assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 110
     for group in ("dataset", "partition", "model", "algorithm", "optimizer", "experiment"):
         for name in group_options(group):
-            assert re.search(rf"\b{name.split('/')[0]}\b", text), f"{group}={name}"
+            folder = name.split("/")[0]
+            shown = rf"({folder}|{folder.split('_')[0]}_\*/\*)" if "/" in name else folder
+            assert re.search(rf"(?<![\w/]){shown}(?![\w])", text), f"{group}={name}"
     keys = flatten(check(compose([])))
     assert all(key in keys for key in re.findall(r"^  ([\w.]+)=\S", text, re.MULTILINE))
     assert text.count("python -m fedbench ") >= 6
     assert "pgfed*" in text and re.search(r"  rounds=\d", text) and "optimizer.lr=" in text
+
+
+def test_help_of_a_group_is_all_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help", "experiment", "adapter"]) == 0
+    told = capsys.readouterr().out.split()
+    assert told == ["experiment", *group_options("experiment"), "adapter", *group_options("adapter")]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Chen and Chao, ICLR 2022, Algorithm 1, linear personal heads (its hypernetwork i
 pi_i[c] client i's share of class c:  balanced softmax  CE(h(z) + log pi_i, y)  trains u and h,
 CE(sg h(z) + g_i(sg z), y)  trains g_i alone.  No parameter gets a
 gradient from both, so that one step on their sum is the box's two.  Deployed: h(z) + g_i(z).
+Of a mask every pixel is a sample with features z, and pi_i are shares of pixels.
 Departs from the paper: aggregation weighted by samples.  A class that a client lacks leaves the first softmax
 (log 0); shares are counted from all labels, so no loss is infinite.  train/loss is the
 sum of both.
@@ -39,12 +40,16 @@ class FedRoD(Algorithm):
         """Classes to balance, and a linear head, which is doubled."""
         super().check(federation, model, optimizer)
         require(
-            federation.task.single_label,
-            f"algorithm=fedrod balances classes: it needs one class a sample, not task={federation.task.kind}",
+            bool(federation.label_counts.any()),
+            "algorithm=fedrod balances classes: it needs one class a sample, or pixel, not "
+            f"task={federation.task.kind}",
         )
+        head = getattr(model.module, "head", None)
+        is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
         require(
-            isinstance(getattr(model.module, "head", None), nn.Linear),
-            "algorithm=fedrod needs a model whose module named head is a linear layer",
+            isinstance(head, nn.Linear) or is_pixelwise,
+            "algorithm=fedrod needs a model whose module named head is a linear layer or a convolution of single "
+            "pixels",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
@@ -70,9 +75,10 @@ class FedRoD(Algorithm):
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Balanced softmax of h(z), and cross-entropy of g_i's logits on top of it.  # [k, B]"""
         z = s.features(rows, batch)  # [k, B, F]
-        generic = s.model.head(rows, z)  # [k, B, C]
+        generic = s.model.head(rows, z)  # [k, B, C, ...]
         personal = generic.detach() + s.model.head(rows, z.detach(), "head2")
-        return s.task_loss(generic + s.log_pi[:, None], batch) + s.task_loss(personal, batch)  # [k, B]
+        log_pi = s.log_pi.view(len(generic), 1, -1, *[1] * (generic.dim() - 3))  # [k, 1, C, ...]
+        return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """[u, h, g_i]."""
@@ -80,7 +86,7 @@ class FedRoD(Algorithm):
         return self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """h(z) + g_i(z).  # [k, b, C]"""
+        """h(z) + g_i(z).  # [k, b, C, ...]"""
         z = model.features(rows, inputs)
         return model.head(rows, z) + model.head(rows, z, "head2")
 

@@ -26,6 +26,7 @@ from fedbench.tasks.base import Task, task_for
 
 Inputs = Tensor | dict[str, Tensor]
 StoredInputs = Tensor | HostInput | dict[str, Tensor] | dict[str, HostInput]
+COUNTED = 1 << 24  # numbers of counted targets held at a time
 
 
 @dataclass
@@ -177,17 +178,20 @@ class Federation:
 
     @property
     def label_counts(self) -> np.ndarray:
-        """How many training samples of each class every client has.  # [N, C]"""
+        """How many training samples, or pixels, of each class every client has.  # [N, C]"""
         return self.counts("train")
 
     def counts(self, split: str) -> np.ndarray:
-        """Labels per client in a split, zero where the task has no single labels.  # [N, C]"""
-        out = np.zeros((self.num_clients, self.num_classes), np.int64)
-        if self.targets.dim() == 1:
-            ragged = self.splits[split]
-            owner = np.repeat(np.arange(self.num_clients), ragged.sizes)
-            np.add.at(out, (owner, self.targets.cpu().numpy()[ragged.indices]), 1)
-        return out
+        """What the task counts of each class in a client's split; zero where it knows no classes.  # [N, C]"""
+        out = torch.zeros(self.num_clients, self.num_classes, dtype=torch.int64, device=self.device)
+        ragged = self.splits[split]
+        owner, index = (torch.from_numpy(np.asarray(a)).to(self.device) for a in (ragged.owners(), ragged.indices))
+        at_once = max(1, COUNTED // (self.num_classes * math.prod(self.targets.shape[1:])))
+        for mine, samples in zip(owner.split(at_once), index.split(at_once)):
+            counted = self.task.class_counts(self.targets[samples], self.num_classes)
+            if counted is not None:
+                out.index_add_(0, mine, counted)
+        return out.cpu().numpy()
 
     def hold_out(self, share: float, kept: str = "kept", held: str = "held", seed: int = 0) -> None:
         """Add two splits: `held`, a random share of every client's training part (at least one sample where a

@@ -301,18 +301,24 @@ class FlatModel:
     def features(
         self, rows: Tensor, inputs: Tensor | dict[str, Tensor], context: ForwardContext | None = None
     ) -> Tensor:
-        """What enters the module named head: [B, F] or [k, B, F]."""
+        """What enters the module named head: [B, F] or [k, B, F], of a segmentation [..., F, H, W]."""
         return self.forward(rows, inputs, context, until="head")
 
     def head(self, rows: Tensor, features: Tensor, name: str = "head") -> Tensor:
-        """The linear layer `name` (head, or an extra copy of it) of row [P] or rows [k, P] on features."""
+        """The layer `name` (head, or an extra copy of it) of row [P] or rows [k, P] on features: a linear one, or a
+        convolution of single pixels, which is a linear layer over channels."""
         named = self.named(rows)
         if f"{name}.weight" not in named:
             raise ConfigError(never_called(name))
         weight, bias = named[f"{name}.weight"], named.get(f"{name}.bias")
+        if pixels := weight.dim() > rows.dim() + 1:  # [..., C, F, 1, 1]
+            weight, features = weight[..., 0, 0], features.movedim(-3, -1)  # [..., B, H, W, F]
+            places = features.shape[-3:-1]
+            features = features.flatten(-4, -2)  # [..., B H W, F]
         with self._precision():
             out = (features @ weight.transpose(-1, -2)).to(features.dtype)
-        return out if bias is None else out + bias.unsqueeze(-2)
+        out = out if bias is None else out + bias.unsqueeze(-2)
+        return out.unflatten(-2, (-1, *places)).movedim(-1, -3) if pixels else out  # type: ignore[possibly-unbound]
 
     def apply(
         self,

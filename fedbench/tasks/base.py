@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedbench.core.options import ConfigError, require
@@ -75,6 +76,11 @@ class Task:
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         """One label per sample, what partitions look at.  # [n] int64"""
         return np.zeros(len(targets), np.int64)
+
+    def class_counts(self, y: Tensor, num_classes: int) -> Tensor | None:
+        """How many samples, or parts of samples, of each class are among the targets y [n, ...]; None where a task's
+        targets are no such classes.  # [n, C] int64"""
+        return F.one_hot(y, num_classes) if self.single_label else None
 
     def setup(self, federation: Training) -> None:
         """Look at the training data, once, before the first round."""

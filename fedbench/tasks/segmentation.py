@@ -87,6 +87,11 @@ class Segmentation(Task):
         inside = (y >= 0) & (y < num_classes)
         return inside if self.ignore is None else inside & (y != self.ignore)
 
+    def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
+        """Pixels of each class, of those that count.  # [n, C]"""
+        counted = self._counted(y, num_classes)
+        return F.one_hot(y.long().where(counted, 0), num_classes).mul_(counted[..., None]).sum((1, 2))
+
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
         """A logit for every class and pixel."""
         return len(y), outputs, *y.shape[1:]

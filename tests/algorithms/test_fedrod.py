@@ -1,5 +1,7 @@
 """FedRoD: steps by hand, its limits, and refusals."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -109,8 +111,52 @@ def test_fedrod_absent_classes_leave_the_generic_head_alone() -> None:
     assert torch.isfinite(a.w).all() and (mine[2] != init["head.weight"][2]).any()
 
 
+class Pixelwise(nn.Module):
+    """A linear layer of every pixel, all of it the head; weight [C, F]."""
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__()
+        self.body, self.head = nn.Identity(), nn.Conv2d(*weight.T.shape, 1)
+        self.head.weight.data, self.head.bias.data = weight[..., None, None], torch.tensor([0.1, -0.2, 0.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def test_fedrod_of_masks_is_fedrod_of_their_pixels() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(7, 2, 3, 4, generator=g), torch.randint(3, (7, 3, 4), generator=g)
+    y[:4][y[:4] == 2] = 0  # client 0 has no pixel of class 2
+    masks, pixels = (split_of([4 * n, 3 * n]) for n in (1, 12))
+    weight = torch.randn(3, 2, generator=g)
+    conv, linear = Pixelwise(weight), nn.Sequential(OrderedDict(body=nn.Identity(), head=nn.Linear(2, 3)))
+    linear.head.load_state_dict(
+        {name: t.flatten(1) if t.dim() > 1 else t for name, t in conv.head.state_dict().items()}
+    )
+    of_masks, of_pixels = (
+        play(
+            engine(
+                arrays_of(a.numpy(), b.numpy(), 3, task="segmentation" if b.dim() > 1 else "classification"),
+                split,
+                module,
+                SGD(lr=0.5),
+                columns=HEAD,
+                batch_size=48,
+            ),
+            FedRoD(),
+            3,
+        )
+        for a, b, split, module in (
+            (x, y, masks, conv),
+            (x.movedim(1, -1).reshape(-1, 2), y.flatten(), pixels, linear),
+        )
+    )
+    close(of_masks.w, of_pixels.w, 1e-6), close(of_masks.g[np.arange(2)], of_pixels.g[np.arange(2)], 1e-6)
+    assert of_masks.counts[0, 2] == 0 < of_masks.counts[1, 2]
+
+
 def test_fedrod_refuses_what_has_no_class_counts_or_linear_head() -> None:
-    with pytest.raises(ConfigError, match="needs one class a sample, not task=squares"):
+    with pytest.raises(ConfigError, match="needs one class a sample, or pixel, not task=squares"):
         play(products([1, 2], SGD(lr=0.1)), FedRoD())
     deep = mlp()
     deep.head = nn.Sequential(nn.Linear(8, 3))

@@ -22,9 +22,9 @@ EXAMPLES = """examples:
 Of every run: the metric and the loss over rounds with each client's value at the best round (run); the
 training images by class and client (labels); where the method recorded them, its relationships beside
 the labels and over rounds (d, d_paths), the change in A with its two regressions (A_change), whose slopes and
-Pearson's r are printed, or the weights of its experts (experts).  Of all finished runs of a setting together:
-convergence with the target as a dotted line (curves), each client's gain over Local (gains), new clients' bars and
-curves (new_clients)."""
+Pearson's r are printed, the weights of its experts (experts), or how far personal parts are apart (sdwd).
+Of all finished runs of a setting together: convergence with the target as a dotted line (curves), each
+client's gain over Local (gains), new clients' bars and curves (new_clients)."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -106,6 +106,8 @@ def of_run(run: Run, folder: Path, prefix: str, metric: str, wanted: list[int] |
     if "d" in stored:
         print_path(draw.draw_relationships(run, folder / f"{prefix}d.png", wanted))
         print_path(draw.draw_paths(run, folder / f"{prefix}d_paths.png"))
+    if "sdwd" in stored:
+        print_path(draw.draw_sdwd(run, folder / f"{prefix}sdwd.png", wanted))
     if "A" in stored:
         print_path(draw.draw_change(run, folder / f"{prefix}A_change.png"))
         columns, rows = draw.regressions(run)

@@ -96,6 +96,25 @@ def draw_relationships(run: Run, path: Path, wanted: list[int] | None = None, na
     return save(figure, path)
 
 
+def draw_sdwd(run: Run, path: Path, wanted: list[int] | None = None) -> Path:
+    """Histograms of how far clients' personal parts are apart, over coordinates (pFedNet, Figures 7 and 11)."""
+    stored = matrices(run)
+    rounds, values = stored["rounds"], stored["sdwd"]  # [R], [R, M]
+    figure, axes = pyplot().subplots(figsize=(5.2, 3.4), layout="constrained")
+    places = chosen_rounds(rounds, wanted)
+    bins = np.linspace(0, float(values[places].max()) or 1.0, 41)
+    for k, at in enumerate(places):
+        if not values[at].any() and wanted is None:
+            continue  # all clients begin with one model
+        label = f"round {rounds[at]}, mean {values[at].mean():.3g}"
+        axes.hist(values[at], bins, histtype="step", color=COLOURS[k % len(COLOURS)], label=label)
+    axes.set(xlabel="standard deviation over clients of a coordinate", ylabel="coordinates")
+    axes.set_title(title_of(run), fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+    tidy(axes)
+    return save(figure, path)
+
+
 def draw_paths(run: Run, path: Path, client: int = 0, name: str = "d") -> Path:
     """|d_1j| of one client and |d_jj| of every client over the recorded rounds."""
     plt = pyplot()

@@ -125,7 +125,11 @@ def _adapter_key(sim: Simulation) -> str:
 def predictions(run_dir: str | Path, split: str = "test", overrides: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Every client's logits on its own split: client [n], index [n] (into the data set), target [n, ...], logits
     [n, C]."""
-    sim = open_run(run_dir, overrides)
+    return predictions_of(open_run(run_dir, overrides), split)
+
+
+def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray]:
+    """`predictions` of a run that is open."""
     ids = np.arange(sim.engine.federation.num_clients)
     cohort, rows = deployed(sim, ids)
     part = sim.engine.federation.splits[split]

@@ -154,11 +154,12 @@ def test_the_command_draws_every_figure(tmp_path: Path, capsys) -> None:
     new = ("new_clients.count=2", "new_clients.epochs=2")
     run(tmp_path / "runs" / "a", "algorithm=pgfed", *new)
     run(tmp_path / "runs" / "b", "algorithm=apple", "sample_rate=1.0", *new)
+    run(tmp_path / "runs" / "c", "algorithm=pfednet", "partition.alpha=1.0")
     assert main([str(tmp_path / "runs"), "--out", str(tmp_path / "drawn"), "--rounds", "0,3"]) == 0
     found = {p.name for p in (tmp_path / "drawn").iterdir()}
     setting = "digits_dirichlet_logistic"
-    own = {f"{r}_{kind}.png" for r in "ab" for kind in ("run", "labels")}
-    methods = {"a_A_change.png", "b_d.png", "b_d_paths.png"}
+    own = {f"{r}_{kind}.png" for r in "abc" for kind in ("run", "labels")}
+    methods = {"a_A_change.png", "b_d.png", "b_d_paths.png", "c_sdwd.png"}
     assert found == own | methods | {f"curves_{setting}_personal_accuracy.png", f"new_clients_{setting}.png"}
     assert all(is_picture(p) for p in (tmp_path / "drawn").iterdir())
     columns, rows = draw.regressions(Run(tmp_path / "runs" / "a"))

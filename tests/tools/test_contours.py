@@ -1,0 +1,81 @@
+"""Outlines of masks: the run's own predictions on the same pictures of every run, and mistakes."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedbench.cli.app import main as fedbench
+from fedbench.tools.contours import chosen, main, segmented, told_apart
+
+SCANS = [
+    "dataset=tumours",
+    "dataset.n=40",
+    "dataset.size=16",
+    "task=segmentation",
+    "model=unet",
+    "model.width=2",
+    "model.norm=group",
+]
+FEW = [*SCANS, "partition=iid", "partition.num_clients=3", "sample_rate=1.0", "rounds=1", "local.epochs=1"]
+OFF = ["tracking=disabled", "hardware=cpu", "hardware.executor=vmap"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("contours")
+    for name, more in {
+        "avg": ["algorithm=fedavg"],
+        "rod": ["algorithm=fedrod"],
+        "two": ["algorithm=fedavg", "seed=1"],
+    }.items():
+        assert fedbench([*FEW, *OFF, *more, f"hydra.run.dir={root / name}"]) == 0
+    return [root / name for name in ("avg", "rod", "two")]
+
+
+def test_what_is_drawn_is_what_the_run_measured(runs: list[Path]) -> None:
+    one = segmented(runs[1], channel=2)
+    assert one.name == "fedrod" and one.picture.shape == one.truth.shape == one.predicted.shape == (9, 16, 16)
+    rows = list(csv.DictReader((runs[1] / "clients.csv").read_text().splitlines()))
+    for client in range(3):
+        mine = one.client == client
+        assert (one.truth == one.predicted)[mine].mean() == pytest.approx(float(rows[client]["personal/accuracy"]))
+
+
+def test_pictures_are_of_clients_in_turn(runs: list[Path]) -> None:
+    one = segmented(runs[0])
+    assert one.client[chosen(one, 3)].tolist() == [0, 1, 2] and len(chosen(one, 7)) == 7 and len(chosen(one, 99)) == 9
+    area = (one.truth > 0).sum((1, 2))
+    for at in chosen(one, 3):
+        mine = area[one.client == one.client[at]]
+        assert area[at] == np.median(mine)  # of three
+
+
+def test_the_figure(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for end in ("png", "svg"):
+        assert main([*map(str, runs), "--out", str(tmp_path / f"all.{end}"), "--pictures", "4"]) == 0
+        assert (tmp_path / f"all.{end}").stat().st_size > 10_000
+    assert "all.svg" in capsys.readouterr().out
+    names = [run.name for run in told_apart([segmented(run) for run in runs], runs)]
+    assert names == ["fedavg (avg)", "fedrod", "fedavg (two)"]
+
+
+def test_mistakes_are_one_sentence(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other, classes = tmp_path / "other", tmp_path / "classes"
+    assert fedbench([*FEW, *OFF, "algorithm=fedavg", "partition.seed=7", f"hydra.run.dir={other}"]) == 0
+    assert fedbench([*OFF, "rounds=1", "algorithm=fedavg", "model=logistic", f"hydra.run.dir={classes}"]) == 0
+    capsys.readouterr()
+    for words, said in (
+        ([str(runs[0]), str(other)], "compare what was tested on the same pictures"),
+        ([str(classes)], "a run of task=classification"),
+        ([str(runs[0]), "--channel", "4"], "pictures have channels 0 to 3"),
+        ([str(runs[0]), "--pictures", "0"], "--pictures must be at least 1, got 0"),
+        ([str(runs[0]), "--out", str(tmp_path / "a.txt")], "must end in .png, .pdf or .svg"),
+        ([str(tmp_path)], "fedbench: "),
+    ):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1

@@ -2,7 +2,7 @@
 
 Which cells a run answers is said by the key ``paper`` of its experiment file: ``table`` (the name of a file
 in fedbench/papers, or a list of them), then columns of that file and the value each must have (or a list of
-values, or a pattern with *, or what it is under each of several overrides).  ``select`` (last, best or best_val)
+values, or a pattern with *, or what it is under each of several overrides).  ``select`` (last, best, best_val, last3)
 overrules the round that recipes.py takes.
 
     paper:

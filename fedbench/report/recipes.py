@@ -2,7 +2,8 @@
 
 The round: ``last`` where the authors' code takes it (FedBABU, whose models are fine-tuned after the last
 round; the pFedMoAP, pFedNet and FedPIA tables), else ``best``, the maximum over rounds on the test sets, as the
-PFL papers print; a run's ``paper.select`` says otherwise.
+PFL papers print; a run's ``paper.select`` says otherwise.  ``last3`` is what pFedNet's released analysis prints: mean
+and standard deviation (ddof 1) over the last three evaluated rounds of one run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A run's value for a cell; ``spread``: a std over clients, where the papers print that beside it."""
+    """A run's value for a cell; ``spread``: a std over clients or rounds, where the papers print that beside it."""
 
     value: float
     spread: float | None = None
@@ -44,7 +45,7 @@ Recipe = Callable[[Run, Question], Answer]
 
 
 def select(run: Run, question: Question) -> str:
-    """last, best or best_val: the round whose value the table prints."""
+    """last, best, best_val or last3: the round or rounds whose value the table prints."""
     selection = (run.config.get("paper") or {}).get("select")
     last = question.table.startswith(LAST_ROUND) or run.choice("algorithm") == "fedbabu"
     return selection or ("last" if last else "best")
@@ -54,8 +55,10 @@ def mean(column: str) -> Recipe:
     """Percent: a column of metrics.csv at the selected round, or a domain's mean of it at that round."""
 
     def recipe(run: Run, question: Question) -> Answer:
-        at = scores.selected_round(run, column, select(run, question))
-        domain = domain_of(question.row)
+        which, domain = select(run, question), domain_of(question.row)
+        if which == "last3" and domain is None:
+            return last_three(run, column)
+        at = scores.selected_round(run, column, "last" if which == "last3" else which)
         if domain is None:
             return Answer(100 * scores.value_at(run, column, at))
         members = clients_of(run, domain)
@@ -67,6 +70,13 @@ def mean(column: str) -> Recipe:
         return Answer(100 * float(np.nanmean(chosen)) if not np.isnan(chosen).all() else NAN)
 
     return recipe
+
+
+def last_three(run: Run, column: str) -> Answer:
+    """Percent: mean and standard deviation (ddof 1) over the last three evaluated rounds, or as many as there are."""
+    _, values = scores.curve(run, column)
+    values = 100 * values[-3:]
+    return Answer(float(values.mean()) if len(values) else NAN, float(values.std(ddof=1)) if len(values) > 1 else None)
 
 
 def own_best(metric: str, client: int) -> Recipe:

@@ -256,6 +256,19 @@ def test_round_whose_value_is_printed(tmp_path, algorithm, table, extra, expecte
     assert RECIPES[row["metric"]](run, Question(table, row)).value == pytest.approx(expected)
 
 
+def test_the_last_three_rounds_as_the_released_analysis_prints_them(tmp_path):
+    """Mean and sample deviation over rounds of one run, beside the plain last round."""
+    run = Run(run_for(tmp_path, "pfednet", 0, 0.8, select="last3"))
+    run.metrics["personal/accuracy_weighted"] = np.array([0.1, 0.2, 0.5, 0.6, 0.7])
+    run.metrics["round"] = np.arange(1.0, 6)
+    row = {"dataset": "CHD", "setting": "delta=1", "metric": "test_accuracy_percent"}
+    answer = RECIPES[row["metric"]](run, Question("pfednet_table5_chd", row))
+    assert (answer.value, answer.spread) == (pytest.approx(60), pytest.approx(10))
+    run.metrics["personal/accuracy_weighted"] = run.metrics["round"] = np.array([0.5])
+    answer = RECIPES[row["metric"]](run, Question("pfednet_table5_chd", row))
+    assert (answer.value, answer.spread) == (pytest.approx(50), None)
+
+
 @pytest.mark.parametrize(
     ("row", "domain"),
     [

@@ -10,7 +10,7 @@ from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.report import scores
 from fedbench.report.runs import find_runs, sound
-from fedbench.report.sent import DIRECTIONS, draw_over_bytes, sent_table
+from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, is_compressed, sent_table
 from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
 from fedbench.report.table import FORMATS, Table, one_line, render
 
@@ -129,9 +129,12 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
     say_damage(left_out(damaged, runs), tables, form)
     drawn: list[Path] = []
     if args.figures:
-        from fedbench.report.figures import draw
+        from fedbench.report.figures import by_setting, draw, file_name
 
         drawn = draw(groups, runs, options, args.figures)
+        for setting, members in by_setting(groups).items():
+            if any(is_compressed(run) for group in members for run in group.runs):
+                drawn.append(draw_sizes(members, args.figures / f"sizes_{file_name(setting)}.png", setting))
     if args.against:
         from fedbench.report.figures import draw_against, file_name
 

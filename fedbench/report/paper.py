@@ -72,8 +72,9 @@ class Cell:
 
     @property
     def in_std(self) -> float:
-        """The difference in multiples of our std over seeds; NaN where there is none."""
-        return self.difference / self.sigma if self.sigma else float("nan")
+        """The difference in multiples of our std over seeds; NaN where there is none but rounding."""
+        spread = self.sigma or 0.0
+        return self.difference / spread if spread > 1e-9 * abs(self.ours.mean) else float("nan")
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -79,6 +79,41 @@ def _total(run: Run, direction: str, kind: str) -> float:
     return float(sent[-1]) if len(sent) else float("nan")
 
 
+def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
+    """MB sent so far over rounds, up and down, and below what a round took of its dense size (pFedNet, Figures 8 and
+    12); means over seeds, a line per group.  Only of groups that compressed something, and of the dense one."""
+    figure, panels = pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
+    least = [100.0, 100.0]  # of a round's share, up and down
+    for i, group in enumerate(groups):
+        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+        for column, direction in enumerate(("up", "down")):
+            rounds, sent = _mean_sizes(group, direction, "bytes")
+            _, dense = _mean_sizes(group, direction, "dense")
+            if not len(sent) or not sent[-1]:
+                continue
+            label = literal(f"{group.name} (n={len(group.runs)})") if column == 0 else None
+            panels[0, column].plot(rounds, sent, label=label, **look)
+            of_round, of_dense = np.diff(sent, prepend=0), np.diff(dense, prepend=0)
+            share = 100 * np.divide(of_round, of_dense, out=np.full_like(of_dense, np.nan), where=of_dense > 0)
+            panels[1, column].plot(rounds, share, **look)
+            least[column] = min(least[column], float(np.nanmin(share)))
+    for column, direction in enumerate(("up", "down")):
+        panels[0, column].set(ylabel=f"MB {direction} so far", yscale="log")
+        panels[1, column].set(xlabel="round", ylabel=f"a round's bytes {direction} (% of dense)", yscale="log")
+        panels[1, column].set_ylim(least[column] / 1.5, 150)
+        for axes in panels[:, column]:
+            axes.grid(alpha=0.3)
+    figure.suptitle(literal(title), fontsize=10)
+    return finished(figure, panels[0, 0], path)
+
+
+def _mean_sizes(group: Group, direction: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds [R] and the mean over seeds of the MB up to and including each [R], of the rounds that all seeds have."""
+    curves = [megabytes(run, (direction,), kind) for run in group.runs]
+    least = min(len(rounds) for rounds, _ in curves)
+    return curves[0][0][:least], np.mean([sent[:least] for _, sent in curves], axis=0)
+
+
 def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
     """The metric over the MB sent so far, a line per group, with a band of one population std over seeds.
 

@@ -15,8 +15,10 @@ from fedbench.cli.conf_tree import find_conf_dir
 from fedbench.core.options import ConfigError
 from fedbench.report import paper
 from fedbench.report.__main__ import main
+from fedbench.report.paper import Cell
 from fedbench.report.recipes import RECIPES, Question, clients_of, domain_of, is_measured
 from fedbench.report.runs import Run
+from fedbench.report.table import Spread
 
 FACTS = {
     *("cancer_images", "normal_images", "n_classes", "n_clients", "sample_rate_pct", "test_size", "train_size"),
@@ -331,3 +333,9 @@ def test_every_experiment_answers_a_printed_cell():
 def test_unknown_table():
     with pytest.raises(ConfigError, match="no such table"):
         paper.read_table("nothing")
+
+
+def test_a_spread_of_rounding_is_none(tmp_path):
+    """Seeds that differ in their last bits have no deviations to count in."""
+    cell = Cell({"mean": "50", "std": "1"}, ours=Spread(90.0, 1e-14, 3, 3), sigma=1e-14)
+    assert np.isnan(cell.in_std) and Cell(cell.row, ours=cell.ours, sigma=2.0).in_std == 20

@@ -10,7 +10,7 @@ from run_folders import BASE, make_run
 
 from fedbench.report.__main__ import main
 from fedbench.report.runs import Run
-from fedbench.report.sent import DIRECTIONS, draw_over_bytes, megabytes, sent_table, sent_until
+from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, megabytes, sent_table, sent_until
 from fedbench.report.summary import Group, Options, differing, group_runs
 from fedbench.report.table import Spread
 
@@ -68,6 +68,7 @@ def test_the_report_prints_it_and_draws_scores_over_it(runs: list[Run], tmp_path
         (line,) = (line for line in out.split("what was sent")[1].splitlines() if "topk" in line)
         assert "1.32 ± 0.12" in line and "11.00 ± 1.00" in line and "50.00 ± 0.00" in line
         assert (tmp_path / "figures" / f"against_{key}_personal_accuracy.png").stat().st_size > 10_000
+    assert len(list((tmp_path / "figures").glob("sizes_*.png"))) == 1
 
 
 def test_a_line_ends_at_what_was_sent_in_all(runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +85,25 @@ def test_a_line_ends_at_what_was_sent_in_all(runs: list[Run], tmp_path: Path, mo
     draw_over_bytes(groups, Options(), "bytes_up", tmp_path / "x.png")
     x, y = lines["fedavg compression=topk (n=2)"]
     assert x == pytest.approx([0.44, 0.88, 1.32]) and y == pytest.approx(100 * (BASE.mean() + np.array(CURVE)))
+
+
+def test_sizes_over_rounds(runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulated MB above, a round's share of its dense size below; what sent nothing has no line."""
+    from matplotlib.axes import Axes
+
+    lines, real = [], Axes.plot
+
+    def plot(self: Axes, x: np.ndarray, y: np.ndarray, **how: object) -> object:
+        lines.append((x.tolist(), y.tolist()))
+        return real(self, x, y, **how)
+
+    monkeypatch.setattr(Axes, "plot", plot)
+    groups = [group for group in group_runs(runs)[0] if "topk" in group.name]
+    draw_sizes(groups, tmp_path / "x.png", "a setting")
+    up, up_rate, down, down_rate = lines
+    assert up[0] == [1, 2, 3] and up[1] == pytest.approx([0.44, 0.88, 1.32])
+    assert up_rate[1] == pytest.approx([11.0] * 3) and down[1][-1] > up[1][-1]
+    assert down_rate[1] == pytest.approx([50.0] * 3) and (tmp_path / "x.png").stat().st_size > 10_000
 
 
 def test_runs_that_sent_nothing_have_no_such_figure(tmp_path: Path, capsys) -> None:

@@ -29,6 +29,7 @@ WHEREABOUTS = (
 LATER_KEYS = {"weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
 NEUTRAL = {"adapter.convolutions": False, "algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
 NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
+NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # of model=logistic
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {
     "adapter": ("none", {"_target_": "fedbench.adapters.none.NoAdapter"}),

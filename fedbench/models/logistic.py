@@ -1,4 +1,8 @@
-"""Multinomial logistic regression: one linear layer, which is also the head."""
+"""Multinomial logistic regression: one linear layer, which is also the head.
+
+With l1=1, bias=false and dataset.constant=true it is the linear model of pFedNet's released code, whose loss has the
+sum of the weights' magnitudes beside the cross-entropy; there one row of weights stands for two classes, here two do.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,31 @@ import math
 
 from torch import Tensor, nn
 
+from fedbench.core.options import NonNegative
+
 
 class Logistic(nn.Module):
-    """[B, ...] -> [B, C].  zero_init starts from the zero model, the usual choice for a convex problem."""
+    """[B, ...] -> [B, C].  zero_init starts from the zero model, the usual choice for a convex problem.  bias: whether
+    the layer has one.  l1: weight of sum |W| in the loss; if positive, the module returns it beside the logits."""
 
-    def __init__(self, input_shape: tuple, num_classes: int, zero_init: bool = False):
+    def __init__(
+        self,
+        input_shape: tuple,
+        num_classes: int,
+        zero_init: bool = False,
+        bias: bool = True,
+        l1: NonNegative = 0.0,
+    ):
         super().__init__()
-        self.body = nn.Flatten()
-        self.head = nn.Linear(math.prod(input_shape), num_classes)
+        self.body, self.l1 = nn.Flatten(), l1
+        self.head = nn.Linear(math.prod(input_shape), num_classes, bias)
         if zero_init:
-            nn.init.zeros_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
+            for parameter in self.head.parameters():
+                nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C]."""
-        return self.head(self.body(x))
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits [B, C], with l1 also the extra loss of each sample [B]."""
+        z = self.head(self.body(x))
+        if not self.l1:
+            return z
+        return z, (self.l1 * self.head.weight.abs().sum()).expand(len(x))

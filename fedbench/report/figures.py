@@ -117,16 +117,28 @@ def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[f
 
 
 def draw_against(groups: list[Group], options: Options, key: str, path: Path) -> Path:
-    """The metric over a config key: a line per method, bars of one population std over seeds."""
+    """The metric over a config key, with one population std over seeds: a line per method, or, where the numbers span
+    more than two powers of ten, bars at even distances."""
     lines = against(groups, options, key)
     plt = pyplot()
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    all_xs = sorted({x for line in lines.values() for x in line})
+    positive = [abs(x) for x in all_xs if x]
+    bars = max(positive) > 100 * min(positive)
     for i, (name, line) in enumerate(sorted(lines.items())):
         xs = sorted(line)
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
-        axes.errorbar(xs, [scale * line[x].mean() for x in xs], yerr=[scale * line[x].std() for x in xs], marker="o",
-                      capsize=2, label=literal(f"{name} (n={min(map(len, line.values()))})"), **look)  # fmt: skip
+        mean, std = ([scale * f(line[x]) for x in xs] for f in (np.mean, np.std))
+        colour, label = COLOURS[i % len(COLOURS)], literal(f"{name} (n={min(map(len, line.values()))})")
+        if bars:
+            width = 0.8 / len(lines)
+            places = [all_xs.index(x) + (i - (len(lines) - 1) / 2) * width for x in xs]
+            axes.bar(places, mean, width, yerr=std, capsize=2, label=label, color=colour)
+        else:
+            style = LINES[i // len(COLOURS) % len(LINES)]
+            axes.errorbar(xs, mean, std, marker="o", capsize=2, label=label, color=colour, linestyle=style)
+    if bars:
+        axes.set_xticks(range(len(all_xs)), [f"{x:g}" for x in all_xs])
     axes.set(xlabel=key, ylabel=options.metric + (" (%)" if scale == 100 else ""))
     return finished(figure, axes, path)
 

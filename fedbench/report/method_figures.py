@@ -104,7 +104,7 @@ def draw_sdwd(run: Run, path: Path, wanted: list[int] | None = None) -> Path:
     places = chosen_rounds(rounds, wanted)
     bins = np.linspace(0, float(values[places].max()) or 1.0, 41)
     for k, at in enumerate(places):
-        if not values[at].any() and wanted is None:
+        if rounds[at] == 0 and len(places) > 1 and not values[at].any():
             continue  # all clients begin with one model
         label = f"round {rounds[at]}, mean {values[at].mean():.3g}"
         axes.hist(values[at], bins, histtype="step", color=COLOURS[k % len(COLOURS)], label=label)

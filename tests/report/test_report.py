@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -445,6 +446,26 @@ def test_a_metric_against_a_key(tmp_path, capsys):
     assert "give --figures a folder" in capsys.readouterr().err
     assert main([*asked, "--figures", str(tmp_path / "figures")]) == 0
     assert (tmp_path / "figures" / "against_algorithm.mu_personal_accuracy.png").stat().st_size > 10_000
+
+
+def test_numbers_over_powers_of_ten_are_bars_at_even_distances(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    from fedbench.report.figures import draw_against
+
+    bars, real = [], Axes.bar
+
+    def bar(self: Axes, x: Any, height: Any, *more: Any, **how: Any) -> Any:
+        bars.append((list(x), list(height)))
+        return real(self, x, height, *more, **how)
+
+    monkeypatch.setattr(Axes, "bar", bar)
+    for value, curve in ((0.0, (0.1, 0.2)), (0.001, (0.1, 0.3)), (10.0, (0.1, 0.4))):
+        make_run(tmp_path / f"{value}", "ditto", 0, curve, config={"algorithm": {"lam": value}})
+    groups, _ = group_runs(find_runs([tmp_path]))
+    draw_against(groups, Options(), "algorithm.lam", tmp_path / "bars.png")
+    ((places, heights),) = bars
+    assert places == [0, 1, 2] and np.diff(heights) == pytest.approx([10, 10])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedbench.adapters._units import Units, units_between
 from fedbench.adapters.base import Adapter
 from fedbench.core.options import Count, Positive, require
 
@@ -64,6 +65,10 @@ class Behind(nn.Module):
     def __init__(self, layer: nn.Module, network: nn.Module, scale: float):
         super().__init__()
         self.base_layer, self.adapter, self.scale = layer, network, scale
+
+    def units(self) -> Units | None:
+        """Those between D and U."""
+        return units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """The sublayer's output, adapted."""

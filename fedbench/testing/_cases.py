@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ TINY = {  # options of conf/model that make a model small
     "clip_prompt": RANDOM_CLIP,
     "clip_prompt_tiny": RANDOM_CLIP,
 }
+ADAPTED = ["model=vit_tiny", *TINY["vit_tiny"], "adapter=houlsby", "adapter.width=3"]  # for whom no bare model suits
 BASE = ("rounds=4", "clients_per_round=4", "local.epochs=1", "local.batch_size=5", "optimizer.lr=0.1")
 RATES = re.compile(r"(^|_)lr$|^eta")  # options of a method that are learning rates of its clients ...
 SERVERS = ("server_lr",)  # ... but for these
@@ -144,9 +146,12 @@ class Case:
 def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
     """The method with the first model, smallest first, and optimizer that its own check accepts."""
     tried = Case(name, [], reason="no model", target=target)
-    for option in models() if model is None else [model]:
+    bare = models() if model is None else [model]
+    for option in itertools.chain(
+        ([f"model={option}", *TINY.get(option, [])] for option in bare), [] if model else [ADAPTED]
+    ):
         for optimizer in OPTIMIZERS:
-            tried = Case(name, [f"model={option}", *TINY.get(option, []), *optimizer], optimizer, target=target)
+            tried = Case(name, [*option, *optimizer], optimizer, target=target)
             try:
                 ready(tried.simulation())
                 return tried

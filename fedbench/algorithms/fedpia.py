@@ -1,0 +1,250 @@
+"""FedPIA: adapters' hidden units are matched before adapters are averaged, at the server and at the clients.
+
+Saha et al., AAAI 2025 (no code exists; its Algorithm 1 is in a supplement that is not public).  Of every bottleneck,
+w~ = align(mover, anchor) being the mover with its units in the order of least cost (fedbench/algorithms/_alignment.py):
+server:  G0 = sum_k p_k w_k;  w~_k = align(w_k, G0), by the distance of incoming weights;
+         G = sum_k q_k w~_k,  q_k ~ exp(-gamma ||w~_k - G0||);
+client:  G~ = align(G, w_k), by the distance of the units' values on a local batch;
+         trains w in  w_eff = (1 - lam) w + lam G~,  G~ frozen, from w = w_k;  keeps and uploads w_k <- w_eff.
+The head is trained along and stays.
+Departs from the paper: q sums to 1 over the clients of a site, or G would shrink towards 0 round by round
+(weights=literal is as printed: exp(-gamma d) / K); "combining" w_k and G~ is not written as a formula there, and is
+this one since only in weight space does an order of units matter; a unit's activation is its values on every sample,
+not their mean.  Parameters of no bottleneck are averaged by p.
+Reduces to: FedPer with server=average, client=none.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.algorithms import _alignment as alignment
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    Inputs,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Count, NonNegative, Share, require
+
+
+class FedPIA(Algorithm):
+    """lam, gamma, weights, anchor (p): above.  server: align | average.  client: align | identity, no renumbering |
+    none, training starts from G as in FedPer.  cost: of the clients' alignment.  combine: weight_frozen, above |
+    weight_init, training starts from w_eff and goes on without G~.  The others: in the YAML.
+
+    State: G [A], all columns but the head's; own [N, P], w_k and the client's head.
+    """
+
+    requires = ("adapter", "head")
+
+    def __init__(
+        self,
+        lam: Share = 0.5,
+        gamma: NonNegative = 1.0,
+        server: Literal["align", "average"] = "align",
+        client: Literal["align", "identity", "none"] = "align",
+        cost: Literal["activation", "weight"] = "activation",
+        activation: Literal["per_sample", "per_token", "mean"] = "per_sample",
+        site: Literal["pre", "post"] = "pre",
+        samples: Count = 16,
+        combine: Literal["weight_frozen", "weight_init"] = "weight_frozen",
+        anchor: Literal["samples", "uniform"] = "samples",
+        weights: Literal["normalized", "literal"] = "normalized",
+        metric: Literal["euclidean", "sqeuclidean"] = "euclidean",
+        solver: Literal["assignment", "emd", "sinkhorn"] = "assignment",
+        init: Literal["common", "per_client"] = "common",
+    ):
+        self.lam, self.gamma, self.server, self.client, self.cost = lam, gamma, server, client, cost
+        self.activation, self.site, self.samples, self.combine = activation, site, samples, combine
+        self.anchor, self.weights, self.init = anchor, weights, init
+        self.metric: alignment.Metric = metric
+        self.solver: alignment.Solver = solver
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Bottlenecks, whose units can be renumbered."""
+        super().check(federation, model, optimizer)
+        require(
+            bool(alignment.sites_of(model, model.without("head"))),
+            "algorithm=fedpia renumbers the hidden units of bottlenecks, and this adapter has none: use "
+            "adapter=houlsby, pfeiffer, parallel or compacter",
+        )
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """One initialization for all, or one for each client (init=per_client)."""
+        self.shared = model.without("head")
+        self.head = self.shared.rest(model.size)
+        w = self.initial = model.init_row()  # [P]
+        self.G = self.shared.take(w).clone()  # [A]
+        self.own = rows("own", default=w)  # lazy [N, P]
+        if self.init == "per_client":
+            everybody = np.arange(federation.num_clients)
+            each = self.shared.take(model.init_rows(federation.num_clients, "fedpia"))
+            self.own[everybody] = self.shared.put(w.expand(len(each), -1), each)
+        self.sites = alignment.sites_of(model, self.shared)
+        self._values_of: dict[str, tuple[int, int]] = {}  # by site: values of a unit on one sample, and units
+        n, S = federation.num_clients, len(self.sites)
+        # of each client's last round, for figures: shares of units that moved, mean costs, q, first and last loss
+        self.moved_server, self.moved_client, self.first_loss, self.last_loss = (torch.zeros(n) for _ in range(4))
+        self.cost_server, self.cost_client = torch.zeros(n, 2), torch.zeros(n, 2)  # before, after
+        self.q = torch.zeros(n, S)
+
+    def round(self, cohort: Cohort) -> None:
+        """Clients integrate, train and upload; the server matches and averages."""
+        G = cohort.broadcast(G=self.G).G  # [A]
+        own = self.own[cohort.ids]  # [K, P]
+        alone = self.init == "per_client" and cohort.round == 0  # there is nothing of the others yet
+        if self.client == "none" or alone:
+            start = own if alone else self.shared.put(own, G)
+            out = cohort.train(start, step=recorded, how=self.how, loss_sum=cohort.step_record())
+            w = self.shared.take(out.theta)
+        else:
+            out, w = self.integrate(cohort, own, self.matched(cohort, G, own))
+        self._note_losses(cohort, out.loss_sum)
+        self.own[cohort.ids] = self.shared.put(out.theta, w)
+        up = cohort.upload(w=w, reference={"w": G}).w  # [K, A]
+        self.G = self.merged(cohort, up)
+
+    @property
+    def how(self) -> LocalTraining:
+        """The head never leaves a client."""
+        return LocalTraining(uploaded=self.shared)
+
+    # -- clients -----------------------------------------------------------------------------------------
+    def matched(self, cohort: Cohort, G: Tensor, own: Tensor) -> Tensor:
+        """G~: of each client G [A] with its units in the order of the client's own [K, P].  # [K, A]"""
+        rows = self.shared.put(own, G)  # G as the client's adapter  [K, P]
+        if self.client == "identity":
+            return self.shared.take(rows)
+        if self.cost == "weight":
+            cost = [self._weight_cost(cohort.model, rows, own, site) for site in self.sites]
+        else:
+            values = [self.unit_values(cohort, r) for r in (rows, own)]
+            cost = [alignment.costs(a, b, self.metric) for a, b in zip(*values)]
+        aligned = alignment.align(cohort.model, rows, self.sites, cost, self.solver)
+        self._note_alignment("client", cohort, aligned)
+        return self.shared.take(aligned.rows)
+
+    def unit_values(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
+        """What each unit of rows [K, P] gives on `samples` of its client's training samples, of each site; zeros where
+        the client has fewer.  # [K, m, d] each"""
+        layers = [s.prefix + (s.units.before if self.site == "pre" else s.units.after) for s in self.sites]
+
+        def values(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
+            _, captured = model.capture(rows, inputs, layers)
+            return torch.cat([self._of_units(captured[n], s) for n, s in zip(layers, self.sites)], 2)
+
+        each = cohort.forward(rows, values, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
+        padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
+        if self.activation == "mean":
+            count = torch.tensor([max(len(e), 1) for e in each], device=padded.device)
+            padded = padded.sum(1, keepdim=True) / count[:, None, None]
+        sizes = [self._values_of[s.name] for s in self.sites] if padded.shape[2] else []
+        parts = padded.split([a * m for a, m in sizes], 2)
+        return [p.unflatten(2, size).flatten(1, 2).transpose(1, 2) for p, size in zip(parts, sizes)]
+
+    def _of_units(self, given: Tensor, site: alignment.Site) -> Tensor:
+        """A layer's output [k, b, ..., blocks m] as [k, b, a m]: a values of each unit, of all tokens or their mean."""
+        m = site.units.size
+        seen = given.unflatten(-1, (-1, m))  # [k, b, ..., blocks, m]
+        if seen.dim() > 4 and self.activation != "per_token":
+            seen = seen.flatten(2, -3).mean(2)
+        seen = seen.flatten(2, -2)  # [k, b, a, m]
+        self._values_of[site.name] = (seen.shape[2], m)
+        return seen.flatten(2)
+
+    def integrate(self, cohort: Cohort, own: Tensor, Gk: Tensor) -> tuple[SimpleNamespace, Tensor]:
+        """Training with G~ [K, A]; what `cohort.train` gives, and the integrated adapters w_eff [K, A]."""
+        a = self.shared
+        if self.combine == "weight_init":
+            start = a.put(own, a.take(own).lerp(Gk, self.lam))
+            out = cohort.train(start, step=recorded, how=self.how, loss_sum=cohort.step_record())
+            return out, a.take(out.theta)
+
+        def step(s: Step, batch: Batch) -> None:
+            g = s.grad(batch, rows=a.put(s.theta, a.take(s.theta).lerp(s.Gk, self.lam)))
+            s.descend(a.put(g, (1 - self.lam) * a.take(g)))
+            s.record("loss_sum", s.summed_loss)
+
+        out = cohort.train(own, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
+        return out, a.take(out.theta).lerp(Gk, self.lam)
+
+    # -- server ------------------------------------------------------------------------------------------
+    def merged(self, cohort: Cohort, up: Tensor) -> Tensor:
+        """G of the clients' adapters [K, A].  # [A]"""
+        K, a = len(cohort), self.shared
+        p = cohort.weights if self.anchor == "samples" else torch.full_like(cohort.weights, 1 / K)  # [K]
+        G0 = p @ up  # [A]
+        if self.server == "average":
+            return G0
+        rows, anchor = a.put(self.initial.expand(K, -1), up), a.put(self.initial, G0)  # [K, P], [P]
+        cost = [self._weight_cost(cohort.model, rows, anchor[None], site) for site in self.sites]
+        aligned = alignment.align(cohort.model, rows, self.sites, cost, self.solver)
+        self._note_alignment("server", cohort, aligned)
+        G, each = anchor.clone(), []  # [P]
+        for site in self.sites:
+            w = site.columns.take(aligned.rows)  # w~_k of this site  [K, D]
+            d = (w - site.columns.take(anchor)).norm(dim=1)  # [K]
+            q = (-self.gamma * d).softmax(0) if self.weights == "normalized" else (-self.gamma * d).exp() / K
+            G = site.columns.put(G, q @ w)
+            each.append(q.cpu())
+        self._note(cohort, q=torch.stack(each, 1))
+        return a.take(G)
+
+    def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, site: alignment.Site) -> Tensor:
+        """By the weights that lead to each unit, mover [K, P], anchor [K or 1, P].  # [K, m, m]"""
+        of_mover, of_anchor = (alignment.incoming(model, rows, site) for rows in (mover, anchor))
+        return alignment.costs(of_mover, of_anchor, self.metric)
+
+    # -- what is deployed, and recorded ------------------------------------------------------------------
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """w_k and the client's head; G and its head with client=none, and of a client that never took part."""
+        own, G = self.own[cohort.ids], cohort.broadcast(G=self.G).G
+        with_G = self.shared.put(own, G)
+        if self.client == "none":
+            return with_G
+        return torch.where(self.own.has(cohort.ids)[:, None], own, with_G)
+
+    def newcomer_row(self, cohorts: object) -> Tensor:
+        """G, and the head that all began with."""
+        return self.shared.put(self.initial, self.G)
+
+    def _note(self, cohort: Cohort, **values: Tensor) -> None:
+        """Write values [K, ...] of the cohort's clients."""
+        for name, of_cohort in values.items():
+            kept = getattr(self, name)
+            setattr(self, name, kept.index_copy(0, torch.from_numpy(cohort.ids), of_cohort.to(kept)))
+
+    def _note_alignment(self, where: str, cohort: Cohort, aligned: alignment.Alignment) -> None:
+        cost = torch.stack([aligned.before.mean(1), aligned.after.mean(1)], 1)
+        self._note(cohort, **{f"moved_{where}": aligned.moved.mean(1), f"cost_{where}": cost})
+
+    def _note_losses(self, cohort: Cohort, sums: Tensor) -> None:
+        """sums [K, T]: each client's losses up to and including step t."""
+        sums, last = sums.cpu(), torch.from_numpy(np.maximum(cohort.num_steps - 1, 0))
+        at_end = sums.gather(1, last[:, None])[:, 0]
+        before = torch.where(last > 0, sums.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0], torch.zeros(()))
+        self._note(cohort, first_loss=sums[:, 0], last_loss=at_end - before)
+
+    def matrices(self) -> dict[str, Tensor]:
+        """Of each client's last round: moved_server, moved_client, first_loss, last_loss [N], cost_server, cost_client
+        [N, 2] (a unit's mean cost before and after), q [N, S], and size_of_G []."""
+        names = ("moved_server", "moved_client", "cost_server", "cost_client", "first_loss", "last_loss", "q")
+        return {name: getattr(self, name) for name in names} | {"size_of_G": self.G.norm()}
+
+
+def recorded(s: Step, batch: Batch) -> None:
+    """A plain step, whose loss is kept."""
+    s.descend(s.grad(batch))
+    s.record("loss_sum", s.summed_loss)

@@ -1,0 +1,310 @@
+"""FedPIA: units that are matched, its rounds by hand, and what it reduces to."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import CPU, all_clients, close, compose, deployed, engine_on, equal, play, ragged
+from torch import Tensor
+
+from fedbench.algorithms import _alignment as alignment
+from fedbench.algorithms.fedper import FedPer
+from fedbench.algorithms.fedpia import FedPIA
+from fedbench.algorithms.local import Local
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Engine
+from fedbench.engine.federation import Federation
+from fedbench.engine.optim import SGD
+from fedbench.nn.flat import FlatModel
+from fedbench.simulation import build_model as build
+
+ADAPTERS = {
+    "houlsby": ["adapter=houlsby"],
+    "pfeiffer": ["adapter=pfeiffer"],
+    "parallel": ["adapter=parallel"],
+}
+SMALL = ["model=vit_tiny", "model.patch=2", "model.width=8", "model.heads=2", "model.depth=2"]
+
+
+@functools.cache
+def federation(sizes: tuple[int, ...] = (7, 21, 12)) -> Federation:
+    return Federation.build(*ragged(sizes=sizes), CPU)
+
+
+def model_of(adapter: str = "houlsby", of: Federation | None = None) -> FlatModel:
+    """Its up layers are drawn too, so that units differ in what they do."""
+    overrides = ["algorithm=fedavg", *SMALL, *ADAPTERS[adapter], "adapter.width=6"]
+    model = build.model(compose(overrides), of or federation())
+    g = torch.Generator().manual_seed(3)
+    for name, parameter in model.module.named_parameters():
+        if ".adapter." in name:
+            parameter.data = 0.5 * torch.randn(parameter.shape, generator=g)
+
+    def again(*key: Any) -> Any:
+        module = copy.deepcopy(model.module)
+        own = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()) if key else 3)
+        for name, parameter in module.named_parameters():
+            if ".adapter." in name:
+                parameter.data = 0.5 * torch.randn(parameter.shape, generator=own)
+        return module
+
+    return FlatModel(model.module, {"head": ["head.*"], "adapter": ["*.adapter.*"]}, CPU, again)
+
+
+def engine(adapter: str = "houlsby", sizes: tuple[int, ...] = (7, 21, 12), **options: Any) -> Engine:
+    of = federation(sizes)
+    return engine_on(of, model_of(adapter, of), SGD(lr=0.1), **{"batch_size": 5, "epochs": 1, **options})
+
+
+def spread(model: FlatModel, k: int, size: float = 0.3) -> Tensor:
+    return model.init_row() + size * torch.randn(k, model.size, generator=torch.Generator().manual_seed(1))
+
+
+def sites_of(model: FlatModel) -> list[alignment.Site]:
+    return alignment.sites_of(model, model.without("head"))
+
+
+# -- units -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_renumbering_changes_no_output(adapter: str) -> None:
+    model = model_of(adapter)
+    rows, sites = spread(model, 3), sites_of(model)
+    assert len(sites) == {"houlsby": 4, "pfeiffer": 2, "parallel": 2}[adapter]
+    x = torch.randn(3, 4, 1, 4, 4)
+    before, moved = model.forward(rows, x), rows.clone()
+    rng = np.random.default_rng(0)
+    for site in sites:
+        orders = np.stack([rng.permutation(site.units.size) for _ in range(3)])
+        alignment.renumber(model, moved, site, torch.from_numpy(orders))
+    assert (moved != rows).any() and not torch.equal(moved, rows)
+    close(model.forward(moved, x), before, 1e-5)
+    other = rows.clone()  # the axis that other layers read is another matter
+    name = next(n for n in model.spans if n.endswith("adapter.up.weight"))
+    model.named(other)[name].copy_(model.named(rows)[name].flip(1))
+    assert (model.forward(other, x) - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("solver", ["assignment", "emd"])
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_a_permuted_twin_is_recovered_bit_for_bit(adapter: str, solver: Any) -> None:
+    model = model_of(adapter)
+    rows, sites = spread(model, 4), sites_of(model)
+    twin, rng = rows.clone(), np.random.default_rng(1)
+    for site in sites:
+        orders = np.stack([rng.permutation(site.units.size) for _ in range(4)])
+        alignment.renumber(model, twin, site, torch.from_numpy(orders))
+
+    def cost(of: Tensor) -> list[Tensor]:
+        return [alignment.costs(*(alignment.incoming(model, r, s) for r in (of, rows))) for s in sites]
+
+    aligned = alignment.align(model, twin, sites, cost(twin), solver)
+    equal(aligned.rows, rows)
+    assert not aligned.after.any() and (aligned.before > 0).any() and (aligned.moved > 0).any()
+    noise = twin + 1e-3 * torch.randn(twin.shape, generator=torch.Generator().manual_seed(2))
+    close(alignment.align(model, noise, sites, cost(noise), solver).rows, rows, 0.01)
+    stays = alignment.align(model, rows, sites, cost(rows), solver)
+    equal(stays.rows, rows)
+    assert not stays.moved.any()
+
+
+def test_assignments_are_the_least_and_ties_stay() -> None:
+    import ot
+
+    rng = np.random.default_rng(0)
+    for m in (1, 2, 7, 24):
+        cost = rng.random((m, m))
+        order = alignment.assign(cost)
+        assert sorted(order) == list(range(m))
+        uniform = np.full(m, 1 / m)
+        best = float((ot.emd(uniform, uniform, cost) * cost).sum())
+        assert cost[order, np.arange(m)].mean() == pytest.approx(best)
+        for solver in ("assignment", "emd", "sinkhorn"):
+            assert alignment.assign(np.full((m, m), 3.0), solver).tolist() == list(range(m))  # type: ignore[arg-type]
+            assert alignment.assign(np.zeros((m, m)), solver).tolist() == list(range(m))  # type: ignore[arg-type]
+
+
+def test_costs_are_distances() -> None:
+    a, b = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    assert alignment.costs(a, b).tolist() == [[5, 1], [0, pytest.approx(18**0.5)]]
+    assert alignment.costs(a, b, "sqeuclidean").tolist() == [[25, 1], [0, pytest.approx(18)]]
+
+
+# -- the server ------------------------------------------------------------------------------------------
+def merged(method: FedPIA, up: Tensor, sizes: tuple[int, ...] = (7, 21, 12)) -> Tensor:
+    e = engine(sizes=sizes)
+    play(e, method, rounds=0)
+    return method.merged(all_clients(e), up)
+
+
+def uploads(e: Engine, size: float = 0.3) -> Tensor:
+    return e.model.without("head").take(spread(e.model, len(e.federation.num_samples), size))
+
+
+def test_equal_clients_are_their_mean_whatever_gamma() -> None:
+    e = engine()
+    one = uploads(e)[:1].expand(3, -1)
+    for gamma in (0.0, 1.0, 100.0):
+        for weights in ("normalized", "literal"):
+            close(merged(FedPIA(gamma=gamma, weights=weights), one), one[0], 1e-4)  # type: ignore[arg-type]
+
+
+def test_near_clients_at_gamma_zero_are_the_uniform_mean() -> None:
+    e = engine()
+    up = uploads(e, size=1e-3)
+    method = FedPIA(gamma=0.0, anchor="uniform")
+    close(merged(method, up), up.mean(0), 1e-6)
+    assert not method.moved_server.any()
+    equal(merged(FedPIA(server="average"), up), all_clients(e).weights @ up)
+
+
+def test_weights_by_distance_by_hand() -> None:
+    """Of every site q by the distance of its own parameters; large gamma picks the nearest client."""
+    e = engine()
+    up = uploads(e, size=0.02)
+    method = FedPIA(gamma=2.0, anchor="uniform")
+    G, a = merged(method, up), e.model.without("head")
+    rows, got = (a.put(e.model.init_row(), t) for t in (up, G))
+    anchor = rows.mean(0)
+    assert not method.moved_server.any() and torch.allclose(method.q.sum(0), torch.ones(4))
+    for s, site in enumerate(method.sites):
+        names = [site.prefix + n for n in site.units.members]
+        w = torch.cat([torch.stack([e.model.named(r)[n].flatten() for r in rows]) for n in names], 1)
+        mean = torch.cat([e.model.named(anchor)[n].flatten() for n in names])
+        q = torch.softmax(-2.0 * (w - mean).norm(dim=1), 0)
+        close(method.q[:, s], q, 1e-5)
+        close(torch.cat([e.model.named(got)[n].flatten() for n in names]), q @ w, 1e-5)
+    nearest = FedPIA(gamma=1e6, anchor="uniform")
+    merged(nearest, up)
+    assert (nearest.q.amax(0) == 1).all()
+    literal = FedPIA(gamma=2.0, anchor="uniform", weights="literal")
+    merged(literal, up)
+    assert (literal.q.sum(0) < 0.9).all()  # which is why it is not the default
+
+
+def test_the_order_of_one_clients_units_does_not_matter() -> None:
+    """Two clients of three are twins in other orders: averages are those of equal orders, without alignment not."""
+    e = engine(sizes=(10, 10, 10))
+    model, a = e.model, e.model.without("head")
+    up = a.take(model.init_row()).expand(3, -1) + 0.01 * uploads(e)
+    rows = a.put(model.init_row().expand(3, -1), up)
+    for site in sites_of(model):
+        place = torch.arange(site.units.size).expand(3, -1).clone()
+        place[1] = place[1].flip(0)
+        alignment.renumber(model, rows, site, place)
+    turned = a.take(rows)
+    method = FedPIA(gamma=0.0)
+    x, head = torch.randn(8, 1, 4, 4), model.init_row()
+
+    def answers(row: Tensor) -> Tensor:
+        return model.forward(a.put(head, row), x)
+
+    matched, plain = (merged(m, turned, (10, 10, 10)) for m in (method, FedPIA(server="average")))
+    assert method.moved_server[1] == 1 and not method.moved_server[[0, 2]].any()
+    wanted = answers(up.mean(0))
+    assert (answers(matched) - wanted).abs().max() < 0.1 * (answers(plain) - wanted).abs().max()
+
+
+# -- rounds ----------------------------------------------------------------------------------------------
+def test_without_any_matching_it_is_fedper_bit_for_bit() -> None:
+    cohorts = [[0, 1], [1, 2], [0, 1, 2]]
+    e, other = engine(), engine()
+    a, b = play(e, FedPIA(server="average", client="none"), 3, cohorts), play(other, FedPer(), 3, cohorts)
+    equal(a.G, b.u)
+    equal(deployed(e, a), deployed(other, b))
+
+
+def test_one_client_is_local_at_a_smaller_rate() -> None:
+    """(1 - lam)^2 of the adapter's, all of the head's, under plain SGD."""
+    lam = 0.3
+    e, other = engine(sizes=(20,)), engine(sizes=(20,))
+    a = play(e, FedPIA(lam=lam), 3)
+    shared = e.model.without("head")
+    b = play(other, Local(), 0)
+    row = b.theta[np.arange(1)]
+
+    def slower(s: Any, batch: Any) -> None:
+        g = s.grad(batch)
+        s.descend(shared.put(g, (1 - lam) ** 2 * shared.take(g)))
+
+    from fedbench.engine.cohort import Cohort
+
+    for r in range(3):
+        row = Cohort(other, np.arange(1), r).train(row, step=slower).theta
+    close(a.own[np.arange(1)], row, 1e-5)
+    assert not a.moved_client.any() and not a.moved_server.any()
+    close(a.G, shared.take(row)[0], 1e-5)
+
+
+def test_lam_zero_is_local_and_an_upload() -> None:
+    e, other = engine(), engine()
+    a, b = play(e, FedPIA(lam=0.0, client="identity"), 2), play(other, Local(), 2)
+    equal(deployed(e, a), deployed(other, b))
+
+
+def test_nothing_moves_at_the_server_from_a_common_start() -> None:
+    e = engine()
+    a = play(e, FedPIA(), 3)
+    assert not a.moved_server.any() and (a.cost_server[:, 0] > 0).all()
+    equal(a.cost_server[:, 0], a.cost_server[:, 1])
+    names = {"moved_server", "moved_client", "cost_server", "cost_client", "first_loss", "last_loss", "q", "size_of_G"}
+    assert a.matrices().keys() == names and (a.first_loss > 0).all() and (a.q > 0).all()
+
+
+def test_units_move_from_starts_of_their_own() -> None:
+    e = engine()
+    a = play(e, FedPIA(init="per_client"), 2)
+    assert (a.moved_server > 0).any() and (a.cost_server[:, 1] <= a.cost_server[:, 0] + 1e-6).all()
+    assert (a.cost_client[:, 1] <= a.cost_client[:, 0] + 1e-6).all() and (a.moved_client > 0).any()
+    rows = e.model.without("head").take(play(engine(), FedPIA(init="per_client"), 0).own[np.arange(3)])
+    assert not torch.equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "per_token"}, {"activation": "mean"}, {"site": "post"}])
+def test_a_clients_permuted_adapter_comes_back_by_its_activations(options: dict[str, Any]) -> None:
+    """G is the client's own adapter in another order: renumbered, it is the client's own."""
+    e = engine()
+    a = play(e, FedPIA(samples=4, **options), 0)
+    own = spread(e.model, 3)
+    turned, rng = own[:1].clone(), np.random.default_rng(0)
+    for site in a.sites:
+        alignment.renumber(e.model, turned, site, torch.from_numpy(rng.permutation(site.units.size))[None])
+    rows = own[:1].expand(3, -1).clone()
+    equal(a.matched(all_clients(e), a.shared.take(turned)[0], rows), a.shared.take(rows))
+    assert (a.moved_client > 0).all()
+
+
+def test_activations_by_hand() -> None:
+    e = engine()
+    a = play(e, FedPIA(samples=100), 0)
+    rows, cohort = spread(e.model, 3), all_clients(e)
+    for i in range(3):
+        x, _ = e.federation.gather(torch.from_numpy(e.federation.splits["train"][i]))
+        layers = [s.prefix + s.units.before for s in a.sites]
+        _, captured = e.model.capture(rows[i], x, layers)
+        for layer, values in zip(layers, a.unit_values(cohort, rows)):
+            n = len(x)
+            mean = captured[layer].mean(1)  # over tokens  [n, m]
+            got = values[i][:, :n]
+            close(got.sort(1).values, mean.T.sort(1).values, 1e-5)
+            assert not values[i][:, n:].any()
+
+
+def test_newcomers_start_from_the_servers_adapter() -> None:
+    e = engine()
+    a = play(e, FedPIA(), 2)
+    row = a.newcomer_row([])
+    equal(a.shared.take(row), a.G)
+    equal(a.head.take(row), a.head.take(e.model.init_row()))
+
+
+def test_adapters_without_units_are_refused() -> None:
+    of = federation()
+    lora = build.model(compose(["algorithm=fedavg", *SMALL, "adapter=lora"]), of)
+    with pytest.raises(ConfigError, match="hidden units of bottlenecks, and this adapter has none"):
+        play(engine_on(of, lora, SGD(lr=0.1)), FedPIA())

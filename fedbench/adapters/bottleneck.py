@@ -4,7 +4,8 @@ Behind (Houlsby et al., ICML 2019, after attention and mlp; Pfeiffer et al., EAC
     y <- y + U s(D y),   y = sublayer(x);
 alongside (He et al., ICLR 2022, parallel):
     y <- sublayer(x) + scale U s(D x).
-Departs from Houlsby et al.: U = 0 at first, where they draw small numbers, so that nothing changes until it is trained.
+Departs from Houlsby et al.: U = 0 at first, where they draw small numbers, so that nothing changes until it is trained;
+init=normal draws both, with biases of 0, as adapters' library and FedDAT's code (AAAI 2024) do.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from torch import Tensor, nn
 from fedbench.adapters.base import Adapter
 from fedbench.core.options import Count, Positive, require
 
+INITIAL = 0.02  # deviation of init=normal
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
 
 class Bottleneck(Adapter):
     """width: numbers between D and U.  tap: what D reads, the sublayer's output or its input.  scale: of U's output.
+    init: whether U is 0 at first, or D and U are normal of deviation 0.02.
 
     Adapts sublayers of any kind that give rows as wide as their last linear layer (tap=input: read, as their first).
     """
@@ -33,10 +36,12 @@ class Bottleneck(Adapter):
         activation: Literal["relu", "gelu", "silu"] = "silu",
         tap: Literal["output", "input"] = "output",
         scale: Positive = 1.0,
+        init: Literal["zero_up", "normal"] = "zero_up",
         train: Sequence[str] = ("head.*",),
     ):
         super().__init__(places, train)
         self.width, self.activation, self.tap, self.scale = width, activation, tap, scale
+        self.init, self.neutral = init, init == "zero_up"
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
         """The sublayer with its bottleneck; one without a linear layer has none."""
@@ -49,13 +54,28 @@ class Bottleneck(Adapter):
             "layer around it",
         )
         read = linear[-1].out_features if self.tap == "output" else linear[0].in_features
-        network = nn.Sequential()
-        network.add_module("down", nn.Linear(read, self.width))
-        network.add_module("act", ACTIVATIONS[self.activation]())
-        network.add_module("up", nn.Linear(self.width, linear[-1].out_features))
-        for p in network.up.parameters():  # type: ignore[union-attr]
-            nn.init.zeros_(p)
+        network = self.network(read, linear[-1].out_features)
         return (Behind if self.tap == "output" else Alongside)(layer, network, self.scale)
+
+    def network(self, read: int, written: int) -> nn.Sequential:
+        """down, act and up: a bottleneck from `read` numbers to `written`."""
+        down, up = nn.Linear(read, self.width), nn.Linear(self.width, written)
+        if self.init == "normal":
+            for layer in (down, up):
+                nn.init.normal_(layer.weight, std=INITIAL)
+                nn.init.zeros_(layer.bias)
+        else:
+            for p in up.parameters():
+                nn.init.zeros_(p)
+        return named_network(down, ACTIVATIONS[self.activation](), up)
+
+
+def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequential:
+    """down, act and up in order, under these names."""
+    network = nn.Sequential()
+    for name, layer in (("down", down), ("act", act), ("up", up)):
+        network.add_module(name, layer)
+    return network
 
 
 class Behind(nn.Module):
@@ -65,15 +85,15 @@ class Behind(nn.Module):
         super().__init__()
         self.base_layer, self.adapter, self.scale = layer, network, scale
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The sublayer's output, adapted."""
-        y = self.base_layer(x)
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """The sublayer's output, adapted.  others: what it is given beside x (a mask)."""
+        y = self.base_layer(x, *others)
         return y + self.scale * self.adapter(y)
 
 
 class Alongside(Behind):
     """[..., in] -> [..., out]: y + scale U s(D x)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
         """The sublayer's output, and what the adapter makes of its input."""
-        return self.base_layer(x) + self.scale * self.adapter(x)
+        return self.base_layer(x, *others) + self.scale * self.adapter(x)

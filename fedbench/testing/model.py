@@ -30,11 +30,12 @@ from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.outputs import check_outputs
 from fedbench.testing import _probes as probes
 from fedbench.testing._cases import composed
-from fedbench.testing._federation import CPU, PLANS, all_clients, engine_on, ragged
+from fedbench.testing._federation import CPU, PLANS, Shape, all_clients, engine_on, ragged
 from fedbench.testing._suite import Broken, Report, Skipped, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-SHAPES = ((1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32), (6,))  # of images and of a table, tried in this order
+NAMED = {"image": (1, 16, 16), "text": (8,)}
+SHAPES = ((1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32), (6,), NAMED)  # of images, a table and both, in this order
 SIZES = (8, 4, 12)  # whole batches, since batch norms have no statistics of one sample
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 K, B = 3, 5  # clients, samples of a batch
@@ -155,11 +156,11 @@ def case_for(
     raise ConfigError(f"{reasons[0]}{tried}")
 
 
-def _examples(shape: tuple[int, ...], num_classes: int) -> Iterator[tuple[Arrays, Split]]:
+def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
     """Samples of this shape with a class each, and, where they are images, with a class for every pixel."""
     arrays, split = ragged(SIZES, shape, num_classes)
     yield arrays, split
-    if len(shape) == 3 and isinstance(arrays.inputs, np.ndarray):
+    if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 4:
         masks = np.digitize(arrays.inputs.mean(1), np.linspace(-0.5, 0.5, num_classes - 1))  # [n, H, W]
         yield replace(arrays, targets=masks.astype(np.int64), task="segmentation"), split
 

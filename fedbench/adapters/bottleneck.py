@@ -15,7 +15,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedbench.adapters.base import Adapter
+from fedbench.adapters.base import Adapter, inputs_of
 from fedbench.core.options import Count, Positive, require
 
 INITIAL = 0.02  # deviation of init=normal
@@ -55,7 +55,9 @@ class Bottleneck(Adapter):
         )
         read = linear[-1].out_features if self.tap == "output" else linear[0].in_features
         network = self.network(read, linear[-1].out_features)
-        return (Behind if self.tap == "output" else Alongside)(layer, network, self.scale)
+        kind = KINDS.get((self.tap, inputs_of(layer)))
+        require(kind is not None, f"adapter.places matches {name!r}, which reads more than its rows and a mask")
+        return kind(layer, network, self.scale)  # type: ignore[misc]
 
     def network(self, read: int, written: int) -> nn.Sequential:
         """down, act and up: a bottleneck from `read` numbers to `written`."""
@@ -85,15 +87,33 @@ class Behind(nn.Module):
         super().__init__()
         self.base_layer, self.adapter, self.scale = layer, network, scale
 
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """The sublayer's output, adapted.  others: what it is given beside x (a mask)."""
-        y = self.base_layer(x, *others)
+    def forward(self, x: Tensor) -> Tensor:
+        """The sublayer's output, adapted."""
+        return self.adapted(x, self.base_layer(x))
+
+    def adapted(self, x: Tensor, y: Tensor) -> Tensor:
+        """Of the sublayer's input and its output."""
         return y + self.scale * self.adapter(y)
 
 
 class Alongside(Behind):
     """[..., in] -> [..., out]: y + scale U s(D x)."""
 
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """The sublayer's output, and what the adapter makes of its input."""
-        return self.base_layer(x, *others) + self.scale * self.adapter(x)
+    def adapted(self, x: Tensor, y: Tensor) -> Tensor:
+        """The output, and what the adapter makes of the input."""
+        return y + self.scale * self.adapter(x)
+
+
+class BehindMasked(Behind):
+    """Behind a sublayer that is told what is masked."""
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]
+        """The sublayer's output, adapted."""
+        return self.adapted(x, self.base_layer(x, visible))
+
+
+class AlongsideMasked(BehindMasked, Alongside):
+    """Alongside such a sublayer."""
+
+
+KINDS = {("output", 1): Behind, ("input", 1): Alongside, ("output", 2): BehindMasked, ("input", 2): AlongsideMasked}

@@ -1,9 +1,9 @@
 """Compacter: bottlenecks whose layers are sums of Kronecker products, one factor of which all of them share.
 
 Karimi Mahabadi et al., NeurIPS 2021.  Of a layer in -> out, with n the number of summands:
-    y = x H + b,   H = sum_i A_i (x) (s_i t_i),   A_i [n, n] shared by all layers,  s_i [in / n, r],  t_i [r, out / n].
-Places are Houlsby et al.'s.  Departs from adapters' library: A's deviation is 0.01 there only where A is not shared, and
-1e-4 where it is; from 1e-4, a step of plain SGD at 0.1 is below what float32 resolves in s and t (std=0.0001 gives it).
+    y = x H + b,   H = sum_i A_i (x) (s_i t_i),   A_i [n, n] shared by all layers,  s_i [in/n, r],  t_i [r, out/n].
+Places are Houlsby et al.'s.  Departs from the library adapters, where A's deviation is 1e-4 if A is shared, else 0.01:
+0.01 by default.  From 1e-4, a step of plain SGD at 0.1 is below what float32 resolves in s and t.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Compacter(Bottleneck):
     def network(self, read: int, written: int) -> nn.Sequential:
         """down, act and up, which read one rule; the first network of a model holds it."""
         for size in (read, written):
-            require(size % self.n == 0, f"adapter.n={self.n} must divide the {size} numbers of the layers at its places")
+            require(
+                size % self.n == 0, f"adapter.n={self.n} must divide the {size} numbers of the layers at its places"
+            )
         holds = self.rule is None
         rule = self.rule = self.rule or Rule(self.n, self.std)
         down, up = PHMLinear(rule, read, self.width, self.rank), PHMLinear(rule, self.width, written, self.rank)

@@ -1,8 +1,8 @@
 """ViLT: one transformer reads the words of a question and the patches of an image side by side.
 
-Kim et al., ICML 2021; the layers and numbers of transformers' ViltModel, whose weights fit.  Images have one size for all
-samples, so that position embeddings are brought to their grid once, and no patch is left out or drawn (transformers
-shuffles them).  The head reads tanh(pooler(the first token)).
+Kim et al., ICML 2021; the layers and numbers of transformers' ViltModel, whose weights fit.  All images have one size,
+so that position embeddings are brought to its grid once, and no patch is left out or drawn (transformers shuffles them).
+The head reads tanh(pooler(the first token)).
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Block(nn.Module):
 class ViLT(nn.Module):
     """{"image": float [B, channels, H, W], "text": int64 [B, T]} -> [B, C].
 
-    patch: pixels of a side; width: numbers of a token; depth: blocks; mlp_ratio: hidden numbers of a block's mlp for each
-    of the width's; vocab: tokens that there are, 0 being padding; channels: that the patch convolution reads, in all of
-    which a grey image is shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the width.
-    weights: null for random ones, or a folder with the config.json and model.safetensors of a ViLT of transformers.
+    patch: pixels of a side; width: numbers of a token; depth: blocks; mlp_ratio: hidden numbers of a block's mlp for
+    each of the width's; vocab: tokens that there are, 0 being padding; channels: that the patch convolution reads, in
+    all of which a grey image is shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the
+    width.  weights: null for random ones, or a folder with config.json and model.safetensors of a ViLT of transformers.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ def _shapes(input_shape: Any, patch: int) -> tuple[int, int, tuple[int, int]]:
     fits = fits and len(input_shape["image"]) == 3 and len(input_shape["text"]) == 1
     require(
         fits,
-        "model=vilt needs images and texts by name, image [channels, height, width] and text [tokens], but the data set "
-        f"gives {dict(input_shape) if isinstance(input_shape, Mapping) else tuple(input_shape)}",
+        "model=vilt needs images and texts by name, image [channels, height, width] and text [tokens], but the data "
+        f"set gives {dict(input_shape) if isinstance(input_shape, Mapping) else tuple(input_shape)}",
     )
     (tokens,), (channels, height, across) = input_shape["text"], input_shape["image"]
     require(

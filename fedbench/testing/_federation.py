@@ -62,7 +62,9 @@ def ragged(
     split = split_of(sizes, test, val)
     n = sum(len(r.indices) for r in (split.train, split.test, split.val))
     if isinstance(shape, dict):
-        inputs: Any = {name: _tokens(rng, n, *of) if name == "text" else _normal(rng, n, of) for name, of in shape.items()}
+        inputs: Any = {
+            name: _tokens(rng, n, *of) if name == "text" else _normal(rng, n, of) for name, of in shape.items()
+        }
         x = next(iter(inputs.values()))
     else:
         inputs = x = _normal(rng, n, shape)

@@ -223,7 +223,7 @@ def test_one_rule_for_all_layers() -> None:
 
 
 def test_what_permutes_a_compacter() -> None:
-    """I_n (x) Q of the hidden units, Q a permutation of the inner ones, changes nothing; of the summands' axis it does."""
+    """I_n (x) Q of the hidden units, Q a permutation of the inner ones, changes nothing; one of the outer ones does."""
     model, (down, up, *_) = layers()
     network = model.get_submodule("blocks.0.attn.adapter")
     with torch.no_grad():
@@ -264,8 +264,8 @@ def test_prompts_by_hand() -> None:
     x["text"][0, 3:] = 0
     text = plain_one.text(x["text"]) + model.text_modality
     image = plain_one.image(x["image"]) + model.image_modality
-    of_text, of_image = ((m.prompts + v).expand(2, -1, -1) for m, v in ((model.text, model.text_modality),
-                                                                       (model.image, model.image_modality)))  # fmt: skip
+    of_text = (model.text.prompts + model.text_modality).expand(2, -1, -1)
+    of_image = (model.image.prompts + model.image_modality).expand(2, -1, -1)
     tokens = torch.cat([text[:, :1], of_text, text[:, 1:], image[:, :1], of_image, image[:, 1:]], 1)
     visible = torch.cat([torch.ones(2, 4), x["text"][:, 1:] != 0, torch.ones(2, 8)], 1).bool()[:, None, None]
     for block in plain_one.blocks:

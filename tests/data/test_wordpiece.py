@@ -10,10 +10,11 @@ import pytest
 from fedbench.core.options import ConfigError
 from fedbench.data._wordpiece import split, tokenize
 
-PIECES = (
+WORDS = (
     "[PAD] [UNK] [CLS] [SEP] what is the un ##aff ##able aff ##s a b ##b ? ! , . $ ' - 中 文 cafe naive x ##x ##y "
     "ray ct mri ##i 1 2 ##3 in show ##n image"
-).split()
+)
+PIECES = WORDS.split()
 TEXTS = [
     "What is the unaffable?",
     "",
@@ -50,7 +51,7 @@ def test_by_hand(vocab: Path) -> None:
 
 
 def test_words() -> None:
-    assert split("Qu'est-ce que l'IRM, à 3T?") == "qu ' est - ce que l ' irm , a 3t ?".split()
+    assert " ".join(split("Qu'est-ce que l'IRM, à 3T?")) == "qu ' est - ce que l ' irm , a 3t ?"
 
 
 @pytest.mark.parametrize("length", [2, 5, 40])

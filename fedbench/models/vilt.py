@@ -1,8 +1,8 @@
 """ViLT: one transformer reads the words of a question and the patches of an image side by side.
 
 Kim et al., ICML 2021; the layers and numbers of transformers' ViltModel, whose weights fit.  All images have one size,
-so that position embeddings are brought to its grid once, and no patch is left out or drawn (transformers shuffles them).
-The head reads tanh(pooler(the first token)).
+so that position embeddings are brought to its grid once, and no patch is left out or drawn (transformers draws their
+order).  The head reads tanh(pooler(the first token)).
 """
 
 from __future__ import annotations

@@ -36,6 +36,13 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     ],
     "it declares no group of some of its columns": [("model", "columns_are_respected", ("logistic",))],
     "its targets are no classes": [("task", "class_mask_confines", ("regression",))],
+    "it does not say that it is neutral": [
+        (
+            "adapter",
+            "outputs_are_the_models_at_first",
+            ("compacter", "prompt", "prompt places=['blocks.0'] tokens=2 tap=output reparam=true"),
+        ),
+    ],
     "it adds nothing": [("adapter", check, ("none",)) for check in ("a_row_holds_what_learns", "what_is_added_learns")],
     "it does not say that it is unbiased": [
         ("compression", "right_on_average", ("topk", "topk share=1", "topk share=0.5", "randk", "sign", "chain")),

@@ -22,6 +22,7 @@ ADAPTERS = [  # every file of conf/adapter, and options that take another path
     "lora places=['*.qkv'] rank=3 alpha=12",
     "houlsby places=['*.proj','norm'] train=['norm.*','head.*'] activation=gelu",
     "parallel places=['embed','*.attn'] scale=2.0",
+    "prompt places=['blocks.0'] tokens=2 tap=output reparam=true",
 ]
 MODELS = group_options("model")
 PARTITIONS = group_options("partition")
@@ -54,6 +55,8 @@ TINY = {  # options with which models are small and load nothing
     "resnet": {"widths": [4]},
     "unet": {"width": 2},
     "dnet": {"growth": 2, "layers": 2},
+    "vilt_tiny": {"width": 8, "heads": 2},
+    "vilt_b32": {"patch": 8, "width": 8, "depth": 1, "heads": 2, "vocab": 32},
     "clip_prompt": {"backbone": "tiny-clip", "pretrained": None, "context": 4},
     "clip_prompt_tiny": {"pretrained": None, "context": 4},
 }
@@ -124,7 +127,7 @@ def test_what_is_skipped_is_counted() -> None:
     things |= {"compression": COMPRESSIONS, "adapter": ADAPTERS}
     suites = (algorithm.SUITE, model.SUITE, adapter.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
     checks = {suite.kind: suite.checks for suite in suites}
-    counts = {"algorithm": 11, "model": 8, "task": 1, "partition": 11, "compression": 24, "adapter": 2}
+    counts = {"algorithm": 11, "model": 8, "task": 1, "partition": 11, "compression": 24, "adapter": 5}
     assert all(check in checks[kind] and thing in things[kind] for kind, check, thing in skipped())
     assert Counter(kind for kind, _, _ in skipped()) == counts
     assert sum(len(checks[kind]) * len(things[kind]) for kind in checks) > 1000

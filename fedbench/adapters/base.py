@@ -8,6 +8,7 @@ have, and the frozen weights are held once, for all clients.
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,6 +73,12 @@ class Adapter:
                 model.set_submodule(name, adapted)
                 done.append(name)
         return done
+
+
+def inputs_of(layer: nn.Module) -> int:
+    """How many inputs a layer must be given: two where it is told what is masked."""
+    parameters = inspect.signature(layer.forward).parameters.values()
+    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 @runtime_checkable

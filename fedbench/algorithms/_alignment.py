@@ -7,16 +7,16 @@ bottleneck is one hidden layer between axes that the frozen network fixes, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedbench.adapters._units import HasUnits, Units
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
+from fedbench.nn.units import HasUnits, Units
 
 Solver = Literal["assignment", "emd", "sinkhorn"]
 Metric = Literal["euclidean", "sqeuclidean"]
@@ -73,7 +73,7 @@ def assign(cost: np.ndarray, solver: Solver = "assignment") -> np.ndarray:
 
         uniform = np.full(m, 1 / m)
         if solver == "emd":
-            T = ot.emd(uniform, uniform, cost)
+            T: Any = ot.emd(uniform, uniform, cost)
         else:
             T = ot.sinkhorn(uniform, uniform, cost, reg=0.01 * largest)
         units, places = linear_sum_assignment(-T)  # of emd's plan the permutation itself

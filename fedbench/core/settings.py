@@ -27,7 +27,14 @@ WHEREABOUTS = (
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
 # Not of a group's class, which has its own defaults.
 LATER_KEYS = {"weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
-NEUTRAL = {"adapter.convolutions": False, "algorithm.adapt": "alpha", "optimizer.schedule.per": "round", **LATER_KEYS}
+NEUTRAL = {
+    "adapter.convolutions": False,
+    "adapter.init": "zero_up",
+    "adapter.twin": False,
+    "algorithm.adapt": "alpha",
+    "optimizer.schedule.per": "round",
+    **LATER_KEYS,
+}
 NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
 NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # of model=logistic
 # Groups that came later, at the options that leave everything as it was.

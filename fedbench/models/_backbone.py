@@ -99,7 +99,7 @@ def load_file(weights: str | None) -> Callable[[nn.Module], None]:
             return
         path = Path(weights)
         require(path.is_file(), f"model.weights={weights}: there is no such file")
-        fit(network, _read(path), f"model.weights={weights}")
+        fit(network, read_state(path), f"model.weights={weights}")
 
     return load
 
@@ -115,7 +115,8 @@ def fit(network: nn.Module, stored: Mapping[str, Tensor], key: str) -> None:
     network.load_state_dict(body, strict=False)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The state dict of a file (.safetensors, or torch.save's); ConfigError where it cannot be read."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file as read

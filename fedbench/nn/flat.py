@@ -360,7 +360,7 @@ class FlatModel:
             module: Any = self.module
             return module.run(params | self._frozen, (inputs,), many, context, until)
         shown = self.program is not None and self.program.named >= {*context.taps, *context.wanted}
-        if self.program is not None and shown and isinstance(inputs, Tensor):
+        if self.program is not None and shown:
             return self.program.run(params | self._frozen, (inputs,), many, context, until)
         return self._vmapped.run(params, inputs, many, context, until)
 

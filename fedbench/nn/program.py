@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from fedbench.core.options import ConfigError, require
 from fedbench.core.private_torch import has_hooks
-from fedbench.nn.rules import RULES, ForwardContext, Params
+from fedbench.nn.rules import RULES, ForwardContext, Params, is_plain_table
 
 POINTWISE = {
     operator.add,
@@ -27,6 +27,10 @@ POINTWISE = {
     operator.mul,
     operator.truediv,
     operator.neg,
+    operator.ne,
+    operator.gt,
+    torch.zeros_like,
+    torch.ones_like,
     torch.add,
     torch.sub,
     torch.mul,
@@ -109,13 +113,14 @@ class Program:
         self.named = {name for names in self.outputs.values() for name in names}
 
     def run(
-        self, params: Params, inputs: tuple[Tensor, ...], many: bool, context: ForwardContext, until: str | None = None
+        self, params: Params, inputs: tuple[Any, ...], many: bool, context: ForwardContext, until: str | None = None
     ) -> Any:
-        """inputs [k, B, ...] and params [k, ...] each if many, else without k; until: stop before that module.
+        """inputs [k, B, ...] (or a dict of such) and params [k, ...] each if many, else without k; until: stop before
+        that module.
 
         What the module returns: a tensor, or two (its logits and its extra loss).
         """
-        env: dict[fx.Node, Tensor] = dict(zip(self.inputs, inputs))
+        env: dict[fx.Node, Any] = dict(zip(self.inputs, inputs))
         for node in self.nodes:
             if node.op == "call_module" and node.target == until:
                 return env[node.args[0]]  # type: ignore[index]
@@ -236,8 +241,9 @@ def _known(node: fx.Node, program: Program) -> bool:
             module.padding_mode == "zeros" and not isinstance(module.padding, str)
         )
         running = not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) or module.momentum is not None
+        table = not isinstance(module, nn.Embedding) or is_plain_table(module)
         only_input = len(node.args) == 1 and not node.kwargs
-        return type(module) in RULES and plain and images and running and only_input
+        return type(module) in RULES and plain and images and running and table and only_input
     if node.op == "get_attr":  # a parameter or a buffer that meets a batch in a pointwise operation
         meets = all(user.target in POINTWISE and any(_is_result(a) for a in user.args) for user in node.users)
         return meets and str(node.target) in program.shapes
@@ -247,14 +253,17 @@ def _known(node: fx.Node, program: Program) -> bool:
         return _axes_are_known(node)
     if node.target is operator.getitem:
         of, index = node.args
+        if isinstance(index, str):  # one of several inputs by name
+            return isinstance(of, fx.Node) and of.op == "placeholder"
         of_several = isinstance(of, fx.Node) and of.target in ("chunk", "unbind")
         if not isinstance(index, tuple):
             return of_several and isinstance(index, int)
         numbers = [n for i in index for n in ((i.start, i.stop, i.step) if isinstance(i, slice) else (i,))]
         whole_batch = isinstance(index[0], slice) and index[0] == slice(None)
         return whole_batch and not of_several and all(n is None or isinstance(n, int) for n in numbers)
-    if node.target is ATTENTION:
-        return len(node.args) == 3 and not node.kwargs.get("dropout_p")
+    if node.target is ATTENTION:  # of queries, keys and values, and maybe a mask that is computed
+        tensors = all(isinstance(a, fx.Node) for a in node.args)
+        return len(node.args) in (3, 4) and tensors and not node.kwargs.get("dropout_p")
     if node.op == "call_function":
         return node.target in POINTWISE
     return node.op == "call_method" and node.target in POINTWISE_METHODS

@@ -280,6 +280,20 @@ def _layer_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Fo
     return _affine(y, name, weight, bias, (*middle, *m.normalized_shape), context)
 
 
+def _embedding(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+    weight = p[f"{name}.weight"]
+    if not many or f"{name}.weight" in context.frozen:
+        return F.embedding(x, weight)
+    k, entries = weight.shape[:2]  # one table of all clients' entries
+    first = entries * torch.arange(k, device=x.device)
+    return F.embedding(x + first.view(k, *(1,) * (x.dim() - 1)), weight.flatten(0, 1))
+
+
+def is_plain_table(m: nn.Embedding) -> bool:
+    """Whether an embedding does nothing but look up, and its gradient is that of all its entries."""
+    return m.padding_idx is None and m.max_norm is None and not m.scale_grad_by_freq and not m.sparse
+
+
 def _per_image(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
     return m(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if many else m(x)
 
@@ -323,6 +337,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm2d: _batch_norm,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
+    nn.Embedding: _embedding,
     nn.Flatten: _flatten,
     nn.Dropout: _dropout,
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample), _per_image),

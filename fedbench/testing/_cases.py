@@ -52,6 +52,7 @@ TINY = {  # options of conf/model that make a model small
     "clip_prompt_tiny": RANDOM_CLIP,
 }
 ADAPTED = ["model=vit_tiny", *TINY["vit_tiny"], "adapter=houlsby", "adapter.width=3"]  # for whom no bare model suits
+TWINS = [*ADAPTED, "adapter.twin=true"]
 BASE = ("rounds=4", "clients_per_round=4", "local.epochs=1", "local.batch_size=5", "optimizer.lr=0.1")
 RATES = re.compile(r"(^|_)lr$|^eta")  # options of a method that are learning rates of its clients ...
 SERVERS = ("server_lr",)  # ... but for these
@@ -148,7 +149,7 @@ def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | Non
     tried = Case(name, [], reason="no model", target=target)
     bare = models() if model is None else [model]
     for option in itertools.chain(
-        ([f"model={option}", *TINY.get(option, [])] for option in bare), [] if model else [ADAPTED]
+        ([f"model={option}", *TINY.get(option, [])] for option in bare), [] if model else [ADAPTED, TWINS]
     ):
         for optimizer in OPTIMIZERS:
             tried = Case(name, [*option, *optimizer], optimizer, target=target)

@@ -29,6 +29,8 @@ PLANS = {
     "pairs": Plan("vmap", 2, 1, 1),
     "threaded pairs": Plan("threads", 2, 2, 1),
 }
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a sample, or of each input by name
+VOCAB = 32  # tokens of an input that is named text
 SIZES = (7, 21, 12, 4, 18, 9)  # ragged, unsorted, some below and some no multiple of the batch
 
 
@@ -48,20 +50,37 @@ def arrays_of(x: Any, y: np.ndarray, num_classes: int, **more: Any) -> Arrays:
 
 def ragged(
     sizes: Sequence[int] = SIZES,
-    shape: tuple = (1, 4, 4),
+    shape: Shape = (1, 4, 4),
     classes: int = 3,
     seed: int = 0,
     test: Sequence[int] | None = None,
     val: Sequence[int] | None = None,
 ) -> tuple[Arrays, Split]:
-    """Learnable classification: a noisy linear teacher of Gaussian inputs."""
+    """Learnable classification: a noisy linear teacher of Gaussian inputs, or of the first of several by name, of which
+    the one named text has tokens, 0 behind its end."""
     rng = np.random.default_rng(seed)
     split = split_of(sizes, test, val)
     n = sum(len(r.indices) for r in (split.train, split.test, split.val))
-    x = rng.normal(size=(n, *shape)).astype(np.float32)
-    teacher = rng.normal(size=(int(np.prod(shape)), classes))
+    if isinstance(shape, dict):
+        inputs: Any = {
+            name: _tokens(rng, n, *of) if name == "text" else _normal(rng, n, of) for name, of in shape.items()
+        }
+        x = next(iter(inputs.values()))
+    else:
+        inputs = x = _normal(rng, n, shape)
+    teacher = rng.normal(size=(x[0].size, classes))
     y = (x.reshape(n, -1) @ teacher + 0.5 * rng.normal(size=(n, classes))).argmax(1)
-    return arrays_of(x, y.astype(np.int64), classes), split
+    return arrays_of(inputs, y.astype(np.int64), classes), split
+
+
+def _normal(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.normal(size=(n, *shape)).astype(np.float32)
+
+
+def _tokens(rng: np.random.Generator, n: int, length: int) -> np.ndarray:
+    """Texts of one token to all [n, length] int64, and 0 behind them."""
+    ends = rng.integers(1, length + 1, size=(n, 1))
+    return np.where(np.arange(length) < ends, rng.integers(1, VOCAB, size=(n, length)), 0)
 
 
 def engine_on(

@@ -30,11 +30,12 @@ from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.outputs import check_outputs
 from fedbench.testing import _probes as probes
 from fedbench.testing._cases import composed
-from fedbench.testing._federation import CPU, PLANS, all_clients, engine_on, ragged
+from fedbench.testing._federation import CPU, PLANS, Shape, all_clients, engine_on, ragged
 from fedbench.testing._suite import Broken, Report, Skipped, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-SHAPES = ((1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32), (6,))  # of images and of a table, tried in this order
+# of images, of a table, and of images and texts by name, tried in this order
+SHAPES = ((1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32), (6,), {"image": (1, 16, 16), "text": (8,)})
 SIZES = (8, 4, 12)  # whole batches, since batch norms have no statistics of one sample
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 K, B = 3, 5  # clients, samples of a batch
@@ -155,11 +156,11 @@ def case_for(
     raise ConfigError(f"{reasons[0]}{tried}")
 
 
-def _examples(shape: tuple[int, ...], num_classes: int) -> Iterator[tuple[Arrays, Split]]:
+def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
     """Samples of this shape with a class each, and, where they are images, with a class for every pixel."""
     arrays, split = ragged(SIZES, shape, num_classes)
     yield arrays, split
-    if len(shape) == 3 and isinstance(arrays.inputs, np.ndarray):
+    if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 4:
         masks = np.digitize(arrays.inputs.mean(1), np.linspace(-0.5, 0.5, num_classes - 1))  # [n, H, W]
         yield replace(arrays, targets=masks.astype(np.int64), task="segmentation"), split
 
@@ -392,9 +393,6 @@ def inputs_stay(case: ModelCase) -> None:
     before = copy.deepcopy(x)
     for train in (False, True):
         _logits(case.model, case.rows[:1], _inputs(x, slice(0, 1)), train, torch.tensor([1]) if train else None)
-    if isinstance(x, dict):
-        same = all(torch.equal(value, before[name]) for name, value in x.items())  # type: ignore[index]
-    else:
-        same = torch.equal(x, before)  # type: ignore[arg-type]
-    if not same:
+    after, first = (v if isinstance(v, dict) else {"inputs": v} for v in (x, before))
+    if not all(torch.equal(value, first[name]) for name, value in after.items()):
         raise Broken("the forward pass changes its inputs in place: begin with a copy, or avoid inplace operations")

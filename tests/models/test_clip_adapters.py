@@ -33,6 +33,10 @@ ADAPTERS = {
     "bias": [],
     "layernorm": [],
 }
+REFUSED = {
+    "compacter": r"the layer blocks\.\d+\.\w+ does more than fedbench can compute for many clients at once",
+    "prompt": r"adapter\.places=\['blocks'\]: the model has no layers there that this adapter can adapt",
+}
 
 
 def clip() -> CLIPPrompt:
@@ -40,7 +44,7 @@ def clip() -> CLIPPrompt:
 
 
 def adapter(name: str) -> Adapter:
-    cfg = compose(["algorithm=fedavg", f"adapter={name}", *ADAPTERS[name]])
+    cfg = compose(["algorithm=fedavg", f"adapter={name}", *ADAPTERS.get(name, [])])
     return make(cfg.adapter, key="adapter")
 
 
@@ -61,7 +65,14 @@ def images(k: int = 3) -> Tensor:
 
 
 def test_every_option_of_the_menu_is_tried() -> None:
-    assert {*ADAPTERS, "none"} == set(group_options("adapter"))
+    assert {*ADAPTERS, *REFUSED, "none"} == set(group_options("adapter"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_tower_cannot_compute_is_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[name]):
+        model = adapted(name)
+        model.forward(rows_of(model), images())
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

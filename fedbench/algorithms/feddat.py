@@ -1,0 +1,135 @@
+"""FedDAT: a client has an adapter of its own beside the one that travels, and the two teach each other.
+
+Chen et al., AAAI 2024, by its released code.  At every place of the model are A0, the client's own, A1, which is
+received, trained and uploaded, and A2, A1 as it was received.  Of a batch (x, y), KL(t -> s) being that of
+softmax(t / tau) and softmax(s / tau) times tau^2, and every step also one of the head, which stays:
+    z_T = f(x; (A0 + A2) / 2), fixed;   A1:  1/2 [ loss(f(x; A1), y) + KL(z_T -> f(x; A1)) ];
+    z_1 = f(x; A1) before that step, fixed;   A0:  1/2 [ loss(z_D, y) + KL(z_1 -> z_D) ],  z_D = f(x; (A0 + A2) / 2);
+server: A1 = the mean over clients (weights=uniform: the code's).  Deployed: (A0 + A2) / 2.
+Departs from the code: what is not in a loss is not stepped (there Adam also moves A0 in A1's turn, by its momentum).
+Needs two bottlenecks at each place, adapter.twin=true: f(x; A1) is computed with A1 in both.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Positive, require
+from fedbench.engine.chunk import Loss
+from fedbench.nn.columns import Columns
+
+Deployed = Literal["mixture", "local", "shared"]
+
+
+class FedDAT(Algorithm):
+    """tau: above.  refresh: A2 of what is deployed is the server's newest A1.  deploy: mixture, (A0 + A2) / 2 | local,
+    A0 | shared, A1.
+
+    State: A1 [A]; A0, A2 [N, A] and head [N, |head|] of the clients.
+    """
+
+    requires = ("adapter", "head")
+
+    def __init__(self, tau: Positive = 3.0, refresh: bool = False, deploy: Deployed = "mixture"):
+        self.tau, self.refresh = tau, refresh
+        self.deploy: Deployed = deploy
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Twins."""
+        super().check(federation, model, optimizer)
+        require(
+            any(".twin." in name for name in model.spans),
+            "algorithm=feddat gives every client two adapters: use adapter=houlsby, pfeiffer, parallel or compacter "
+            "with adapter.twin=true",
+        )
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """A0 and A1 begin alike."""
+        twins = [name for name in model.spans if ".twin." in name]
+        self.first = Columns([model.spans[name.replace(".twin.", ".adapter.")] for name in twins])
+        self.second = Columns([model.spans[name] for name in twins])
+        self.rest = (self.first | self.second).rest(model.size)  # the head, and what else is trained
+        w = self.initial = model.init_row()  # [P]
+        self.A1 = self.first.take(w).clone()  # [A]
+        self.A0, self.A2 = (rows(name, default=self.A1) for name in ("A0", "A2"))  # lazy [N, A]
+        self.head = rows("head", default=self.rest.take(w))
+
+    def round(self, cohort: Cohort) -> None:
+        """Both adapters train, A1 is sent."""
+        A1 = cohort.broadcast(A1=self.A1).A1  # [A]
+        start = self.rows(cohort, A1, A1)
+        A0 = self.first.put(start, self.A0[cohort.ids])  # as rows of the model  [K, P]
+        how = LocalTraining(uploaded=self.first, buffers={"theta": "theta", "A0": "A0"})
+        out = cohort.train(start, step=lambda s, batch: self.step(s, batch, A1), how=how, A0=A0)
+        self.A0[cohort.ids], self.A2[cohort.ids] = self.first.take(out.A0), A1.expand(len(cohort), -1)
+        self.head[cohort.ids] = self.rest.take(out.theta)
+        up = cohort.upload(A1=self.first.take(out.theta), reference={"A1": A1})
+        self.A1 = cohort.weights @ up.A1
+
+    def rows(self, cohort: Cohort, first: Tensor, second: Tensor) -> Tensor:
+        """The clients' heads with these two adapters [A] or [K, A].  # [K, P]"""
+        row = self.rest.put(self.initial.expand(len(cohort), -1), self.head[cohort.ids])
+        return self.second.put(self.first.put(row, first), second)
+
+    def step(self, s: Step, batch: Batch, A2: Tensor) -> None:
+        """A1, then A0, each with the head."""
+        a, b = self.first, self.second
+
+        def mixture() -> Tensor:
+            return b.put(a.put(s.theta, a.take(s.A0)), A2)  # [k, P]
+
+        z: dict[str, Tensor] = {}  # what f(x; A1) was
+        z_T = s.forward(mixture(), batch).detach()
+        g = s.grad(batch, rows=b.put(s.theta, a.take(s.theta)), loss=self.taught(z_T, z))  # [k, P]
+        s.descend(a.put(g, a.take(g) + b.take(g)), columns=a | self.rest)
+        g = s.grad(batch, rows=mixture(), loss=self.taught(z["student"]))
+        s.descend(g, name="A0", columns=a, uploaded=False)
+        s.descend(g, columns=self.rest, uploaded=False)
+
+    def taught(self, teacher: Tensor, kept: dict[str, Tensor] | None = None) -> Loss:
+        """1/2 [ loss(z, y) + KL(teacher -> z) ] of each sample.  kept: where z goes.  # -> [k, B]"""
+
+        def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
+            z = s.forward(rows, batch)  # [k, B, C, ...]
+            if kept is not None:
+                kept["student"] = z.detach()
+            return 0.5 * (s.task_loss(z, batch) + distance(teacher, z, self.tau, batch.class_mask))
+
+        return loss
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """The client's head with what is deployed in both places."""
+        A1, A0 = cohort.broadcast(A1=self.A1).A1, self.A0[cohort.ids]
+        if self.deploy != "mixture":
+            both = A0 if self.deploy == "local" else A1
+            return self.rows(cohort, both, both)
+        return self.rows(cohort, A0, A1 if self.refresh else self.A2[cohort.ids])
+
+    def newcomer_row(self, cohorts: object) -> Tensor:
+        """A1 in both places, and the head that all began with."""
+        return self.second.put(self.first.put(self.initial, self.A1), self.A1)
+
+
+def distance(teacher: Tensor, student: Tensor, tau: float, class_mask: Tensor | None = None) -> Tensor:
+    """tau^2 KL(softmax(teacher / tau) || softmax(student / tau)) of logits [k, B, C, ...], over the client's classes
+    [k, C]; the mean over what follows C.  # [k, B]"""
+    if class_mask is not None:
+        hidden = ~class_mask.view(len(class_mask), 1, -1, *[1] * (student.dim() - 3))
+        teacher, student = (t.masked_fill(hidden, torch.finfo(t.dtype).min) for t in (teacher, student))
+    log_p, log_q = ((t / tau).log_softmax(2) for t in (teacher, student))
+    divergence = (log_p.exp() * (log_p - log_q)).sum(2)  # [k, B, ...]
+    return tau**2 * (divergence.flatten(2).mean(2) if divergence.dim() > 2 else divergence)

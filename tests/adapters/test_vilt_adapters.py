@@ -15,6 +15,7 @@ from fedbench.adapters.base import Adapter
 from fedbench.adapters.compacter import Compacter, PHMLinear
 from fedbench.adapters.prompt import Prompt
 from fedbench.core.options import ConfigError
+from fedbench.core.settings import config_hash, plain
 from fedbench.engine.federation import Federation
 from fedbench.models.vilt import ViLT
 from fedbench.nn.flat import FlatModel
@@ -277,3 +278,12 @@ def test_prompts_by_hand() -> None:
 def test_prompts_take_no_list_and_nothing_empty() -> None:
     with pytest.raises(ConfigError, match=r"adapter\.places=\['blocks'\]: the model has no layers there"):
         adapted(["adapter=prompt"])
+
+
+@pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel"])
+def test_a_run_from_before_init_has_the_same_hash(name: str) -> None:
+    cfg = compose(["model=vit_tiny", f"adapter={name}"])
+    stored = plain(cfg)
+    assert stored["adapter"].pop("init") == "zero_up"
+    assert config_hash(stored) == config_hash(cfg)
+    assert config_hash(stored) != config_hash(compose(["model=vit_tiny", f"adapter={name}", "adapter.init=normal"]))

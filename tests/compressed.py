@@ -23,7 +23,7 @@ TWO = 2  # for fedbench.engine.compression.TINY: a head has 27 numbers here
 
 
 def sampled(pairs: list[tuple[str, str]], slow_methods: Collection[str] = ()) -> list[Any]:
-    """A twentieth of them, drawn once and for all, of other methods than slow_methods; the others are marked as slow."""
+    """A twentieth of them, drawn once and for all, but of slow_methods; the others are marked as slow."""
     order = np.random.default_rng(16).permutation(len(pairs)).tolist()
     chosen = [i for i in order if pairs[i][0] not in slow_methods][: -(-len(pairs) // 20)]
     return [pytest.param(*p, marks=() if i in chosen else pytest.mark.slow) for i, p in enumerate(pairs)]

@@ -28,6 +28,7 @@ ADAPTERS = {
     "houlsby": ["adapter=houlsby"],
     "pfeiffer": ["adapter=pfeiffer"],
     "parallel": ["adapter=parallel"],
+    "compacter": ["adapter=compacter", "adapter.n=2"],
 }
 SMALL = ["model=vit_tiny", "model.patch=2", "model.width=8", "model.heads=2", "model.depth=2"]
 
@@ -75,7 +76,7 @@ def sites_of(model: FlatModel) -> list[alignment.Site]:
 def test_renumbering_changes_no_output(adapter: str) -> None:
     model = model_of(adapter)
     rows, sites = spread(model, 3), sites_of(model)
-    assert len(sites) == {"houlsby": 4, "pfeiffer": 2, "parallel": 2}[adapter]
+    assert len(sites) == {"houlsby": 4, "pfeiffer": 2, "parallel": 2, "compacter": 4}[adapter]
     x = torch.randn(3, 4, 1, 4, 4)
     before, moved = model.forward(rows, x), rows.clone()
     rng = np.random.default_rng(0)
@@ -85,8 +86,9 @@ def test_renumbering_changes_no_output(adapter: str) -> None:
     assert (moved != rows).any() and not torch.equal(moved, rows)
     close(model.forward(moved, x), before, 1e-5)
     other = rows.clone()  # the axis that other layers read is another matter
-    name = next(n for n in model.spans if n.endswith("adapter.up.weight"))
-    model.named(other)[name].copy_(model.named(rows)[name].flip(1))
+    name = next(n for n in model.spans if n.endswith(("adapter.up.weight", "adapter.up.t")))
+    axis = 1 if name.endswith("weight") else 3
+    model.named(other)[name].copy_(model.named(rows)[name].flip(axis))
     assert (model.forward(other, x) - before).abs().max() > 1e-3
 
 
@@ -111,6 +113,19 @@ def test_a_permuted_twin_is_recovered_bit_for_bit(adapter: str, solver: Any) -> 
     stays = alignment.align(model, rows, sites, cost(rows), solver)
     equal(stays.rows, rows)
     assert not stays.moved.any()
+
+
+def test_compacters_weights_are_the_written_out_sum() -> None:
+    """What leads to a unit c are the columns (a, c) of H for all a."""
+    model = model_of("compacter")
+    row = spread(model, 2)
+    for site in sites_of(model):
+        model.module.load_state_dict(model.state_dict(row[1]), strict=False)
+        H = model.module.get_submodule(f"{site.name}.adapter.down").weight()  # [in, 6]
+        found = alignment.incoming(model, row, site)[1]  # [3, 2 in]
+        assert found.shape == (3, 2 * len(H)) and site.units.blocks == 2
+        for c in range(3):
+            close(found[c].sort().values, torch.cat([H[:, c], H[:, 3 + c]]).sort().values, 1e-5)
 
 
 def test_assignments_are_the_least_and_ties_stay() -> None:

@@ -14,6 +14,8 @@ from fedbench.testing._suite import Suite
 
 # By the words of a reason: the (kind of thing, check, things) that are skipped for it.
 SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
+    "and this model has none": [("algorithm", "executor_batch_statistics", ("fedpia",))],
+    "gives every client two adapters": [("algorithm", "executor_batch_statistics", ("feddat",))],
     "needs the column group 'prompt'": [
         ("algorithm", "executor_batch_statistics", ("fedotp", "pfedmoap", "pfedprompt", "zero_shot"))
     ],

@@ -42,7 +42,7 @@ class FedDAT(Algorithm):
     State: A1 [A]; A0, A2 [N, A] and head [N, |head|] of the clients.
     """
 
-    requires = ("adapter", "head")
+    requires = ("head",)
 
     def __init__(self, tau: Positive = 3.0, refresh: bool = False, deploy: Deployed = "mixture"):
         self.tau, self.refresh = tau, refresh

@@ -47,7 +47,7 @@ class FedPIA(Algorithm):
     State: G [A], all columns but the head's; own [N, P], w_k and the client's head.
     """
 
-    requires = ("adapter", "head")
+    requires = ("head",)
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class FedPIA(Algorithm):
         super().check(federation, model, optimizer)
         require(
             bool(alignment.sites_of(model, model.without("head"))),
-            "algorithm=fedpia renumbers the hidden units of bottlenecks, and this adapter has none: use "
+            "algorithm=fedpia renumbers the hidden units of bottlenecks, and this model has none: use "
             "adapter=houlsby, pfeiffer, parallel or compacter",
         )
 

@@ -77,6 +77,10 @@ class Task:
         """One label per sample, what partitions look at.  # [n] int64"""
         return np.zeros(len(targets), np.int64)
 
+    def example(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray | None:
+        """Targets [n, ...] as such a task has them, for trying it out; None: `fedbench check` has some of its kind."""
+        return None
+
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor | None:
         """How many samples, or parts of samples, of each class are among the targets y [n, ...]; None where a task's
         targets are no such classes.  # [n, C] int64"""

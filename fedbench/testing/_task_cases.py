@@ -104,7 +104,8 @@ def case_for(
     values = described("task", target, options)
     built = make(values)
     require(hasattr(built, "for_targets"), f"{path_of(target)} is no task (a subclass of fedbench.tasks.base.Task)")
-    given = {getattr(built, "kind", ""): (targets, num_classes or 1)} if targets is not None else examples()
+    own = built.example(np.random.default_rng(0), 60, CLASSES) if targets is None else targets
+    given = examples() if own is None else {built.kind: (own, CLASSES if targets is None else num_classes or 1)}
     reason = ""
     for kind, (y, classes) in given.items():
         try:

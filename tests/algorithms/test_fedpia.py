@@ -321,5 +321,5 @@ def test_newcomers_start_from_the_servers_adapter() -> None:
 def test_adapters_without_units_are_refused() -> None:
     of = federation()
     lora = build.model(compose(["algorithm=fedavg", *SMALL, "adapter=lora"]), of)
-    with pytest.raises(ConfigError, match="hidden units of bottlenecks, and this adapter has none"):
+    with pytest.raises(ConfigError, match="hidden units of bottlenecks, and this model has none"):
         play(engine_on(of, lora, SGD(lr=0.1)), FedPIA())

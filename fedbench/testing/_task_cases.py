@@ -104,8 +104,10 @@ def case_for(
     values = described("task", target, options)
     built = make(values)
     require(hasattr(built, "for_targets"), f"{path_of(target)} is no task (a subclass of fedbench.tasks.base.Task)")
-    own = built.example(np.random.default_rng(0), 60, CLASSES) if targets is None else targets
-    given = examples() if own is None else {built.kind: (own, CLASSES if targets is None else num_classes or 1)}
+    own, kind = targets, getattr(built, "kind", "")
+    if own is None and isinstance(built, Task):
+        own, num_classes = built.example(np.random.default_rng(0), 60, CLASSES), CLASSES
+    given = examples() if own is None else {kind: (own, num_classes or 1)}
     reason = ""
     for kind, (y, classes) in given.items():
         try:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def _decoded(name: str, paths: list[Path], side: int) -> Iterator[np.ndarray]:
                 log.info("%s: %s of %s pictures, %.0f s left", name, f"{done:,}", f"{n:,}", left)
 
 
-def open_picture(path: Path, side: int, color: str, squeeze: bool = True) -> np.ndarray:
+def open_picture(path: Path | IO[bytes], side: int, color: str, squeeze: bool = True) -> np.ndarray:
     """One picture file as [channels, side, side] uint8; ConfigError where it cannot be read.
 
     squeeze: the whole picture is made square; else its centre square is taken, bicubic.

@@ -559,12 +559,22 @@ def rounds(sim: Simulation, stop: int) -> Simulation:
     return sim
 
 
-@pytest.fixture(params=METHODS)
-def method(request: pytest.FixtureRequest) -> Case:
-    found = case(request.param)
+def able(name: str) -> Case:
+    found = case(name)
     if found.reason is not None:
         pytest.skip(found.reason)
     return found
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> Case:
+    return able(request.param)
+
+
+@pytest.fixture(params=[pytest.param(m, marks=pytest.mark.slow if i % 2 else ()) for i, m in enumerate(METHODS)])
+def other_method(request: pytest.FixtureRequest) -> Case:
+    """Every second one by default."""
+    return able(request.param)
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
@@ -594,30 +604,30 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
     assert bool(seen) == (cohort.ledger.bytes_up > 0)  # no byte goes up without its noise
 
 
-def test_every_plan_gives_the_same_rows_and_noise(method: Case) -> None:
+def test_every_plan_gives_the_same_rows_and_noise(other_method: Case) -> None:
     def found(plan: str) -> dict[str, Tensor]:
-        return everything(rounds(prepared(method, "paper", plan), 2), deploy=False)
+        return everything(rounds(prepared(other_method, "paper", plan), 2), deploy=False)
 
     whole = found("vmap")
     for plan in ("loop", "threads"):
         same(found(plan), whole, 1e-4)
 
 
-def test_resuming_repeats_the_noise(method: Case, tmp_path: Path) -> None:
-    whole = rounds(prepared(method, "analytic"), 3)
-    first, second = rounds(prepared(method, "analytic"), 2), prepared(method, "analytic")
+def test_resuming_repeats_the_noise(other_method: Case, tmp_path: Path) -> None:
+    whole = rounds(prepared(other_method, "analytic"), 3)
+    first, second = rounds(prepared(other_method, "analytic"), 2), prepared(other_method, "analytic")
     checkpoint.save(tmp_path, first.state())
     second.load(checkpoint.load(tmp_path))
     same(everything(rounds(second, 3)), everything(whole))
 
 
-def test_what_is_infinitely_loose_changes_no_bit(method: Case) -> None:
+def test_what_is_infinitely_loose_changes_no_bit(other_method: Case) -> None:
     for calibration in CALIBRATIONS:
-        loose = prepared(method, calibration, epsilon=math.inf)
+        loose = prepared(other_method, calibration, epsilon=math.inf)
         loose.engine.privacy.clip = None
         found = everything(rounds(loose, 2))
         del found["/rows/privacy"]
-        same(found, everything(rounds(prepared(method, None), 2)))
+        same(found, everything(rounds(prepared(other_method, None), 2)))
 
 
 def test_what_says_that_it_leaks_does() -> None:

@@ -188,7 +188,9 @@ LOSSY, WHOLE = "topk memory=false", "topk share=1"
 SERVERS = ("w", "u", "h", "x")  # rows that a server has one of, by the papers' letters
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=pytest.mark.slow if i % 2 else ()) for i, m in enumerate(METHODS)]
+)
 def test_what_a_broadcast_lacked_stays_due(method: str) -> None:
     """Clients that learn nothing leave the server's row where it is, however far what they saw of it lags behind."""
     state, servers = rounds(simulated(method, LOSSY), 3).state(), []

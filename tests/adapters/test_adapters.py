@@ -158,7 +158,7 @@ def adapted(method: str, adapter: str) -> Case:
     return case(method).on([*overrides(adapter), *case(method).optimizer])
 
 
-@pytest.mark.parametrize("adapter", ["lora", "houlsby"])
+@pytest.mark.parametrize("adapter", ["lora", pytest.param("houlsby", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_under_every_plan(method: str, adapter: str) -> None:
     for plan in ("loop", "threads"):

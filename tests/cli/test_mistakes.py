@@ -186,12 +186,12 @@ def half_written(folder: Path) -> list[Path]:
     ("owner", "name", "call"),
     [
         ("fedbench.cli.config.OmegaConf", "save", 1),  # config.yaml
-        ("fedbench.partition.base.np", "savez", 1),  # partition.npz
+        pytest.param("fedbench.partition.base.np", "savez", 1, marks=pytest.mark.slow),  # partition.npz
         ("fedbench.simulation.partition_files", "replace_text", 1),  # partition.json
         ("fedbench.simulation.tracking.CsvTable", "append", 1),  # metrics.csv
-        ("fedbench.simulation.tracking.CsvTable", "extend", 2),  # clients.csv
+        pytest.param("fedbench.simulation.tracking.CsvTable", "extend", 2, marks=pytest.mark.slow),  # clients.csv
         ("fedbench.simulation.tracking.CsvTable", "append", 4),  # costs.csv
-        ("fedbench.simulation.checkpoint.os", "fsync", 3),  # the first checkpoint
+        pytest.param("fedbench.simulation.checkpoint.os", "fsync", 3, marks=pytest.mark.slow),  # the first checkpoint
         ("fedbench.simulation.checkpoint.os", "fsync", 4),  # the second one
         ("fedbench.simulation.checkpoint", "dump", 2),
         ("fedbench.simulation.simulator", "write_measured", 1),
@@ -231,7 +231,10 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True)
 
 
-@pytest.mark.parametrize("kib", [8, 40, 80, 108])
+SLOW_SIZES = [pytest.param(kib, marks=pytest.mark.slow) for kib in (40, 108)]
+
+
+@pytest.mark.parametrize("kib", [8, 80, *SLOW_SIZES])
 def test_a_disk_that_is_really_full(
     kib: int, disk: Callable[[int], Path], whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,8 +78,16 @@ def model_case(name: str) -> Any:
     return model.case_for(name, TINY.get(name))
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("check", algorithm.SUITE.checks)
+# The costly checks are made of every second method by default, of all where slow tests are asked for.
+COSTLY = ("executor_batch_statistics", "no_closure_over_the_cohort", "nothing_passes_by_upload", "bytes_are_counted")
+METHOD_CHECKS = [
+    pytest.param(check, name, marks=pytest.mark.slow if check in COSTLY and i % 2 else ())
+    for check in algorithm.SUITE.checks
+    for i, name in enumerate(METHODS)
+]
+
+
+@pytest.mark.parametrize("check, name", METHOD_CHECKS)
 def test_a_method_keeps(check: str, name: str) -> None:
     assert case(name).reason is None, "no model of conf/model suits it"
     require_held(algorithm.SUITE, check, name, case(name))

@@ -36,6 +36,7 @@ from fedbench.simulation import build, checkpoint, evaluate, simulator
 
 SIZES = (3, 8, 1, 8, 2)
 NORM = "fedavg, batch statistics"
+USUAL = METHODS[::2]  # whom two processes play by default: the other half where slow tests are asked for
 LOOP = Plan("loop", 1, 1, 1)
 ENVIRONMENT = {
     **os.environ,
@@ -126,10 +127,15 @@ def taking_turns(r: Ranks, file: Path) -> str:
     return r.first_on_each_machine(work)
 
 
+def asked() -> list[str]:
+    """The methods that are played, as the process that asks for them has said."""
+    return METHODS if os.environ.get("PLAY") == "all" else USUAL
+
+
 def fork(folder: Path) -> int:
     """`drive` in two processes; returns how many failed."""
     torch.set_num_threads(1)
-    for name in METHODS:
+    for name in asked():
         case(name)  # once for both
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -162,26 +168,27 @@ def drive(folder: Path) -> None:
     found["bits"] = [r.synchronize("stop?", bits) for bits in (0, r.rank, 1 << r.rank)]
     found["decided"] = r.decide("plan", LOOP if r.first else None)
     found["turns"] = taking_turns(r, folder / "turns")
-    found["methods"] = {name: played(name, r) for name in [*METHODS, NORM] if name == NORM or not case(name).reason}
+    found["methods"] = {name: played(name, r) for name in [*asked(), NORM] if name == NORM or not case(name).reason}
     torch.save(found, folder / f"{r.rank}.pt")
     ranks.disconnect()
     assert ranks.current().size == 1
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def pair(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> list[dict[str, Any]]:
     """What rank 0 and rank 1 found."""
+    play = {"PLAY": "usual" if "not slow" in str(pytestconfig.option.markexpr) else "all"}
 
     def make(folder: Path) -> None:
         command = [sys.executable, __file__, str(folder)]
-        done = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=ENVIRONMENT | play, timeout=300, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
     folder = once(tmp_path_factory, "pair", make)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", [*METHODS, NORM])
+@pytest.mark.parametrize("name", [*USUAL, *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1::2]), NORM])
 def test_two_processes_give_the_rows_and_scores_of_one(name: str, pair: list[dict[str, Any]]) -> None:
     """Bit for bit, on both, where every chunk is one client; the loss of a row that all share, up to rounding."""
     if name != NORM and (reason := case(name).reason):
@@ -309,7 +316,7 @@ def test_one_process_writes_and_prints(swept: SimpleNamespace) -> None:
         assert not list(folder.glob("*.partial")) and not list(folder.glob("*.part"))
 
 
-def asked(*words: str) -> None:
+def questioned(*words: str) -> None:
     composer = launch.Composer()
     launch.check_processes(launch.compose_checked(composer, list(words)), list(words))
 
@@ -317,19 +324,19 @@ def asked(*words: str) -> None:
 def test_ddp_needs_torchrun_and_torchrun_needs_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     command = "torchrun --nproc-per-node=<number> -m fedbench hardware=ddp rounds=3"
     with pytest.raises(ConfigError, match=re.escape(command)):
-        asked("hardware=ddp", "rounds=3")
+        questioned("hardware=ddp", "rounds=3")
     with pytest.raises(ConfigError, match=r"torchrun --nproc"):
         launch.run_command(["-m", "hardware=auto,ddp"])
-    asked("rounds=3")
+    questioned("rounds=3")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    asked("hardware=ddp")
+    questioned("hardware=ddp")
     with pytest.raises(ConfigError, match=r"torchrun started 2 processes: add hardware=ddp"):
-        asked("rounds=3")
+        questioned("rounds=3")
     with pytest.raises(ConfigError, match=r"leave hydra/launcher out"):
         launch.run_command(["-m", "hardware=ddp", "seed=0,1", "hydra/launcher=joblib"])
     monkeypatch.setenv("WORLD_SIZE", "1")
-    asked("rounds=3")
+    questioned("rounds=3")
 
 
 def test_the_number_of_processes_does_not_make_another_run() -> None:

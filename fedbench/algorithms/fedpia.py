@@ -93,7 +93,6 @@ class FedPIA(Algorithm):
             each = self.shared.take(model.init_rows(federation.num_clients, "fedpia"))
             self.own[everybody] = self.shared.put(w.expand(len(each), -1), each)
         self.sites = alignment.sites_of(model, self.shared)
-        self._values_of: dict[str, tuple[int, int]] = {}  # by site: values of a unit on one sample, and units
         n, S = federation.num_clients, len(self.sites)
         # of each client's last round, for figures: shares of units that moved, mean costs, q, first and last loss
         self.moved_server, self.moved_client, self.first_loss, self.last_loss = (torch.zeros(n) for _ in range(4))
@@ -139,30 +138,35 @@ class FedPIA(Algorithm):
     def unit_values(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
         """What each unit of rows [K, P] gives on `samples` of its client's training samples, of each site; zeros where
         the client has fewer.  # [K, m, d] each"""
-        layers = [s.prefix + (s.units.before if self.site == "pre" else s.units.after) for s in self.sites]
+        # one pass for all sites, but where how many values a unit has, one a token, is for the pass to say
+        together = [[site] for site in self.sites] if self.activation == "per_token" else [self.sites]
+        return [values for sites in together for values in self._values_at(cohort, rows, sites)]
+
+    def _values_at(self, cohort: Cohort, rows: Tensor, sites: list[alignment.Site]) -> list[Tensor]:
+        layers = [s.prefix + (s.units.before if self.site == "pre" else s.units.after) for s in sites]
 
         def values(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
             _, captured = model.capture(rows, inputs, layers)
-            return torch.cat([self._of_units(captured[n], s) for n, s in zip(layers, self.sites)], 2)
+            return torch.cat([self._of_units(captured[layer]) for layer in layers], 2)
 
         each = cohort.forward(rows, values, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
+        width = max(
+            (e.shape[1] for e in each if e.dim() > 1), default=sum(s.units.blocks * s.units.size for s in sites)
+        )
+        each = [e if e.dim() > 1 else e.new_zeros(0, width) for e in each]  # of a client without samples
         padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
         if self.activation == "mean":
             count = torch.tensor([max(len(e), 1) for e in each], device=padded.device)
             padded = padded.sum(1, keepdim=True) / count[:, None, None]
-        sizes = [self._values_of[s.name] for s in self.sites] if padded.shape[2] else []
-        parts = padded.split([a * m for a, m in sizes], 2)
-        return [p.unflatten(2, size).flatten(1, 2).transpose(1, 2) for p, size in zip(parts, sizes)]
+        sizes = [width] if len(sites) == 1 else [s.units.blocks * s.units.size for s in sites]
+        parts = zip(sites, padded.split(sizes, 2))
+        return [p.unflatten(2, (-1, s.units.size)).flatten(1, 2).transpose(1, 2) for s, p in parts]
 
-    def _of_units(self, given: Tensor, site: alignment.Site) -> Tensor:
-        """A layer's output [k, b, ..., blocks m] as [k, b, a m]: a values of each unit, of all tokens or their mean."""
-        m = site.units.size
-        seen = given.unflatten(-1, (-1, m))  # [k, b, ..., blocks, m]
-        if seen.dim() > 4 and self.activation != "per_token":
-            seen = seen.flatten(2, -3).mean(2)
-        seen = seen.flatten(2, -2)  # [k, b, a, m]
-        self._values_of[site.name] = (seen.shape[2], m)
-        return seen.flatten(2)
+    def _of_units(self, given: Tensor) -> Tensor:
+        """A layer's output [k, b, ..., blocks m], of all tokens or their mean, as [k, b, (tokens) blocks m]."""
+        if given.dim() > 3 and self.activation != "per_token":
+            given = given.flatten(2, -2).mean(2)
+        return given.flatten(2)
 
     def integrate(self, cohort: Cohort, own: Tensor, Gk: Tensor) -> tuple[SimpleNamespace, Tensor]:
         """Training with G~ [K, A]; what `cohort.train` gives, and the integrated adapters w_eff [K, A]."""
@@ -232,6 +236,8 @@ class FedPIA(Algorithm):
 
     def _note_losses(self, cohort: Cohort, sums: Tensor) -> None:
         """sums [K, T]: each client's losses up to and including step t."""
+        if not sums.shape[1]:  # nobody has made a step
+            return
         sums, last = sums.cpu(), torch.from_numpy(np.maximum(cohort.num_steps - 1, 0))
         at_end = sums.gather(1, last[:, None])[:, 0]
         before = torch.where(last > 0, sums.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0], torch.zeros(()))

@@ -14,8 +14,9 @@ Reduces to: FedAvg for u and h where all classes are equally frequent.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedbench.algorithms._heads import require_linear_head
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -44,13 +45,7 @@ class FedRoD(Algorithm):
             "algorithm=fedrod balances classes: it needs one class a sample, or pixel, not "
             f"task={federation.task.kind}",
         )
-        head = getattr(model.module, "head", None)
-        is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
-        require(
-            isinstance(head, nn.Linear) or is_pixelwise,
-            "algorithm=fedrod needs a model whose module named head is a linear layer or a convolution of single "
-            "pixels",
-        )
+        require_linear_head(model, "fedrod")
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """g_i starts as the generic head h."""

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from fedbench.algorithms._heads import require_linear_head
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -56,13 +57,7 @@ class LCFed(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """A head that is linear, or a convolution of single pixels, and a place for PCS."""
         super().check(federation, model, optimizer)
-        head = getattr(model.module, "head", None)
-        is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
-        require(
-            isinstance(head, nn.Linear) or is_pixelwise,
-            "algorithm=lc_fed needs a model whose module named head is a linear layer or a convolution of single "
-            "pixels",
-        )
+        require_linear_head(model, "lc_fed")
         names = {name for name, _ in model.module.named_modules()}
         require(
             self.place in names or (self.place is None and bool({"bottleneck", "body"} & names)),

@@ -7,7 +7,6 @@ background is red where it is true and blue where the client's model sees it (pF
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 import torch
 
 from fedbench.core.destination import check_file, write_file
-from fedbench.core.options import ConfigError, refused, require
+from fedbench.core.options import require
 from fedbench.report.figures import literal, pyplot
+from fedbench.tools._telling import telling
 from fedbench.tools.export import open_run, predictions_of
 
 TRUE, PREDICTED = "#D62728", "#1F77B4"
@@ -126,16 +126,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status, 2 after a mistake told in one sentence."""
     args = parser().parse_args(argv)
-    try:
+    with telling() as status:
         require(args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}")
         require(args.out.suffix in (".png", ".pdf", ".svg"), f"--out {args.out} must end in .png, .pdf or .svg")
         check_file("--out", args.out)
         draw(told_apart([segmented(run, args.channel) for run in args.runs], args.runs), args.pictures, args.out)
         print(f"figure: {args.out}")
-    except ConfigError as error:
-        print(f"fedbench: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"fedbench: {refused(error)}", file=sys.stderr)
-        return 2
-    return 0
+    return status.code

@@ -24,13 +24,14 @@ from torch import Tensor, nn
 
 from fedbench.cli import resume
 from fedbench.core.destination import check_file, check_folder, write_file
-from fedbench.core.options import ConfigError, refused, require
+from fedbench.core.options import ConfigError, require
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
 from fedbench.simulation.build_model import build_module
 from fedbench.simulation.instantiate import part
 from fedbench.simulation.simulator import Simulation, prepare
 from fedbench.tools import _plain
+from fedbench.tools._telling import telling
 
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = ()) -> Simulation:
@@ -161,7 +162,7 @@ def main() -> int:
     args = parser.parse_intermixed_args()
     if (args.client, args.predictions, args.peft, args.merged) == (None, None, None, False):
         parser.error("say what to export: --client N, or --predictions FILE.npz")
-    try:
+    with telling() as status:
         _check_words(args)
         out = args.out or Path(f"client{args.client}.pt")
         check_file("--out", None if args.client is None or args.peft is not None else out)
@@ -178,13 +179,7 @@ def main() -> int:
             exported = predictions(args.run_dir, overrides=args.overrides)
             write_file("--predictions", args.predictions, lambda file: np.savez(file, **exported))  # type: ignore
             print(f"{args.predictions}: {', '.join(exported)} of {len(exported['client']):,} test samples")
-    except ConfigError as error:
-        print(f"fedbench: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"fedbench: {refused(error)}", file=sys.stderr)
-        return 2
-    return 0
+    return status.code
 
 
 def _check_words(args: argparse.Namespace) -> None:

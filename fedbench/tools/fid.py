@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.core.destination import check_file, write_file
-from fedbench.core.options import ConfigError, refused, require
+from fedbench.core.options import ConfigError, require
+from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -223,20 +224,14 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
     args = parser().parse_intermixed_args(argv)
-    try:
+    with telling() as status:
         check_file("--out", args.out)
         require(
             not args.weights or args.network == "inception",
             f"--weights {args.weights} are of --network inception, not of {args.network}",
         )
         write(measured(args.overrides, args.network, args.weights), args.out)
-    except ConfigError as mistake:
-        print(f"fedbench: {mistake}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"fedbench: {refused(error)}", file=sys.stderr)
-        return 2
-    return 0
+    return status.code
 
 
 def measured(overrides: list[str], choice: str, weights: str | None = None) -> list[dict[str, Any]]:

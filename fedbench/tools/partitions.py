@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbench.core.destination import check_file
-from fedbench.core.options import ConfigError, refused, require
+from fedbench.core.options import ConfigError, require
 from fedbench.partition._extra import count_extra
 from fedbench.partition.base import Split
+from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
     from fedbench.data.base import Arrays
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_intermixed_args(argv)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("fedbench").setLevel(logging.INFO)
-    try:
+    with telling() as status:
         check_file("--out", args.out)
         check_file("--figure", args.figure)
         require(
@@ -60,13 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             _write(args.out, split.save)
         if args.figure is not None:
             _write(args.figure, lambda path: draw(arrays, split, title, path))
-    except ConfigError as mistake:
-        print(f"fedbench: {mistake}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"fedbench: {refused(error)}", file=sys.stderr)
-        return 2
-    return 0
+    return status.code
 
 
 def build(overrides: list[str]) -> tuple[Arrays, Split, str]:

@@ -310,6 +310,20 @@ def test_activations_by_hand() -> None:
             assert not values[i][:, n:].any()
 
 
+@pytest.mark.parametrize("activation, per_sample, tokens", [("per_sample", 7, 1), ("per_token", 7, 4), ("mean", 1, 1)])
+def test_a_client_without_training_samples_has_zeros(activation: Any, per_sample: int, tokens: int) -> None:
+    """Its rounds go on, too: it keeps its own adapter and weighs nothing."""
+    e = engine(sizes=(7, 0, 5))
+    a = play(e, FedPIA(activation=activation), 0)
+    assert isinstance(a, FedPIA)
+    for site, values in zip(a.sites, a.unit_values(all_clients(e), spread(e.model, 3)), strict=True):
+        assert values.shape == (3, site.units.size, site.units.blocks * per_sample * tokens)
+        assert not values[1].any() and values[0].any() and values[2].any()
+    play(e, a, 2, begin=1)
+    assert a.G.isfinite().all()
+    equal(a.first_loss[1], torch.tensor(0.0))
+
+
 def test_newcomers_start_from_the_servers_adapter() -> None:
     e = engine()
     a = play(e, FedPIA(), 2)

@@ -34,6 +34,7 @@ SMALLER = {
     "practical": {"num_clients": 4},
     "delta_luna16": {"counts": [[26, 13], [26, 13], [20, 20], [13, 26], [13, 26]]},
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
+    "dirichlet_rarest": "3ab2ef258d452d2e7f8c76cec958e00a7d498b29e64eae9496c7ce4d5be1eb01",
     "domain_officehome": {"min_size": 30},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
 }
@@ -45,6 +46,7 @@ PINNED = {
     "dirichlet": "3fcca9dac32835830bd3947c51f421b6758594476206f62279ae71c5d2122343",
     "dirichlet_pgfed": "67c4400a8f50e8d3cec9546e9c3527d793197072bcc052363c5a1b31583fbab7",
     "dirichlet_prompt": "ec075f9a954e96bde3970143534a771c6b3c316dd0681c35846cfbf46b940b49",
+    "dirichlet_rarest": "3ab2ef258d452d2e7f8c76cec958e00a7d498b29e64eae9496c7ce4d5be1eb01",
     "domain": "2446009712d030519f3e3224ff0e36392c1e07cc48240759631f55c5cd6632ee",
     "domain_counts": "4208571ae7453eee8338e722b78fad19c27f0c5d652f4d15b73594d3292e2f45",
     "domain_dirichlet": "34e70301371f7969ed7944a93b3042447dca448150e5688e8d822d5514ac5eec",

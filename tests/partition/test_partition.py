@@ -34,7 +34,6 @@ SMALLER = {
     "practical": {"num_clients": 4},
     "delta_luna16": {"counts": [[26, 13], [26, 13], [20, 20], [13, 26], [13, 26]]},
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
-    "dirichlet_rarest": "3ab2ef258d452d2e7f8c76cec958e00a7d498b29e64eae9496c7ce4d5be1eb01",
     "domain_officehome": {"min_size": 30},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
 }

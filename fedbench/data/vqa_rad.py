@@ -7,21 +7,16 @@ published split measures answers to new questions, not to new patients.
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from fedbench.core.options import ConfigError, Count, require
-from fedbench.data._images import fill, open_picture
-from fedbench.data._questions import Question, arrays_of, by_words, is_closed, normalized, vocabulary
+from fedbench.core.options import Count, require
+from fedbench.data._question_files import Files, Layout, Row, assembled
 from fedbench.data.base import TEST, TRAIN, Arrays
 
 ORGANS = ("HEAD", "CHEST", "ABD")
 FILES = {TRAIN: "trainset.json", TEST: "testset.json"}
+WHERE = "osf.io/89kps (CC0)"
 
 
 class VQARad:
@@ -42,58 +37,23 @@ class VQARad:
         vocab: str | None = None,
         data_dir: str = "data",
     ):
-        self.path, self.side, self.color, self.tokens, self.vocab = path, side, color, tokens, vocab
-        self.data_dir = data_dir
+        self.path = Path(path or Path(data_dir) / "vqa_rad")
+        self.layout = Layout(side, color, tokens, vocab, data_dir)
 
     def load(self) -> Arrays:
         """Training questions first, as published."""
-        source = _Source(Path(self.path or Path(self.data_dir) / "vqa_rad"))
-        rows = [(split, row) for split, name in FILES.items() for row in source.json(name)]
-        names = sorted({str(row["image_name"]) for _, row in rows})
-        place = {name: i for i, name in enumerate(names)}
-        questions = [
-            Question(
-                place[str(row["image_name"])],
-                str(row["question"]),
-                answer := normalized(row["answer"]),
-                is_closed(answer, str(row["answer_type"])),
-                split,
-                ORGANS.index(str(row["image_organ"]).strip()),
-            )
-            for split, row in rows
-        ]
-        decoded = (open_picture(source.file(f"images/{name}"), self.side, self.color) for name in names)
-        pictures = fill(decoded, len(names), (3 if self.color == "rgb" else 1, self.side, self.side))
-        return arrays_of(questions, pictures, self._tokens(questions), [o.lower() for o in ORGANS], "dataset=vqa_rad")
-
-    def _tokens(self, questions: list[Question]) -> Any:
-        if self.vocab is None:
-            known = vocabulary([q.question for q in questions if q.split == TRAIN])
-            return lambda texts: by_words(texts, known, self.tokens)
-        from fedbench.data._wordpiece import tokenize
-
-        file = Path(self.vocab)
-        return lambda texts: np.asarray(
-            tokenize(list(texts), file / "vocab.txt" if file.is_dir() else file, self.tokens)
-        )
+        files = Files(self.path, "VQA-RAD", WHERE)
+        return assembled([(files, rows(files))], [o.lower() for o in ORGANS], self.layout, "dataset=vqa_rad")
 
 
-class _Source:
-    """A folder or a zip of it."""
+def rows(files: Files, source: str | None = None) -> list[Row]:
+    """All questions.  source: their silo; None: the organ is."""
+    return [_row(files, row, split, source) for split, name in FILES.items() for row in files.json(name)]
 
-    def __init__(self, path: Path):
-        require(path.exists(), f"dataset.path={path}: VQA-RAD is not there; it is at osf.io/89kps (CC0)")
-        self.path, self.zip = path, zipfile.ZipFile(path) if path.is_file() else None
 
-    def json(self, name: str) -> list[dict[str, Any]]:
-        """A file of rows."""
-        try:
-            file = self.file(name)
-            text = file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read().decode("utf-8")
-            return json.loads(text)
-        except (OSError, KeyError, ValueError) as error:
-            raise ConfigError(f"dataset.path={self.path}: {name} cannot be read ({error})") from error
-
-    def file(self, name: str) -> Path | io.BytesIO:
-        """A file, to be opened."""
-        return self.path / name if self.zip is None else io.BytesIO(self.zip.read(name))
+def _row(files: Files, row: dict, split: int, source: str | None) -> Row:
+    image = files.find(f"images/{files.value(row, 'image_name')}")
+    organ = files.value(row, "image_organ")
+    require(organ in ORGANS, f"dataset.path={files.path}: {organ} is none of the organs {', '.join(ORGANS)}")
+    answer, kind = files.value(row, "answer"), files.value(row, "answer_type")
+    return Row(image, files.value(row, "question"), (answer,), kind, split, source or organ.lower())

@@ -213,7 +213,7 @@ def build_split(
     _check_options(arrays, split, test_fraction, val_fraction)
     num_clients = _client_count(arrays, partition, num_clients)
     rng = np.random.RandomState(seed)
-    labels = arrays.labels()
+    labels = labels_for(partition, arrays)
     pools = _pools(arrays, labels, split, test_fraction, val_fraction, seed)
     if subset < 1:
         pools = _subsets(pools, labels, arrays.domain, subset, seed)
@@ -241,6 +241,13 @@ def build_split(
     if arrays.subject is not None:
         refuse_divided({k: getattr(result, k).indices for k in ("train", "val", "test")}, arrays.subject)
     return result
+
+
+def labels_for(partition: Partition, arrays: Arrays) -> np.ndarray:
+    """The label by which a partition divides each sample: its own `labels(arrays)` where it has such, else the task's.
+    # [n] int64"""
+    own = getattr(partition, "labels", None)
+    return arrays.labels() if own is None else own(arrays)
 
 
 def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fraction: float) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.partition.base import Ragged, Split, build_split
+from fedbench.partition.base import Ragged, Split, build_split, labels_for
 from fedbench.simulation.instantiate import make
 from fedbench.testing import _probes as probes
 from fedbench.testing._suite import Broken, Report, Skipped, Suite
@@ -45,7 +45,7 @@ class PartitionCase:
         """What its `assign` gives for these pools."""
         partition, rng = self.make(), np.random.RandomState(self.seed)
         n = partition.count(arrays.num_domains) if self.num_clients is None else self.num_clients
-        lists = partition.assign(arrays.labels(), pools, n, rng, arrays.domain)
+        lists = partition.assign(labels_for(partition, arrays), pools, n, rng, arrays.domain)
         return [each if isinstance(each, Ragged) else Ragged.from_lists(each) for each in lists]
 
 

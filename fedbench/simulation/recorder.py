@@ -63,7 +63,7 @@ class MatrixLog:
             stored = read_npz(self.path)
             for r, round in enumerate(stored.pop("rounds").tolist()):
                 if round <= done and self._is_recorded(round):
-                    self._record(round, {name: values[r] for name, values in stored.items()})
+                    self._record(round, {name: np.asarray(values[r]) for name, values in stored.items()})  # [] too
         if self.active and digests is not None:
             expected = {round: text for round, text in digests.items() if self._is_recorded(int(round))}
             require(

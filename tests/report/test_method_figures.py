@@ -99,8 +99,12 @@ def test_methods_say_what_they_learned(tmp_path: Path) -> None:
     assert FineTuned(Counter(), 1, None, "end", "all").matrices()["m"].shape == (3, 3)
 
 
-def test_a_resumed_run_has_the_matrices_of_all_its_rounds(tmp_path: Path, monkeypatch) -> None:
-    options = ("algorithm=pgfed", "checkpoint.every=2")
+PIA = ("algorithm=fedpia", "model=mlp", "adapter=houlsby", "adapter.places=[body.*]", "adapter.width=4")
+
+
+@pytest.mark.parametrize("method", [("algorithm=pgfed",), PIA])  # FedPIA's have a number without axes among them
+def test_a_resumed_run_has_the_matrices_of_all_its_rounds(method: tuple, tmp_path: Path, monkeypatch) -> None:
+    options = (*method, "checkpoint.every=2")
     run(tmp_path / "whole", *options)
     play, played = simulator.run_round, []
 

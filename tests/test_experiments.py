@@ -26,6 +26,8 @@ from fedbench.simulation import build
 NAMES = group_options("experiment")
 BESIDE = ("debug", "reduced/", "setting/")
 PROMPTS = "pfedmoap_"  # tables of models on which generated pictures say nothing
+TEXTS = "fedpia_"  # tables of pictures with texts
+NOT_BUILT = "_albef"  # printed settings without an experiment, by the end of their names
 TOO_WIDE = {f"pfedmoap_table9_dfeature/d_{d}" for d in (128, 256, 512, 1024)} | {"pfedmoap_table8_nexperts/experts_30"}
 ROWS = [name for name in NAMES if not name.startswith(BESIDE)]
 TABLES = (
@@ -35,6 +37,7 @@ TABLES = (
     *("pfedmoap_table1_clip", "pfedmoap_table2_cifar", "pfedmoap_table3_domainnet", "pfedmoap_table4_office"),
     *("pfednet_table2_luna16", "pfednet_table3_brats17_iou", "pfednet_table4_brats17_label_iou"),
     *("pfednet_table5_chd", "pfednet_table6_diabetes", "pfednet_table7_covid19"),
+    *("fedpia_table1_vqa", "fedpia_table3_multilabel"),
     *("pfedmoap_table6_dp", "pfedmoap_table7_gating", "pfedmoap_table8_nexperts", "pfedmoap_table9_dfeature"),
 )
 KEPT, FRESH, PLAIN = (0.9, "never"), (0.9, "round"), (0.0, "round")  # momentum and its buffers, in the PGFed code
@@ -93,8 +96,21 @@ def test_every_printed_cell_has_an_experiment(table: str, known: list[paper.Expe
     own = [e for e in known if e.name.startswith(f"{table}/")]
     assert own
     for row in paper.read_table(table):
-        if is_measured(row["metric"]):
+        if is_measured(row["metric"]) and not row["setting"].endswith(NOT_BUILT):
             assert any(paper.matches(e.paper, table, row) for e in own), row
+
+
+def test_the_rows_of_an_ablation_are_their_own_and_those_of_other_tables(known: list[paper.Experiment]) -> None:
+    """FedPIA's Table 5: two of its rows are the rows of Houlsby's adapter in the tasks' tables."""
+    table, found = "fedpia_table5_ablation", {}
+    for row in paper.read_table(table):
+        for e in known:
+            if paper.matches(e.paper, table, row) and not row["setting"].endswith(NOT_BUILT):
+                assert found.setdefault((row["setting"], row["method"]), e.name) == e.name
+    settings = {e.paper["setting"] for e in known if e.name.startswith(f"{table}/")}
+    assert {setting for setting, _ in found} == settings and len(found) == 5 * len(settings)
+    assert found["task1_vilt", "w/o any PIA"] == "fedpia_table1_vqa/houlsby"
+    assert found["task4_vilt", "FedPIA"] == "fedpia_table3_multilabel/fedpia_houlsby"
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -197,14 +213,20 @@ def test_glob_stands_for_every_row_of_a_table() -> None:
 @pytest.mark.parametrize("family", sorted({name.split("/")[0] for name in ROWS}))
 def test_debug_fits_every_table(family: str) -> None:
     name = next(name for name in ROWS if name.startswith(f"{family}/"))
-    values = check(compose([f"+experiment=[{name},{small(name)}]"]))
-    made = "digits_clip" if family.startswith(PROMPTS) else "generated"
+    values = check(compose([f"+experiment=[{name},{small(name)}]", *more(name)]))
+    made = {"debug": "generated", "debug_prompt": "digits_clip", "debug_vilt": "synthetic_medvqa"}[small(name)]
     assert (values["rounds"], values["choices"]["dataset"], values["paper"]) == (2, made, None)
 
 
 def small(name: str) -> str:
     """What goes beside a row to make it run in seconds."""
-    return "debug_prompt" if name.startswith(PROMPTS) else "debug"
+    return "debug_prompt" if name.startswith(PROMPTS) else "debug_vilt" if name.startswith(TEXTS) else "debug"
+
+
+def more(name: str) -> list[str]:
+    """What a row of reports instead of questions needs beside that."""
+    reports = name.startswith(TEXTS) and composed(name)["choices"]["task"] == "multilabel"
+    return ["dataset.kind=reports"] if reports else []
 
 
 def draw(path: Path, grey: int) -> None:
@@ -262,7 +284,7 @@ def test_office_home_reads_folders_of_its_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_runs_under_debug(name: str, tmp_path: Path) -> None:
     refused = name in TOO_WIDE  # for features of 64 numbers, and for 25 clients
-    asked = [f"+experiment=[{name},{small(name)}]", f"output_dir={tmp_path}", f"data_dir={tmp_path}"]
+    asked = [f"+experiment=[{name},{small(name)}]", *more(name), f"output_dir={tmp_path}", f"data_dir={tmp_path}"]
     assert main([*asked, "hardware.executor=loop"]) == (2 if refused else 0)
     if refused:
         return

@@ -122,6 +122,10 @@ def images_per_s(run: Run, question: Question) -> Answer:
     return Answer(NAN if value is None else float(value))
 
 
+BY_CLIENT: dict[str, Recipe] = {  # FedPIA's, whose columns are clients
+    **{name: mean(f"personal/{name}") for name in ("accuracy", "accuracy_open", "accuracy_closed")},
+    "f1": mean("personal/micro_f1"),  # the paper says F1
+}
 RECIPES: dict[str, Recipe] = {
     "mean_client_test_accuracy_pct": mean(ACCURACY),
     "BMCTA_pct": mean(ACCURACY),
@@ -136,8 +140,7 @@ RECIPES: dict[str, Recipe] = {
     "test_accuracy_percent": mean(f"{ACCURACY}_weighted"),
     "iou_percent": mean("personal/dice_iou_weighted"),
     "label_iou_percent": mean("personal/label_iou_weighted"),
-    "accuracy": mean(ACCURACY),
-    "f1": mean("personal/f1"),
+    **BY_CLIENT,
     **{f"client{k}_auc_pct": own_best("personal/auc", k) for k in range(1, 5)},
     **{f"client{k}_auc_gain": gain("personal/auc", k) for k in range(1, 5)},
 }
@@ -158,17 +161,18 @@ def domain_of(row: dict[str, str]) -> str | None:
     """The domain or client a cell is about, None for the mean over all clients."""
     match = re.search(r"domain=([^;]+)", row.get("setting", ""))
     name = match.group(1) if match else row["dataset"].partition("/")[2]
-    if not match and not name and row["metric"] in ("accuracy", "f1"):  # FedPIA's columns are clients
+    if not match and not name and row["metric"] in BY_CLIENT:
         name = row["dataset"]
     plain = simplified(name)
     return None if plain in ("", "all", "allmean", "average", "mean") or plain.endswith("overall") else name
 
 
 def clients_of(run: Run, domain: str) -> list[int]:
-    """Clients whose domain, in partition.json's ``domains`` [N], is this one."""
+    """Clients whose domain, in partition.json's ``domains`` [N], is this one; FedPIA's c3_oct is oct."""
     names = read_json(run.path / "partition.json").get("domains")
     names = names if isinstance(names, list) else []
-    return [client for client, name in enumerate(names) if simplified(str(name)) == simplified(domain)]
+    wanted = {simplified(domain), simplified(re.sub(r"^c\d+_", "", domain))}
+    return [client for client, name in enumerate(names) if simplified(str(name)) in wanted]
 
 
 def simplified(name: str) -> str:

@@ -280,6 +280,7 @@ def test_the_last_three_rounds_as_the_released_analysis_prints_them(tmp_path):
         ({"dataset": "DomainNet/Average", "setting": ""}, None),
         ({"dataset": "CIFAR10", "setting": "Dir(0.3)"}, None),
         ({"dataset": "c1_ct", "setting": "", "metric": "accuracy"}, "c1_ct"),
+        ({"dataset": "slake", "setting": "", "metric": "accuracy_open"}, "slake"),
         ({"dataset": "open_i_overall", "setting": "", "metric": "f1"}, None),
     ],
 )
@@ -289,6 +290,13 @@ def test_domain_of_a_cell(row, domain):
 
 def test_run_without_domains_has_no_clients_of_a_domain(tmp_path):
     assert clients_of(Run(tmp_path), "Art") == []
+
+
+def test_clients_of_a_domain_may_be_numbered(tmp_path):
+    (tmp_path / "partition.json").write_text('{"domains": ["ct", "oct", "x-ray"]}')
+    assert [clients_of(Run(tmp_path), name) for name in ("c1_ct", "c2_oct", "c3_xray", "oct", "c4_us")] == [
+        [0], [1], [2], [1], []
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -96,7 +96,8 @@ class ViLT(nn.Module):
     patch: pixels of a side; width: numbers of a token; depth: blocks; mlp_ratio: hidden numbers of a block's mlp for
     each of the width's; vocab: tokens that there are, 0 being padding; channels: that the patch convolution reads, in
     all of which a grey image is shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the
-    width.  weights: null for random ones, or a folder with config.json and model.safetensors of a ViLT of transformers.
+    width.  weights: null for random ones, a folder with config.json and model.safetensors of a ViLT of transformers, or a
+    file of fedbench.export.
     """
 
     def __init__(
@@ -148,8 +149,26 @@ class ViLT(nn.Module):
             x = block(x, visible[:, None, None])
         return torch.tanh(self.pooler(self.norm(x)[:, 0]))
 
-    def _load(self, folder: Path) -> None:
-        """Everything but the head from a folder; ConfigError where it is not there or not of this model."""
+    def _load(self, path: Path) -> None:
+        """Everything but the head from a folder or a file; ConfigError where it is not there or not of this model."""
+        stored = read_state(path) if path.is_file() else self._of_transformers(path)
+        own = {name: p for name, p in self.named_parameters() if not name.startswith("head.")}
+        missing = [name for name in own if name not in stored]
+        require(not missing, f"model.weights={path} is no ViLT: it lacks {', '.join(missing[:3])}")
+        more = [name for name in stored if name not in own and not name.startswith("head.")]
+        require(not more, f"model.weights={path} is of a larger model: it has {', '.join(more[:3])}, too")
+        stored["text.position"] = stored["text.position"][: self.tokens]
+        stored["image.position"] = interpolated(stored["image.position"], self.grid)
+        for name, p in own.items():
+            require(
+                stored[name].shape == p.shape,
+                f"model.weights={path} does not fit: {name} is {tuple(stored[name].shape)} there, and "
+                f"{tuple(p.shape)} by the model's options and the data set",
+            )
+            p.data.copy_(stored[name])
+
+    def _of_transformers(self, folder: Path) -> dict[str, Tensor]:
+        """A ViLT of transformers by this module's names."""
         config = _config(folder)
         heads, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
         require(
@@ -157,19 +176,7 @@ class ViLT(nn.Module):
             f"model.weights={folder} has {layers} blocks of {heads} heads, not model.depth={len(self.blocks)} of "
             f"model.heads={self.heads}",
         )
-        stored = _own_names(read_state(folder / "model.safetensors"))
-        own = {name: p for name, p in self.named_parameters() if not name.startswith("head.")}
-        missing = [name for name in own if name not in stored]
-        require(not missing, f"model.weights={folder} is no ViLT: it lacks {', '.join(missing[:3])}")
-        stored["text.position"] = stored["text.position"][: self.tokens]
-        stored["image.position"] = interpolated(stored["image.position"], self.grid)
-        for name, p in own.items():
-            require(
-                stored[name].shape == p.shape,
-                f"model.weights={folder} does not fit: {name} is {tuple(stored[name].shape)} there, and "
-                f"{tuple(p.shape)} by the model's options and the data set",
-            )
-            p.data.copy_(stored[name])
+        return _own_names(read_state(folder / "model.safetensors"))
 
 
 def _shapes(input_shape: Any, patch: int) -> tuple[int, int, tuple[int, int]]:

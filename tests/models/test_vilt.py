@@ -200,3 +200,16 @@ def test_layers_can_be_captured_and_tapped() -> None:
 def test_what_cannot_be_read_is_one_sentence(shape: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         vilt(shape, **options)
+
+
+def test_weights_of_a_run_of_ones_own(tmp_path: Path) -> None:
+    """What fedbench.export writes, of another number of answers and another size of images."""
+    before, file = vilt({**SQUARE, "image": (3, 48, 48)}, classes=9), tmp_path / "client0.pt"
+    torch.save(before.state_dict(), file)
+    after, x = vilt({**SQUARE, "image": (3, 48, 48)}, weights=str(file)), samples({**SQUARE, "image": (3, 48, 48)})
+    equal(after.pooled(x), before.pooled(x))
+    assert vilt(SQUARE, weights=str(file)).image.position.shape == (17, 32)
+    with pytest.raises(ConfigError, match=r"is of a larger model: it has blocks\.1\..*, too"):
+        vilt({**SQUARE, "image": (3, 48, 48)}, weights=str(file), depth=1)
+    with pytest.raises(ConfigError, match=r"is no ViLT: it lacks blocks\.2\."):
+        vilt(SQUARE, weights=str(file), depth=3)

@@ -86,22 +86,24 @@ class FPFC(Algorithm):
         """zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho), theta_ij - v_ij/rho being (2 s - 1) delta.  # [N, p]"""
         if self.lam == 0:
             return self.W  # up to rounding it is, and nobody's rounding shall be another's
-        total = torch.zeros_like(self.W)
+        total, c = torch.zeros_like(self.W), 2 * self.s - 1
         for i, later, at in self.pairs():
-            c, delta = 2 * self.s[at] - 1, self.delta[at]  # [m], [m, p]
-            total[i] += c @ delta
-            total[later].addcmul_(delta, c[:, None], value=-1)  # theta_ji = -theta_ij
+            total[i] += c[at] @ self.delta[at]
+            total[later].addcmul_(self.delta[at], c[at, None], value=-1)  # theta_ji = -theta_ij
         return self.W.mean(0) + total / len(self.W)
 
     def fuse(self, ids: np.ndarray) -> None:
-        """delta, theta and v of every pair with one of these clients.  In place within a block, which stays in the
-        cache: 100 clients have 4,950 vectors."""
-        delta, s = self.delta.clone(), self.s.clone()
+        """delta, theta and v of every pair with one of these clients.  A client's pairs at a time, which stay in the
+        cache: 100 clients have 4,950 vectors, and each is read once and written once."""
+        delta = torch.empty_like(self.delta) if len(ids) == len(self.W) else self.delta.clone()
+        kept, n = (1 - self.s)[:, None], torch.full_like(self.s, -1)  # v_ij = rho kept delta; -1: nobody of these
         for i, later, at in self.pairs(ids):
-            block = delta[at].mul_((1 - s[at])[:, None])  # v_ij/rho  [m, p]
-            block.add_(self.W[i]).sub_(self.W[later])
-            delta[at], s[at] = block, self.scad(block.norm(dim=1))
-        self.delta, self.s = delta, s
+            old = self.delta[at]  # [m, p]: a view of consecutive pairs, else a copy
+            place = delta[at] if isinstance(at, slice) else old
+            n[at] = torch.addcmul(self.W[i] - self.W[later], old, kept[at], out=place).norm(dim=1)
+            if place is old:
+                delta[at] = old
+        self.delta, self.s = delta, torch.where(n < 0, self.s, self.scad(n))
 
     def scad(self, n: Tensor) -> Tensor:
         """s of theta = s delta, which minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), for norms n of delta."""

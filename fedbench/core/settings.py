@@ -36,6 +36,7 @@ NEUTRAL = {
     **LATER_KEYS,
 }
 NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
+NEUTRAL |= {"dataset.anatomy": "generated"}  # of dataset=tumours
 NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # of model=logistic
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {

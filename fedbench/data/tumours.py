@@ -6,6 +6,7 @@ contrast agent and T2 (in the order of the Medical Segmentation Decathlon's firs
 that only T1c shows well, and oedema that FLAIR and T2 show; its outline is a random Fourier series, and it is blended
 into the tissue by a factor of its own.  Small spots, bright in FLAIR and T2 or (vessels) in T1c, are no tumour.
 Everything is blurred, multiplied by a bias field per modality and made noisy, then standardized inside the brain.
+With anatomy=mni152 a slice of the MNI152 template, bent for each scan, is in the ellipse's place (_atlas.py).
 
 The tissue values are chosen, not measured: scores on this set say nothing of scores on patients.
 
@@ -20,6 +21,7 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from fedbench.core.options import Count, Natural, NonNegative, Positive, require
+from fedbench.data import _atlas
 from fedbench.data._channels import lacking, picked
 from fedbench.data.base import Arrays
 
@@ -44,7 +46,8 @@ class Tumours:
     silo (for partition=domain and partition=domain_counts).  lack, lack_clients: see data/_channels.py.
     sites: hospitals as natural silos, whose scanners differ in contrast, noise and bias and whose tumours in size; 0:
     one scanner.  noise: standard deviation, where white matter in T1 is 0.95.  contrast: the least factor, in [0, 1],
-    by which a tumour is blended in.  clip: standard deviations that become 1.  seed: of everything.
+    by which a tumour is blended in.  clip: standard deviations that become 1.  seed: of everything.  anatomy: below the
+    tumours; mni152 needs nilearn.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Tumours:
         contrast: NonNegative = 0.45,
         clip: Positive = 3.0,
         seed: Natural = 0,
+        anatomy: Literal["generated", "mni152"] = "generated",
     ):
         self.n, self.size, self.labels, self.single_modality = n, size, labels, single_modality
         self.channels = picked(channels, MODALITIES)
@@ -71,14 +75,16 @@ class Tumours:
         require(size >= 16, f"dataset.size={size} must be at least 16 pixels")
         self.names, self.fit = names, lacking(lack, names, lack_clients)
         self.sites, self.noise, self.contrast, self.clip, self.seed = sites, noise, contrast, clip, seed
+        self.anatomy = anatomy
 
     def load(self) -> Arrays:
-        """Generate the set."""
+        """Generate the set; ConfigError where its anatomy is not installed."""
+        atlas = _atlas.mni152() if self.anatomy == "mni152" else None
         scans = np.empty((self.n, len(self.channels), self.size, self.size), np.float32)
         masks = np.empty((self.n, self.size, self.size), np.uint8)
         for i in range(self.n):
             site = i % self.sites if self.sites else None
-            scan, masks[i] = self._scan(np.random.default_rng([self.seed, i]), site)
+            scan, masks[i] = self._scan(np.random.default_rng([self.seed, i]), site, atlas)
             scans[i] = scan[self.channels]
         domain = np.arange(self.n) % self.sites if self.sites else None
         names = [f"site {s}" for s in range(self.sites)] if self.sites else None
@@ -98,10 +104,12 @@ class Tumours:
             fit=self.fit,
         ).check()
 
-    def _scan(self, rng: np.random.Generator, site: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def _scan(
+        self, rng: np.random.Generator, site: int | None, atlas: _atlas.Atlas | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """One scan [4, S, S], standardized, and its mask [S, S]: 0 none, 1 core, 2 rim, 3 oedema."""
         gain, gamma, noisier, larger = scanner(self.seed, site)
-        tissue, brain = anatomy(rng, self.size)  # [4, S, S], [S, S]
+        tissue, brain = anatomy(rng, self.size) if atlas is None else real_anatomy(rng, self.size, atlas)
         inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95
         mask = tumour(rng, inner, larger)  # [S, S]
         factor = rng.uniform(self.contrast, 1)
@@ -166,13 +174,35 @@ def anatomy(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray
     tissue = np.where(grey, GREY[:, None, None], FLUID[:, None, None])
     tissue = np.where(white, WHITE[:, None, None], tissue)
     tissue = np.where(fluid, FLUID[:, None, None], tissue)
-    rows, columns = np.nonzero(white & ~fluid)
+    return with_spots(rng, at, tissue, white & ~fluid) * brain, brain
+
+
+def real_anatomy(rng: np.random.Generator, size: int, atlas: _atlas.Atlas) -> tuple[np.ndarray, np.ndarray]:
+    """The same of a slice of the atlas, mirrored, turned, stretched and bent, with ventricles of another width."""
+    at = coordinates(size)
+    bend = np.stack([smooth(f, size / 8) for f in rng.standard_normal((2, size, size))])
+    y, x = at + 0.03 * bend + rng.uniform(-0.05, 0.05, (2, 1, 1))
+    turn, tall, wide = rng.uniform(-0.2, 0.2), rng.uniform(0.92, 1.08), rng.uniform(0.92, 1.08)
+    y, x = (np.cos(turn) * y + np.sin(turn) * x) / tall, (np.cos(turn) * x - np.sin(turn) * y) / wide
+    x = x * rng.choice((-1, 1))
+    x = x * (1 - rng.uniform(-0.4, 0.4) * np.exp(-(x**2 + (y - 0.05) ** 2) / 0.25**2))  # > 0: wider in the middle
+    grey, white, inside = atlas.slice(rng.uniform(_atlas.LOWEST, _atlas.HIGHEST), np.stack([y, x]))  # [S, S] each
+    share = np.stack([grey, white, (1 - grey - white).clip(0)]) ** 2  # one head has sharper borders than their mean
+    values = np.stack([GREY, WHITE, FLUID]) * rng.normal(1, 0.04, (3, 4))  # of this patient  [3, 4]
+    tissue = np.tensordot(values.T, share / share.sum(0), 1)  # [4, S, S]
+    brain = inside > 0.5
+    return with_spots(rng, at, tissue, brain & (white > 0.7 * white.max())) * brain, brain
+
+
+def with_spots(rng: np.random.Generator, at: np.ndarray, tissue: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """tissue [4, S, S] with small bright spots and vessels around some points of `where` [S, S].  at [2, S, S]."""
+    rows, columns = np.nonzero(where)
     for value, most in ((SPOT, 6), (VESSEL, 5)):
         for k in rng.integers(len(rows), size=rng.integers(0, most)):
             centre = (at[0][rows[k], columns[k]], at[1][rows[k], columns[k]])
             spot = ellipse(at, centre, tuple(rng.uniform(0.025, 0.07, 2)), rng.uniform(0, 3)) < 1
             tissue = np.where(spot, value[:, None, None], tissue)
-    return tissue * brain, brain
+    return tissue
 
 
 def tumour(rng: np.random.Generator, inside: np.ndarray, larger: float) -> np.ndarray:

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from tiny import close, equal
 from torch import Tensor
 
-from fedbench.algorithms._fusion import Network, drifted, dual_norm, fuse, onto_l1_ball, prox
+from fedbench.algorithms._fusion import RELAXED, Network, drifted, dual_norm, fuse, onto_l1_ball, prox
 from fedbench.algorithms._similarity import complete, of_edges, star
 
 NORMS = ("l1", "l2", "linf")
@@ -182,6 +182,25 @@ def test_any_penalty_of_admm_leads_to_the_same() -> None:
     V, net = drawn(), Network(SPARSE)
     for norm in NORMS:
         close(fuse(V, net, 0.3, norm, r=3.0, **EXACT).Z, fuse(V, net, 0.3, norm, r=0.2, **EXACT).Z, 1e-8)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("start", [False, True])
+def test_iterations_are_the_papers(norm: str, start: bool) -> None:
+    """Eqs. (8) to (10) with W and U as they are printed, B Z relaxed, before r is first changed."""
+    V, net, tau, r = drawn(), Network(SPARSE), 0.2, 0.7
+    U = 0.1 * drawn(len(net), 4, 9) if start else None
+    ours = fuse(V, net, tau, norm, r=r, iterations=7, U=U)
+    U = torch.zeros(len(net), 4).double() if U is None else U
+    A = torch.eye(5).double() + r * net.B.T @ net.B
+    W = net.B @ (V - net.B.T @ U)
+    for _ in range(7):
+        Z = torch.linalg.solve(A, V + net.B.T @ (r * W - U))
+        relaxed = RELAXED * net.B @ Z + (1 - RELAXED) * W
+        W = prox(relaxed + U / r, tau / r, norm)
+        U = U + r * (relaxed - W)
+    close(ours.Z, Z, 1e-10)
+    close(ours.U, U, 1e-10)
 
 
 def test_the_released_code_moves_the_mean_by_every_iteration() -> None:

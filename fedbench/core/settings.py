@@ -33,6 +33,7 @@ NEUTRAL = {
     "adapter.twin": False,
     "algorithm.adapt": "alpha",
     "optimizer.schedule.per": "round",
+    "task.sample_f1": False,
     **LATER_KEYS,
 }
 NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv

@@ -162,18 +162,30 @@ class Layout:
         return cached_array(self.data_dir, name, key, shape, blocks)
 
 
-def assembled(read: Sequence[tuple[Files, Sequence[Row]]], silos: Sequence[str], layout: Layout, source: str) -> Arrays:
-    """The arrays of rows, set after set.  silos: their sources, in order.  source: who says so, for sentences.
+Read = Sequence[tuple[Files, Sequence[Row]]]
+Listed = list[tuple[Files, Sequence[str]]]
 
-    Of several right answers the first that the silo's training part knows is asked for.
-    """
+
+def assembled(read: Read, silos: Sequence[str], layout: Layout, source: str) -> Arrays:
+    """The arrays of rows, set after set.  silos: their sources, in order.  source: who says so, for sentences."""
+    questions, listed = questions_of(read, silos, source)
+    tokens = layout.tokenizer([q.question for q in questions if q.split == TRAIN])
+    pictures = layout.pictures(listed, source.removeprefix("dataset="))
+    return arrays_of(questions, pictures, tokens, silos, source)
+
+
+def questions_of(read: Read, silos: Sequence[str], source: str) -> tuple[list[Question], Listed]:
+    """The questions, and by file the names of the pictures that they number.  Of several right answers the first that
+    the silo's training part knows is asked for."""
     number = {silo: i for i, silo in enumerate(silos)}
     known: list[set[str]] = [set() for _ in silos]
     for _, rows in read:
         for row in rows:
             if row.split == TRAIN:
                 known[number[row.source]].add(normalized(row.answers[0]))
-    questions, listed, before = [], [], 0
+    questions: list[Question] = []
+    listed: Listed = []
+    before = 0
     for files, rows in read:
         names = sorted({row.image for row in rows})
         place = {name: before + i for i, name in enumerate(names)}
@@ -185,6 +197,4 @@ def assembled(read: Sequence[tuple[Files, Sequence[Row]]], silos: Sequence[str],
             closed = is_closed(answers[0], row.answer_type)
             questions.append(Question(place[row.image], row.question, answer, closed, row.split, silo))
     require(bool(questions), f"{source}: there are no questions")
-    tokens = layout.tokenizer([q.question for q in questions if q.split == TRAIN])
-    name = source.removeprefix("dataset=")
-    return arrays_of(questions, layout.pictures(listed, name), tokens, silos, source)
+    return questions, listed

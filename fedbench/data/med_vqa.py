@@ -53,12 +53,16 @@ class MedVQA:
 
     def load(self) -> Arrays:
         """Set after set."""
+        return assembled(self.read(), self.sets, self.layout, "dataset=med_vqa")
+
+    def read(self) -> list[tuple[Files, list[Row]]]:
+        """The rows of each set, whose name is their source."""
         read = []
         for name in self.sets:
             title, where, rows = READERS[name]
             files = Files(self.paths[name], title, where)
             read.append((files, rows(files)))
-        return assembled(read, self.sets, self.layout, "dataset=med_vqa")
+        return read
 
 
 def slake(files: Files) -> list[Row]:

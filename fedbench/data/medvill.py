@@ -10,6 +10,7 @@ which are taken.  Reports were what the labels were read from: text alone nearly
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,26 +55,49 @@ class MedViLL:
 
     def load(self) -> Arrays:
         """All pairs, in the files' order."""
-        files = Files(self.path, "MedViLL's pairs", WHERE)
-        rows = [row for name in PARTS for row in _rows(files, name)]
-        require(
-            len(rows) > 1, f"dataset.path={files.path}: {', '.join(PARTS)} hold {len(rows)} pair(s), too few to cut"
-        )
-        split = np.full(len(rows), TEST, np.int8)
-        split[generator(self.seed, "medvill").permutation(len(rows))[: num_trained(len(rows), self.test)]] = TRAIN
-        texts = [str(row.get("text") or "") for row in rows]
-        tokens = self.layout.tokenizer([text for text, part in zip(texts, split) if part == TRAIN])
-        pictures = self.layout.pictures([(files, [_picture(files, row) for row in rows])], "medvill")
+        pairs = self.pairs()
+        tokens = self.layout.tokenizer([text for text, part in zip(pairs.texts, pairs.split) if part == TRAIN])
+        pictures = self.layout.pictures([(pairs.files, pairs.pictures)], "medvill")
         return Arrays(
-            {"image": pictures, "text": tokens(texts)},
-            np.array([_labels(files, row) for row in rows], np.float32),
-            split,
+            {"image": pictures, "text": tokens(pairs.texts)},
+            np.array(pairs.labels, np.float32),
+            pairs.split,
             len(LABELS),
             task="multilabel",
             class_names=list(LABELS),
             mean=(0.5,) * pictures.shape[1],
             std=(0.5,) * pictures.shape[1],
         ).check()
+
+    def pairs(self, most: int | None = None) -> Pairs:
+        """In the files' order.  most: how many are drawn, before the cut, where there are more; None: all."""
+        files = Files(self.path, "MedViLL's pairs", WHERE)
+        rows = [row for name in PARTS for row in _rows(files, name)]
+        require(
+            len(rows) > 1, f"dataset.path={files.path}: {', '.join(PARTS)} hold {len(rows)} pair(s), too few to cut"
+        )
+        drawn = generator(self.seed, "medvill").permutation(len(rows))[:most]
+        split = np.full(len(rows), TEST, np.int8)
+        split[drawn[: num_trained(len(drawn), self.test)]] = TRAIN
+        kept = [rows[i] for i in sorted(drawn)]
+        return Pairs(
+            files,
+            [_picture(files, row) for row in kept],
+            [str(row.get("text") or "") for row in kept],
+            [_labels(files, row) for row in kept],
+            split[np.sort(drawn)],
+        )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """n radiographs: their names in files, reports, which of LABELS they have, and the part [n] that each is of."""
+
+    files: Files
+    pictures: list[str]
+    texts: list[str]
+    labels: list[list[bool]]
+    split: np.ndarray
 
 
 def num_trained(n: int, test: float) -> int:

@@ -8,16 +8,19 @@ fourth asks closed questions and how strong a lesion is, the fifth asks no close
 which occurs nowhere in training.
 kind=reports: scans with up to three lesions and a sentence that names them, of whom a tenth is left out; their textures
 and strengths are six labels, the last one for none.
+kind=mixed: the first three of five hospitals ask questions, the others have reports.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import Count
+from fedbench.core.options import Count, require
 from fedbench.core.rng import generator
+from fedbench.data._labelled import Labelled, mixed_of
 from fedbench.data._questions import Question, arrays_of, by_words, vocabulary
 from fedbench.data.base import TEST, TRAIN, Arrays
 
@@ -37,32 +40,54 @@ ASKED = {
 CLOSED = ("present", "left")
 BY_SITE = (*(tuple(ASKED),) * 3, (*CLOSED, "strength"), ("texture", "side", "strength"))
 REPORT = "the scan shows {} lesion of {} texture"
+TOLD = ("and nothing", *(REPORT.format(s, t) for s in STRENGTH for t in TEXTURES))
 LABELS = (*TEXTURES, "faint", "strong", "others")
+ASKING = (0, 1, 2)  # sites that ask questions, of five, where the others have reports
+SOURCE = "dataset=synthetic_medvqa"
 TOKENS = {"vqa": 8, "reports": 24}
 
 
 class SyntheticMedVQA:
     """inputs image uint8 [n, 1, 16, 16] and text int64 [n, T]; kind=vqa: targets [n, 2] (data/_questions.py), T = 8;
-    reports: multi-hot [n, 6], T = 24.  sites: hospitals, whose styles repeat after five.  train, test: questions, or
-    scans, of each; there are two questions of a scan.  seed: of everything."""
+    reports: multi-hot [n, 6], T = 24; mixed: those of tasks/mixed.py, T = 24.  sites: hospitals, whose styles repeat
+    after five.  train, test: questions, or scans, of each; there are two questions of a scan.  seed: of everything."""
 
     def __init__(
         self,
-        kind: Literal["vqa", "reports"] = "vqa",
+        kind: Literal["vqa", "reports", "mixed"] = "vqa",
         sites: Count = 5,
         train: Count = 400,
         test: Count = 100,
         seed: int = 0,
     ):
+        least = len(ASKING) + 1
+        require(
+            kind != "mixed" or sites >= least,
+            f"dataset.kind=mixed needs dataset.sites >= {least}, of which one has reports, got {sites}",
+        )
         self.kind, self.sites, self.train, self.test, self.seed = kind, sites, train, test, seed
 
     def load(self) -> Arrays:
-        """All hospitals, one after the other."""
-        return self._questions() if self.kind == "vqa" else self._reports()
+        """All hospitals, one after the other; of kind=mixed those that ask first."""
+        everybody = range(self.sites)
+        if self.kind == "vqa":
+            pictures, questions = self._questions(everybody)
+            tokens = _tokens([text for texts in ASKED.values() for text in texts], TOKENS["vqa"])
+            return arrays_of(questions, np.stack(pictures)[:, None], tokens, self._names(everybody), SOURCE)
+        if self.kind == "reports":
+            return self._only_reports()
+        asking = [site for site in everybody if site % 5 in ASKING]
+        telling = [site for site in everybody if site % 5 not in ASKING]
+        pictures, questions = self._questions(asking)
+        more, labelled = self._reports(telling, len(pictures))
+        tokens = _tokens([*(text for texts in ASKED.values() for text in texts), *TOLD], TOKENS["reports"])
+        silos = self._names(asking), self._names(telling)
+        return mixed_of(questions, labelled, np.stack([*pictures, *more])[:, None], tokens, silos, SOURCE)
 
-    def _questions(self) -> Arrays:
+    def _questions(self, sites: Sequence[int]) -> tuple[list[np.ndarray], list[Question]]:
+        """Scans and questions about them, two of each; silos are numbered in the order of sites."""
         pictures, questions = [], []
-        for site in range(self.sites):
+        for silo, site in enumerate(sites):
             rng = generator(self.seed, "synthetic_medvqa", site)
             for split, count in ((TRAIN, self.train), (TEST, self.test)):
                 for i in range(count):
@@ -72,19 +97,13 @@ class SyntheticMedVQA:
                     topic = str(rng.choice(BY_SITE[site % 5]))
                     asked = str(rng.choice(ASKED[topic]))
                     answer = answered(topic, lesion, site)
-                    questions.append(Question(len(pictures) - 1, asked, answer, topic in CLOSED, split, site))
-        known = vocabulary([text for texts in ASKED.values() for text in texts])
-        return arrays_of(
-            questions,
-            np.stack(pictures)[:, None],
-            lambda texts: by_words(texts, known, TOKENS["vqa"]),
-            self._names(),
-            "dataset=synthetic_medvqa",
-        )
+                    questions.append(Question(len(pictures) - 1, asked, answer, topic in CLOSED, split, silo))
+        return pictures, questions
 
-    def _reports(self) -> Arrays:
-        pictures, texts, labels, splits, silos = [], [], [], [], []
-        for site in range(self.sites):
+    def _reports(self, sites: Sequence[int], first: int = 0) -> tuple[list[np.ndarray], list[Labelled]]:
+        """Scans, numbered from first on, with reports and labels."""
+        pictures, labelled = [], []
+        for silo, site in enumerate(sites):
             rng = generator(self.seed, "synthetic_medvqa reports", site)
             for split, count in ((TRAIN, self.train), (TEST, self.test)):
                 for _ in range(count):
@@ -92,25 +111,36 @@ class SyntheticMedVQA:
                     lesions = [(str(rng.choice(TEXTURES)), int(p), str(rng.choice(USUAL))) for p in places]
                     pictures.append(styled(scan(lesions, rng), site, rng))
                     told = [REPORT.format(s, t) for t, _, s in lesions if rng.random() >= 0.1]
-                    texts.append(" and ".join(told) or "the scan shows nothing")
+                    text = " and ".join(told) or "the scan shows nothing"
                     found = {name for t, _, s in lesions for name in (t, s)} or {"others"}
-                    labels.append([name in found for name in LABELS])
-                    splits.append(split)
-                    silos.append(site)
-        known = vocabulary(["and nothing", *(REPORT.format(s, t) for s in STRENGTH for t in TEXTURES)])
+                    labels = [name in found for name in LABELS]
+                    labelled.append(Labelled(first + len(pictures) - 1, text, labels, split, silo))
+        return pictures, labelled
+
+    def _only_reports(self) -> Arrays:
+        pictures, labelled = self._reports(range(self.sites))
         return Arrays(
-            {"image": np.stack(pictures)[:, None], "text": by_words(texts, known, TOKENS["reports"])},
-            np.array(labels, np.float32),
-            np.array(splits, np.int8),
+            {
+                "image": np.stack(pictures)[:, None],
+                "text": _tokens(TOLD, TOKENS["reports"])([one.text for one in labelled]),
+            },
+            np.array([one.labels for one in labelled], np.float32),
+            np.array([one.split for one in labelled], np.int8),
             len(LABELS),
             task="multilabel",
             class_names=list(LABELS),
-            domain=np.array(silos, np.int64),
-            domain_names=self._names(),
+            domain=np.array([one.silo for one in labelled], np.int64),
+            domain_names=self._names(range(self.sites)),
         ).check()
 
-    def _names(self) -> list[str]:
-        return [SITES[i % 5] if i < 5 else f"{SITES[i % 5]}_{i // 5 + 1}" for i in range(self.sites)]
+    def _names(self, sites: Sequence[int]) -> list[str]:
+        return [SITES[i % 5] if i < 5 else f"{SITES[i % 5]}_{i // 5 + 1}" for i in sites]
+
+
+def _tokens(texts: Sequence[str], length: int) -> Callable[[Sequence[str]], np.ndarray]:
+    """From texts to numbers [n, length]; known are the words of these texts."""
+    known = vocabulary(texts)
+    return lambda some: by_words(some, known, length)
 
 
 Lesion = tuple[str, int, str]  # texture, place (0, 1 on the left, 2, 3 on the right), strength

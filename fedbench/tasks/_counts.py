@@ -35,6 +35,14 @@ def mean_of_defined(values: np.ndarray) -> np.ndarray:
     return ratio(np.where(defined, values, 0).sum(1), defined.sum(1))
 
 
+def f1_flat(tp: np.ndarray, p: np.ndarray, true: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """F1 of yes and of no to each of so many cells, weighted by how often each is true, of a client's counts [N]: tp,
+    yes that is right; p, yes at all; true.  An undefined one of the two counts 0.  # [N]"""
+    of_yes = ratio(2 * tp, p + true)
+    of_no = ratio(2 * (cells - p - true + tp), 2 * cells - p - true)
+    return ratio(true * np.nan_to_num(of_yes) + (cells - true) * np.nan_to_num(of_no), cells)
+
+
 def area_under_roc(odds: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Area under the ROC curve per client and column of odds and positive [n, C]: ties count half, NaN without both
     classes.  # [N, C]"""

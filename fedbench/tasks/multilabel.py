@@ -14,19 +14,19 @@ from fedbench.tasks.base import Tally, Task, check_primary, mean_loss, ratio
 class MultiLabel(Task):
     """Binary cross-entropy, mean over the client's own classes; y [..., B, C] float, logits [..., B, C].
 
-    A label is predicted where its logit is > 0.  micro_f1: whether that score is recorded too.  primary: the score to
-    go by.
+    A label is predicted where its logit is > 0.  micro_f1, sample_f1: whether these scores are recorded too.
+    primary: the score to go by.
     """
 
     kind = "multilabel"
     primary = "accuracy"
     higher_is_better = {"loss": False, "accuracy": True, "f1": True, "auc": True}
-    fractions = frozenset(("accuracy", "f1", "micro_f1", "auc"))
+    fractions = frozenset(("accuracy", "f1", "micro_f1", "sample_f1", "auc"))
 
-    def __init__(self, micro_f1: bool = False, primary: str = "accuracy"):
-        self.micro_f1 = micro_f1
-        if micro_f1:
-            self.higher_is_better = {**type(self).higher_is_better, "micro_f1": True}
+    def __init__(self, micro_f1: bool = False, sample_f1: bool = False, primary: str = "accuracy"):
+        self.micro_f1, self.sample_f1 = micro_f1, sample_f1
+        more = [name for name, wanted in (("micro_f1", micro_f1), ("sample_f1", sample_f1)) if wanted]
+        self.higher_is_better = {**type(self).higher_is_better, **dict.fromkeys(more, True)}
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
@@ -54,7 +54,8 @@ class MultiLabel(Task):
 
     def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """loss, accuracy (element by element), f1 (macro, over labels true or predicted somewhere), micro_f1 (over all
-        labels together), auc (macro, over labels that some but not all of a client's samples have)."""
+        labels together), sample_f1 (of each sample, mean over those with a label that is true or predicted), auc
+        (macro, over labels that some but not all of a client's samples have)."""
         logits, targets = tally["logits"].float().cpu().numpy(), tally["y"].cpu().numpy() > 0.5  # [n, C]
         valid = np.ones_like(targets) if class_mask is None else class_mask[clients_of(offsets)]  # [n, C]
         predicted = logits > 0  # [n, C]
@@ -70,4 +71,16 @@ class MultiLabel(Task):
             "f1": mean_of_defined(ratio(2 * tp, p + l)),
             "auc": mean_of_defined(auc if class_mask is None else np.where(class_mask, auc, np.nan)),
         }
-        return scores | ({"micro_f1": ratio(2 * tp.sum(1), (p + l).sum(1))} if self.micro_f1 else {})
+        if self.micro_f1:
+            scores["micro_f1"] = ratio(2 * tp.sum(1), (p + l).sum(1))
+        if self.sample_f1:
+            scores["sample_f1"] = _sample_f1(predicted & valid, targets & valid, offsets)
+        return scores
+
+
+def _sample_f1(predicted: np.ndarray, true: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Mean over a client's samples of 2 |predicted and true| / (|predicted| + |true|), of bool [n, C].  # [N]"""
+    each = ratio(2 * (predicted & true).sum(1), predicted.sum(1) + true.sum(1))  # [n]
+    defined = ~np.isnan(each)
+    total, count = sum_by_client(np.stack([np.where(defined, each, 0), defined], 1), offsets).T  # [N] each
+    return ratio(total, count)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbench.core.options import require
-from fedbench.tasks._counts import sum_by_client
+from fedbench.tasks._counts import f1_flat, sum_by_client
 from fedbench.tasks.base import Tally, Task, Training, check_primary, mean_loss, ratio
 from fedbench.tasks.classification import mask_logits
 
@@ -113,7 +113,4 @@ class VQA(Task):
         tp, p = sum_by_client(np.stack([tally[x].cpu().numpy().astype(np.float64) for x in ("tp", "p")], 1), offsets).T
         answers = np.full(len(tp), self.num_answers, np.float64) if class_mask is None else class_mask.sum(1)
         cells = answers * np.diff(offsets)  # [N], questions by answers
-        of_yes = ratio(2 * tp, p + true)
-        of_no = ratio(2 * (cells - p - true + tp), 2 * cells - p - true)
-        flat = ratio(true * np.nan_to_num(of_yes) + (cells - true) * np.nan_to_num(of_no), cells)
-        return {"micro_f1": of_yes, "f1_flat": flat}
+        return {"micro_f1": ratio(2 * tp, p + true), "f1_flat": f1_flat(tp, p, true, cells)}

@@ -7,6 +7,7 @@ import pytest
 
 from fedbench.core.options import ConfigError
 from fedbench.data import _questions as q
+from fedbench.data._labelled import Labelled, mixed_of
 from fedbench.data.base import TEST, TRAIN
 from fedbench.data.synthetic_medvqa import LABELS, SITES, SyntheticMedVQA
 
@@ -102,3 +103,43 @@ def test_generated_reports() -> None:
     assert none.any() and not made.targets[none, :-1].any() and made.targets[~none].any(1).all()
     told = (made.parts()["text"] > 0).sum(1)
     assert told[none].max() < told[~none].max()
+
+
+# -- questions beside labels -----------------------------------------------------------------------------
+def test_labels_are_behind_questions() -> None:
+    """Silos go on after those that ask; every one has its own classes; both show the same pictures."""
+    known = q.vocabulary(["is it there", "clear lungs"])
+    labelled = [
+        Labelled(2, "clear lungs", [True, False, False, True], TRAIN, 0),
+        Labelled(0, "clear", [False] * 4, TEST, 1),
+    ]
+    pictures = np.arange(48, dtype=np.uint8).reshape(3, 1, 4, 4)
+    silos = ["a", "b"], ["c", "d"]
+    made = mixed_of(table(), labelled, pictures, lambda t: q.by_words(t, known, 5), silos, "x")
+    answers = [[2, 2], [2, 1], [2, 1], [1, 0], [2, 1], [1, 2], [1, 0], [1, -1]]
+    assert made.targets.tolist() == [*([*row, -1] for row in answers), [0, 0, 3], [0, -1, -1]]
+    assert made.domain is not None and made.domain.tolist() == [0] * 6 + [1] * 2 + [2, 3]
+    assert made.domain_names == ["a", "b", "c", "d"] and made.split[-2:].tolist() == [TRAIN, TEST]
+    assert made.class_mask is not None and made.num_classes == 4
+    assert made.class_mask.sum(1).tolist() == [3, 1, 4, 4] and made.class_mask[0].tolist() == [True] * 3 + [False]
+    assert made.shared is not None and made.shared["image"][-2:].tolist() == [2, 0]
+    assert made.parts()["text"][-2].tolist() == [1, known["clear"], known["lungs"], 2, 0]
+
+
+def test_mixed_hospitals_are_those_of_either_kind() -> None:
+    """Three of five ask what they ask elsewhere; the scans and labels of the others are those of reports."""
+    made, asked, told = (SyntheticMedVQA(kind, 7, 20, 10).load() for kind in ("mixed", "vqa", "reports"))
+    assert made.domain_names == ["inverted", "bright", "noisy", "inverted_2", "bright_2", "pale", "plain"]
+    assert made.domain is not None and asked.domain is not None and told.domain is not None and made.shared is not None
+    for silo, site in enumerate((0, 1, 2, 5, 6)):
+        mine, same = made.targets[made.domain == silo], asked.targets[asked.domain == site]
+        np.testing.assert_array_equal(mine[:, :2], np.stack([1 + same[:, 1], same[:, 0]], 1))
+    for silo, site in ((5, 3), (6, 4)):
+        mine = made.domain == silo
+        hot = np.zeros((30, len(LABELS) + 1), np.float32)
+        np.put_along_axis(hot, made.targets[mine][:, 1:], 1, 1)  # -1 is the last one
+        np.testing.assert_array_equal(hot[:, :-1], told.targets[told.domain == site])
+        pictures = made.parts()["image"][made.shared["image"][mine]]
+        np.testing.assert_array_equal(pictures, told.parts()["image"][told.domain == site])
+    with pytest.raises(ConfigError, match=r"dataset\.kind=mixed needs dataset\.sites >= 4"):
+        SyntheticMedVQA("mixed", 3)

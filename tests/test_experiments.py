@@ -27,6 +27,7 @@ NAMES = group_options("experiment")
 BESIDE = ("debug", "reduced/", "setting/")
 PROMPTS = "pfedmoap_"  # tables of models on which generated pictures say nothing
 TEXTS = "fedpia_"  # tables of pictures with texts
+KINDS = {"vqa": "vqa", "multilabel": "reports", "mixed": "mixed"}  # of synthetic_medvqa, by task
 NOT_BUILT = "_albef"  # printed settings without an experiment, by the end of their names
 TOO_WIDE = {f"pfedmoap_table9_dfeature/d_{d}" for d in (128, 256, 512, 1024)} | {"pfedmoap_table8_nexperts/experts_30"}
 ROWS = [name for name in NAMES if not name.startswith(BESIDE)]
@@ -37,7 +38,7 @@ TABLES = (
     *("pfedmoap_table1_clip", "pfedmoap_table2_cifar", "pfedmoap_table3_domainnet", "pfedmoap_table4_office"),
     *("pfednet_table2_luna16", "pfednet_table3_brats17_iou", "pfednet_table4_brats17_label_iou"),
     *("pfednet_table5_chd", "pfednet_table6_diabetes", "pfednet_table7_covid19"),
-    *("fedpia_table1_vqa", "fedpia_table3_multilabel"),
+    *("fedpia_table1_vqa", "fedpia_table2_modality", "fedpia_table3_multilabel", "fedpia_table4_heterogeneous"),
     *("pfedmoap_table6_dp", "pfedmoap_table7_gating", "pfedmoap_table8_nexperts", "pfedmoap_table9_dfeature"),
 )
 KEPT, FRESH, PLAIN = (0.9, "never"), (0.9, "round"), (0.0, "round")  # momentum and its buffers, in the PGFed code
@@ -224,9 +225,9 @@ def small(name: str) -> str:
 
 
 def more(name: str) -> list[str]:
-    """What a row of reports instead of questions needs beside that."""
-    reports = name.startswith(TEXTS) and composed(name)["choices"]["task"] == "multilabel"
-    return ["dataset.kind=reports"] if reports else []
+    """What a row of pictures with texts needs beside that."""
+    task = composed(name)["choices"]["task"]
+    return [f"dataset.kind={KINDS[task]}"] if name.startswith(TEXTS) else []
 
 
 def draw(path: Path, grey: int) -> None:

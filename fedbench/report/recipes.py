@@ -168,11 +168,15 @@ def domain_of(row: dict[str, str]) -> str | None:
 
 
 def clients_of(run: Run, domain: str) -> list[int]:
-    """Clients whose domain, in partition.json's ``domains`` [N], is this one; FedPIA's c3_oct is oct."""
+    """Clients whose domain, in partition.json's ``domains`` [N], is this one; FedPIA's c3_oct is the third one's."""
     names = read_json(run.path / "partition.json").get("domains")
-    names = names if isinstance(names, list) else []
-    wanted = {simplified(domain), simplified(re.sub(r"^c\d+_", "", domain))}
-    return [client for client, name in enumerate(names) if simplified(str(name)) in wanted]
+    names = [simplified(str(name)) for name in names] if isinstance(names, list) else []
+    numbered = re.match(r"c(\d+)_", domain)
+    if numbered:
+        wanted = [*dict.fromkeys(names)][int(numbered[1]) - 1 : int(numbered[1])]
+    else:
+        wanted = [simplified(domain)]
+    return [client for client, name in enumerate(names) if name in wanted]
 
 
 def simplified(name: str) -> str:

@@ -293,10 +293,9 @@ def test_run_without_domains_has_no_clients_of_a_domain(tmp_path):
 
 
 def test_clients_of_a_domain_may_be_numbered(tmp_path):
-    (tmp_path / "partition.json").write_text('{"domains": ["ct", "oct", "x-ray"]}')
-    assert [clients_of(Run(tmp_path), name) for name in ("c1_ct", "c2_oct", "c3_xray", "oct", "c4_us")] == [
-        [0], [1], [2], [1], []
-    ]  # fmt: skip
+    (tmp_path / "partition.json").write_text('{"domains": ["ct", "ultrasound", "x_ray"]}')
+    asked = ("c1_ct", "c2_us", "c3_xray", "x-ray", "c4_oct")
+    assert [clients_of(Run(tmp_path), name) for name in asked] == [[0], [1], [2], [2], []]
 
 
 @pytest.mark.parametrize("seed", range(5))

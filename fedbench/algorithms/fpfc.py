@@ -29,8 +29,8 @@ class FPFC(Algorithm):
     """lam, rho, a, xi, merge: above and in the YAML.
 
     State: own [N, P]; of the server W [N, p], what clients sent last, and of all M = N (N - 1) / 2 pairs i < j, in the
-    order of (0, 1), (0, 2) ... (1, 2) ..., delta [M, p] and s [M]; while these have one s, in their places D [N, p],
-    less its mean, and s [1].
+    order of (0, 1), (0, 2) ... (1, 2) ..., s [M] and delta [M, p]; while they have one s, in the place of delta D [N, p],
+    less its mean, if that is smaller.
     """
 
     def __init__(
@@ -61,11 +61,12 @@ class FPFC(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """All start from one model, so that every D is 0."""
+        """All start from one model, so that every delta is 0."""
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
         self.own = rows("own", default=w)  # lazy [N, P]
         self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
-        self.delta, self.s = torch.zeros_like(self.W), w.new_ones(1)  # D and its s
+        self.s = w.new_ones(n * (n - 1) // 2)  # [M]
+        self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
 
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""
@@ -88,7 +89,7 @@ class FPFC(Algorithm):
         if self.lam == 0:
             return self.W  # up to rounding it is, and nobody's rounding shall be another's
         if self.one_s:
-            return self.W.mean(0) + (2 * self.s - 1) * self.delta
+            return self.W.mean(0) + (2 * self.s[0] - 1) * self.delta
         total, c = torch.zeros_like(self.W), 2 * self.s - 1
         for i, later, at in self.pairs():
             total[i] += c[at] @ self.delta[at]
@@ -98,12 +99,12 @@ class FPFC(Algorithm):
     def fuse(self, ids: np.ndarray) -> None:
         """delta, theta and v of every pair with one of these clients."""
         if self.one_s and len(ids) == len(self.W):
-            D = (1 - self.s) * self.delta + self.W - self.W.mean(0)  # [N, p]
+            D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # [M]
-            if len(s) == 0 or bool(s.min() == s.max()):
-                self.delta, self.s = D, s[:1] if len(s) else self.s
+            if bool(s.min() == s.max()):
+                self.delta, self.s = D, s
                 return
-        self.delta, self.s = self.fuse_pairs(ids, *self.all_pairs())
+        self.delta, self.s = self.fuse_pairs(ids, self.all_pairs(), self.s)
 
     def fuse_pairs(self, ids: np.ndarray, delta: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         """delta [M, p] and s [M] after the update of pairs with one of these clients.
@@ -124,15 +125,15 @@ class FPFC(Algorithm):
     @property
     def one_s(self) -> bool:
         """Whether delta is D."""
-        return len(self.s) == 1 and len(self.delta) == len(self.W)
+        return len(self.delta) < len(self.s)
 
-    def all_pairs(self) -> tuple[Tensor, Tensor]:
-        """delta [M, p] and s [M] of all pairs."""
+    def all_pairs(self) -> Tensor:
+        """delta of all pairs.  # [M, p]"""
         if not self.one_s:
-            return self.delta, self.s
-        n, D = len(self.W), self.delta
-        i, j = torch.triu_indices(n, n, 1, device=D.device)  # [M] each
-        return D[i].sub_(D[j]), self.s.repeat(len(i))
+            return self.delta
+        n = len(self.W)
+        i, j = torch.triu_indices(n, n, 1, device=self.W.device)  # [M] each
+        return self.delta[i].sub_(self.delta[j])
 
     def scad(self, n: Tensor) -> Tensor:
         """s of theta = s delta, which minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), for norms n of delta."""

@@ -29,8 +29,8 @@ class FPFC(Algorithm):
     """lam, rho, a, xi, merge: above and in the YAML.
 
     State: own [N, P]; of the server W [N, p], what clients sent last, and of all M = N (N - 1) / 2 pairs i < j, in the
-    order of (0, 1), (0, 2) ... (1, 2) ..., s [M] and delta [M, p]; while they have one s, in the place of delta D [N, p],
-    less its mean, if that is smaller.
+    order of (0, 1), (0, 2) ... (1, 2) ..., s [M] and delta [M, p]; while they have one s, in the place of delta
+    D [N, p], less its mean, if that is smaller.
     """
 
     def __init__(

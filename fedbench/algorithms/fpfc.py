@@ -5,7 +5,8 @@ sum_i f_i(w_i) + sum_{i<j} P_a(||w_i - w_j||; lam), P_a being SCAD, by ADMM with
 zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho);  client i: local steps on f_i(w) + rho/2 ||w - zeta_i||^2 from w_i;
 then for every pair with a client of the cohort, delta = w_i - w_j + v_ij/rho:
 theta_ij <- s delta, v_ij <- v_ij + rho (w_i - w_j - theta_ij) = rho (1 - s) delta,  s by SCAD of ||delta|| (`scad`).
-So a pair is kept as delta and s alone, theta and v being multiples of one vector.
+So a pair is kept as delta and s alone, theta and v being multiples of one vector.  While all pairs have had one s in
+every round (everybody within xi + lam/rho, or lam = 0) delta_ij = D_i - D_j, D_i <- (1 - s) D_i + w_i: N vectors.
 Departs from the paper: local SGD by epochs of batches; norms are over the trained columns, and running statistics stay
 with the client.  merge is the released code's last step.
 Reduces to: Local with a pull to its own last upload at lam = 0, where a client's data change nobody else's row.
@@ -27,8 +28,9 @@ from fedbench.engine.rows import memory
 class FPFC(Algorithm):
     """lam, rho, a, xi, merge: above and in the YAML.
 
-    State: own [N, P]; of the server W [N, p], what clients sent last, and of all pairs i < j, in the order of
-    (0, 1), (0, 2) ... (1, 2) ..., delta [N (N - 1) / 2, p] and s.
+    State: own [N, P]; of the server W [N, p], what clients sent last, and of all M = N (N - 1) / 2 pairs i < j, in the
+    order of (0, 1), (0, 2) ... (1, 2) ..., s [M] and delta [M, p]; while they have one s, in the place of delta
+    D [N, p], less its mean, if that is smaller.
     """
 
     def __init__(
@@ -63,8 +65,8 @@ class FPFC(Algorithm):
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
         self.own = rows("own", default=w)  # lazy [N, P]
         self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
-        self.delta = w.new_zeros(n * (n - 1) // 2, self.W.shape[1])  # [N (N - 1) / 2, p]
-        self.s = w.new_ones(len(self.delta))
+        self.s = w.new_ones(n * (n - 1) // 2)  # [M]
+        self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
 
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""
@@ -86,6 +88,8 @@ class FPFC(Algorithm):
         """zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho), theta_ij - v_ij/rho being (2 s - 1) delta.  # [N, p]"""
         if self.lam == 0:
             return self.W  # up to rounding it is, and nobody's rounding shall be another's
+        if self.one_s:
+            return self.W.mean(0) + (2 * self.s[0] - 1) * self.delta
         total, c = torch.zeros_like(self.W), 2 * self.s - 1
         for i, later, at in self.pairs():
             total[i] += c[at] @ self.delta[at]
@@ -93,17 +97,43 @@ class FPFC(Algorithm):
         return self.W.mean(0) + total / len(self.W)
 
     def fuse(self, ids: np.ndarray) -> None:
-        """delta, theta and v of every pair with one of these clients.  A client's pairs at a time, which stay in the
-        cache: 100 clients have 4,950 vectors, and each is read once and written once."""
-        delta = torch.empty_like(self.delta) if len(ids) == len(self.W) else self.delta.clone()
-        kept, n = (1 - self.s)[:, None], torch.full_like(self.s, -1)  # v_ij = rho kept delta; -1: nobody of these
+        """delta, theta and v of every pair with one of these clients."""
+        if self.one_s and len(ids) == len(self.W):
+            D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
+            s = self.scad(torch.pdist(D))  # [M]
+            if bool(s.min() == s.max()):
+                self.delta, self.s = D, s
+                return
+        self.delta, self.s = self.fuse_pairs(ids, self.all_pairs(), self.s)
+
+    def fuse_pairs(self, ids: np.ndarray, delta: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """delta [M, p] and s [M] after the update of pairs with one of these clients.
+
+        A client's pairs at a time, which stay in the cache: 100 clients have 4,950 vectors, and each is read once and
+        written once.
+        """
+        new = torch.empty_like(delta) if len(ids) == len(self.W) else delta.clone()
+        kept, n = (1 - s)[:, None], torch.full_like(s, -1)  # v_ij = rho kept delta; -1: nobody of these
         for i, later, at in self.pairs(ids):
-            old = self.delta[at]  # [m, p]: a view of consecutive pairs, else a copy
-            place = delta[at] if isinstance(at, slice) else old
+            old = delta[at]  # [m, p]: a view of consecutive pairs, else a copy
+            place = new[at] if isinstance(at, slice) else old
             n[at] = torch.addcmul(self.W[i] - self.W[later], old, kept[at], out=place).norm(dim=1)
             if place is old:
-                delta[at] = old
-        self.delta, self.s = delta, torch.where(n < 0, self.s, self.scad(n))
+                new[at] = old
+        return new, torch.where(n < 0, s, self.scad(n))
+
+    @property
+    def one_s(self) -> bool:
+        """Whether delta is D."""
+        return len(self.delta) < len(self.s)
+
+    def all_pairs(self) -> Tensor:
+        """delta of all pairs.  # [M, p]"""
+        if not self.one_s:
+            return self.delta
+        n = len(self.W)
+        i, j = torch.triu_indices(n, n, 1, device=self.W.device)  # [M] each
+        return self.delta[i].sub_(self.delta[j])
 
     def scad(self, n: Tensor) -> Tensor:
         """s of theta = s delta, which minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), for norms n of delta."""
@@ -140,8 +170,9 @@ class FPFC(Algorithm):
     def clusters(self, radius: float) -> Tensor:
         """Each client's cluster, those whom a path of pairs with ||theta_ij|| <= radius joins.  # [N]"""
         n = len(self.W)
+        lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)  # of delta  [M]
         joined = np.zeros((n, n), dtype=bool)
-        joined[np.triu_indices(n, 1)] = (self.s * self.delta.norm(dim=1) <= radius).cpu().numpy()
+        joined[np.triu_indices(n, 1)] = (self.s * lengths <= radius).cpu().numpy()
         return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:

@@ -72,19 +72,42 @@ def test_pairs_are_the_boxs_theta_and_v(lam: float, rho: float) -> None:
         m.W = w
         m.fuse(np.arange(5))
         _, theta, v = dense(m, w, theta, v)
+        delta, s = m.all_pairs(), m.s
         for i, later, at in m.pairs():
-            close(m.s[at][:, None] * m.delta[at], theta[i, later], 1e-5)
-            close(rho * (1 - m.s[at])[:, None] * m.delta[at], v[i, later], 1e-5)
+            close(s[at][:, None] * delta[at], theta[i, later], 1e-5)
+            close(rho * (1 - s[at])[:, None] * delta[at], v[i, later], 1e-5)
         close(theta, -theta.transpose(0, 1), 1e-5)
         close(v, -v.transpose(0, 1), 1e-5)
         close(m.zeta(), (w[None] + theta - v / rho).mean(1), 1e-5)
         close(m.zeta().sum(0), w.sum(0), 1e-5)
 
 
+@pytest.mark.parametrize("partial", [None, 1])
+def test_one_vector_a_client_says_what_one_a_pair_says(partial: int | None) -> None:
+    """Models drift apart: all pairs are near at first, then they differ.  partial: a round that two clients miss."""
+    short, long = (play(points([[1.0] * 3] * 5), FPFC(0.6, rho=0.5, a=4.0, xi=1e-3), rounds=0) for _ in range(2))
+    long.delta = long.all_pairs()
+    assert short.one_s and not long.one_s and long.delta.shape == (10, 1)
+    g, were = torch.Generator().manual_seed(0), []
+    towards = torch.randn(5, 1, generator=g)
+    for t in range(8):
+        ids = np.array([0, 2, 3]) if t == partial else np.arange(5)
+        for m in (short, long):
+            m.W = 0.1 * (t + 1) * towards + 3
+            m.fuse(ids)
+        close(short.all_pairs(), long.delta, 1e-5)
+        close(short.s, long.s, 1e-5)
+        close(short.zeta(), long.zeta(), 1e-5)
+        equal(short.clusters(0.1), long.clusters(0.1))
+        were.append(short.one_s)
+    assert were[:2] == [True, partial is None] and not were[-1]
+    assert were == sorted(were, reverse=True), "it never goes back"
+
+
 def test_only_pairs_with_the_cohort_move() -> None:
     e = six_clients()
     m = play(e, FPFC(0.1, xi=1e-3), 2)
-    before, s = m.delta.clone(), m.s.clone()
+    before, s = m.all_pairs().clone(), m.s.clone()
     m.W = m.W + torch.randn(m.W.shape, generator=torch.Generator().manual_seed(0))
     m.fuse(np.array([1, 4]))
     everybody = play(six_clients(), FPFC(0.1, xi=1e-3), rounds=0)

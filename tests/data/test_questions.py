@@ -134,6 +134,9 @@ def test_mixed_hospitals_are_those_of_either_kind() -> None:
     for silo, site in enumerate((0, 1, 2, 5, 6)):
         mine, same = made.targets[made.domain == silo], asked.targets[asked.domain == site]
         np.testing.assert_array_equal(mine[:, :2], np.stack([1 + same[:, 1], same[:, 0]], 1))
+    assert made.class_mask is not None and asked.class_mask is not None
+    assert made.class_mask.sum(1)[5:].tolist() == [6, 6] and made.num_classes == asked.num_classes > 6
+    np.testing.assert_array_equal(made.class_mask[:5], asked.class_mask[[0, 1, 2, 5, 6]])
     for silo, site in ((5, 3), (6, 4)):
         mine = made.domain == silo
         hot = np.zeros((30, len(LABELS) + 1), np.float32)

@@ -31,6 +31,7 @@ from fedbench.cli.hydra_run import (
 )
 from fedbench.cli.private_hydra import get_args_parser
 from fedbench.cli.sweep import sweep
+from fedbench.core import caller
 from fedbench.core.files import read_json
 from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
@@ -93,6 +94,7 @@ def perform(argv: list[str]) -> Outcome:
         shown = run_hydra(command.flags, composer.rewrite(command.overrides))
         return Outcome(jobs.MISTAKE if shown else jobs.OK)
     if str(full.hydra.mode).endswith("MULTIRUN"):  # an experiment file may say so
+        require(caller.current() is None, "hydra.mode=MULTIRUN asks for several runs: call fedbench.sweep")
         return sweep(composer, [*command.flags, "-m"], command.overrides)
     return run_single(composer, command, full)
 

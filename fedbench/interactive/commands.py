@@ -65,11 +65,15 @@ def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | Non
     return Runs([Run(folder, _text(config_dir), own=True) for folder in begun])
 
 
-def load(folder: Folder) -> Run | Runs:
-    """The run in a folder, or the runs below it, a sweep's; ConfigError where there is none."""
+def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
+    """The run in a folder, or the runs below it, a sweep's; ConfigError where there is none.
+
+    config_dir: options of one's own that the runs were given.
+    """
     path = Path(folder)
     runs = find_runs([path])
-    return Run(path) if any(run.path == path for run in runs) else Runs([Run(run.path) for run in runs])
+    found = [Run(run.path, _text(config_dir)) for run in runs]
+    return next((found[i] for i, run in enumerate(runs) if run.path == path), None) or Runs(found)
 
 
 def _perform(words: list[str]) -> Outcome:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.core.options import ConfigError
-from fedbench.report.runs import read_header, whole_lines
+from fedbench.report.runs import read_columns, whole_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
 def read_frame(path: Path) -> DataFrame:
-    """A CSV file as a DataFrame: float64, where all are whole int64, NaN for an empty cell; no rows where there is no
-    file.  A last line cut by a kill is left out.
+    """A CSV file of numbers as a DataFrame: float64, NaN for an empty cell; int64 where all cells are whole numbers;
+    empty where there is no file.  A last line cut by a kill is left out.
 
     Raises ConfigError without pandas, and where the file is damaged.
     """
@@ -26,9 +26,7 @@ def read_frame(path: Path) -> DataFrame:
         raise ConfigError(
             f"{path.name} is read as a pandas DataFrame, and pandas is not installed: pip install pandas"
         ) from error
-    if not read_header(path):
-        return pandas.DataFrame()
-    try:
-        return pandas.read_csv(io.StringIO("".join(whole_lines(path))), float_precision="round_trip")
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged: {str(error).strip()}") from error
+    columns = read_columns(path)  # to the last digit, as the reports read it
+    rows = list(csv.reader(whole_lines(path)))[1:] if columns else []
+    whole = [name for i, name in enumerate(columns) if rows and all(row[i].isdigit() for row in rows)]
+    return pandas.DataFrame(columns).astype(dict.fromkeys(whole, "int64"))

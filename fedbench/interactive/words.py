@@ -12,8 +12,8 @@ from typing import Any
 from fedbench.cli.conf_tree import GROUPS
 from fedbench.core.options import ConfigError, require
 
-PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*")  # texts that Hydra's grammar reads as they stand ...
-OTHER = re.compile(r"(?i)null|true|false|inf|nan|-?\d.*|.*[\s,=]")  # ... unless they are something else there
+PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # texts that Hydra's grammar reads as they stand ...
+OTHER = re.compile(r"(?i)null|true|false|inf|nan|\.\d.*")  # ... unless they are no text there
 
 
 def words_of(typed: Sequence[str], values: Mapping[str, Any], swept: bool = False) -> list[str]:
@@ -68,7 +68,7 @@ def _text(key: str, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, int | float):
-        return repr(value)
+        return repr(int(value) if isinstance(value, int) else float(value))  # of NumPy's float64, too
     if isinstance(value, str | os.PathLike):
         text = os.fspath(value)
         return text if key in GROUPS else _quoted(text)

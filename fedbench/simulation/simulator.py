@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
     sim.origin = origin
     announce(sim)
     with (
+        closing(sim.engine.executor),
         _tracker(sim, saved) if writes else NullTracker() as tracker,
         _progress(sim) if writes else NullProgress() as progress,
         StopSignals() as stop,
@@ -81,7 +82,6 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
         result = summary(sim, "finished")
         if writes:
             tracker.summary(seal({**result, "files": {**tracker.marks(), **output_marks(run_dir)}}))
-    sim.engine.executor.close()
     if writes:
         ending(result, run_dir)
     return result

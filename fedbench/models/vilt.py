@@ -96,8 +96,8 @@ class ViLT(nn.Module):
     patch: pixels of a side; width: numbers of a token; depth: blocks; mlp_ratio: hidden numbers of a block's mlp for
     each of the width's; vocab: tokens that there are, 0 being padding; channels: that the patch convolution reads, in
     all of which a grey image is shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the
-    width.  weights: null for random ones, a folder with config.json and model.safetensors of a ViLT of transformers, or a
-    file of fedbench.export.
+    width.  weights: null for random ones, a folder with config.json and model.safetensors of a ViLT of transformers, or
+    a file of fedbench.export.
     """
 
     def __init__(

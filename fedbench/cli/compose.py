@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedbench.cli.conf_tree import GROUPS, conf_dirs, find_conf_dir, group_options, menu, nearest
 from fedbench.cli.private_hydra import ConfigLoaderImpl, ConfigRepository, basic_sweeper, create_config_search_path
+from fedbench.core import caller
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import is_matched, show
 
@@ -137,7 +138,7 @@ class Composer:
             self._check_choice(override)
             require(
                 multirun or not override.is_sweep_override(),
-                f"{override.input_line} is several values: add -m to run them all (a list is written "
+                f"{override.input_line} is several values: {_how_to_sweep()} to run them all (a list is written "
                 f"{override.key_or_group}=[a,b])",
             )
         while True:
@@ -203,6 +204,10 @@ class Composer:
         why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
         written = bool(plus) == (override.type is not OverrideType.CHANGE)
         require(written, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")
+
+
+def _how_to_sweep() -> str:
+    return "add -m" if caller.current() is None else "call fedbench.sweep"
 
 
 def _values(override: Override) -> list[Any]:

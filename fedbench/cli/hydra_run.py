@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +21,14 @@ from fedbench.cli.conf_tree import find_conf_dir
 from fedbench.cli.config import check, with_choices
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import show
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended: its exit status, and the folder of its run, or those of a sweep's cells in their order."""
+
+    exit: int
+    folders: tuple[Path, ...] = ()
 
 
 def compose_checked(composer: Composer, overrides: list[str]) -> DictConfig:

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedbench.cli.conf_tree import models_with
 from fedbench.cli.config import check, named_classes, with_choices
 from fedbench.cli.targets import foreign
-from fedbench.core import collector, signals
+from fedbench.core import caller, collector, signals
 from fedbench.core.files import read_json, replace_text
 from fedbench.core.lock import MARK, NAME, Busy, writing
 from fedbench.core.options import ConfigError, MissingColumns, PeerLost, require
@@ -90,7 +90,7 @@ def run_cell(cfg: DictConfig) -> float:
         with writing(folder):
             return attempt(folder, lambda: _run_or_resume(cfg, hydra, folder))
     except Busy as busy:
-        say(str(busy))
+        tell(busy, str(busy))
         return math.nan
 
 
@@ -173,7 +173,7 @@ def _failed(folder: Path, error: BaseException) -> None:
     write_status(folder, "failed", MISTAKE if type(error) is ConfigError else FAILED, sentence=sentence)
     log.debug("failed", exc_info=True)  # into run.log only
     clear = isinstance(error, ConfigError) or not is_written
-    say(sentence if clear else f"{sentence} (the traceback is in {folder / 'error.txt'})")
+    tell(error, sentence if clear else f"{sentence} (the traceback is in {folder / 'error.txt'})")
 
 
 def sentence_of(error: BaseException, folder: Path) -> str:
@@ -218,10 +218,13 @@ def how_to_resume(folder: Path) -> str:
 
 
 def resume_command(folder: Path) -> str:
-    """The command that goes on with the run in a folder, classes that are the user's own named."""
+    """The command, or the call, that goes on with the run in a folder, classes that are the user's own named."""
     config = folder / "config.yaml"
     classes = foreign(OmegaConf.to_container(load_config(config)), None) if config.is_file() else ()  # type: ignore
-    return " ".join([command(), shlex.quote(f"resume={folder}"), *(f"{key}={target}" for key, target in classes)])
+    named = [f"{key}={target}" for key, target in classes]
+    if caller.current() is not None:
+        return f"fedbench.run({', '.join([*map(repr, named), f'resume={str(folder)!r}'])})"
+    return " ".join([command(), shlex.quote(f"resume={folder}"), *named])
 
 
 def under_torchrun() -> bool:
@@ -246,6 +249,14 @@ def command() -> str:
 def say(sentence: str) -> None:
     """One line for the user, on standard error."""
     print(f"fedbench: {sentence}", file=sys.stderr, flush=True)
+
+
+def tell(error: BaseException, sentence: str) -> None:
+    """What ended a run: the sentence on standard error; the error itself to Python that asked for the run."""
+    if (who := caller.current()) is None:
+        say(sentence)
+    else:
+        who.errors.append(error)
 
 
 @contextmanager

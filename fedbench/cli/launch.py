@@ -20,6 +20,7 @@ from fedbench.cli import jobs, resume
 from fedbench.cli.compose import Composer
 from fedbench.cli.config import RESERVED, with_choices
 from fedbench.cli.hydra_run import (
+    Outcome,
     check_processes,
     compose_checked,
     environment,
@@ -30,6 +31,7 @@ from fedbench.cli.hydra_run import (
 )
 from fedbench.cli.private_hydra import get_args_parser
 from fedbench.cli.sweep import sweep
+from fedbench.core import caller
 from fedbench.core.files import read_json
 from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
@@ -62,6 +64,11 @@ def launch(argv: list[str]) -> int:
 
 def run_command(argv: list[str]) -> int:
     """Do what the command line says, in this process; returns the exit status."""
+    return perform(argv).exit
+
+
+def perform(argv: list[str]) -> Outcome:
+    """Do what the command line says, in this process; ConfigError for mistakes in it."""
     command = parse_command(argv)
     args = command.args
     shows_config = args.cfg or args.info
@@ -69,7 +76,7 @@ def run_command(argv: list[str]) -> int:
     if os.getcwd() not in sys.path:  # the console script, too, finds a user's own module where it is started
         sys.path.append(os.getcwd())
     if args.shell_completion or args.hydra_help:
-        return run_hydra(command.flags, command.overrides)
+        return Outcome(run_hydra(command.flags, command.overrides))
     if command.resume:
         require(not args.multirun, "resume= is for one run: a sweep finds its unfinished cells by itself")
         require(
@@ -84,8 +91,10 @@ def run_command(argv: list[str]) -> int:
         return sweep(composer, command.flags, command.overrides)
     full = compose_checked(composer, command.overrides)
     if shows_config:
-        return jobs.MISTAKE if run_hydra(command.flags, composer.rewrite(command.overrides)) else jobs.OK
+        shown = run_hydra(command.flags, composer.rewrite(command.overrides))
+        return Outcome(jobs.MISTAKE if shown else jobs.OK)
     if str(full.hydra.mode).endswith("MULTIRUN"):  # an experiment file may say so
+        require(caller.current() is None, "hydra.mode=MULTIRUN asks for several runs: call fedbench.sweep")
         return sweep(composer, [*command.flags, "-m"], command.overrides)
     return run_single(composer, command, full)
 
@@ -115,8 +124,8 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(f"{message}; --help lists what there is")
 
 
-def run_single(composer: Composer, command: Command, full: DictConfig) -> int:
-    """One run, in a folder of its own; returns the exit status."""
+def run_single(composer: Composer, command: Command, full: DictConfig) -> Outcome:
+    """One run, in a folder of its own; no folder is left of a run that never began."""
     check_processes(full, [*command.flags, *command.overrides])
     is_named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in command.overrides)
     path = Path(_run_dir(full))
@@ -128,7 +137,8 @@ def run_single(composer: Composer, command: Command, full: DictConfig) -> int:
     status = _exit_of(folder, token)
     if status == jobs.MISTAKE and not is_named and not jobs.has_begun(folder):
         remove_folder(folder, existing)
-    return status
+        return Outcome(status)
+    return Outcome(status, (folder,))
 
 
 def _run_dir(full: DictConfig) -> str:
@@ -149,15 +159,15 @@ def remove_folder(folder: Path, existing: Path) -> None:
             parent.rmdir()
 
 
-def resume_run(folder: Path, overrides: list[str], config_dir: str | None) -> int:
-    """resume=: go on with the run in a folder, without Hydra, which would make a new one; returns the exit status."""
+def resume_run(folder: Path, overrides: list[str], config_dir: str | None) -> Outcome:
+    """resume=: go on with the run in a folder, without Hydra, which would make a new one."""
     resume.require_run(folder)
     try:
         with writing(folder):
-            return _resume_run(folder, overrides, config_dir)
+            return Outcome(_resume_run(folder, overrides, config_dir), (folder,))
     except Busy as busy:
-        jobs.say(str(busy))
-        return jobs.FAILED
+        jobs.tell(busy, str(busy))
+        return Outcome(jobs.FAILED, (folder,))
 
 
 def _resume_run(folder: Path, overrides: list[str], config_dir: str | None) -> int:

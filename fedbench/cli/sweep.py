@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from fedbench.cli import jobs
 from fedbench.cli.compose import Composer, explain
-from fedbench.cli.hydra_run import check_processes, compose_checked, folder_key, make_folder, quoted, run_hydra
+from fedbench.cli.hydra_run import Outcome, check_processes, compose_checked, folder_key, make_folder, quoted, run_hydra
 from fedbench.core.files import read_json
 from fedbench.core.lock import holder, is_held
 from fedbench.core.options import ConfigError, require
@@ -23,8 +23,8 @@ ENDS = 8  # ... and of a long list of values these many at either end: cells che
 ABSENT = {"status": "not started", "score": None, "sentence": ""}
 
 
-def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> int:
-    """Run the cells of a sweep; returns the exit status.
+def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> Outcome:
+    """Run the cells of a sweep.
 
     flags: Hydra's, as typed.  Raises ConfigError where the command is wrong: then nothing has begun.
     """
@@ -57,7 +57,8 @@ def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> int:
     show_table(rows)
     print(f"tables with mean and spread over seeds: python -m fedbench.report {shlex.quote(str(folder))}", flush=True)
     failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
-    return jobs.INTERRUPTED if interrupted else jobs.FAILED if failed else jobs.OK
+    status = jobs.INTERRUPTED if interrupted else jobs.FAILED if failed else jobs.OK
+    return Outcome(status, tuple(folder / row["cell"] for row in rows))
 
 
 def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:

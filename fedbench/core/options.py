@@ -47,6 +47,10 @@ RANGES = {
 class ConfigError(ValueError):
     """A mistake of the user's: its text is the one sentence that is printed, without a traceback."""
 
+    def _render_traceback_(self) -> list[str]:
+        """IPython's: the lines that a notebook shows."""
+        return [f"fedbench: {self}"]
+
 
 class MissingColumns(ConfigError):
     """A method asks for a column group that the model does not declare: columns."""

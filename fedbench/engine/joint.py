@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedbench.core import signals
+from fedbench.core import signals, torch_settings
 from fedbench.core.options import require
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class JointRuns:
         waiting = deque(Coroutine(i, job) for i, job in enumerate(jobs))
         runs, _current = list(waiting), self
         try:
-            with self._signals():
+            with torch_settings.kept(), self._signals():
                 self._run_all(waiting)
         finally:
             _current = None

@@ -62,11 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a mistake told in one sentence."""
     args = parser().parse_args(argv)
     try:
-        check_flags(args)
-        form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
-        tables_of = chosen if args.choose else beside_paper if args.paper else overview
-        tables, drawn = tables_of(args, form)
-        write(render(tables, form), args.out)
+        text, drawn = report(args)
+        write(text, args.out)
         for path in drawn:
             print(f"figure: {path}", file=sys.stderr)
     except ConfigError as error:
@@ -76,6 +73,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {refused(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
+    """The text that the parsed flags ask for, and the figures drawn; ConfigError for a mistake in the flags."""
+    check_flags(args)
+    form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
+    tables_of = chosen if args.choose else beside_paper if args.paper else overview
+    tables, drawn = tables_of(args, form)
+    return render(tables, form), drawn
 
 
 def check_flags(args: argparse.Namespace) -> None:

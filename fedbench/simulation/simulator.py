@@ -6,13 +6,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
+from fedbench.core import torch_settings
 from fedbench.core.digests import Mark
 from fedbench.core.options import PeerLost, require
 from fedbench.engine import joint
@@ -47,8 +48,10 @@ def run(
     SIGTERM, SIGHUP, SIGQUIT (the round under way is finished first; a second signal stops at once).  Where processes
     share the run all call this, and the first alone writes and prints.
     """
+    settings = nullcontext() if joint.current() else torch_settings.kept()  # runs that take turns keep them together
     try:
-        return _run(cfg, run_dir, resume, origin or {}, processes.current().first)
+        with settings:
+            return _run(cfg, run_dir, resume, origin or {}, processes.current().first)
     except PeerLost:
         raise
     except (Exception, SystemExit) as error:
@@ -64,6 +67,7 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
     sim.origin = origin
     announce(sim)
     with (
+        closing(sim.engine.executor),
         _tracker(sim, saved) if writes else NullTracker() as tracker,
         _progress(sim) if writes else NullProgress() as progress,
         StopSignals() as stop,
@@ -78,7 +82,6 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
         result = summary(sim, "finished")
         if writes:
             tracker.summary(seal({**result, "files": {**tracker.marks(), **output_marks(run_dir)}}))
-    sim.engine.executor.close()
     if writes:
         ending(result, run_dir)
     return result

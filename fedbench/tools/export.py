@@ -34,12 +34,13 @@ from fedbench.tools import _plain
 from fedbench.tools._telling import telling
 
 
-def open_run(run_dir: str | Path, overrides: Sequence[str] = ()) -> Simulation:
+def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
     """The run as it stood at its last checkpoint: data, model, algorithm and every client's state.
 
-    overrides name the targets that are yours ("model._target_=my_package.MyNet"): nothing else of your own is built.
+    overrides name the targets that are yours ("model._target_=my_package.MyNet"), as do the options of config_dir:
+    nothing else of your own is built.
     """
-    values, _ = resume.prepare(Path(run_dir), list(overrides), None)
+    values, _ = resume.prepare(Path(run_dir), list(overrides), config_dir)
     return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir), tables=False))
 
 
@@ -75,6 +76,23 @@ def client_state(
     # what was frozen is in no row, and may be drawn: without it the file would be worth nothing
     froze = "adapter" in sim.engine.model.columns or sim.cfg.model.get("freeze")
     return {**_holding(sim, state).state_dict()} if froze else state
+
+
+def client_module(sim: Simulation, client: int, merged: bool = False) -> nn.Module:
+    """The nn.Module that a client would deploy, with an adapter the adapted one, on the CPU and in evaluation mode.
+
+    merged: the bare module, with the adapter's numbers in its weights; ConfigError where it cannot be merged.
+    """
+    state = _row_state(sim, client)
+    if "adapter" in sim.engine.model.columns and not merged:
+        module = _holding(sim, state)
+    else:
+        module = _bare(sim)
+        if merged:
+            _plain.merge(_holding(sim, state), module, _adapter_key(sim))
+        else:
+            module.load_state_dict(state, strict=False)  # what is in no row was drawn, or loaded, as it was for the run
+    return module.cpu().eval()
 
 
 def save_peft(run_dir: str | Path, client: int, folder: str | Path, overrides: Sequence[str] = ()) -> None:

@@ -4,9 +4,11 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from fedbench.core import caller
 from fedbench.simulation.progress import Progress, duration, ending
 
 
@@ -71,6 +73,81 @@ def test_bar_on_a_terminal(monkeypatch):
         assert part in shown
 
 
+class Handle:
+    """What IPython's display returns: the states that a display has had."""
+
+    def __init__(self, states: list[str]) -> None:
+        self.states = states
+
+    def update(self, data: dict[str, str], raw: bool) -> None:
+        assert raw
+        self.states.append(data["text/plain"])
+
+
+def in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A kernel of IPython's, as far as progress sees it: what its displays showed; standard output is its own."""
+    shown: list[list[str]] = []
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw and display_id
+        shown.append([data["text/plain"]])
+        return Handle(shown[-1])
+
+    ipython, module = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    module.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr(sys, "stdout", stream())
+    return shown
+
+
+def test_one_line_that_changes_in_a_notebook(monkeypatch):
+    displays = in_a_notebook(monkeypatch)
+    monkeypatch.setattr("fedbench.simulation.progress.REDRAWN", 0.0)
+    with Progress(50) as progress:
+        for t in range(1, 51):
+            progress.update(t, 0.01 * t, 1000.0)
+        progress.note("a note")
+    assert sys.stdout.getvalue() == "a note\n"
+    (states,) = displays
+    assert [state.split()[1] for state in states] == [f"{t}/50" for t in range(1, 51)]
+    assert states[-1].startswith("round 50/50  accuracy 0.5000      1,000 images/s")
+
+
+def test_a_notebook_is_not_flooded(monkeypatch):
+    displays = in_a_notebook(monkeypatch)
+    monkeypatch.setattr("fedbench.simulation.progress.REDRAWN", 1000.0)
+    progress = Progress(1000)
+    for t in range(1, 1001):
+        progress.update(t, 0.5, 1000.0)
+    assert [[state.split()[1] for state in states] for states in displays] == [["1/1000", "1000/1000"]]
+
+
+def test_each_of_several_runs_has_its_line_in_a_notebook(monkeypatch):
+    displays = in_a_notebook(monkeypatch)
+    runs = [Progress(2, label="seed=0"), Progress(2, label="seed=1")]
+    for t in (1, 2):
+        for run in runs:
+            run.update(t, 0.5, 1000.0)
+    assert [states[-1].split()[:3] for states in displays] == [["seed=0", "round", "2/2"], ["seed=1", "round", "2/2"]]
+
+
+@pytest.mark.parametrize("where", ["file", "ipython on a terminal"])
+def test_nothing_is_redrawn_outside_of_a_notebook(monkeypatch, where):
+    """Not where a cell writes to a file, nor in a shell without a kernel."""
+    displays = in_a_notebook(monkeypatch)
+    if where == "file":
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+    else:
+        monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: SimpleNamespace())
+    progress = Progress(3)
+    for t in (1, 2, 3):
+        progress.update(t, 0.5, 1000.0)
+    assert not displays and sys.stdout.getvalue().count("\n") == 3
+
+
 def test_importing_progress_does_not_import_rich():
     code = "import sys, fedbench.simulation.progress; assert not {'rich', 'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -101,6 +178,12 @@ def test_ending(capsys):
     assert rows["worst tenth of the clients"] == ["0.8000", "0.8000"]
     assert rows["global accuracy"] == ["0.7000", "0.7000"]
     assert rows["round"] == ["30", "21"]
+
+
+def test_python_that_asked_for_a_run_gets_no_ending(capsys):
+    with caller.calling():
+        ending(summary(), Path("run"))
+    assert capsys.readouterr().out == ""
 
 
 def test_paths_are_as_short_as_can_be_typed(capsys, tmp_path, monkeypatch):

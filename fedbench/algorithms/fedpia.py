@@ -44,7 +44,8 @@ class FedPIA(Algorithm):
     none, training starts from G as in FedPer.  cost: of the clients' alignment.  combine: weight_frozen, above |
     weight_init, training starts from w_eff and goes on without G~.  The others: in the YAML.
 
-    State: G [A], all columns but the head's; own [N, P], w_k and the client's head; sent [N, A], the server's view of w_k.
+    State: G [A], all columns but the head's; own [N, P], w_k and the client's head; sent [N, A], w_k as the server has
+    it.
     """
 
     requires = ("head",)
@@ -223,7 +224,8 @@ class FedPIA(Algorithm):
         with_G = self.shared.put(own, G)
         if self.client == "none":
             return with_G
-        return torch.where(self.sent.has(cohort.ids)[:, None], own, with_G)  # own ones: with init=per_client everybody's
+        took_part = self.sent.has(cohort.ids)[:, None]  # own would say everybody, with init=per_client  [K, 1]
+        return torch.where(took_part, own, with_G)
 
     def newcomer_row(self, cohorts: object) -> Tensor:
         """G, and the head that all began with."""

@@ -174,7 +174,7 @@ def test_what_is_deployed() -> None:
 def test_who_never_took_part_and_newcomers_deploy_the_servers_adapter(options: dict[str, Any]) -> None:
     e = engine(batch_size=5)
     a = play(e, FedDAT(**options), 2, [[0, 1], [0, 1]])
-    assert (a.A1 != a.first.take(a.initial)).any()
+    assert (a.first.take(a.initial) != a.A1).any()
     for row in (deployed(e, a)[2], a.newcomer_row([])):
         equal(a.first.take(row), a.A1)
         equal(a.second.take(row), a.A1)

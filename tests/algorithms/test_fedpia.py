@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import zlib
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import CPU, all_clients, close, compose, deployed, engine_on, equal, play, ragged
+from bottlenecks import SMALL, engine, federation, model_of, sites_of, spread
+from tiny import all_clients, close, compose, deployed, engine_on, equal, play
 from torch import Tensor
 
 from fedbench.algorithms import _alignment as alignment
@@ -22,135 +20,8 @@ from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.compression import Compression
-from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
-from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build_model as build
-
-ADAPTERS = {
-    "houlsby": ["adapter=houlsby"],
-    "pfeiffer": ["adapter=pfeiffer"],
-    "parallel": ["adapter=parallel"],
-    "compacter": ["adapter=compacter", "adapter.n=2"],
-}
-SMALL = ["model=vit_tiny", "model.patch=2", "model.width=8", "model.heads=2", "model.depth=2"]
-
-
-@functools.cache
-def federation(sizes: tuple[int, ...] = (7, 21, 12)) -> Federation:
-    return Federation.build(*ragged(sizes=sizes), CPU)
-
-
-def model_of(adapter: str = "houlsby", of: Federation | None = None) -> FlatModel:
-    """Its up layers are drawn too, so that units differ in what they do."""
-    overrides = ["algorithm=fedavg", *SMALL, *ADAPTERS[adapter], "adapter.width=6"]
-    model = build.model(compose(overrides), of or federation())
-    g = torch.Generator().manual_seed(3)
-    for name, parameter in model.module.named_parameters():
-        if ".adapter." in name:
-            parameter.data = 0.5 * torch.randn(parameter.shape, generator=g)
-
-    def again(*key: Any) -> Any:
-        module = copy.deepcopy(model.module)
-        own = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()) if key else 3)
-        for name, parameter in module.named_parameters():
-            if ".adapter." in name:
-                parameter.data = 0.5 * torch.randn(parameter.shape, generator=own)
-        return module
-
-    return FlatModel(model.module, {"head": ["head.*"], "adapter": ["*.adapter.*"]}, CPU, again)
-
-
-def engine(adapter: str = "houlsby", sizes: tuple[int, ...] = (7, 21, 12), **options: Any) -> Engine:
-    of = federation(sizes)
-    return engine_on(of, model_of(adapter, of), SGD(lr=0.1), **{"batch_size": 5, "epochs": 1, **options})
-
-
-def spread(model: FlatModel, k: int, size: float = 0.3) -> Tensor:
-    return model.init_row() + size * torch.randn(k, model.size, generator=torch.Generator().manual_seed(1))
-
-
-def sites_of(model: FlatModel) -> list[alignment.Site]:
-    return alignment.sites_of(model, model.without("head"))
-
-
-# -- units -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_renumbering_changes_no_output(adapter: str) -> None:
-    model = model_of(adapter)
-    rows, sites = spread(model, 3), sites_of(model)
-    assert len(sites) == {"houlsby": 4, "pfeiffer": 2, "parallel": 2, "compacter": 4}[adapter]
-    x = torch.randn(3, 4, 1, 4, 4)
-    before, moved = model.forward(rows, x), rows.clone()
-    rng = np.random.default_rng(0)
-    for site in sites:
-        orders = np.stack([rng.permutation(site.units.size) for _ in range(3)])
-        alignment.renumber(model, moved, site, torch.from_numpy(orders))
-    assert (moved != rows).any() and not torch.equal(moved, rows)
-    close(model.forward(moved, x), before, 1e-5)
-    other = rows.clone()  # the axis that other layers read is another matter
-    name = next(n for n in model.spans if n.endswith(("adapter.up.weight", "adapter.up.t")))
-    axis = 1 if name.endswith("weight") else 3
-    model.named(other)[name].copy_(model.named(rows)[name].flip(axis))
-    assert (model.forward(other, x) - before).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("solver", ["assignment", "emd"])
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_permuted_twin_is_recovered_bit_for_bit(adapter: str, solver: Any) -> None:
-    model = model_of(adapter)
-    rows, sites = spread(model, 4), sites_of(model)
-    twin, rng = rows.clone(), np.random.default_rng(1)
-    for site in sites:
-        orders = np.stack([rng.permutation(site.units.size) for _ in range(4)])
-        alignment.renumber(model, twin, site, torch.from_numpy(orders))
-
-    def cost(of: Tensor) -> list[Tensor]:
-        return [alignment.costs(*(alignment.incoming(model, r, s) for r in (of, rows))) for s in sites]
-
-    aligned = alignment.align(model, twin, sites, cost(twin), solver)
-    equal(aligned.rows, rows)
-    assert not aligned.after.any() and (aligned.before > 0).any() and (aligned.moved > 0).any()
-    noise = twin + 1e-3 * torch.randn(twin.shape, generator=torch.Generator().manual_seed(2))
-    close(alignment.align(model, noise, sites, cost(noise), solver).rows, rows, 0.01)
-    stays = alignment.align(model, rows, sites, cost(rows), solver)
-    equal(stays.rows, rows)
-    assert not stays.moved.any()
-
-
-def test_compacters_weights_are_the_written_out_sum() -> None:
-    """What leads to a unit c are the columns (a, c) of H for all a."""
-    model = model_of("compacter")
-    row = spread(model, 2)
-    for site in sites_of(model):
-        model.module.load_state_dict(model.state_dict(row[1]), strict=False)
-        H = model.module.get_submodule(f"{site.name}.adapter.down").weight()  # [in, 6]
-        found = alignment.incoming(model, row, site)[1]  # [3, 2 in]
-        assert found.shape == (3, 2 * len(H)) and site.units.blocks == 2
-        for c in range(3):
-            close(found[c].sort().values, torch.cat([H[:, c], H[:, 3 + c]]).sort().values, 1e-5)
-
-
-def test_assignments_are_the_least_and_ties_stay() -> None:
-    import ot
-
-    rng = np.random.default_rng(0)
-    for m in (1, 2, 7, 24):
-        cost = rng.random((m, m))
-        order = alignment.assign(cost)
-        assert sorted(order) == list(range(m))
-        uniform = np.full(m, 1 / m)
-        best = float((ot.emd(uniform, uniform, cost) * cost).sum())
-        assert cost[order, np.arange(m)].mean() == pytest.approx(best)
-        for solver in ("assignment", "emd", "sinkhorn"):
-            assert alignment.assign(np.full((m, m), 3.0), solver).tolist() == list(range(m))  # type: ignore[arg-type]
-            assert alignment.assign(np.zeros((m, m)), solver).tolist() == list(range(m))  # type: ignore[arg-type]
-
-
-def test_costs_are_distances() -> None:
-    a, b = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
-    assert alignment.costs(a, b).tolist() == [[5, 1], [0, pytest.approx(18**0.5)]]
-    assert alignment.costs(a, b, "sqeuclidean").tolist() == [[25, 1], [0, pytest.approx(18)]]
 
 
 # -- the server ------------------------------------------------------------------------------------------
@@ -331,7 +202,9 @@ def test_units_move_from_starts_of_their_own() -> None:
     assert not torch.equal(rows[0], rows[1])
 
 
-@pytest.mark.parametrize("options", [{}, {"activation": "per_token"}, {"activation": "mean"}, {"site": "post"}, {"cost": "weight"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"activation": "per_token"}, {"activation": "mean"}, {"site": "post"}, {"cost": "weight"}]
+)
 def test_a_clients_permuted_adapter_comes_back_by_its_activations(options: dict[str, Any]) -> None:
     """G is the client's own adapter in another order: renumbered, it is the client's own."""
     e = engine()

@@ -112,12 +112,15 @@ class FedDAT(Algorithm):
         return loss
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """The client's head with what is deployed in both places."""
-        A1, A0 = cohort.broadcast(A1=self.A1).A1, self.A0[cohort.ids]
+        """The client's head with what is deployed in both places; A1 in the place of what a client that never took part
+        does not have."""
+        A1 = cohort.broadcast(A1=self.A1).A1  # [A]
+        took_part = self.A0.has(cohort.ids)[:, None]  # [K, 1]
+        A0, A2 = (torch.where(took_part, kept[cohort.ids], A1) for kept in (self.A0, self.A2))  # [K, A]
         if self.deploy != "mixture":
             both = A0 if self.deploy == "local" else A1
             return self.rows(cohort, both, both)
-        return self.rows(cohort, A0, A1 if self.refresh else self.A2[cohort.ids])
+        return self.rows(cohort, A0, A1 if self.refresh else A2)
 
     def newcomer_row(self, cohorts: object) -> Tensor:
         """A1 in both places, and the head that all began with."""

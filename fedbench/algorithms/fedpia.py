@@ -44,7 +44,8 @@ class FedPIA(Algorithm):
     none, training starts from G as in FedPer.  cost: of the clients' alignment.  combine: weight_frozen, above |
     weight_init, training starts from w_eff and goes on without G~.  The others: in the YAML.
 
-    State: G [A], all columns but the head's; own [N, P], w_k and the client's head.
+    State: G [A], all columns but the head's; own [N, P], w_k and the client's head; sent [N, A], w_k as the server has
+    it.
     """
 
     requires = ("head",)
@@ -88,6 +89,7 @@ class FedPIA(Algorithm):
         w = self.initial = model.init_row()  # [P]
         self.G = self.shared.take(w).clone()  # [A]
         self.own = rows("own", default=w)  # lazy [N, P]
+        self.sent = rows("sent", default=self.G)  # lazy [N, A]
         if self.init == "per_client":
             everybody = np.arange(federation.num_clients)
             each = self.shared.take(model.init_rows(federation.num_clients, "fedpia"))
@@ -112,7 +114,11 @@ class FedPIA(Algorithm):
             out, w = self.integrate(cohort, own, self.matched(cohort, G, own))
         self._note_losses(cohort, out.loss_sum)
         self.own[cohort.ids] = self.shared.put(out.theta, w)
-        up = cohort.upload(w=w, reference={"w": G}).w  # [K, A]
+        # an adapter that a client keeps and trains on replaces the last one; one that is trained from G adds to that
+        reference, replaces = (G, []) if self.client == "none" else (self.sent[cohort.ids], ["w"])
+        up = cohort.upload(w=w, reference={"w": reference}, replaces=replaces).w  # [K, A]
+        if self.client != "none":
+            self.sent[cohort.ids] = up
         self.G = self.merged(cohort, up)
 
     @property
@@ -218,7 +224,8 @@ class FedPIA(Algorithm):
         with_G = self.shared.put(own, G)
         if self.client == "none":
             return with_G
-        return torch.where(self.own.has(cohort.ids)[:, None], own, with_G)
+        took_part = self.sent.has(cohort.ids)[:, None]  # own would say everybody, with init=per_client  [K, 1]
+        return torch.where(took_part, own, with_G)
 
     def newcomer_row(self, cohorts: object) -> Tensor:
         """G, and the head that all began with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,19 @@ def test_masked_classes_count_for_nothing() -> None:
     close(masked, distance(t[..., :3], s[..., :3], 3.0), 1e-5)
     (gradient,) = torch.autograd.grad(masked.sum(), s)
     assert torch.isfinite(gradient).all() and not gradient[..., 3:].any()
+
+
+def test_a_client_is_taught_in_its_own_classes_at_tau() -> None:
+    """1/2 [ loss + tau^2 KL ], with other clients' classes left out; the student's logits are kept as they are."""
+    g = torch.Generator().manual_seed(0)
+    t, z = torch.randn(1, 3, 5, generator=g), torch.randn(1, 3, 5, generator=g)
+    s = SimpleNamespace(forward=lambda rows, batch: z, task_loss=lambda z, batch: torch.tensor([[1.0, 2.0, 3.0]]))
+    batch = SimpleNamespace(class_mask=torch.tensor([[True, True, True, False, False]]))
+    kept: dict[str, Tensor] = {}
+    found = FedDAT(tau=2.0).taught(t, kept)(s, z, batch)  # type: ignore[arg-type]
+    p, q = (t[..., :3] / 2).softmax(2), (z[..., :3] / 2).softmax(2)
+    close(found, 0.5 * (torch.tensor([[1.0, 2.0, 3.0]]) + 4 * (p * (p / q).log()).sum(2)), 1e-5)
+    equal(kept["student"], z)
 
 
 # -- a round ---------------------------------------------------------------------------------------------
@@ -154,6 +168,17 @@ def test_what_is_deployed() -> None:
         equal(a.first.take(rows[name]), one.expand(3, -1))
         equal(a.second.take(rows[name]), two.expand(3, -1))
         equal(a.rest.take(rows[name]), a.head[everybody])
+
+
+@pytest.mark.parametrize("options", [{}, {"refresh": True}, {"deploy": "local"}, {"deploy": "shared"}])
+def test_who_never_took_part_and_newcomers_deploy_the_servers_adapter(options: dict[str, Any]) -> None:
+    e = engine(batch_size=5)
+    a = play(e, FedDAT(**options), 2, [[0, 1], [0, 1]])
+    assert (a.first.take(a.initial) != a.A1).any()
+    for row in (deployed(e, a)[2], a.newcomer_row([])):
+        equal(a.first.take(row), a.A1)
+        equal(a.second.take(row), a.A1)
+        equal(a.rest.take(row), a.rest.take(a.initial))
 
 
 def test_a_single_bottleneck_is_refused() -> None:

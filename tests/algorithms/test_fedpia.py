@@ -2,152 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import CPU, all_clients, close, compose, deployed, engine_on, equal, play, ragged
+from bottlenecks import SMALL, engine, federation, model_of, sites_of, spread
+from tiny import all_clients, close, compose, deployed, engine_on, equal, play
 from torch import Tensor
 
 from fedbench.algorithms import _alignment as alignment
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.fedpia import FedPIA
 from fedbench.algorithms.local import Local
+from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Engine
-from fedbench.engine.federation import Federation
+from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.compression import Compression
 from fedbench.engine.optim import SGD
-from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build_model as build
-
-ADAPTERS = {
-    "houlsby": ["adapter=houlsby"],
-    "pfeiffer": ["adapter=pfeiffer"],
-    "parallel": ["adapter=parallel"],
-    "compacter": ["adapter=compacter", "adapter.n=2"],
-}
-SMALL = ["model=vit_tiny", "model.patch=2", "model.width=8", "model.heads=2", "model.depth=2"]
-
-
-@functools.cache
-def federation(sizes: tuple[int, ...] = (7, 21, 12)) -> Federation:
-    return Federation.build(*ragged(sizes=sizes), CPU)
-
-
-def model_of(adapter: str = "houlsby", of: Federation | None = None) -> FlatModel:
-    """Its up layers are drawn too, so that units differ in what they do."""
-    overrides = ["algorithm=fedavg", *SMALL, *ADAPTERS[adapter], "adapter.width=6"]
-    model = build.model(compose(overrides), of or federation())
-    g = torch.Generator().manual_seed(3)
-    for name, parameter in model.module.named_parameters():
-        if ".adapter." in name:
-            parameter.data = 0.5 * torch.randn(parameter.shape, generator=g)
-
-    def again(*key: Any) -> Any:
-        module = copy.deepcopy(model.module)
-        own = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()) if key else 3)
-        for name, parameter in module.named_parameters():
-            if ".adapter." in name:
-                parameter.data = 0.5 * torch.randn(parameter.shape, generator=own)
-        return module
-
-    return FlatModel(model.module, {"head": ["head.*"], "adapter": ["*.adapter.*"]}, CPU, again)
-
-
-def engine(adapter: str = "houlsby", sizes: tuple[int, ...] = (7, 21, 12), **options: Any) -> Engine:
-    of = federation(sizes)
-    return engine_on(of, model_of(adapter, of), SGD(lr=0.1), **{"batch_size": 5, "epochs": 1, **options})
-
-
-def spread(model: FlatModel, k: int, size: float = 0.3) -> Tensor:
-    return model.init_row() + size * torch.randn(k, model.size, generator=torch.Generator().manual_seed(1))
-
-
-def sites_of(model: FlatModel) -> list[alignment.Site]:
-    return alignment.sites_of(model, model.without("head"))
-
-
-# -- units -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_renumbering_changes_no_output(adapter: str) -> None:
-    model = model_of(adapter)
-    rows, sites = spread(model, 3), sites_of(model)
-    assert len(sites) == {"houlsby": 4, "pfeiffer": 2, "parallel": 2, "compacter": 4}[adapter]
-    x = torch.randn(3, 4, 1, 4, 4)
-    before, moved = model.forward(rows, x), rows.clone()
-    rng = np.random.default_rng(0)
-    for site in sites:
-        orders = np.stack([rng.permutation(site.units.size) for _ in range(3)])
-        alignment.renumber(model, moved, site, torch.from_numpy(orders))
-    assert (moved != rows).any() and not torch.equal(moved, rows)
-    close(model.forward(moved, x), before, 1e-5)
-    other = rows.clone()  # the axis that other layers read is another matter
-    name = next(n for n in model.spans if n.endswith(("adapter.up.weight", "adapter.up.t")))
-    axis = 1 if name.endswith("weight") else 3
-    model.named(other)[name].copy_(model.named(rows)[name].flip(axis))
-    assert (model.forward(other, x) - before).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("solver", ["assignment", "emd"])
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_permuted_twin_is_recovered_bit_for_bit(adapter: str, solver: Any) -> None:
-    model = model_of(adapter)
-    rows, sites = spread(model, 4), sites_of(model)
-    twin, rng = rows.clone(), np.random.default_rng(1)
-    for site in sites:
-        orders = np.stack([rng.permutation(site.units.size) for _ in range(4)])
-        alignment.renumber(model, twin, site, torch.from_numpy(orders))
-
-    def cost(of: Tensor) -> list[Tensor]:
-        return [alignment.costs(*(alignment.incoming(model, r, s) for r in (of, rows))) for s in sites]
-
-    aligned = alignment.align(model, twin, sites, cost(twin), solver)
-    equal(aligned.rows, rows)
-    assert not aligned.after.any() and (aligned.before > 0).any() and (aligned.moved > 0).any()
-    noise = twin + 1e-3 * torch.randn(twin.shape, generator=torch.Generator().manual_seed(2))
-    close(alignment.align(model, noise, sites, cost(noise), solver).rows, rows, 0.01)
-    stays = alignment.align(model, rows, sites, cost(rows), solver)
-    equal(stays.rows, rows)
-    assert not stays.moved.any()
-
-
-def test_compacters_weights_are_the_written_out_sum() -> None:
-    """What leads to a unit c are the columns (a, c) of H for all a."""
-    model = model_of("compacter")
-    row = spread(model, 2)
-    for site in sites_of(model):
-        model.module.load_state_dict(model.state_dict(row[1]), strict=False)
-        H = model.module.get_submodule(f"{site.name}.adapter.down").weight()  # [in, 6]
-        found = alignment.incoming(model, row, site)[1]  # [3, 2 in]
-        assert found.shape == (3, 2 * len(H)) and site.units.blocks == 2
-        for c in range(3):
-            close(found[c].sort().values, torch.cat([H[:, c], H[:, 3 + c]]).sort().values, 1e-5)
-
-
-def test_assignments_are_the_least_and_ties_stay() -> None:
-    import ot
-
-    rng = np.random.default_rng(0)
-    for m in (1, 2, 7, 24):
-        cost = rng.random((m, m))
-        order = alignment.assign(cost)
-        assert sorted(order) == list(range(m))
-        uniform = np.full(m, 1 / m)
-        best = float((ot.emd(uniform, uniform, cost) * cost).sum())
-        assert cost[order, np.arange(m)].mean() == pytest.approx(best)
-        for solver in ("assignment", "emd", "sinkhorn"):
-            assert alignment.assign(np.full((m, m), 3.0), solver).tolist() == list(range(m))  # type: ignore[arg-type]
-            assert alignment.assign(np.zeros((m, m)), solver).tolist() == list(range(m))  # type: ignore[arg-type]
-
-
-def test_costs_are_distances() -> None:
-    a, b = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
-    assert alignment.costs(a, b).tolist() == [[5, 1], [0, pytest.approx(18**0.5)]]
-    assert alignment.costs(a, b, "sqeuclidean").tolist() == [[25, 1], [0, pytest.approx(18)]]
 
 
 # -- the server ------------------------------------------------------------------------------------------
@@ -178,14 +52,15 @@ def test_near_clients_at_gamma_zero_are_the_uniform_mean() -> None:
     equal(merged(FedPIA(server="average"), up), all_clients(e).weights @ up)
 
 
-def test_weights_by_distance_by_hand() -> None:
+@pytest.mark.parametrize("anchor_of", ["samples", "uniform"])
+def test_weights_by_distance_by_hand(anchor_of: Any) -> None:
     """Of every site q by the distance of its own parameters; large gamma picks the nearest client."""
     e = engine()
     up = uploads(e, size=0.02)
-    method = FedPIA(gamma=2.0, anchor="uniform")
+    method = FedPIA(gamma=2.0, anchor=anchor_of)
     G, a = merged(method, up), e.model.without("head")
     rows, got = (a.put(e.model.init_row(), t) for t in (up, G))
-    anchor = rows.mean(0)
+    anchor = rows.mean(0) if anchor_of == "uniform" else all_clients(e).weights @ rows
     assert not method.moved_server.any() and torch.allclose(method.q.sum(0), torch.ones(4))
     for s, site in enumerate(method.sites):
         names = [site.prefix + n for n in site.units.members]
@@ -247,8 +122,6 @@ def test_one_client_is_local_at_a_smaller_rate() -> None:
         g = s.grad(batch)
         s.descend(shared.put(g, (1 - lam) ** 2 * shared.take(g)))
 
-    from fedbench.engine.cohort import Cohort
-
     for r in range(3):
         row = Cohort(other, np.arange(1), r).train(row, step=slower).theta
     close(a.own[np.arange(1)], row, 1e-5)
@@ -260,6 +133,55 @@ def test_lam_zero_is_local_and_an_upload() -> None:
     e, other = engine(), engine()
     a, b = play(e, FedPIA(lam=0.0, client="identity"), 2), play(other, Local(), 2)
     equal(deployed(e, a), deployed(other, b))
+
+
+def test_weight_init_trains_on_from_the_mean() -> None:
+    e, other = engine(), engine()
+    a, lam = play(e, FedPIA(lam=0.3, client="identity", combine="weight_init"), 1), 0.3
+    G, before = a.G.clone(), a.own[np.arange(3)].clone()
+    play(e, a, 1, begin=1)
+    mean = a.shared.put(before, (1 - lam) * a.shared.take(before) + lam * G)
+    close(a.own[np.arange(3)], all_clients(other, 1).train(mean).theta, 1e-5)
+    assert (a.shared.take(before) - G).abs().max() > 1e-3
+
+
+def test_starts_of_their_own_are_trained_alone_at_first() -> None:
+    for client in ("align", "none"):
+        e, other = engine(), engine()
+        a = play(e, FedPIA(init="per_client", client=client), 0)  # type: ignore[arg-type]
+        start = a.own[np.arange(3)].clone()
+        a.round(all_clients(e))
+        equal(a.own[np.arange(3)], all_clients(other).train(start).theta)
+
+
+def test_first_and_last_losses_by_hand() -> None:
+    """Clients of four, two and no steps."""
+    a = play(engine(), FedPIA(), 0)
+    sums = torch.tensor([[1.0, 3, 6, 10], [2.0, 5, 0, 0], [0.0, 0, 0, 0]])
+    a._note_losses(SimpleNamespace(ids=np.arange(3), num_steps=np.array([4, 2, 0])), sums)  # type: ignore[arg-type]
+    assert a.first_loss.tolist() == [1, 2, 0] and a.last_loss.tolist() == [4, 3, 0]
+
+
+@pytest.mark.parametrize("init", ["common", "per_client"])
+def test_who_never_took_part_deploys_the_servers_adapter(init: Any) -> None:
+    e = engine()
+    a = play(e, FedPIA(init=init), 2, [[0, 1], [0, 1]])
+    rows = deployed(e, a)
+    equal(rows[:2], a.own[np.arange(2)])
+    equal(a.shared.take(rows[2]), a.G)
+
+
+def test_what_compression_leaves_out_of_an_adapter_is_made_up_for_once() -> None:
+    """Clients whose adapters stand still: the server's mean comes to be theirs, though a quarter is sent at a time."""
+    of = federation()
+    e = engine_on(of, model_of(of=of), SGD(lr=1e-12), batch_size=5, epochs=1)
+    e.compression = Compression(TopK(0.25, memory=True), e.rows, e.model, e.seed)
+    a = play(e, FedPIA(lam=0.0, server="average", client="identity"), 0)
+    rows = spread(e.model, 3)
+    a.own[np.arange(3)] = rows
+    for r in range(6):
+        a.round(all_clients(e, r))
+    close(a.G, all_clients(e).weights @ a.shared.take(rows), 1e-5)
 
 
 def test_nothing_moves_at_the_server_from_a_common_start() -> None:
@@ -280,7 +202,9 @@ def test_units_move_from_starts_of_their_own() -> None:
     assert not torch.equal(rows[0], rows[1])
 
 
-@pytest.mark.parametrize("options", [{}, {"activation": "per_token"}, {"activation": "mean"}, {"site": "post"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"activation": "per_token"}, {"activation": "mean"}, {"site": "post"}, {"cost": "weight"}]
+)
 def test_a_clients_permuted_adapter_comes_back_by_its_activations(options: dict[str, Any]) -> None:
     """G is the client's own adapter in another order: renumbered, it is the client's own."""
     e = engine()
@@ -308,6 +232,54 @@ def test_activations_by_hand() -> None:
             got = values[i][:, :n]
             close(got.sort(1).values, mean.T.sort(1).values, 1e-5)
             assert not values[i][:, n:].any()
+
+
+def test_values_after_the_nonlinearity_by_hand() -> None:
+    """At site=post they are SiLU of those at site=pre: of each token, before these are averaged."""
+    e = engine()
+    pre, post = (play(e, FedPIA(samples=100, activation="per_token", site=s), 0) for s in ("pre", "post"))  # type: ignore[arg-type]
+    rows = spread(e.model, 3)
+    for before, after in zip(pre.unit_values(all_clients(e), rows), post.unit_values(all_clients(e), rows)):
+        close(after, torch.nn.functional.silu(before), 1e-5)
+        assert before.any()
+
+
+def test_a_mean_activation_is_over_a_clients_own_samples() -> None:
+    e = engine()
+    each, mean = (play(e, FedPIA(samples=100, activation=a), 0) for a in ("per_sample", "mean"))  # type: ignore[arg-type]
+    rows = spread(e.model, 3)
+    sizes = torch.from_numpy(e.federation.num_samples)
+    assert len(set(sizes.tolist())) == 3
+    for values, one in zip(each.unit_values(all_clients(e), rows), mean.unit_values(all_clients(e), rows)):
+        assert one.shape == (3, 6, 1)
+        close(one[..., 0], values.sum(2) / sizes[:, None], 1e-5)
+
+
+def test_so_many_samples_are_drawn_anew_in_each_round() -> None:
+    e = engine()
+    a = play(e, FedPIA(samples=3), 0)
+    rows = spread(e.model, 3)
+    first, again, later = (a.unit_values(all_clients(e, r), rows)[0] for r in (0, 0, 1))
+    assert first.shape == (3, 6, 3)
+    equal(first, again)
+    assert (first != later).any()
+
+
+@pytest.mark.parametrize("cost", ["activation", "weight"])
+def test_the_metric_is_the_clients_too(cost: Any) -> None:
+    """What alignment costs before anything is renumbered, by hand: squares under metric=sqeuclidean."""
+    e = engine()
+    a = play(e, FedPIA(samples=4, cost=cost, metric="sqeuclidean"), 0)
+    rows, cohort = spread(e.model, 4), all_clients(e)
+    own, G = rows[:3], a.shared.take(rows[3])
+    a.matched(cohort, G, own)
+    theirs = a.shared.put(own, G)
+    if cost == "activation":
+        pairs = zip(a.unit_values(cohort, theirs), a.unit_values(cohort, own))
+    else:
+        pairs = ((alignment.incoming(e.model, r, s) for r in (theirs, own)) for s in a.sites)
+    wanted = torch.stack([(x - y).square().sum(2).mean(1) for x, y in pairs], 1).mean(1)
+    close(a.cost_client[:, 0], wanted, 1e-4)
 
 
 @pytest.mark.parametrize("activation, per_sample, tokens", [("per_sample", 7, 1), ("per_token", 7, 4), ("mean", 1, 1)])

@@ -237,7 +237,10 @@ def test_activations_by_hand() -> None:
 def test_values_after_the_nonlinearity_by_hand() -> None:
     """At site=post they are SiLU of those at site=pre: of each token, before these are averaged."""
     e = engine()
-    pre, post = (play(e, FedPIA(samples=100, activation="per_token", site=s), 0) for s in ("pre", "post"))  # type: ignore[arg-type]
+    pre, post = (
+        play(engine(), FedPIA(samples=100, activation="per_token", site=s), 0)  # type: ignore[arg-type]
+        for s in ("pre", "post")
+    )
     rows = spread(e.model, 3)
     for before, after in zip(pre.unit_values(all_clients(e), rows), post.unit_values(all_clients(e), rows)):
         close(after, torch.nn.functional.silu(before), 1e-5)
@@ -246,7 +249,10 @@ def test_values_after_the_nonlinearity_by_hand() -> None:
 
 def test_a_mean_activation_is_over_a_clients_own_samples() -> None:
     e = engine()
-    each, mean = (play(e, FedPIA(samples=100, activation=a), 0) for a in ("per_sample", "mean"))  # type: ignore[arg-type]
+    each, mean = (
+        play(engine(), FedPIA(samples=100, activation=a), 0)  # type: ignore[arg-type]
+        for a in ("per_sample", "mean")
+    )
     rows = spread(e.model, 3)
     sizes = torch.from_numpy(e.federation.num_samples)
     assert len(set(sizes.tolist())) == 3

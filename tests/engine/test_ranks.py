@@ -175,9 +175,10 @@ def drive(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> list[dict[str, Any]]:
+def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What rank 0 and rank 1 found."""
-    play = {"PLAY": "usual" if "not slow" in str(pytestconfig.option.markexpr) else "all"}
+    slow = any(item.path == request.path and item.get_closest_marker("slow") for item in request.session.items)
+    play = {"PLAY": "all" if slow else "usual"}
 
     def make(folder: Path) -> None:
         command = [sys.executable, __file__, str(folder)]

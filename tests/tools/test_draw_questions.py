@@ -1,0 +1,42 @@
+"""scripts/draw_questions.py: questions whose answers are the labels, and the words of a vocabulary."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ["cat", "dog", "bird"]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_questions", ROOT / "scripts" / "draw_questions.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_answers_are_the_labels(script: ModuleType) -> None:
+    """The open question's is the label's name; the closed one's is yes where that name is asked for, as often as no."""
+    labels = np.random.default_rng(1).integers(0, 3, 400)
+    rows = script.questions(labels, NAMES, np.random.default_rng(0))
+    assert [row["image_name"] for row in rows[::2]] == [f"{i}.png" for i in range(400)]
+    yes = 0
+    for label, asked, told in zip(labels, rows[::2], rows[1::2], strict=True):
+        right = NAMES[label]
+        assert (asked["answer"], asked["answer_type"], told["answer_type"]) == (right, "OPEN", "CLOSED")
+        assert not any(name in asked["question"] for name in NAMES)
+        assert [name in told["question"].split("?")[0].split() for name in NAMES].count(True) == 1
+        assert (told["answer"] == "Yes") == (right in told["question"])
+        yes += told["answer"] == "Yes"
+    assert 160 < yes < 240
+
+
+def test_words_are_small_letters_and_marks(script: ModuleType) -> None:
+    assert script.words(["Is/are there 2 cats?", "is THIS"]) == {"is", "/", "are", "there", "2", "cats", "?", "this"}

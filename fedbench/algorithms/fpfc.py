@@ -115,11 +115,10 @@ class FPFC(Algorithm):
         new = torch.empty_like(delta) if len(ids) == len(self.W) else delta.clone()
         kept, n = (1 - s)[:, None], torch.full_like(s, -1)  # v_ij = rho kept delta; -1: nobody of these
         for i, later, at in self.pairs(ids):
-            old = delta[at]  # [m, p]: a view of consecutive pairs, else a copy
-            place = new[at] if isinstance(at, slice) else old
-            n[at] = torch.addcmul(self.W[i] - self.W[later], old, kept[at], out=place).norm(dim=1)
-            if place is old:
-                new[at] = old
+            place = new[at]  # [m, p]: a view of consecutive pairs, else a copy
+            n[at] = torch.sub(self.W[i], self.W[later], out=place).addcmul_(delta[at], kept[at]).norm(dim=1)
+            if not isinstance(at, slice):
+                new[at] = place
         return new, torch.where(n < 0, s, self.scad(n))
 
     @property
@@ -131,9 +130,10 @@ class FPFC(Algorithm):
         """delta of all pairs.  # [M, p]"""
         if not self.one_s:
             return self.delta
-        n = len(self.W)
-        i, j = torch.triu_indices(n, n, 1, device=self.W.device)  # [M] each
-        return self.delta[i].sub_(self.delta[j])
+        delta = self.W.new_empty(len(self.s), self.W.shape[1])
+        for i, later, at in self.pairs():
+            torch.sub(self.delta[i], self.delta[later], out=delta[at])
+        return delta
 
     def scad(self, n: Tensor) -> Tensor:
         """s of theta = s delta, which minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), for norms n of delta."""

@@ -1,6 +1,6 @@
 """Every method of conf/algorithm under every operator of conf/compression, in both directions, on tiny models.
 
-A seeded twentieth of the pairs is tested by default, all of them with `-m "slow or not slow"`.
+A seeded thirtieth of the pairs is tested by default, all of them with `-m "slow or not slow"`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TWO = 2  # for fedbench.engine.compression.TINY: a head has 27 numbers here
 
 
 def sampled(pairs: list[tuple[str, str]], slow_methods: Collection[str] = ()) -> list[Any]:
-    """A twentieth of them, drawn once and for all, but of slow_methods; the others are marked as slow."""
+    """A thirtieth of them, drawn once and for all, but of slow_methods; the others are marked as slow."""
     order = np.random.default_rng(16).permutation(len(pairs)).tolist()
-    chosen = [i for i in order if pairs[i][0] not in slow_methods][: -(-len(pairs) // 20)]
+    chosen = [i for i in order if pairs[i][0] not in slow_methods][: -(-len(pairs) // 30)]
     return [pytest.param(*p, marks=() if i in chosen else pytest.mark.slow) for i, p in enumerate(pairs)]
 
 

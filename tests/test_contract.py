@@ -78,10 +78,10 @@ def model_case(name: str) -> Any:
     return model.case_for(name, TINY.get(name))
 
 
-# The costly checks are made of every second method by default, of all where slow tests are asked for.
+# The costly checks are made of every third method by default, of all where slow tests are asked for.
 COSTLY = ("executor_batch_statistics", "no_closure_over_the_cohort", "nothing_passes_by_upload", "bytes_are_counted")
 METHOD_CHECKS = [
-    pytest.param(check, name, marks=pytest.mark.slow if check in COSTLY and i % 2 else ())
+    pytest.param(check, name, marks=pytest.mark.slow if check in COSTLY and i % 3 else ())
     for check in algorithm.SUITE.checks
     for i, name in enumerate(METHODS)
 ]

@@ -139,7 +139,7 @@ def played(method: str, adapter: str, plan: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("overrides", ADAPTED, ids=words)
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fedper"])
 def test_methods_under_every_plan(method: str, overrides: list[str]) -> None:
     adapter = " ".join(overrides)
     same(played(method, adapter, "loop"), played(method, adapter, "vmap"), 1e-5)

@@ -85,7 +85,10 @@ def test_nothing_moves_at_learning_rate_zero(name: str) -> None:
             close(store[np.arange(6)], store.default.expand(6, *store.default.shape), 1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Every second one by default, for the same reason.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if i % 2 else ()) for i, n in enumerate(NAMES)]
+)
 def test_only_the_cohort_changes_its_rows(name: str) -> None:
     e = six_clients(momentum_of(name))
     a = play(e, method(name), 1, [[1, 3]])

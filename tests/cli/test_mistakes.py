@@ -188,12 +188,12 @@ def half_written(folder: Path) -> list[Path]:
         ("fedbench.cli.config.OmegaConf", "save", 1),  # config.yaml
         pytest.param("fedbench.partition.base.np", "savez", 1, marks=pytest.mark.slow),  # partition.npz
         ("fedbench.simulation.partition_files", "replace_text", 1),  # partition.json
-        ("fedbench.simulation.tracking.CsvTable", "append", 1),  # metrics.csv
+        pytest.param("fedbench.simulation.tracking.CsvTable", "append", 1, marks=pytest.mark.slow),  # metrics.csv
         pytest.param("fedbench.simulation.tracking.CsvTable", "extend", 2, marks=pytest.mark.slow),  # clients.csv
         ("fedbench.simulation.tracking.CsvTable", "append", 4),  # costs.csv
         pytest.param("fedbench.simulation.checkpoint.os", "fsync", 3, marks=pytest.mark.slow),  # the first checkpoint
         ("fedbench.simulation.checkpoint.os", "fsync", 4),  # the second one
-        ("fedbench.simulation.checkpoint", "dump", 2),
+        pytest.param("fedbench.simulation.checkpoint", "dump", 2, marks=pytest.mark.slow),
         ("fedbench.simulation.simulator", "write_measured", 1),
     ],
 )

@@ -164,8 +164,14 @@ def results(e: Engine, method: str, rounds: int = 2) -> dict[str, Any]:
 
 
 # -- results do not depend on the executor ---------------------------------------------------------------------
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", MODULES)
+PAIRS = [  # of module and method: every second by default
+    pytest.param(name, method, marks=pytest.mark.slow if (i + j) % 2 else ())
+    for i, name in enumerate(MODULES)
+    for j, method in enumerate(METHODS)
+]
+
+
+@pytest.mark.parametrize("name, method", PAIRS)
 def test_every_module_under_every_kind_of_method(name: str, method: str) -> None:
     """One by one and as auto chooses: the same rows, which have moved."""
     e = make(name)

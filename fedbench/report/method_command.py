@@ -24,7 +24,8 @@ training images by class and client (labels); where the method recorded them, it
 the labels and over rounds (d, d_paths), the change in A with its two regressions (A_change), whose slopes and
 Pearson's r are printed, the weights of its experts (experts), or how far personal parts are apart (sdwd).
 Of all finished runs of a setting together: convergence with the target as a dotted line (curves), each
-client's gain over Local (gains), new clients' bars and curves (new_clients)."""
+client's gain over Local (gains), new clients' bars and curves (new_clients), and where the method recorded it,
+the loss from each round's first local step to its last (inside_rounds)."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -126,6 +127,10 @@ def together(runs: list[Run], folder: Path, options: Options) -> None:
         if adapted:
             path = folder / f"new_clients_{figures.file_name(setting)}.png"
             print_path(draw.draw_new_clients(adapted, path, setting))
+        within = [g for g in members if all(len(draw.inside_rounds(run)[0]) for run in g.runs)]
+        if within:
+            path = folder / f"inside_rounds_{figures.file_name(setting)}.png"
+            print_path(draw.draw_inside_rounds(within, path, setting))
 
 
 def print_path(path: Path) -> None:

@@ -278,6 +278,38 @@ def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
     return save(figure, path)
 
 
+def inside_rounds(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The rounds [R] and the mean over clients of their loss at the first and last local step [R, 2], where the
+    method recorded both; none of round 0, before which nobody trains."""
+    stored = matrices(run)
+    if not {"rounds", "first_loss", "last_loss"} <= stored.keys():
+        return np.empty(0, int), np.empty((0, 2))
+    losses = np.stack([stored[name].mean(1) for name in ("first_loss", "last_loss")], 1)  # [R, 2]
+    trained = stored["rounds"] > 0
+    return stored["rounds"][trained], losses[trained]
+
+
+def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path:
+    """The training loss from each round's first local step to its last, mean over clients and seeds: the step
+    from one round's last to the next one's first is what aggregation did (FedPIA, Figure 4)."""
+    figure, axes = pyplot().subplots(figsize=(8, 4), layout="constrained")
+    for i, group in enumerate(groups):
+        found = [inside_rounds(run) for run in group.runs]
+        rounds = found[0][0][: min(len(r) for r, _ in found)]  # [R]
+        mean = np.mean([losses[: len(rounds)] for _, losses in found], 0)  # [R, 2]
+        follows = np.diff(rounds) == 1  # a run that is not evaluated in every round recorded some of them
+        steps = (mean[1:, 0] - mean[:-1, 1])[follows]
+        label = f"{group.name} (n={len(found)})" + (f", mean step {steps.mean():+.3g}" if len(steps) else "")
+        gaps = 1 + np.flatnonzero(~follows)
+        when = np.insert(np.stack([rounds - 1.0, rounds], 1), gaps, np.nan, 0)  # a round lasts from r - 1 to r
+        look = {"color": COLOURS[i % len(COLOURS)], "ls": LINES[i // len(COLOURS) % len(LINES)], "lw": 1.2}
+        axes.plot(when.ravel(), np.insert(mean, gaps, np.nan, 0).ravel(), label=literal(label), **look)
+    axes.set(xlabel="round", ylabel="training loss", title=literal(title))
+    axes.legend(fontsize=8, frameon=False)
+    tidy(axes)
+    return save(figure, path)
+
+
 # -- one run ---------------------------------------------------------------------------------------------
 def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
     """The metric and the training loss over rounds, and each client's value at the best round."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -169,6 +170,22 @@ def test_the_command_draws_every_figure(tmp_path: Path, capsys) -> None:
     columns, rows = draw.regressions(Run(tmp_path / "runs" / "a"))
     assert f"mean of column j against n_j: {columns}; mean of row i against n_i: {rows}" in capsys.readouterr().out
     assert len(draw.adaptation(Run(tmp_path / "runs" / "b"))) == 3
+
+
+def test_losses_inside_rounds_are_the_recorded_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients' means; nothing of round 0; rounds that do not follow each other are not joined."""
+    first = np.array([[9.0, 9], [4, 6], [3, 4], [2, 2]])
+    np.savez(tmp_path / recorder.FILE, rounds=np.array([0, 1, 2, 4]), first_loss=first, last_loss=first - 1)
+    rounds, losses = draw.inside_rounds(Run(tmp_path))
+    assert rounds.tolist() == [1, 2, 4] and losses.tolist() == [[5, 4], [3.5, 2.5], [2, 1]]
+    group = SimpleNamespace(name="fedpia", runs=[Run(tmp_path)])
+    seen, save = [], draw.save
+    monkeypatch.setattr(draw, "save", lambda figure, path: save(seen.append(figure) or figure, path))
+    draw.draw_inside_rounds([group], tmp_path / "inside.png")
+    line = seen[0].axes[0].lines[0]
+    np.testing.assert_array_equal(line.get_xdata(), [0, 1, 1, 2, np.nan, np.nan, 3, 4])
+    np.testing.assert_array_equal(line.get_ydata(), [5, 4, 3.5, 2.5, np.nan, np.nan, 2, 1])
+    assert line.get_label() == "fedpia (n=1), mean step -0.5" and is_picture(tmp_path / "inside.png")
 
 
 def test_a_single_run_is_drawn_into_its_folder(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ NEUTRAL = {
 NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
 NEUTRAL |= {"dataset.anatomy": "generated"}  # of dataset=tumours
 NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # of model=logistic
+# of questions about pictures
+NEUTRAL |= {"dataset.min_count": 1, "dataset.answers": "all", "dataset.normalizer": "plain"}
 # Groups that came later, at the options that leave everything as it was.
 NEUTRAL_GROUPS = {
     "adapter": ("none", {"_target_": "fedbench.adapters.none.NoAdapter"}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbench.data._answers import EVERY, Answers
 from fedbench.data._questions import Question, arrays_of
 from fedbench.data.base import Arrays
 
@@ -30,13 +31,14 @@ def mixed_of(
     tokens: Callable[[Sequence[str]], np.ndarray],
     silos: tuple[Sequence[str], Sequence[str]],
     source: str,
+    rule: Answers = EVERY,
 ) -> Arrays:
     """Questions and, behind them, samples with labels, all of the same pictures [m, channels, H, W] uint8.
 
     silos: the names of those that ask, and of those that have labels, whose numbers go on after them.  targets as in
-    tasks/mixed.py.  ConfigError where a silo has no question to train on.
+    tasks/mixed.py.  rule: which answers a silo has.  ConfigError where a silo has no question to train on.
     """
-    asked = arrays_of(questions, pictures, tokens, silos[0], source)
+    asked = arrays_of(questions, pictures, tokens, silos[0], source, rule)
     answer, closed = asked.targets.T
     num_labels, most = len(labelled[0].labels), max(1, *(sum(one.labels) for one in labelled))
     targets = np.full((len(asked) + len(labelled), 1 + most), -1, np.int64)

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
+from fedbench.data._answers import EVERY, Answers, is_closed
 from fedbench.data._files import cached_array, fingerprint, log
 from fedbench.data._images import BLOCK, fill, open_picture
-from fedbench.data._questions import Question, arrays_of, by_words, is_closed, normalized, vocabulary
+from fedbench.data._questions import Question, arrays_of, by_words, vocabulary
 from fedbench.data.base import TRAIN, Arrays
 
 KEPT = 64 << 20  # bytes of decoded pictures from which on they are left on disk
@@ -120,13 +121,15 @@ class Row:
 @dataclass(frozen=True)
 class Layout:
     """What pictures and texts become.  side: pixels; color: rgb or grey; tokens: of a text, the ends included; vocab:
-    null for the words of the training texts, or a vocab.txt of WordPiece (or its folder); data_dir: of the cache."""
+    null for the words of the training texts, or a vocab.txt of WordPiece (or its folder); data_dir: of the cache;
+    answers: which of them are classes."""
 
     side: int
     color: str
     tokens: int
     vocab: str | None
     data_dir: str
+    answers: Answers = EVERY
 
     def tokenizer(self, training: Sequence[str]) -> Callable[[Sequence[str]], np.ndarray]:
         """From texts to numbers [n, tokens] int64; training: those whose words are known."""
@@ -168,21 +171,22 @@ Listed = list[tuple[Files, Sequence[str]]]
 
 def assembled(read: Read, silos: Sequence[str], layout: Layout, source: str) -> Arrays:
     """The arrays of rows, set after set.  silos: their sources, in order.  source: who says so, for sentences."""
-    questions, listed = questions_of(read, silos, source)
+    questions, listed = questions_of(read, silos, source, layout.answers)
     tokens = layout.tokenizer([q.question for q in questions if q.split == TRAIN])
     pictures = layout.pictures(listed, source.removeprefix("dataset="))
-    return arrays_of(questions, pictures, tokens, silos, source)
+    return arrays_of(questions, pictures, tokens, silos, source, layout.answers)
 
 
-def questions_of(read: Read, silos: Sequence[str], source: str) -> tuple[list[Question], Listed]:
-    """The questions, and by file the names of the pictures that they number.  Of several right answers the first that
-    the silo's training part knows is asked for."""
+def questions_of(read: Read, silos: Sequence[str], source: str, rule: Answers) -> tuple[list[Question], Listed]:
+    """The questions, but those that the rule drops, and by file the names of the pictures that they number.  Of several
+    right answers the first that is among the silo's is asked for."""
     number = {silo: i for i, silo in enumerate(silos)}
-    known: list[set[str]] = [set() for _ in silos]
+    trained: list[list[str]] = [[] for _ in silos]
     for _, rows in read:
         for row in rows:
             if row.split == TRAIN:
-                known[number[row.source]].add(normalized(row.answers[0]))
+                trained[number[row.source]].append(rule.written(row.answers[0]))
+    known = [set(rule.classes(own)) for own in trained]
     questions: list[Question] = []
     listed: Listed = []
     before = 0
@@ -192,9 +196,11 @@ def questions_of(read: Read, silos: Sequence[str], source: str) -> tuple[list[Qu
         listed.append((files, names))
         before += len(names)
         for row in rows:
-            silo, answers = number[row.source], [normalized(answer) for answer in row.answers]
+            silo, answers = number[row.source], [rule.written(answer) for answer in row.answers]
             answer = next((a for a in answers if a in known[silo]), answers[0])
             closed = is_closed(answers[0], row.answer_type)
+            if rule.kept == "top100_drop" and answer not in known[silo]:
+                continue
             questions.append(Question(place[row.image], row.question, answer, closed, row.split, silo))
     require(bool(questions), f"{source}: there are no questions")
     return questions, listed

@@ -1,7 +1,8 @@
 """Questions about pictures, of one or several data sets: a table of them, and the arrays that it becomes.
 
-A silo (a client) has answers of its own: all that occur in its training part, sorted.  A test question whose answer
-is not among them stays, and counts as answered wrongly; the share of the others is the ceiling of its accuracy.
+A silo (a client) has answers of its own: all that occur in its training part, sorted, or fewer (_answers.py).  A test
+question whose answer is not among them stays, and counts as answered wrongly; the share of the others is the ceiling of
+its accuracy.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbench.core.options import require
+from fedbench.data._answers import EVERY, Answers
 from fedbench.data.base import TEST, TRAIN, Arrays
 
 log = logging.getLogger(__name__)
-CLOSED = frozenset(("yes", "no"))
 PAD, CLS, SEP, UNK = 0, 1, 2, 3
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
 
@@ -34,16 +35,6 @@ class Question:
     closed: bool
     split: int
     silo: int
-
-
-def normalized(answer: object) -> str:
-    """An answer in small letters, blanks collapsed, without a final period."""
-    return re.sub(r"\s+", " ", str(answer).lower().strip()).removesuffix(".").strip()
-
-
-def is_closed(answer: str, answer_type: str | None = None) -> bool:
-    """By the data set's own type where it has one, else by the answer yes or no."""
-    return answer_type.strip().lower() == "closed" if answer_type else answer in CLOSED
 
 
 # -- words -----------------------------------------------------------------------------------------------
@@ -67,13 +58,13 @@ def by_words(texts: Sequence[str], known: dict[str, int], length: int) -> np.nda
 
 
 # -- arrays ----------------------------------------------------------------------------------------------
-def answers_of(questions: Sequence[Question], silos: int) -> list[dict[str, int]]:
-    """Each silo's answers and their numbers: those of its training questions, sorted."""
-    found: list[set[str]] = [set() for _ in range(silos)]
+def answers_of(questions: Sequence[Question], silos: int, rule: Answers = EVERY) -> list[dict[str, int]]:
+    """Each silo's answers and their numbers: those of its training questions that the rule keeps, sorted."""
+    found: list[list[str]] = [[] for _ in range(silos)]
     for q in questions:
         if q.split == TRAIN:
-            found[q.silo].add(q.answer)
-    return [{answer: i for i, answer in enumerate(sorted(own))} for own in found]
+            found[q.silo].append(q.answer)
+    return [{answer: i for i, answer in enumerate(rule.classes(own))} for own in found]
 
 
 def arrays_of(
@@ -82,16 +73,23 @@ def arrays_of(
     tokens: Callable[[Sequence[str]], np.ndarray],
     silos: Sequence[str],
     source: str,
+    rule: Answers = EVERY,
 ) -> Arrays:
     """inputs image (pictures [m, channels, H, W] uint8, each stored once) and text [n, T]; targets [n, 2] int64: the
-    answer's number in the silo, -1 outside of it, and whether the question is closed.  ConfigError where a silo has
-    nothing to train on."""
-    answers = answers_of(questions, len(silos))
-    empty = [name for name, own in zip(silos, answers) if not own]
+    answer's number in the silo, -1 outside of it, and whether the question is closed.  rule: which answers a silo has.
+    ConfigError where it has nothing to train on."""
+    answers = answers_of(questions, len(silos), rule)
+    asked = {q.silo for q in questions if q.split == TRAIN}
+    empty = [name for silo, name in enumerate(silos) if silo not in asked]
     require(not empty, f"{source}: there are no training questions of {', '.join(empty)}")
+    none = [name for name, own in zip(silos, answers) if not own]
+    require(
+        not none,
+        f"{source}: no training answer of {', '.join(none)} occurs dataset.min_count={rule.min_count} times",
+    )
     most = max(2, *(len(own) for own in answers))
     targets = np.array([(answers[q.silo].get(q.answer, -1), q.closed) for q in questions], np.int64)
-    facts = majority(questions, len(silos))
+    facts = majority(questions, answers)
     for name, own, (alone, ceiling) in zip(silos, answers, facts):
         log.info(
             "%s, %s: %d answers; %.1f%% of the test questions have the usual answer to their words, %.1f%% one that "
@@ -113,20 +111,20 @@ def arrays_of(
     ).check()
 
 
-def majority(questions: Sequence[Question], silos: int) -> list[tuple[float, float]]:
+def majority(questions: Sequence[Question], answers: Sequence[dict[str, int]]) -> list[tuple[float, float]]:
     """Of each silo's test questions the share that the most frequent training answer to the same words answers (to no
-    such words: the most frequent one at all), and the share whose answer occurs in training.  NaN without any."""
-    by_text: list[dict[str, Counter]] = [{} for _ in range(silos)]
-    overall = [Counter() for _ in range(silos)]
+    such words: the most frequent one at all), and the share whose answer is among the silo's.  NaN without any."""
+    by_text: list[dict[str, Counter]] = [{} for _ in answers]
+    overall = [Counter() for _ in answers]
     for q in questions:
         if q.split == TRAIN:
             overall[q.silo][q.answer] += 1
             by_text[q.silo].setdefault(" ".join(words(q.question)), Counter())[q.answer] += 1
     shares = []
-    for silo in range(silos):
+    for silo, own in enumerate(answers):
         tested = [q for q in questions if q.split == TEST and q.silo == silo]
         hits = [_first(by_text[silo].get(" ".join(words(q.question)), overall[silo])) == q.answer for q in tested]
-        known = [q.answer in overall[silo] for q in tested]
+        known = [q.answer in own for q in tested]
         shares.append((float(np.mean(hits)) if hits else np.nan, float(np.mean(known)) if known else np.nan))
     return shares
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedbench.core.options import Count, Interior, Seed, require
+from fedbench.data._answers import Answers, Kept, Normalizer
 from fedbench.data._labelled import Labelled, mixed_of
 from fedbench.data._question_files import Layout, questions_of
 from fedbench.data.base import TRAIN, Arrays
@@ -25,7 +26,7 @@ class FedPIAMixed:
 
     sets: of questions, as in MedVQA.  labelled: folders of MedViLL's pairs, by names of one's own, and how many pairs
     of each are drawn, before the cut (null: all).  paths: folders or zips of either; of others data_dir/<name>.  test,
-    seed: of that cut, see MedViLL.  side, color, tokens, vocab: see VQARad; tokens of reports, too.
+    seed: of that cut, see MedViLL.  All else: see VQARad; tokens of reports, too.
     """
 
     def __init__(
@@ -39,6 +40,9 @@ class FedPIAMixed:
         color: Literal["rgb", "grey"] = "rgb",
         tokens: Count = 40,
         vocab: str | None = None,
+        min_count: Count = 1,
+        answers: Kept = "all",
+        normalizer: Normalizer = "plain",
         data_dir: str = "data",
     ):
         paths = paths or {}
@@ -51,17 +55,17 @@ class FedPIAMixed:
         )
         odd = [name for name in paths if name not in (*sets, *labelled)]
         require(not odd, f"dataset.paths knows {', '.join((*sets, *labelled))}, not {', '.join(odd)}")
-        own = {name: path for name, path in paths.items() if name in sets}
-        self.questions = MedVQA(sets, own, side, color, tokens, vocab, data_dir)
+        own = {name: paths.get(name) or str(Path(data_dir) / name) for name in sets}
+        self.questions = MedVQA(sets, own)
         self.most = labelled
         where = {name: paths.get(name) or str(Path(data_dir) / name) for name in labelled}
         self.labelled = {name: MedViLL(path, test, seed, side, color, tokens, vocab) for name, path in where.items()}
-        self.layout = Layout(side, color, tokens, vocab, data_dir)
+        self.layout = Layout(side, color, tokens, vocab, data_dir, Answers(min_count, answers, normalizer))
 
     def load(self) -> Arrays:
         """Questions set after set, then pairs."""
         sets, names = self.questions.sets, list(self.labelled)
-        questions, listed = questions_of(self.questions.read(), sets, SOURCE)
+        questions, listed = questions_of(self.questions.read(), sets, SOURCE, self.layout.answers)
         labelled: list[Labelled] = []
         before = sum(len(some) for _, some in listed)
         for silo, name in enumerate(names):
@@ -73,4 +77,4 @@ class FedPIAMixed:
         trained = [q.question for q in questions if q.split == TRAIN]
         tokens = self.layout.tokenizer([*trained, *(one.text for one in labelled if one.split == TRAIN)])
         pictures = self.layout.pictures(listed, "fedpia_mixed")
-        return mixed_of(questions, labelled, pictures, tokens, (sets, names), SOURCE)
+        return mixed_of(questions, labelled, pictures, tokens, (sets, names), SOURCE, self.layout.answers)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from fedbench.core.options import Count, require
 from fedbench.data import vqa_rad
+from fedbench.data._answers import Answers, Kept, Normalizer
 from fedbench.data._question_files import PICTURES, Files, Layout, Row, assembled
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
@@ -30,7 +31,7 @@ class MedVQA:
     (data/_questions.py).
 
     sets: slake, vqa_rad, vqa_med_2019, vqa_med_2020, vqa_med_2021, in the order of the clients.  paths: folders or zips
-    of them; of others data_dir/<name>.  side, color, tokens, vocab: see VQARad.
+    of them; of others data_dir/<name>.  All else: see VQARad.
     """
 
     def __init__(
@@ -41,6 +42,9 @@ class MedVQA:
         color: Literal["rgb", "grey"] = "rgb",
         tokens: Count = 24,
         vocab: str | None = None,
+        min_count: Count = 1,
+        answers: Kept = "all",
+        normalizer: Normalizer = "plain",
         data_dir: str = "data",
     ):
         for key, names in (("sets", sets), ("paths", paths or {})):
@@ -49,7 +53,7 @@ class MedVQA:
         require(0 < len(sets) == len(set(sets)), f"dataset.sets={sets} must name one set or more, each once")
         self.sets = sets
         self.paths = {name: Path((paths or {}).get(name) or Path(data_dir) / name) for name in sets}
-        self.layout = Layout(side, color, tokens, vocab, data_dir)
+        self.layout = Layout(side, color, tokens, vocab, data_dir, Answers(min_count, answers, normalizer))
 
     def load(self) -> Arrays:
         """Set after set."""

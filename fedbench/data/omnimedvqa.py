@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedbench.core.options import Count, Interior, Seed, require
 from fedbench.core.rng import generator
+from fedbench.data._answers import Answers, Kept, Normalizer
 from fedbench.data._question_files import Files, Layout, Row, assembled
 from fedbench.data.base import TEST, TRAIN, Arrays
 
@@ -33,7 +34,7 @@ class OmniMedVQA:
     clients: in order; questions of others are not read.  modalities: the client that each modality_type of the files is
     of, in small letters and without what it has in brackets.  sets: the client of a data set where its modality would
     tell another one.  path: the folder, or a zip of it; null: data_dir/omnimedvqa.  test: the share of each client's
-    pictures that is tested on, drawn from seed.  side, color, tokens, vocab: see VQARad.
+    pictures that is tested on, drawn from seed.  All else: see VQARad.
     """
 
     def __init__(
@@ -48,6 +49,9 @@ class OmniMedVQA:
         color: Literal["rgb", "grey"] = "rgb",
         tokens: Count = 24,
         vocab: str | None = None,
+        min_count: Count = 1,
+        answers: Kept = "all",
+        normalizer: Normalizer = "plain",
         data_dir: str = "data",
     ):
         require(
@@ -61,7 +65,7 @@ class OmniMedVQA:
         self.modalities = {plain(name): client for name, client in modalities.items()}
         self.sets = {plain(name): client for name, client in (sets or {}).items()}
         self.path, self.test, self.seed = Path(path or Path(data_dir) / "omnimedvqa"), test, seed
-        self.layout = Layout(side, color, tokens, vocab, data_dir)
+        self.layout = Layout(side, color, tokens, vocab, data_dir, Answers(min_count, answers, normalizer))
 
     def load(self) -> Arrays:
         """Data set after data set, in the alphabet."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedbench.core.options import Count, require
+from fedbench.data._answers import Answers, Kept, Normalizer
 from fedbench.data._question_files import Files, Layout, Row, assembled
 from fedbench.data.base import TEST, TRAIN, Arrays
 
@@ -25,7 +26,8 @@ class VQARad:
 
     path: the folder, or a zip of it; null: data_dir/vqa_rad.  side: pixels; color: rgb or grey.  tokens: of a question,
     the ends included.  vocab: null for the words of the training questions, or a vocab.txt of WordPiece (a folder's
-    name is enough).
+    name is enough).  min_count, answers, normalizer: which answers are classes, and how they are compared
+    (data/_answers.py).
     """
 
     def __init__(
@@ -35,10 +37,13 @@ class VQARad:
         color: Literal["rgb", "grey"] = "grey",
         tokens: Count = 24,
         vocab: str | None = None,
+        min_count: Count = 1,
+        answers: Kept = "all",
+        normalizer: Normalizer = "plain",
         data_dir: str = "data",
     ):
         self.path = Path(path or Path(data_dir) / "vqa_rad")
-        self.layout = Layout(side, color, tokens, vocab, data_dir)
+        self.layout = Layout(side, color, tokens, vocab, data_dir, Answers(min_count, answers, normalizer))
 
     def load(self) -> Arrays:
         """Training questions first, as published."""

@@ -7,6 +7,7 @@ import pytest
 
 from fedbench.core.options import ConfigError
 from fedbench.data import _questions as q
+from fedbench.data._answers import is_closed, normalized
 from fedbench.data._labelled import Labelled, mixed_of
 from fedbench.data.base import TEST, TRAIN
 from fedbench.data.synthetic_medvqa import LABELS, SITES, SyntheticMedVQA
@@ -44,12 +45,12 @@ def test_answers_are_each_silos_own() -> None:
 
 def test_majority_and_ceiling_by_hand() -> None:
     """The usual answer to "is it there" is no; to unknown words no, too, the most frequent one."""
-    assert q.majority(table(), 2) == [(0.5, 1.0), (0.0, 0.0)]
+    assert q.majority(table(), q.answers_of(table(), 2)) == [(0.5, 1.0), (0.0, 0.0)]
 
 
 def test_answers_are_normalized() -> None:
-    assert q.normalized("  The  Left Lung. ") == "the left lung" and q.normalized(3) == "3"
-    assert q.is_closed("yes") and not q.is_closed("yes", "OPEN ") and q.is_closed("left", "CLOSED ")
+    assert normalized("  The  Left Lung. ") == "the left lung" and normalized(3) == "3"
+    assert is_closed("yes") and not is_closed("yes", "OPEN ") and is_closed("left", "CLOSED ")
 
 
 def test_words_as_tokens() -> None:

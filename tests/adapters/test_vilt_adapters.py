@@ -145,6 +145,24 @@ def test_methods_under_every_plan(method: str, overrides: list[str]) -> None:
     same(played(method, adapter, "loop"), played(method, adapter, "vmap"), 1e-5)
 
 
+OTHERS = ["apple", "pgfed", "scaffold", "ditto", "pfednet"]
+
+
+@pytest.mark.parametrize("adapter", ["adapter=lora adapter.rank=2", "adapter=houlsby adapter.width=4"])
+@pytest.mark.parametrize(
+    "method", [m if m in ("pgfed", "pfednet") else pytest.param(m, marks=pytest.mark.slow) for m in OTHERS]
+)
+def test_methods_that_know_nothing_of_adapters(method: str, adapter: str) -> None:
+    """By configuration alone: one result by every plan, and no row has a number of the frozen network's."""
+    state = played(method, adapter, "loop")
+    same(state, played(method, adapter, "vmap"), 1e-5)
+    model = adapted(adapter.split())
+    learns = model.columns["adapter"].size + model.columns["head"].size
+    assert model.size == learns
+    rows = [tensor for name, tensor in state.items() if name.startswith("/rows/")]
+    assert rows and all(tensor.shape[-1] <= learns for tensor in rows)
+
+
 def test_fedper_shares_what_is_added_and_keeps_heads() -> None:
     for overrides in ADAPTED:
         model = adapted(overrides)

@@ -19,6 +19,7 @@ KNOBS = (  # the dozen keys people turn
     ("rounds", "communication rounds"),
     ("sample_rate", "share of the clients in a round (or clients_per_round=5)"),
     ("local.epochs", "passes over a client's data in a round"),
+    ("system.dropout", "chance that a client is lost in a round (system.slow: share of slow ones)"),
     ("local.batch_size", "samples in a local step"),
     ("optimizer.lr", "the clients' learning rate"),
     ("partition.num_clients", "clients"),

@@ -36,6 +36,15 @@ class LocalConfig:
 
 
 @dataclass
+class SystemConfig:
+    """Devices that are lost in a round, and slow ones (simulation/sampling.py)."""
+
+    dropout: Share
+    slow: Share
+    slow_steps: Interior
+
+
+@dataclass
 class EvalConfig:
     """Every so many rounds, over ``clients`` of the clients (null: all)."""
 
@@ -174,6 +183,7 @@ class RunConfig:
     folds: Pair | None
     fold: Natural
     local: LocalConfig
+    system: SystemConfig
     eval: EvalConfig
     finetune: FinetuneConfig
     new_clients: NewClientsConfig

@@ -106,21 +106,33 @@ class _Length(NamedTuple):
     steps: np.ndarray
 
 
-def _length(sizes: np.ndarray, batch_size: int, epochs: int | None, steps: int | None, drop_last: bool) -> _Length:
+def _length(
+    sizes: np.ndarray,
+    batch_size: int,
+    epochs: int | None,
+    steps: int | None,
+    drop_last: bool,
+    pace: np.ndarray | None,
+) -> _Length:
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
-    return _Length(
-        batch_sizes, per_epoch, per_epoch * (epochs or 0) if steps is None else np.where(sizes == 0, 0, steps)
-    )
+    in_all = per_epoch * (epochs or 0) if steps is None else np.where(sizes == 0, 0, steps)
+    return _Length(batch_sizes, per_epoch, in_all if pace is None else np.ceil(in_all * pace).astype(np.int64))
 
 
 def lengths(
-    sizes: np.ndarray, batch_size: int, *, epochs: int | None = None, steps: int | None = None, drop_last: bool = False
+    sizes: np.ndarray,
+    batch_size: int,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    drop_last: bool = False,
+    pace: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """How many steps [K] and samples [K] the batches of clients with these sizes [K] hold, without drawing them."""
     sizes = np.asarray(sizes, dtype=np.int64)
-    length = _length(sizes, batch_size, epochs, steps, drop_last)
+    length = _length(sizes, batch_size, epochs, steps, drop_last, pace)
     epoch_samples = length.steps_per_epoch * length.batch_size if drop_last else sizes
     whole_epochs, further_steps = np.divmod(length.steps, np.maximum(length.steps_per_epoch, 1))
     return length.steps, whole_epochs * epoch_samples + np.minimum(further_steps * length.batch_size, epoch_samples)
@@ -135,15 +147,17 @@ def batches(
     epochs: int | None = None,
     steps: int | None = None,
     drop_last: bool = False,
+    pace: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which samples every client takes at every local step: shuffled anew each epoch.
 
     ids, sizes [K]: the clients and their numbers of samples.  B_i = min(batch_size, n_i), as the PFL papers do.
     Returns positions [T, K, B] within each client's list (padding: 0) and counts [T, K], how many of the B are
-    real; a client whose work is done has count 0.  Exactly one of epochs and steps is given.
+    real; a client whose work is done has count 0.  Exactly one of epochs and steps is given.  pace [K]: the share of
+    them that a client does, rounded up to whole steps (None: all).
     """
     sizes = np.asarray(sizes, dtype=np.int64)
-    length = _length(sizes, batch_size, epochs, steps, drop_last)
+    length = _length(sizes, batch_size, epochs, steps, drop_last, pace)
     per_epoch = np.maximum(length.steps_per_epoch, 1)  # [K]
     width = int(length.batch_size.max(initial=1))  # B
     step = np.arange(int(length.steps.max(initial=0)))[:, None]  # [T, 1]

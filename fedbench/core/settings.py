@@ -27,6 +27,7 @@ WHEREABOUTS = (
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
 # Not of a group's class, which has its own defaults.
 LATER_KEYS = {"weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
+LATER_KEYS |= {"system.dropout": 0.0, "system.slow": 0.0, "system.slow_steps": 0.5}
 NEUTRAL = {
     "adapter.convolutions": False,
     "adapter.init": "zero_up",
@@ -132,7 +133,7 @@ def add_later(values: dict[str, Any]) -> None:
     if isinstance(values.get("choices"), dict):
         for key, neutral in LATER_KEYS.items():
             group, _, name = key.rpartition(".")
-            of = values.get(group) if group else values
+            of = values.setdefault(group, {}) if group else values
             if isinstance(of, dict):  # a stored file may have been edited into anything
                 of.setdefault(name, neutral)
         for group, (option, neutral) in NEUTRAL_GROUPS.items():

@@ -67,7 +67,13 @@ class Cohort:
         """Local steps of each client in a training as configured.  # [K]"""
         e = self.engine
         n = self.federation.num_samples[self.ids]
-        return rng.lengths(n, e.batch_size, epochs=e.epochs, drop_last=e.drop_last)[0]
+        return rng.lengths(n, e.batch_size, epochs=e.epochs, drop_last=e.drop_last, pace=self.pace)[0]
+
+    @property
+    def pace(self) -> np.ndarray | None:
+        """The share of its local steps that each client does (None: all do all); no device is slow outside of rounds.
+        # [K]"""
+        return None if self.engine.pace is None or self.purpose != "round" else self.engine.pace[self.ids]
 
     @property
     def longest(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 
 from fedbench.engine.compression import Compression
@@ -25,7 +26,8 @@ class Engine:
     outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories: the stores of
     kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take no part in
     the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a mean that
-    the server takes.  has_taken_means: whether a method has asked for them.
+    the server takes.  has_taken_means: whether a method has asked for them.  pace [N]: the share of its local
+    steps that each client does in rounds (None: all of them).
     """
 
     federation: Federation
@@ -46,6 +48,7 @@ class Engine:
     compression: Compression | None = None
     weights: Literal["samples", "uniform"] = "samples"
     has_taken_means: bool = False
+    pace: np.ndarray | None = None
 
     @property
     def task(self) -> Task:

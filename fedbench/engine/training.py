@@ -106,12 +106,14 @@ class BatchSchedule:
             "steps": how.steps,
             "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
         }
+        pace = cohort.pace
         sizes = split.sizes_of(cohort.ids)
-        steps, samples = rng.lengths(sizes, batch_size, **length)  # [K]
+        steps, samples = rng.lengths(sizes, batch_size, pace=pace, **length)  # [K]
         ranks = engine.executor.ranks
         assigned = ranks.assign(steps)
         order = assigned[ranks.rank]
         batches_key = rng.key(engine.seed, "batches", how.key, cohort.round)
+        length["pace"] = None if pace is None else pace[order]
         position, counts = rng.batches(batches_key, cohort.ids[order], sizes[order], batch_size, **length)
         begin = split.offsets[cohort.ids[order]]
         index = split.indices[np.minimum(begin[None, :, None] + position, max(len(split.indices) - 1, 0))]

@@ -53,7 +53,7 @@ from fedbench.simulation.devices import (
 )
 from fedbench.simulation.instantiate import make, part, plain_values, target_of
 from fedbench.simulation.outputs import check_outputs
-from fedbench.simulation.sampling import cohort_size, draw_cohort
+from fedbench.simulation.sampling import cohort_size, draw_cohort, pace
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import declare
 
@@ -217,6 +217,7 @@ def engine(
         cfg.eval.batch_size or smaller_for_masks(shared_evaluation_batch(device, training.sample_bytes), outputs),
         with_new_clients=clients,
         weights=cfg.weights,
+        pace=pace(cfg, training.num_clients),
     )
     built.privacy = privacy(cfg, built.rows)
     built.compression = compression(cfg, built)

@@ -24,6 +24,23 @@ def draw_cohort(seed: int, round: int, num_clients: int, size: int) -> np.ndarra
     return np.sort(rng.generator(seed, "cohort", round).choice(num_clients, size, replace=False, shuffle=False))
 
 
+def survivors(seed: int, round: int, ids: np.ndarray, dropout: float) -> np.ndarray:
+    """Those of a round's clients that are not lost, each by its own key and the same for every algorithm.  # [k]"""
+    chance = rng.bits(rng.key(seed, "lost", round), ids) / 2.0**64  # [K] in [0, 1)
+    return ids[chance >= dropout]
+
+
+def pace(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
+    """The share of its local steps that each client does: system.slow_steps for system.slow of them, the same ones
+    throughout the run, all for the others; None where nobody is slow.  # [N]"""
+    count = round(num_clients * cfg.system.slow)
+    if not count:
+        return None
+    each = np.ones(num_clients)
+    each[rng.generator(int(cfg.seed), "slow").choice(num_clients, count, replace=False)] = cfg.system.slow_steps
+    return each
+
+
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:
     """All clients, or eval.clients of them, the same ones throughout the run.  # [n]"""
     count = cfg.eval.clients

@@ -28,7 +28,7 @@ from fedbench.simulation.progress import NullProgress, Progress, ending
 from fedbench.simulation.recorder import MatrixLog, write_measured
 from fedbench.simulation.reporting import announce, output_marks, seal, summary
 from fedbench.simulation.run_state import Simulation
-from fedbench.simulation.sampling import draw_cohort, evaluated_clients
+from fedbench.simulation.sampling import draw_cohort, evaluated_clients, survivors
 from fedbench.simulation.stopping import StopSignals
 from fedbench.simulation.tracking import NullTracker, Tracker
 from fedbench.tasks import scores
@@ -128,10 +128,14 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
     engine, cfg = sim.engine, sim.cfg
     federation = engine.federation
     began = time.perf_counter()
-    ids = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
+    drawn = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
+    ids = survivors(engine.seed, sim.done, drawn, cfg.system.dropout)
     cohort = Cohort(engine, ids, sim.done)
-    sim.algorithm.round(cohort)
-    check_used(sim)
+    if len(ids):  # else the server stays as it was
+        sim.algorithm.round(cohort)
+        check_used(sim)
+        if len(ids) < len(drawn):
+            charge_downloads(cohort.ledger, len(drawn) / len(ids))
     if engine.compression is not None and cohort.ledger.losses is not None:
         cohort.ledger.bytes_up += engine.compression.observe(cohort.ledger.losses)
     synchronize(engine.device)
@@ -149,6 +153,11 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
             sim.matrices.note(sim.done)
     tracker.costs(sim.done, row := sim.add_cost(cohort.ledger, seconds))
     progress.update(sim.done, sim.last.get(sim.primary, float("nan")), row["images_per_s"])
+
+
+def charge_downloads(ledger: Ledger, share: float) -> None:
+    """Count what the lost have downloaded, too, as much as others on average.  share: drawn clients to survivors."""
+    ledger.bytes_down, ledger.dense_down = round(ledger.bytes_down * share), round(ledger.dense_down * share)
 
 
 def check_used(sim: Simulation) -> None:

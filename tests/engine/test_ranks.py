@@ -244,8 +244,10 @@ SHORT = [
     "local.batch_size=64",
     "tracking=disabled",
     "hardware.executor=loop",
+    "system.dropout=0.3",
+    "system.slow=0.5",
 ]
-FEW = ["fedavg", "scaffold", "pgfed", "apple", "ditto", "fedfomo"]
+FEW = ["fedavg", "scaffold", "pgfed", "apple", "fedrep", "fedfomo"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,198 @@
+"""Devices that are lost in a round, and slow ones: whom it hits, what it costs, and what stays as it was."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+from tiny import compose
+
+from fedbench.cli.config import check
+from fedbench.core import rng
+from fedbench.core.options import ConfigError
+from fedbench.core.settings import add_later, config_hash, plain
+from fedbench.engine.cohort import Cohort
+from fedbench.partition.base import Split
+from fedbench.simulation.progress import NullProgress
+from fedbench.simulation.sampling import draw_cohort, pace, survivors
+from fedbench.simulation.simulator import prepare, run, run_round, save_checkpoint
+from fedbench.simulation.tracking import NullTracker
+
+OPTIONS = [
+    *("dataset=digits", "model=logistic", "partition.num_clients=6", "partition.alpha=1", "clients_per_round=4"),
+    *("rounds=6", "local.epochs=2", "local.batch_size=16", "tracking=disabled", "hardware.device=cpu"),
+    *("hardware.executor=vmap", "checkpoint.every=1", "optimizer.momentum=0.9", "optimizer.reset=never"),
+]
+LOST = ["system.dropout=0.5"]
+SLOW = ["system.slow=0.5", "system.slow_steps=0.3"]
+METHODS = ["fedavg", "scaffold", "pgfed", "apple", "fedrep"]
+SIZE = 64 * 10 + 10
+
+
+def config(*overrides: str) -> DictConfig:
+    """OPTIONS, but for what is given."""
+    plain_sgd = ["optimizer.momentum=0", "optimizer.reset=round"] if "algorithm=scaffold" in overrides else []
+    words = dict(word.split("=", 1) for word in [*OPTIONS, *plain_sgd, *overrides])
+    return compose([f"{key}={value}" for key, value in words.items()])
+
+
+def table(folder: Path, name: str = "costs") -> list[dict[str, Any]]:
+    with (folder / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rounds(cfg: DictConfig, folder: Path, upto: int) -> Any:
+    folder.mkdir(exist_ok=True)
+    sim = prepare(cfg, folder, None)
+    for _ in range(upto):
+        run_round(sim, NullTracker(), NullProgress())
+    return sim
+
+
+def first_round(wanted: Any, dropout: float = 0.5) -> int:
+    """The first round in which so many of the drawn clients survive."""
+    return next(r for r in range(200) if wanted(len(survivors(0, r, draw_cohort(0, r, 6, 4), dropout))))
+
+
+# -- who ---------------------------------------------------------------------------------------------------
+def test_every_client_is_lost_by_its_own_chance() -> None:
+    """Whoever else was drawn; with 0 nobody; the more often, the more are lost, and none comes back."""
+    ids = np.arange(1000)
+    left = survivors(3, 7, ids, 0.3)
+    assert 650 < len(left) < 750 and survivors(3, 7, ids, 0.0).tolist() == ids.tolist()
+    assert survivors(3, 7, ids[::2], 0.3).tolist() == [i for i in left if i % 2 == 0]
+    assert {*survivors(3, 7, ids, 0.6)} < {*left} != {*survivors(3, 8, ids, 0.3)}
+    assert survivors(3, 7, ids, 0.3).tolist() != survivors(4, 7, ids, 0.3).tolist()
+
+
+def test_slow_ones_are_the_same_throughout_the_run() -> None:
+    cfg = config(*SLOW)
+    each = pace(cfg, 6)
+    assert each is not None and sorted(each.tolist()) == [0.3, 0.3, 0.3, 1, 1, 1]
+    assert pace(config(*SLOW, "algorithm=fedavg"), 6).tolist() == each.tolist() and pace(config(), 6) is None
+
+
+def test_a_slow_client_does_the_first_of_its_batches() -> None:
+    """A share, rounded up; the batches themselves are those it would have had."""
+    ids, sizes, share = np.array([2, 5, 9]), np.array([10, 7, 0]), np.array([1.0, 0.3, 0.3])
+    whole, counted = rng.batches(1, ids, sizes, 4, epochs=2)
+    slow, few = rng.batches(1, ids, sizes, 4, epochs=2, pace=share)
+    steps, samples = rng.lengths(sizes, 4, epochs=2, pace=share)
+    assert steps.tolist() == [6, 2, 0] and samples.tolist() == [20, 7, 0] == few.sum(0).tolist()
+    np.testing.assert_array_equal(slow[:, 0], whole[:, 0])
+    np.testing.assert_array_equal(slow[:2, 1], whole[:2, 1])
+    assert not few[2:, 1].any() and counted[2:, 1].any()
+
+
+# -- what it costs, and what it changes ------------------------------------------------------------------
+def test_the_lost_have_downloaded_and_neither_trained_nor_sent(tmp_path: Path) -> None:
+    """FedAvg: bytes and samples by hand, and the mean of a round by its survivors alone."""
+    cfg = config("algorithm=fedavg", *LOST, "eval.every=6")
+    run(cfg, tmp_path)
+    split = Split.load(tmp_path / "partition.npz")
+    for r, row in enumerate(table(tmp_path)):
+        left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+        assert int(row["bytes_down"]) == (4 * 4 * SIZE if len(left) else 0)
+        assert int(row["bytes_up"]) == 4 * SIZE * len(left)
+        assert int(row["samples"]) == 2 * split.train.sizes[left].sum() and int(row["cohort"]) == 4
+
+
+def test_weights_are_over_survivors(tmp_path: Path) -> None:
+    r = first_round(lambda n: 1 < n < 4)
+    left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+    sim = rounds(config("algorithm=fedavg", *LOST, "optimizer.momentum=0", "optimizer.reset=round"), tmp_path, r)
+    trained = Cohort(sim.engine, left, r)
+    rows = trained.train(sim.algorithm.global_row().expand(len(left), -1)).theta.double()
+    n = torch.from_numpy(sim.engine.federation.num_samples[left]).double()
+    run_round(sim, NullTracker(), NullProgress())
+    torch.testing.assert_close(sim.algorithm.global_row().double(), n @ rows / n.sum(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_private_rows_of_the_lost_stay(method: str, tmp_path: Path) -> None:
+    """Whoever is not among the survivors has the rows and buffers of the round before; survivors have others."""
+    r = first_round(lambda n: n == 2)
+    left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+    sim = rounds(config(f"algorithm={method}", *LOST), tmp_path, r)
+    others = np.setdiff1d(np.arange(6), left)
+    before = {name: rows[others].clone() for name, rows in sim.engine.rows.all.items()}
+    theirs = {name: rows[left].clone() for name, rows in sim.engine.rows.all.items()}
+    run_round(sim, NullTracker(), NullProgress())
+    for name, rows in before.items():
+        assert torch.equal(sim.engine.rows.all[name][others], rows), name
+    assert not theirs or any(not torch.equal(sim.engine.rows.all[n][left], rows) for n, rows in theirs.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_without_any_leaves_all_as_it_was(method: str, tmp_path: Path) -> None:
+    r = first_round(lambda n: n == 0, 0.8)
+    sim = rounds(config(f"algorithm={method}", "system.dropout=0.8", f"rounds={r + 2}", "eval.every=1000"), tmp_path, r)
+    state = {name: value.clone() for name, value in sim.algorithm.state_dict().items()}
+    rows = {name: each[np.arange(6)].clone() for name, each in sim.engine.rows.all.items()}
+    cost = dict(sim.cost)
+    run_round(sim, NullTracker(), NullProgress())
+    assert all(torch.equal(sim.algorithm.state_dict()[name], value) for name, value in state.items())
+    assert all(torch.equal(sim.engine.rows.all[name][np.arange(6)], value) for name, value in rows.items())
+    assert sim.done == r + 1 and sim.cost["bytes_down"] == cost["bytes_down"] and sim.cost["steps"] == cost["steps"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slow_ones_do_their_share_whoever_says_how_much(method: str, tmp_path: Path) -> None:
+    """FedRep trains head and body for epochs of its own, PGFed and APPLE have steps of their own."""
+    count = {}
+    for name, words in (("whole", []), ("slow", SLOW)):
+        sim = rounds(config(f"algorithm={method}", "clients_per_round=6", "rounds=1", *words), tmp_path / name, 1)
+        count[name] = sim.cost["steps"]
+    whole = rng.lengths(sim.engine.federation.num_samples, 16, epochs=2)[0]
+    slow = np.ceil(whole * sim.engine.pace).astype(int)
+    if method == "fedrep":
+        epochs = config("algorithm=fedrep").algorithm.head_epochs
+        head = rng.lengths(sim.engine.federation.num_samples, 16, epochs=epochs)[0]
+        whole, slow = whole + head, slow + np.ceil(head * sim.engine.pace).astype(int)
+    assert (count["whole"], count["slow"]) == (whole.sum(), slow.sum()) and slow.sum() < whole.sum()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_run_and_another_executor_lose_the_same(method: str, tmp_path: Path) -> None:
+    cfg = config(f"algorithm={method}", "system.dropout=0.3", *SLOW, "rounds=4")
+    for name in ("whole", "again"):
+        (tmp_path / name).mkdir()
+    run(cfg, tmp_path / "whole")
+    sim = rounds(cfg, tmp_path / "again", 2)
+    save_checkpoint(sim, {})
+    other = rounds(
+        config(f"algorithm={method}", "system.dropout=0.3", *SLOW, "hardware.executor=loop"), tmp_path / "l", 2
+    )
+    for name, value in sim.algorithm.state_dict().items():
+        torch.testing.assert_close(other.algorithm.state_dict()[name], value, atol=1e-5, rtol=1e-4)
+    run(cfg, tmp_path / "again", resume=True)
+    last = [table(tmp_path / name, "metrics")[-1] for name in ("whole", "again")]
+    assert last[0] == last[1]
+
+
+# -- keys ------------------------------------------------------------------------------------------------
+def test_old_runs_keep_their_hash_and_go_on() -> None:
+    cfg = config()
+    old = plain(cfg)
+    del old["system"]
+    assert config_hash(old) == config_hash(cfg) != config_hash(config(*LOST))
+    add_later(old)
+    assert old["system"] == {"dropout": 0.0, "slow": 0.0, "slow_steps": 0.5}
+
+
+@pytest.mark.parametrize("words", ["system.dropout=1", "system.slow=-0.1", "system.slow_steps=0", "system.lost=0.1"])
+def test_mistakes_are_one_sentence(words: str) -> None:
+    with pytest.raises(ConfigError, match=words.partition("=")[0]):
+        check(config(words))
+
+
+def test_summaries_say_what_was_lost(tmp_path: Path) -> None:
+    """By the configuration, which every report reads."""
+    run(config("algorithm=fedavg", *LOST, "rounds=1"), tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["cohort"] == 4

@@ -79,7 +79,10 @@ def model_case(name: str) -> Any:
 
 
 # The costly checks are made of every third method by default, of all where slow tests are asked for.
-COSTLY = ("executor_batch_statistics", "no_closure_over_the_cohort", "nothing_passes_by_upload", "bytes_are_counted")
+COSTLY = (
+    *("executor_batch_statistics", "executor_loop", "no_closure_over_the_cohort"),
+    *("nothing_passes_by_upload", "bytes_are_counted"),
+)
 METHOD_CHECKS = [
     pytest.param(check, name, marks=pytest.mark.slow if check in COSTLY and i % 3 else ())
     for check in algorithm.SUITE.checks

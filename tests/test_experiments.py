@@ -211,7 +211,12 @@ def test_glob_stands_for_every_row_of_a_table() -> None:
         composer.expand(["+experiment=glob(nothing/*)"])
 
 
-@pytest.mark.parametrize("family", sorted({name.split("/")[0] for name in ROWS}))
+TABLES_WITH_ROWS = sorted({name.split("/")[0] for name in ROWS})
+
+
+@pytest.mark.parametrize(  # every second one by default
+    "family", [pytest.param(f, marks=pytest.mark.slow if i % 2 else ()) for i, f in enumerate(TABLES_WITH_ROWS)]
+)
 def test_debug_fits_every_table(family: str) -> None:
     name = next(name for name in ROWS if name.startswith(f"{family}/"))
     values = check(compose([f"+experiment=[{name},{small(name)}]", *more(name)]))

@@ -14,10 +14,10 @@ from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, is_com
 from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
 from fedbench.report.table import FORMATS, Table, one_line, render
 
-SUFFIXES = {".md": "markdown", ".csv": "csv"}
+SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex"}
 EXAMPLES = """examples:
   python -m fedbench.report runs sweeps
-  python -m fedbench.report sweeps --select best --target 0.9 --figures figures
+  python -m fedbench.report sweeps --select best --target 0.9 --figures figures --out table.tex
   python -m fedbench.report sweeps --metric personal/auc --group algorithm,partition.alpha --out table.csv
   python -m fedbench.report sweeps --figures figures --against partition.alpha
   python -m fedbench.report sweeps --paper pgfed_table1_cifar --figures figures
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
     """The text that the parsed flags ask for, and the figures drawn; ConfigError for a mistake in the flags."""
     check_flags(args)
-    form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
+    form = args.format or (SUFFIXES[args.out.suffix] if args.out else "text")
     tables_of = chosen if args.choose else beside_paper if args.paper else overview
     tables, drawn = tables_of(args, form)
     return render(tables, form), drawn
@@ -101,6 +101,10 @@ def check_flags(args: argparse.Namespace) -> None:
     require(
         not idle,
         f"--paper {args.paper} prints a table of its own: leave out " + ", ".join(f"--{name}" for name in idle),
+    )
+    require(
+        args.format is not None or args.out is None or args.out.suffix in SUFFIXES,
+        f"--out {args.out}: a file's name ends in {', '.join(SUFFIXES)}, or --format says what it holds",
     )
     check_file("--out", args.out)
     check_folder("--figures", args.figures)

@@ -1,4 +1,4 @@
-"""A table of text and of numbers with their spread, and its three forms: text, Markdown, CSV."""
+"""A table of text and of numbers with their spread, and its four forms: text, Markdown, CSV, LaTeX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-FORMATS = ("text", "markdown", "csv")
+FORMATS = ("text", "markdown", "csv", "latex")
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX |= {c: rf"\{c}" for c in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Table:
 def render(tables: list[Table], form: str) -> str:
     """The tables as one text, ending in a newline; a CSV holds them one below the other, without notes."""
     tables = [replace(table, title=one_line(table.title), notes=[*map(one_line, table.notes)]) for table in tables]
-    write = {"text": as_text, "markdown": as_markdown, "csv": as_csv}[form]
+    write = {"text": as_text, "markdown": as_markdown, "csv": as_csv, "latex": as_latex}[form]
     return "\n".join(write(table) for table in tables)
 
 
@@ -93,6 +95,25 @@ def as_csv(table: Table) -> str:
                 cells += [_plain(value), "", ""]
         writer.writerow(cells)
     return out.getvalue()
+
+
+def as_latex(table: Table) -> str:
+    """A table of the package booktabs, its title as the caption; notes, and what is no table, as comments."""
+    notes = [f"% {note}" for note in table.notes]
+    if not table.columns:
+        return "\n".join([*([f"% {table.title}"] if table.title else []), *notes]) + "\n"
+    kinds = "".join("r" if _is_number(table, column) else "l" for column in table.columns)
+    head, *rows = [[c.title for c in table.columns], *(_shown(table, row) for row in table.rows)]
+    line, *lines = [" & ".join(map(latex, cells)) + r" \\" for cells in (head, *rows)]
+    return "\n".join([
+        r"\begin{table}", r"\centering", *([rf"\caption{{{latex(table.title)}}}"] if table.title else []),
+        rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", line, r"\midrule", *lines, r"\bottomrule",
+        r"\end{tabular}", r"\end{table}", *notes]) + "\n"  # fmt: skip
+
+
+def latex(text: str) -> str:
+    """Text as LaTeX prints it."""
+    return "".join(LATEX.get(c, c) for c in text)
 
 
 def show(value: Any, column: Column) -> str:

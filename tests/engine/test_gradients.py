@@ -67,7 +67,7 @@ def replaying(e: Engine, record=recorded) -> tuple[Engine, GraphedGradients]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("chunk", [0, 2, 1])
+@pytest.mark.parametrize("chunk", [0, pytest.param(2, marks=pytest.mark.slow), 1])
 def test_replays_give_the_direct_rows(model: str, chunk: int) -> None:
     plan = Plan("any", chunk, 1, 1)
     e, graphs = replaying(make(model, plan))

@@ -20,7 +20,7 @@ from fedbench.report.figures import against, literal
 from fedbench.report.method_command import main as figures_main
 from fedbench.report.runs import Run, find_runs
 from fedbench.report.summary import Options, differing, group_runs, over_seeds
-from fedbench.report.table import Column, Spread, Table, render, show
+from fedbench.report.table import Column, Spread, Table, latex, render, show
 
 
 @pytest.fixture
@@ -419,6 +419,29 @@ def test_out_file_decides_the_format(sweep, tmp_path, capsys):
     assert main([str(sweep), "--out", str(tmp_path / "table.csv")]) == 0
     assert len(read_csv((tmp_path / "table.csv").read_text())) == 3
     assert capsys.readouterr().out == ""
+
+
+def test_latex_of_a_sweep(sweep, tmp_path, capsys):
+    """A row a line, all of as many cells; characters that mean something else to LaTeX are written out."""
+    assert main([str(sweep), "--out", str(tmp_path / "table.tex")]) == 0
+    lines = (tmp_path / "table.tex").read_text().splitlines()
+    assert lines[:3] == [r"\begin{table}", r"\centering", r"\caption{" + lines[2].removeprefix(r"\caption{")]
+    assert lines[2].startswith(r"\caption{personal/accuracy (\%)")
+    top, bottom = lines.index(r"\midrule"), lines.index(r"\bottomrule")
+    assert any(line.startswith(r"pgfed & 3 & 72.00 $\pm$ 1.63 &") for line in lines[top:bottom])
+    assert {line.count(" & ") for line in lines[top + 1 : bottom]} == {lines[top - 1].count(" & ")}
+    assert all(line.endswith(r" \\") for line in lines[top + 1 : bottom])
+    assert latex(r"a_b & 5% {x} \ ~^#$") == (
+        r"a\_b \& 5\% \{x\} \textbackslash{} \textasciitilde{}\textasciicircum{}\#\$"
+    )
+    notes = lines[lines.index(r"\end{table}") + 1 :]
+    assert any(line.startswith("% ") and "population standard deviation" in line for line in notes)
+
+
+def test_an_unknown_suffix_is_refused(sweep, tmp_path, capsys):
+    assert main([str(sweep), "--out", str(tmp_path / "table.docx")]) == 1
+    assert "a file's name ends in .txt, .md, .csv, .tex, or --format says what it holds" in capsys.readouterr().err
+    assert main([str(sweep), "--out", str(tmp_path / "table.docx"), "--format", "latex"]) == 0
 
 
 def test_figures(sweep, tmp_path, capsys):

@@ -31,7 +31,7 @@ OPTIONS = [
 ]
 LOST = ["system.dropout=0.5"]
 SLOW = ["system.slow=0.5", "system.slow_steps=0.3"]
-METHODS = ["fedavg", "scaffold", "pgfed", "apple", "fedrep"]
+METHODS = ["pgfed", "fedrep", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "scaffold", "apple"))]
 SIZE = 64 * 10 + 10
 
 

@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
     """The text that the parsed flags ask for, and the figures drawn; ConfigError for a mistake in the flags."""
     check_flags(args)
-    form = args.format or (SUFFIXES[args.out.suffix] if args.out else "text")
+    form = args.format or (SUFFIXES.get(args.out.suffix, "text") if args.out else "text")
     tables_of = chosen if args.choose else beside_paper if args.paper else overview
     tables, drawn = tables_of(args, form)
     return render(tables, form), drawn
@@ -103,7 +103,7 @@ def check_flags(args: argparse.Namespace) -> None:
         f"--paper {args.paper} prints a table of its own: leave out " + ", ".join(f"--{name}" for name in idle),
     )
     require(
-        args.format is not None or args.out is None or args.out.suffix in SUFFIXES,
+        args.format is not None or args.out is None or args.out.suffix in ("", *SUFFIXES),  # none: a device
         f"--out {args.out}: a file's name ends in {', '.join(SUFFIXES)}, or --format says what it holds",
     )
     check_file("--out", args.out)

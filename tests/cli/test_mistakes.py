@@ -313,7 +313,7 @@ def around(whole: Path) -> None:
 RESULTS = [
     ("export", ["run", "--client", "0", "--out"]),
     ("export", ["run", "--predictions"]),
-    ("report", ["run", "--out"]),
+    ("report", ["run", "--format", "text", "--out"]),
     ("partition", ["--out"]),
     ("partition", ["--figure"]),
     ("fid", ["--network", "random", "--out"]),

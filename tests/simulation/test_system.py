@@ -18,6 +18,7 @@ from fedbench.core import rng
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import add_later, config_hash, plain
 from fedbench.engine.cohort import Cohort
+from fedbench.engine.training import LocalTraining
 from fedbench.partition.base import Split
 from fedbench.simulation.progress import NullProgress
 from fedbench.simulation.sampling import draw_cohort, pace, survivors
@@ -88,6 +89,21 @@ def test_a_slow_client_does_the_first_of_its_batches() -> None:
     np.testing.assert_array_equal(slow[:, 0], whole[:, 0])
     np.testing.assert_array_equal(slow[:2, 1], whole[:2, 1])
     assert not few[2:, 1].any() and counted[2:, 1].any()
+
+
+def test_a_slow_client_trains_by_no_more(tmp_path: Path) -> None:
+    """Its row is that of as many steps, and it is what a method is told."""
+    sim = rounds(config("algorithm=fedavg", *SLOW, "optimizer.momentum=0", "optimizer.reset=round"), tmp_path, 0)
+    row, whole = sim.algorithm.global_row(), rng.lengths(sim.engine.federation.num_samples, 16, epochs=2)[0]
+    cohort = Cohort(sim.engine, np.arange(6), 0)
+    found, steps = cohort.train(row.expand(6, -1)).theta, cohort.num_steps
+    assert sim.engine.pace is not None
+    assert steps.tolist() == np.ceil(whole * sim.engine.pace).tolist() and (steps < whole).sum() == 3
+    for i in range(6):
+        quick = Cohort(sim.engine, np.array([i]), 0, "evaluation")  # nobody is slow outside of rounds
+        assert quick.num_steps[0] == whole[i]
+        alone = quick.train(row[None], how=LocalTraining(steps=int(steps[i]))).theta[0]
+        torch.testing.assert_close(found[i], alone, atol=1e-6, rtol=0)
 
 
 # -- what it costs, and what it changes ------------------------------------------------------------------

@@ -118,7 +118,9 @@ def _length(
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
     in_all = per_epoch * (epochs or 0) if steps is None else np.where(sizes == 0, 0, steps)
-    return _Length(batch_sizes, per_epoch, in_all if pace is None else np.ceil(in_all * pace).astype(np.int64))
+    if pace is not None:
+        in_all = np.ceil(in_all * pace - 1e-9).astype(np.int64)  # 0.07 of 100 is 7.000000000000001 in floating point
+    return _Length(batch_sizes, per_epoch, in_all)
 
 
 def lengths(

@@ -38,14 +38,15 @@ class Cohort:
     """Some clients in one round.
 
     ids [K] (ascending, host), round (from 0), num_clients N, rounds: of the run.  purpose: "round", or what else
-    is computed, "evaluation" say, which leaves no trace in what clients keep.
+    is computed, "evaluation" say, which leaves no trace in what clients keep.  lost: how many were drawn beside these,
+    and were lost after their download.
     """
 
-    def __init__(self, engine: Engine, ids: np.ndarray, round: int, purpose: str = "round"):
+    def __init__(self, engine: Engine, ids: np.ndarray, round: int, purpose: str = "round", lost: int = 0):
         self.engine, self.ids, self.round, self.purpose = engine, np.asarray(ids, np.int64), round, purpose
         self.federation, self.model = engine.federation, engine.model
         self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
-        self._messages = Messages(engine.privacy, engine.compression)
+        self._messages = Messages(engine.privacy, engine.compression, (len(ids) + lost) / max(len(ids), 1))
         if purpose == "round":
             engine.rows.setting_up = False
 
@@ -123,7 +124,7 @@ class Cohort:
         return torch.arange(len(self), device=self.device)
 
     def all_clients(self) -> Cohort:
-        """All clients, in this round and on this cohort's account: for methods that begin with everybody."""
+        """All clients, in this round and on its account, the lost too: for methods that begin with everybody."""
         whole = copy.copy(self)
         whole.ids = np.arange(self.num_clients)
         return whole

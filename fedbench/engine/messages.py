@@ -49,11 +49,12 @@ class Ledger:
 class Messages:
     """The messages of one round, of a cohort and of all cohorts made from it.
 
-    privacy, compression: what is done to them, or None.  plain, in all calls: names that are never compressed.
+    privacy, compression: what is done to them, or None.  drawn: clients of the round for each of the cohort, more than
+    1 where some were lost after their download.  plain, in all calls: names that are never compressed.
     """
 
-    def __init__(self, privacy: Privacy | None, compression: Compression | None):
-        self.privacy, self.compression, self.ledger = privacy, compression, Ledger()
+    def __init__(self, privacy: Privacy | None, compression: Compression | None, drawn: float = 1.0):
+        self.privacy, self.compression, self.drawn, self.ledger = privacy, compression, drawn, Ledger()
         self._broadcasts: Counter[str] = Counter()  # how often each name was sent to all
         self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # which clients sent, or were sent, each name
         self._sent: list[tuple[Tensor, Tensor]] = []  # what clients saw, and what the server has itself
@@ -74,7 +75,7 @@ class Messages:
                 seen[name], size = self.compression.broadcast(cohort, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
                 self._remember(value, seen[name])
-            self._count_download(size, dense)
+            self._count_download(cohort, size, dense)
         return SimpleNamespace(**seen)
 
     def download(self, cohort: Cohort, tensors: dict[str, Tensor], plain: Collection[str]) -> SimpleNamespace:
@@ -87,14 +88,14 @@ class Messages:
             if self.compression is not None and name not in plain:
                 seen[name], size = self.compression.download(cohort, name, value, self._call("down", cohort, name))
                 self._remember(value, seen[name])
-            self._count_download(size, num_bytes(value))
+            self._count_download(cohort, size, num_bytes(value))
         return SimpleNamespace(**seen)
 
     def fetch(self, cohort: Cohort, which: Tensor, rows: dict[str, Tensor]) -> SimpleNamespace:
         """One row of each tensor [n, ...] for every True in which [K, ...], as it is."""
         _check_rows("fetch", cohort, {"which": which})
         size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())
-        self._count_download(size, size)
+        self._count_download(cohort, size, size)
         return SimpleNamespace(**rows)
 
     def upload(
@@ -131,9 +132,11 @@ class Messages:
         """What the server's own adds to a reference that clients were sent in this round; None: nothing."""
         return next((value - seen for seen, value in self._sent if seen is reference), None)
 
-    def _count_download(self, size: int, dense: int) -> None:
-        self.ledger.bytes_down += size
-        self.ledger.dense_down += dense
+    def _count_download(self, cohort: Cohort, size: int, dense: int) -> None:
+        """What these clients were sent, and what the lost were: as much as they on average, unless all are asked."""
+        drawn = 1.0 if len(cohort) == cohort.num_clients else self.drawn
+        self.ledger.bytes_down += round(drawn * size)
+        self.ledger.dense_down += round(drawn * dense)
 
     def _call(self, direction: str, cohort: Cohort, name: str) -> int:
         """How often these clients sent, or were sent, a name in this round before; this time is counted."""

@@ -6,6 +6,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from fedbench.core import rng
+from fedbench.core.options import require
 from fedbench.core.settings import check_cohort
 
 
@@ -31,11 +32,16 @@ def survivors(seed: int, round: int, ids: np.ndarray, dropout: float) -> np.ndar
 
 
 def pace(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
-    """The share of its local steps that each client does: system.slow_steps for system.slow of them, the same ones
-    throughout the run, all for the others; None where nobody is slow.  # [N]"""
-    count = round(num_clients * cfg.system.slow)
-    if not count:
+    """The share of its local steps that each client does: system.slow_steps for system.slow of them (to the nearest
+    number, halves up), the same ones throughout the run, all for the others; None where nobody is slow.  # [N]"""
+    slow = cfg.system.slow
+    if not slow:
         return None
+    count = int(num_clients * slow + 0.5 + 1e-9)
+    require(
+        count > 0,
+        f"system.slow={slow:g} of {num_clients} clients is nobody: take 0, or at least {0.5 / num_clients:.2g}",
+    )
     each = np.ones(num_clients)
     each[rng.generator(int(cfg.seed), "slow").choice(num_clients, count, replace=False)] = cfg.system.slow_steps
     return each

@@ -130,12 +130,10 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
     began = time.perf_counter()
     drawn = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
     ids = survivors(engine.seed, sim.done, drawn, cfg.system.dropout)
-    cohort = Cohort(engine, ids, sim.done)
+    cohort = Cohort(engine, ids, sim.done, lost=len(drawn) - len(ids))
     if len(ids):  # else the server stays as it was
         sim.algorithm.round(cohort)
         check_used(sim)
-        if len(ids) < len(drawn):
-            charge_downloads(cohort.ledger, len(drawn) / len(ids))
     if engine.compression is not None and cohort.ledger.losses is not None:
         cohort.ledger.bytes_up += engine.compression.observe(cohort.ledger.losses)
     synchronize(engine.device)
@@ -153,11 +151,6 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
             sim.matrices.note(sim.done)
     tracker.costs(sim.done, row := sim.add_cost(cohort.ledger, seconds))
     progress.update(sim.done, sim.last.get(sim.primary, float("nan")), row["images_per_s"])
-
-
-def charge_downloads(ledger: Ledger, share: float) -> None:
-    """Count what the lost have downloaded, too, as much as others on average.  share: drawn clients to survivors."""
-    ledger.bytes_down, ledger.dense_down = round(ledger.bytes_down * share), round(ledger.dense_down * share)
 
 
 def check_used(sim: Simulation) -> None:

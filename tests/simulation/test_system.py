@@ -77,6 +77,11 @@ def test_slow_ones_are_the_same_throughout_the_run() -> None:
     each = pace(cfg, 6)
     assert each is not None and sorted(each.tolist()) == [0.3, 0.3, 0.3, 1, 1, 1]
     assert pace(config(*SLOW, "algorithm=fedavg"), 6).tolist() == each.tolist() and pace(config(), 6) is None
+    others = [pace(config(*SLOW, f"seed={seed}"), 6) for seed in range(1, 9)]
+    assert any(other.tolist() != each.tolist() for other in others if other is not None)
+    assert (pace(config("system.slow=0.5"), 5) < 1).sum() == 3
+    with pytest.raises(ConfigError, match=r"system\.slow=0\.05 of 6 clients is nobody"):
+        pace(config("system.slow=0.05"), 6)
 
 
 def test_a_slow_client_does_the_first_of_its_batches() -> None:
@@ -89,6 +94,8 @@ def test_a_slow_client_does_the_first_of_its_batches() -> None:
     np.testing.assert_array_equal(slow[:, 0], whole[:, 0])
     np.testing.assert_array_equal(slow[:2, 1], whole[:2, 1])
     assert not few[2:, 1].any() and counted[2:, 1].any()
+    hundred = {"steps": 100, "pace": np.array([0.07, 0.071])}
+    assert rng.lengths(np.array([50, 50]), 4, **hundred)[0].tolist() == [7, 8]
 
 
 def test_a_slow_client_trains_by_no_more(tmp_path: Path) -> None:
@@ -117,6 +124,17 @@ def test_the_lost_have_downloaded_and_neither_trained_nor_sent(tmp_path: Path) -
         assert int(row["bytes_down"]) == (4 * 4 * SIZE if len(left) else 0)
         assert int(row["bytes_up"]) == 4 * SIZE * len(left)
         assert int(row["samples"]) == 2 * split.train.sizes[left].sum() and int(row["cohort"]) == 4
+
+
+def test_what_all_are_asked_before_is_charged_once(tmp_path: Path) -> None:
+    """FedSLD's counts, of six clients whoever is lost: ten numbers up and the sum down; models of the four drawn."""
+    r = first_round(lambda n: 1 < n < 4)
+    left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+    sim = rounds(config("algorithm=fedsld", *LOST), tmp_path, 0)
+    sim.done = r
+    run_round(sim, NullTracker(), NullProgress())
+    counts = 4 * 10 * 6
+    assert (sim.cost["bytes_up"], sim.cost["bytes_down"]) == (counts + 4 * SIZE * len(left), counts + 4 * SIZE * 4)
 
 
 def test_weights_are_over_survivors(tmp_path: Path) -> None:
@@ -188,8 +206,7 @@ def test_a_killed_run_and_another_executor_lose_the_same(method: str, tmp_path: 
     for name, value in sim.algorithm.state_dict().items():
         torch.testing.assert_close(other.algorithm.state_dict()[name], value, atol=1e-5, rtol=1e-4)
     run(cfg, tmp_path / "again", resume=True)
-    last = [table(tmp_path / name, "metrics")[-1] for name in ("whole", "again")]
-    assert last[0] == last[1]
+    assert table(tmp_path / "whole", "metrics")[2:] == table(tmp_path / "again", "metrics")
 
 
 # -- keys ------------------------------------------------------------------------------------------------
@@ -208,7 +225,6 @@ def test_mistakes_are_one_sentence(words: str) -> None:
         check(config(words))
 
 
-def test_summaries_say_what_was_lost(tmp_path: Path) -> None:
-    """By the configuration, which every report reads."""
+def test_the_cohort_of_a_summary_is_the_drawn_ones(tmp_path: Path) -> None:
     run(config("algorithm=fedavg", *LOST, "rounds=1"), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["cohort"] == 4

@@ -484,10 +484,10 @@ def test_every_method_meets_the_same_clients(monkeypatch: pytest.MonkeyPatch, tm
     for name, seen in met.items():
         real = Cohort.__init__
 
-        def init(self, engine: Engine, ids, round, purpose="round", real=real, seen=seen) -> None:
+        def init(self, engine: Engine, ids, round, purpose="round", lost=0, real=real, seen=seen) -> None:
             if purpose == "round":
                 seen.append(list(ids))
-            real(self, engine, ids, round, purpose)
+            real(self, engine, ids, round, purpose, lost)
 
         (tmp_path / name).mkdir()
         with monkeypatch.context() as m:

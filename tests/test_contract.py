@@ -23,6 +23,7 @@ ADAPTERS = [  # every file of conf/adapter, and options that take another path
     "houlsby places=['*.proj','norm'] train=['norm.*','head.*'] activation=gelu",
     "parallel places=['embed','*.attn'] scale=2.0",
     "prompt places=['blocks.0'] tokens=2 tap=output reparam=true",
+    "fusion places=['*.proj','embed'] adapters=3 activation=gelu scale=2.0",
 ]
 MODELS = group_options("model")
 PARTITIONS = group_options("partition")

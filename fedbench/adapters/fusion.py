@@ -48,7 +48,7 @@ class Fusion(Bottleneck):
 
     def add(self, model: nn.Module) -> list[str]:
         """Adapt the places; ConfigError where files have adapters for others, or were trained in another model."""
-        self.files, self.used = self._read(model), set()
+        self.files, self.used = self.files or self._read(model), set()  # further draws keep the first one's backbone
         new, parameters = super().add(model), dict(model.named_parameters())
         for path, state in self.files.items():
             unused = state.keys() - self.used
@@ -99,7 +99,9 @@ class Fusion(Bottleneck):
         state = self.files[path]
         for name, p in network.named_parameters():
             full = f"{place}.adapter.{name}"
-            require(full in state, f"{self._key}: {path} has no {full}; of adapters it has {listed(state) or 'nothing'}")
+            require(
+                full in state, f"{self._key}: {path} has no {full}; of adapters it has {listed(state) or 'nothing'}"
+            )
             require(
                 state[full].shape == p.shape,
                 f"{self._key}: {full} is {tuple(state[full].shape)} in {path}, and {tuple(p.shape)} by "
@@ -131,7 +133,9 @@ class Fused(nn.Module):
 
     def fused(self, y: Tensor) -> Tensor:
         """V sum_i p_i z_i."""
-        z = torch.cat([(self.scale * adapter(y)).unflatten(-1, (1, -1)) for adapter in self.adapters], -2)  # [..., n, d]
+        z = torch.cat(
+            [(self.scale * adapter(y)).unflatten(-1, (1, -1)) for adapter in self.adapters], -2
+        )  # [..., n, d]
         query = self.query(y).unflatten(-1, (1, -1))  # [..., 1, d]
         mean = F.scaled_dot_product_attention(query, self.key(z), z, scale=1.0)  # [..., 1, d]
         return self.value(mean.flatten(-2))

@@ -82,7 +82,13 @@ def test_an_adapted_model_in_plain_pytorch_computes_what_the_run_measured(run_di
 
 def test_two_adapters_whose_outputs_are_added_are_both_in_the_file(tmp_path) -> None:
     """FedPIA's, of a client that took part: its own, and the server's as it was matched to it."""
-    words = ["algorithm.combine=output_sum", "adapter=houlsby", "adapter.twin=true", "sample_rate=1", "optimizer.lr=0.1"]
+    words = [
+        "algorithm.combine=output_sum",
+        "adapter=houlsby",
+        "adapter.twin=true",
+        "sample_rate=1",
+        "optimizer.lr=0.1",
+    ]
     run = finished(tmp_path, *TINY, *words, method="fedpia")
     sim, found = open_run(run), predictions(run)
     images, _ = sim.engine.federation.gather(torch.from_numpy(sim.engine.federation.splits["test"][CLIENT]))

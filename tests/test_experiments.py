@@ -230,9 +230,20 @@ def small(name: str) -> str:
 
 
 def more(name: str) -> list[str]:
-    """What a row of pictures with texts needs beside that."""
-    task = composed(name)["choices"]["task"]
-    return [f"dataset.kind={KINDS[task]}"] if name.startswith(TEXTS) else []
+    """What a row of pictures with texts needs beside that; debug_vilt has sites, whatever the row deals out."""
+    if not name.startswith(TEXTS):
+        return []
+    choices = composed(name)["choices"]
+    own = [] if choices["partition"] == "domain" else [f"partition={choices['partition']}", "partition.num_clients=4"]
+    return [f"dataset.kind={KINDS[choices['task']]}", *own]
+
+
+@pytest.mark.parametrize("kind", ["vqa", "reports", "mixed"])
+def test_debug_on_pictures_with_texts_runs_alone_and_beside_a_row_by_its_sites(kind: str) -> None:
+    for beside in ("debug_vilt", "[fedpia_table3_multilabel/houlsby,debug_vilt]"):
+        cfg = compose([f"+experiment={beside}", f"dataset.kind={kind}"])
+        split = build.partition(cfg, build.data(cfg))
+        assert (cfg.choices.partition, split.num_clients) == ("domain", 5)
 
 
 def draw(path: Path, grey: int) -> None:

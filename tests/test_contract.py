@@ -23,6 +23,7 @@ ADAPTERS = [  # every file of conf/adapter, and options that take another path
     "houlsby places=['*.proj','norm'] train=['norm.*','head.*'] activation=gelu",
     "parallel places=['embed','*.attn'] scale=2.0",
     "prompt places=['blocks.0'] tokens=2 tap=output reparam=true",
+    "fusion places=['*.proj','embed'] adapters=3 activation=gelu scale=2.0",
 ]
 MODELS = group_options("model")
 PARTITIONS = group_options("partition")
@@ -55,6 +56,8 @@ TINY = {  # options with which models are small and load nothing
     "resnet": {"widths": [4]},
     "unet": {"width": 2},
     "dnet": {"growth": 2, "layers": 2},
+    "albef_tiny": {"width": 8, "heads": 2},
+    "albef_b16": {"patch": 8, "width": 8, "depth": 2, "fusion_layer": 1, "heads": 2, "vocab": 32},
     "vilt_tiny": {"width": 8, "heads": 2},
     "vilt_b32": {"patch": 8, "width": 8, "depth": 1, "heads": 2, "vocab": 32},
     "clip_prompt": {"backbone": "tiny-clip", "pretrained": None, "context": 4},

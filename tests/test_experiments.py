@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fedbench.cli.app import main
 from fedbench.cli.compose import Composer
 from fedbench.cli.conf_tree import group_options
 from fedbench.cli.config import check, compose, find_conf_dir, with_choices
+from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA
 from fedbench.report import paper
@@ -28,7 +30,6 @@ BESIDE = ("debug", "reduced/", "setting/")
 PROMPTS = "pfedmoap_"  # tables of models on which generated pictures say nothing
 TEXTS = "fedpia_"  # tables of pictures with texts
 KINDS = {"vqa": "vqa", "multilabel": "reports", "mixed": "mixed"}  # of synthetic_medvqa, by task
-NOT_BUILT = "_albef"  # printed settings without an experiment, by the end of their names
 TOO_WIDE = {f"pfedmoap_table9_dfeature/d_{d}" for d in (128, 256, 512, 1024)} | {"pfedmoap_table8_nexperts/experts_30"}
 ROWS = [name for name in NAMES if not name.startswith(BESIDE)]
 TABLES = (
@@ -97,21 +98,55 @@ def test_every_printed_cell_has_an_experiment(table: str, known: list[paper.Expe
     own = [e for e in known if e.name.startswith(f"{table}/")]
     assert own
     for row in paper.read_table(table):
-        if is_measured(row["metric"]) and not row["setting"].endswith(NOT_BUILT):
+        if is_measured(row["metric"]):
             assert any(paper.matches(e.paper, table, row) for e in own), row
 
 
 def test_the_rows_of_an_ablation_are_their_own_and_those_of_other_tables(known: list[paper.Experiment]) -> None:
-    """FedPIA's Table 5: two of its rows are the rows of Houlsby's adapter in the tasks' tables."""
+    """FedPIA's Table 5: two of its rows are the rows of Houlsby's adapter in the tasks' tables, for both backbones."""
     table, found = "fedpia_table5_ablation", {}
     for row in paper.read_table(table):
         for e in known:
-            if paper.matches(e.paper, table, row) and not row["setting"].endswith(NOT_BUILT):
+            if paper.matches(e.paper, table, row):
                 assert found.setdefault((row["setting"], row["method"]), e.name) == e.name
-    settings = {e.paper["setting"] for e in known if e.name.startswith(f"{table}/")}
-    assert {setting for setting, _ in found} == settings and len(found) == 5 * len(settings)
-    assert found["task1_vilt", "w/o any PIA"] == "fedpia_table1_vqa/houlsby"
-    assert found["task4_vilt", "FedPIA"] == "fedpia_table3_multilabel/fedpia_houlsby"
+    assert len(found) == 5 * 5 * 2 == len(paper.read_table(table))
+    for backbone in ("vilt", "albef"):
+        assert found[f"task1_{backbone}", "w/o any PIA"] == "fedpia_table1_vqa/houlsby"
+        assert found[f"task4_{backbone}", "FedPIA"] == "fedpia_table3_multilabel/fedpia_houlsby"
+        assert found[f"task3_{backbone}", "w/o client PIA"] == "fedpia_table5_ablation/task3_no_client"
+
+
+@pytest.mark.parametrize("setting, clients", [("task3", "4"), ("task4", "10")])
+@pytest.mark.parametrize("backbone, model", [("vilt", "vilt_b32"), ("albef", "albef_b16")])
+def test_a_cell_of_either_backbone_has_its_model(
+    setting: str, clients: str, backbone: str, model: str, known: list[paper.Experiment]
+) -> None:
+    """Whose overrides make a run that answers it, and none of the other backbone's or task's cells."""
+    table, name = "fedpia_table5_ablation", "fedpia_table3_multilabel/houlsby"
+    cells = [r for r in paper.read_table(table) if r["method"] == "w/o any PIA"]
+    (row,) = (r for r in cells if r["setting"] == f"{setting}_{backbone}")
+    given = next(e for e in known if e.name == name).given(row)
+    assert given == [f"partition.num_clients={clients}", f"model={model}"]
+    values = check(compose([f"+experiment={name}", *given]))
+    assert values["choices"]["model"] == model
+    run: Any = SimpleNamespace(config=values, flat_config=flatten(values))
+    assert [r for r in cells if paper.matches(paper.block_of(run), table, r)] == [row]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "classifier",
+        "fedpia_compacter",
+        *(
+            pytest.param(r, marks=pytest.mark.slow)
+            for r in ("promptfl_5", "lora", "full", "feddat_parallel", "layernorm")
+        ),
+    ],
+)
+def test_rows_run_on_albef(row: str, tmp_path: Path) -> None:
+    asked = [f"+experiment=[fedpia_table1_vqa/{row},debug_vilt]", "model=albef_tiny", f"output_dir={tmp_path}"]
+    assert main([*asked, "hardware.executor=vmap"]) == 0
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -230,9 +265,20 @@ def small(name: str) -> str:
 
 
 def more(name: str) -> list[str]:
-    """What a row of pictures with texts needs beside that."""
-    task = composed(name)["choices"]["task"]
-    return [f"dataset.kind={KINDS[task]}"] if name.startswith(TEXTS) else []
+    """What a row of pictures with texts needs beside that; debug_vilt has sites, whatever the row deals out."""
+    if not name.startswith(TEXTS):
+        return []
+    choices = composed(name)["choices"]
+    own = [] if choices["partition"] == "domain" else [f"partition={choices['partition']}", "partition.num_clients=4"]
+    return [f"dataset.kind={KINDS[choices['task']]}", *own]
+
+
+@pytest.mark.parametrize("kind", ["vqa", "reports", "mixed"])
+def test_debug_on_pictures_with_texts_runs_alone_and_beside_a_row_by_its_sites(kind: str) -> None:
+    for beside in ("debug_vilt", "[fedpia_table3_multilabel/houlsby,debug_vilt]"):
+        cfg = compose([f"+experiment={beside}", f"dataset.kind={kind}"])
+        split = build.partition(cfg, build.data(cfg))
+        assert (cfg.choices.partition, split.num_clients) == ("domain", 5)
 
 
 def draw(path: Path, grey: int) -> None:

@@ -10,7 +10,7 @@ init=normal draws both, with biases of 0, as adapters' library and FedDAT's code
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -45,6 +45,7 @@ class Bottleneck(Adapter):
         super().__init__(places, train)
         self.width, self.activation, self.tap, self.scale = width, activation, tap, scale
         self.init, self.neutral, self.twin = init, init == "zero_up", twin
+        self.kinds: Mapping[int, Callable[..., nn.Module]] = BEHIND if tap == "output" else ALONGSIDE
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
         """The sublayer with its bottleneck; one without a linear layer has none."""
@@ -57,10 +58,13 @@ class Bottleneck(Adapter):
             "layer around it",
         )
         read = linear[-1].out_features if self.tap == "output" else linear[0].in_features
-        networks = [self.network(read, linear[-1].out_features, n) for n in ("adapter", "twin")[: 1 + self.twin]]
-        kind = KINDS.get((self.tap, inputs_of(layer)))
+        kind = self.kinds.get(inputs_of(layer))
         require(kind is not None, f"adapter.places matches {name!r}, which reads more than its rows and a mask")
-        return kind(layer, self.scale, *networks)  # type: ignore[misc]
+        return kind(layer, self.scale, *self.networks(read, linear[-1].out_features, name))  # type: ignore[misc]
+
+    def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:
+        """The bottlenecks of the place of that name, from `read` numbers to `written`."""
+        return [self.network(read, written, which) for which in ("adapter", "twin")[: 1 + self.twin]]
 
     def network(self, read: int, written: int, name: str) -> nn.Sequential:
         """down, act and up: a bottleneck from `read` numbers to `written`.  name: adapter or twin."""
@@ -127,4 +131,5 @@ class AlongsideMasked(BehindMasked, Alongside):
     """Alongside such a sublayer."""
 
 
-KINDS = {("output", 1): Behind, ("input", 1): Alongside, ("output", 2): BehindMasked, ("input", 2): AlongsideMasked}
+# by the number of inputs of a sublayer
+BEHIND, ALONGSIDE = {1: Behind, 2: BehindMasked}, {1: Alongside, 2: AlongsideMasked}

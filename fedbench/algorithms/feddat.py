@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedbench.algorithms._twins import columns_of_twins
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
@@ -30,7 +31,6 @@ from fedbench.algorithms.base import (
 )
 from fedbench.core.options import Positive, require
 from fedbench.engine.chunk import Loss
-from fedbench.nn.columns import Columns
 
 Deployed = Literal["mixture", "local", "shared"]
 
@@ -52,16 +52,14 @@ class FedDAT(Algorithm):
         """Twins."""
         super().check(federation, model, optimizer)
         require(
-            any(".twin." in name for name in model.spans),
+            bool(columns_of_twins(model)[1]),
             "algorithm=feddat gives every client two adapters: use adapter=houlsby, pfeiffer, parallel or compacter "
             "with adapter.twin=true",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """A0 and A1 begin alike."""
-        twins = [name for name in model.spans if ".twin." in name]
-        self.first = Columns([model.spans[name.replace(".twin.", ".adapter.")] for name in twins])
-        self.second = Columns([model.spans[name] for name in twins])
+        self.first, self.second = columns_of_twins(model)
         self.rest = (self.first | self.second).rest(model.size)  # the head, and what else is trained
         w = self.initial = model.init_row()  # [P]
         self.A1 = self.first.take(w).clone()  # [A]

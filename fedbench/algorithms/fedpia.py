@@ -7,6 +7,10 @@ server:  G0 = sum_k p_k w_k;  w~_k = align(w_k, G0), by the distance of incoming
 client:  G~ = align(G, w_k), by the distance of the units' values on a local batch;
          trains w in  w_eff = (1 - lam) w + lam G~,  G~ frozen, from w = w_k;  keeps and uploads w_k <- w_eff.
 The head is trained along and stays.
+combine=output_sum, with two bottlenecks at each place (adapter.twin=true), adds outputs instead of weights:
+client:  trains w in  f(x; (w + G~) / 2),  G~ frozen, from w = w_k;  keeps w_k <- w beside G~, uploads w_k.
+It is there since "combining" may be read so.  The order of G~'s units changes no output then, and matching at the
+clients nothing (lam is 1/2, as of FedDAT's mixture, which such a model computes by itself).
 Departs from the paper: q sums to 1 over the clients of a site, or G would shrink towards 0 round by round
 (weights=literal is as printed: exp(-gamma d) / K); "combining" w_k and G~ is not written as a formula there, and is
 this one since only in weight space does an order of units matter; a unit's activation is its values on every sample,
@@ -24,10 +28,12 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms import _alignment as alignment
+from fedbench.algorithms._twins import columns_of_twins
 from fedbench.algorithms.base import (
     Algorithm,
     Batch,
     Cohort,
+    Columns,
     Federation,
     FlatModel,
     Inputs,
@@ -42,10 +48,10 @@ from fedbench.core.options import Count, NonNegative, Share, require
 class FedPIA(Algorithm):
     """lam, gamma, weights, anchor (p): above.  server: align | average.  client: align | identity, no renumbering |
     none, training starts from G as in FedPer.  cost: of the clients' alignment.  combine: weight_frozen, above |
-    weight_init, training starts from w_eff and goes on without G~.  The others: in the YAML.
+    weight_init, training starts from w_eff and goes on without G~ | output_sum, above.  The others: in the YAML.
 
-    State: G [A], all columns but the head's; own [N, P], w_k and the client's head; sent [N, A], w_k as the server has
-    it.
+    State: G [A], all columns but the head's and those of second bottlenecks; own [N, P], w_k and the client's head,
+    under output_sum with G~ in the second ones; sent [N, A], w_k as the server has it.
     """
 
     requires = ("head",)
@@ -60,13 +66,23 @@ class FedPIA(Algorithm):
         activation: Literal["per_sample", "per_token", "mean"] = "per_sample",
         site: Literal["pre", "post"] = "pre",
         samples: Count = 16,
-        combine: Literal["weight_frozen", "weight_init"] = "weight_frozen",
+        combine: Literal["weight_frozen", "weight_init", "output_sum"] = "weight_frozen",
         anchor: Literal["samples", "uniform"] = "samples",
         weights: Literal["normalized", "literal"] = "normalized",
         metric: Literal["euclidean", "sqeuclidean"] = "euclidean",
         solver: Literal["assignment", "emd", "sinkhorn"] = "assignment",
         init: Literal["common", "per_client"] = "common",
     ):
+        summed = combine == "output_sum"
+        require(
+            not summed or client != "none",
+            "algorithm.combine=output_sum is of a client's adapter and the server's, and algorithm.client=none has the "
+            "server's alone: use client=align or identity",
+        )
+        require(
+            not summed or lam == 0.5,
+            f"algorithm.lam={lam}: combine=output_sum takes the mean of two adapters' outputs, leave lam at 0.5",
+        )
         self.lam, self.gamma, self.server, self.client, self.cost = lam, gamma, server, client, cost
         self.activation, self.site, self.samples, self.combine = activation, site, samples, combine
         self.anchor, self.weights, self.init = anchor, weights, init
@@ -74,18 +90,24 @@ class FedPIA(Algorithm):
         self.solver: alignment.Solver = solver
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Bottlenecks, whose units can be renumbered."""
+        """Bottlenecks, whose units can be renumbered; two of them at each place where outputs are added."""
         super().check(federation, model, optimizer)
         require(
             bool(alignment.sites_of(model, model.without("head"))),
             "algorithm=fedpia renumbers the hidden units of bottlenecks, and this model has none: use "
             "adapter=houlsby, pfeiffer, parallel or compacter",
         )
+        require(
+            self.combine != "output_sum" or bool(columns_of_twins(model)[1]),
+            "algorithm.combine=output_sum adds the outputs of two adapters at each place: use adapter.twin=true",
+        )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """One initialization for all, or one for each client (init=per_client)."""
-        self.shared = model.without("head")
-        self.head = self.shared.rest(model.size)
+        nothing = (Columns([]), Columns([]))
+        self.first, self.second = columns_of_twins(model) if self.combine == "output_sum" else nothing
+        self.shared = (model.columns["head"] | self.second).rest(model.size)
+        self.head = model.columns["head"]
         w = self.initial = model.init_row()  # [P]
         self.G = self.shared.take(w).clone()  # [A]
         self.own = rows("own", default=w)  # lazy [N, P]
@@ -107,8 +129,7 @@ class FedPIA(Algorithm):
         own = self.own[cohort.ids]  # [K, P]
         alone = self.init == "per_client" and cohort.round == 0  # there is nothing of the others yet
         if self.client == "none" or alone:
-            start = own if alone else self.shared.put(own, G)
-            out = cohort.train(start, step=recorded, how=self.how, loss_sum=cohort.step_record())
+            out = self.trained(cohort, self.in_both(own) if alone else self.shared.put(own, G))
             w = self.shared.take(out.theta)
         else:
             out, w = self.integrate(cohort, own, self.matched(cohort, G, own))
@@ -135,7 +156,7 @@ class FedPIA(Algorithm):
         if self.cost == "weight":
             cost = [self._weight_cost(cohort.model, rows, own, site) for site in self.sites]
         else:
-            values = [self.unit_values(cohort, r) for r in (rows, own)]
+            values = [self.unit_values(cohort, self.in_both(r)) for r in (rows, own)]
             cost = [alignment.costs(a, b, self.metric) for a, b in zip(*values)]
         aligned = alignment.align(cohort.model, rows, self.sites, cost, self.solver)
         self._note_alignment("client", cohort, aligned)
@@ -178,8 +199,10 @@ class FedPIA(Algorithm):
         """Training with G~ [K, A]; what `cohort.train` gives, and the integrated adapters w_eff [K, A]."""
         a = self.shared
         if self.combine == "weight_init":
-            start = a.put(own, a.take(own).lerp(Gk, self.lam))
-            out = cohort.train(start, step=recorded, how=self.how, loss_sum=cohort.step_record())
+            out = self.trained(cohort, a.put(own, a.take(own).lerp(Gk, self.lam)))
+            return out, a.take(out.theta)
+        if self.combine == "output_sum":  # what is in no bottleneck goes on from the server's
+            out = self.trained(cohort, self.first.put(self.in_both(a.put(own, Gk)), self.first.take(own)))
             return out, a.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
@@ -189,6 +212,15 @@ class FedPIA(Algorithm):
 
         out = cohort.train(own, step=step, how=self.how, Gk=Gk, loss_sum=cohort.step_record())
         return out, a.take(out.theta).lerp(Gk, self.lam)
+
+    def trained(self, cohort: Cohort, start: Tensor) -> SimpleNamespace:
+        """Plain training from these rows [K, P]; what stands in second bottlenecks is frozen."""
+        learns = self.second.rest(cohort.model.size)
+        return cohort.train(start, step=recorded, columns=learns, how=self.how, loss_sum=cohort.step_record())
+
+    def in_both(self, rows: Tensor) -> Tensor:
+        """Rows [..., P] of one adapter: with outputs that are added, it stands in both places."""
+        return self.second.put(rows, self.first.take(rows)) if self.second else rows
 
     # -- server ------------------------------------------------------------------------------------------
     def merged(self, cohort: Cohort, up: Tensor) -> Tensor:
@@ -219,9 +251,9 @@ class FedPIA(Algorithm):
 
     # -- what is deployed, and recorded ------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """w_k and the client's head; G and its head with client=none, and of a client that never took part."""
+        """own, w_k and the client's head; G and its head with client=none, and of a client that never took part."""
         own, G = self.own[cohort.ids], cohort.broadcast(G=self.G).G
-        with_G = self.shared.put(own, G)
+        with_G = self.in_both(self.shared.put(own, G))
         if self.client == "none":
             return with_G
         took_part = self.sent.has(cohort.ids)[:, None]  # own would say everybody, with init=per_client  [K, 1]
@@ -229,7 +261,7 @@ class FedPIA(Algorithm):
 
     def newcomer_row(self, cohorts: object) -> Tensor:
         """G, and the head that all began with."""
-        return self.shared.put(self.initial, self.G)
+        return self.in_both(self.shared.put(self.initial, self.G))
 
     def _note(self, cohort: Cohort, **values: Tensor) -> None:
         """Write values [K, ...] of the cohort's clients."""

@@ -13,81 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, Count, Positive, require
 from fedbench.models._backbone import read_state
-
-PAD = 0  # the token behind a text's end, which nothing attends to
-INITIAL = 0.02  # standard deviation of tables, as in BERT
-
-
-class TextEmbedding(nn.Module):
-    """Tokens int64 [B, T] -> [B, T, width]: word + position + segment, normalized.  BERT's second segment is unused."""
-
-    def __init__(self, vocab: int, tokens: int, width: int, eps: float):
-        super().__init__()
-        self.word, self.segment = nn.Embedding(vocab, width), nn.Embedding(2, width)
-        self.position = nn.Parameter(INITIAL * torch.randn(tokens, width))
-        self.norm = nn.LayerNorm(width, eps=eps)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Every token is of the segment 0."""
-        return self.norm(self.word(tokens) + self.segment(torch.zeros_like(tokens)) + self.position)
-
-
-class ImageEmbedding(nn.Module):
-    """[B, channels, H, W] -> [B, 1 + patches, width]: the class token, then the patches.
-
-    copies: how often a grey image is shown, once for each channel that the convolution reads.
-    """
-
-    def __init__(self, channels: int, copies: int, patches: int, patch: int, width: int):
-        super().__init__()
-        self.copies, self.patches = copies, nn.Conv2d(channels, width, patch, patch)
-        self.class_token = nn.Parameter(torch.zeros(width))
-        self.position = nn.Parameter(INITIAL * torch.randn(1 + patches, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Position embeddings are added, the class token's too."""
-        x = torch.cat([x] * self.copies, 1) if self.copies > 1 else x
-        patches = self.patches(x).flatten(2).transpose(1, 2)  # [B, patches, width]
-        first = torch.zeros_like(patches[:, :1]) + self.class_token
-        return torch.cat([first, patches], 1) + self.position
-
-
-class Attention(nn.Module):
-    """[B, T, width] -> [B, T, width]: every token attends to those that are visible [B, 1, 1, T]."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.split = (heads, width // heads)
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """softmax(q k^T / sqrt(d)) v, of all heads side by side."""
-        q, k, v = (
-            layer(x).unflatten(-1, self.split).transpose(-2, -3)  # [B, heads, T, d]
-            for layer in (self.query, self.key, self.value)
-        )
-        return self.proj(F.scaled_dot_product_attention(q, k, v, visible).transpose(-2, -3).flatten(-2))
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).  ffn: the second norm and the mlp, which reads x itself."""
-
-    def __init__(self, width: int, heads: int, hidden: int, eps: float):
-        super().__init__()
-        self.norm, self.attn, self.ffn = nn.LayerNorm(width, eps=eps), Attention(width, heads), nn.Sequential()
-        self.ffn.add_module("norm", nn.LayerNorm(width, eps=eps))
-        self.ffn.add_module("mlp", nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)))
-
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Tokens [B, T, width]."""
-        x = x + self.attn(self.norm(x), visible)
-        return x + self.ffn(x)
+from fedbench.models._vision_language import (
+    INITIAL,
+    PAD,
+    Block,
+    ImageEmbedding,
+    TextEmbedding,
+    fill,
+    head_of,
+    interpolated,
+    shapes_of,
+)
 
 
 class ViLT(nn.Module):
@@ -116,7 +56,7 @@ class ViLT(nn.Module):
         weights: str | None = None,
     ):
         super().__init__()
-        self.tokens, shown, self.grid = _shapes(input_shape, patch)
+        self.tokens, shown, self.grid = shapes_of(input_shape, patch, "vilt")
         channels = shown if channels is None else channels
         require(
             shown in (1, channels),
@@ -130,7 +70,7 @@ class ViLT(nn.Module):
         self.image_modality = nn.Parameter(INITIAL * torch.randn(width))
         self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio * width, eps) for _ in range(depth))
         self.norm, self.pooler = nn.LayerNorm(width, eps=eps), nn.Linear(width, width)
-        self.head = _head(head, width, num_classes)
+        self.head = head_of(head, width, num_classes)
         if weights is not None:
             self._load(Path(weights))
 
@@ -152,20 +92,10 @@ class ViLT(nn.Module):
     def _load(self, path: Path) -> None:
         """Everything but the head from a folder or a file; ConfigError where it is not there or not of this model."""
         stored = read_state(path) if path.is_file() else self._of_transformers(path)
-        own = {name: p for name, p in self.named_parameters() if not name.startswith("head.")}
-        missing = [name for name in own if name not in stored]
-        require(not missing, f"model.weights={path} is no ViLT: it lacks {', '.join(missing[:3])}")
-        more = [name for name in stored if name not in own and not name.startswith("head.")]
-        require(not more, f"model.weights={path} is of a larger model: it has {', '.join(more[:3])}, too")
-        stored["text.position"] = stored["text.position"][: self.tokens]
-        stored["image.position"] = interpolated(stored["image.position"], self.grid)
-        for name, p in own.items():
-            require(
-                stored[name].shape == p.shape,
-                f"model.weights={path} does not fit: {name} is {tuple(stored[name].shape)} there, and "
-                f"{tuple(p.shape)} by the model's options and the data set",
-            )
-            p.data.copy_(stored[name])
+        for name, fitted in (("text", lambda t: t[: self.tokens]), ("image", lambda t: interpolated(t, self.grid))):
+            if f"{name}.position" in stored:
+                stored[f"{name}.position"] = fitted(stored[f"{name}.position"])
+        fill(self, stored, path, "ViLT")
 
     def _of_transformers(self, folder: Path) -> dict[str, Tensor]:
         """A ViLT of transformers by this module's names."""
@@ -177,41 +107,6 @@ class ViLT(nn.Module):
             f"model.heads={self.heads}",
         )
         return _own_names(read_state(folder / "model.safetensors"))
-
-
-def _shapes(input_shape: Any, patch: int) -> tuple[int, int, tuple[int, int]]:
-    """Text tokens, the images' channels, and patches (down, across); ConfigError for other inputs."""
-    fits = isinstance(input_shape, Mapping) and {"image", "text"} <= input_shape.keys()
-    fits = fits and len(input_shape["image"]) == 3 and len(input_shape["text"]) == 1
-    require(
-        fits,
-        "model=vilt needs images and texts by name, image [channels, height, width] and text [tokens], but the data "
-        f"set gives {dict(input_shape) if isinstance(input_shape, Mapping) else tuple(input_shape)}",
-    )
-    (tokens,), (channels, height, across) = input_shape["text"], input_shape["image"]
-    require(
-        height % patch == 0 and across % patch == 0,
-        f"model.patch={patch} must divide the height {height} and the width {across} of the images",
-    )
-    return tokens, channels, (height // patch, across // patch)
-
-
-def _head(kind: str, width: int, num_classes: int) -> nn.Module:
-    if kind == "linear":
-        return nn.Linear(width, num_classes)
-    hidden = 2 * width
-    return nn.Sequential(nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, num_classes))
-
-
-def interpolated(position: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Position embeddings [1 + n * n, width] of the class token and a square grid, for another grid, bilinearly."""
-    first, of_patches = position[:1], position[1:]
-    side = round(len(of_patches) ** 0.5)
-    if side * side != len(of_patches) or (side, side) == grid:
-        return position
-    square = of_patches.T.unflatten(1, (side, side))[None]  # [1, width, n, n]
-    square = F.interpolate(square, grid, mode="bilinear", align_corners=True)
-    return torch.cat([first, square[0].flatten(1).T])
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Experiment:
             if reference:
                 overrides.append(f"{reference.group(1)}={row[column]}")
             elif isinstance(value, dict):
-                overrides += [override for override, printed in value.items() if str(printed) == row[column]]
+                overrides += [override for override, printed in value.items() if _equal(printed, row[column])]
         return overrides
 
     def chosen_by(self) -> set[str]:

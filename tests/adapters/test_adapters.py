@@ -36,7 +36,7 @@ ADAPTERS = {
     "layernorm": [],
 }
 METHODS = ["fedavg", "fedper", "pgfed", "apple", "scaffold", "ditto", "pfedme"]
-ELSEWHERE = {"none", "compacter", "prompt"}  # in test_vilt_adapters.py: they are not neutral
+ELSEWHERE = {"none", "compacter", "prompt", "fusion"}  # in test_vilt_adapters.py and test_fusion.py
 ADDS = [name for name in ADAPTERS if name not in ("bias", "layernorm")]
 
 

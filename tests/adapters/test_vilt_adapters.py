@@ -34,6 +34,7 @@ TABLE = [
     ("parallel adapter.width=384", 7_091_712),
     ("parallel adapter.width=48 adapter.places=[*.ffn]", 894_528),
     ("compacter", 57_088),
+    ("fusion adapter.adapters=5 adapter.width=48", 21_252_096 + 5 * 894_528),
     ("lora adapter.rank=16 adapter.places=[*.query,*.value]", 589_824),
     ("bias", 104_448),
     ("layernorm", 39_936),
@@ -47,6 +48,7 @@ ADAPTED = [  # the same on vilt_tiny
     ["adapter=parallel", "adapter.width=4"],
     ["adapter=parallel", "adapter.width=4", "adapter.places=[*.ffn]"],
     ["adapter=compacter", "adapter.width=8"],
+    ["adapter=fusion", "adapter.width=4"],
     ["adapter=lora", "adapter.rank=2", "adapter.places=[*.query,*.value]"],
     ["adapter=bias"],
     ["adapter=layernorm"],
@@ -101,6 +103,15 @@ def test_numbers_on_vilt_b32(said: str, numbers: int) -> None:
     assert sum(learns) == numbers
     new = 0 if said in ("bias", "layernorm") else numbers
     assert sum(learns) + sum(frozen) - new == 111_595_008
+
+
+def test_numbers_of_a_fusion_on_vilt_b32() -> None:
+    """3 x 768^2 + 2 x 768 in each of 12 layers, whatever the number of adapters."""
+    model, of_block = on_meta(["adapter=fusion", "adapter.adapters=5", "adapter.width=48"]), [0] * 12
+    for name, p in model.named_parameters():
+        if name.rpartition(".")[0].endswith(("mlp.query", "mlp.key", "mlp.value")) and p.requires_grad:
+            of_block[int(name.split(".")[1])] += p.numel()
+    assert of_block == [1_771_008] * 12 and sum(of_block) == 21_252_096
 
 
 # -- in the model ----------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_composing_leaves_no_trace() -> None:
         ("optimizer.lr=[0.1,inf]", "each entry a number > 0, got [0.1, inf]"),
         ("algorithm.mu=inf", "got inf, which is not finite"),
         ("partition.alpha=inf", "got inf, which is not finite"),
-        ("model=null", "model=null is not an option: model has applenet"),
+        ("model=null", "model=null is not an option: model has albef_b16"),
         ("dataset=null", "dataset=null is not an option: dataset has"),
         ("local=null", "local must be a group of keys (epochs, batch_size, drop_last), got null"),
         ("rouns=3", "rouns is unknown: did you mean rounds?"),

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bottlenecks import summed
 from cases import METHODS, Case, case, config, everything, rounds, same
 from conftest import ROOT
 from tiny import CPU, all_clients, close, compose, engine, equal, mlp, once, ragged
@@ -35,7 +36,8 @@ from fedbench.engine.ranks import Ranks
 from fedbench.simulation import build, checkpoint, evaluate, simulator
 
 SIZES = (3, 8, 1, 8, 2)
-NORM = "fedavg, batch statistics"
+NORM, SUMMED = "fedavg, batch statistics", "fedpia, outputs that are added"
+OTHERS = (NORM, SUMMED)  # than methods as conf has them
 USUAL = METHODS[::4]  # whom two processes play by default: the others where slow tests are asked for
 LOOP = Plan("loop", 1, 1, 1)
 ENVIRONMENT = {
@@ -59,7 +61,7 @@ def simulation(name: str) -> Any:
     if name == NORM:
         found = Case("fedavg", ["model=resnet", "model.widths=[4]", "model.norm=batch", *case("fedavg").optimizer])
         return found.simulation("loop", **{"local.batch_size": 8})
-    return case(name).simulation("loop")
+    return (summed() if name == SUMMED else case(name)).simulation("loop")
 
 
 def played(name: str, together: Ranks | None = None) -> dict[str, torch.Tensor]:
@@ -69,6 +71,10 @@ def played(name: str, together: Ranks | None = None) -> dict[str, torch.Tensor]:
     found = everything(rounds(sim, 2, evaluated=True))
     scores = evaluate.personal(sim.algorithm, sim.engine, np.arange(6), 2, False)
     return found | {f"/scores/{n}": torch.from_numpy(v) for n, v in scores.items()}
+
+
+def is_able(name: str) -> bool:
+    return name in OTHERS or not case(name).reason
 
 
 def results() -> dict[str, torch.Tensor]:
@@ -168,7 +174,7 @@ def drive(folder: Path) -> None:
     found["bits"] = [r.synchronize("stop?", bits) for bits in (0, r.rank, 1 << r.rank)]
     found["decided"] = r.decide("plan", LOOP if r.first else None)
     found["turns"] = taking_turns(r, folder / "turns")
-    found["methods"] = {name: played(name, r) for name in [*asked(), NORM] if name == NORM or not case(name).reason}
+    found["methods"] = {name: played(name, r) for name in [*asked(), *OTHERS] if is_able(name)}
     torch.save(found, folder / f"{r.rank}.pt")
     ranks.disconnect()
     assert ranks.current().size == 1
@@ -190,12 +196,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 
 @pytest.mark.parametrize(
-    "name", [*(m if m in USUAL else pytest.param(m, marks=pytest.mark.slow) for m in METHODS), NORM]
+    "name", [*(m if m in USUAL else pytest.param(m, marks=pytest.mark.slow) for m in METHODS), *OTHERS]
 )
 def test_two_processes_give_the_rows_and_scores_of_one(name: str, pair: list[dict[str, Any]]) -> None:
     """Bit for bit, on both, where every chunk is one client; the loss of a row that all share, up to rounding."""
-    if name != NORM and (reason := case(name).reason):
-        pytest.skip(reason)
+    if not is_able(name):
+        pytest.skip(str(case(name).reason))
     expected = played(name)
     for rank in range(2):
         found = pair[rank]["methods"][name]

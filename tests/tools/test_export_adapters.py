@@ -34,9 +34,9 @@ def vit() -> nn.Module:
     return ViTTiny((1, 8, 8), 10, patch=2, width=8, depth=2, heads=2).eval()
 
 
-def finished(root: Path, *words: str) -> Path:
+def finished(root: Path, *words: str, method: str = "fedper") -> Path:
     quick = ["rounds=2", "tracking=disabled", "hardware.executor=vmap", f"output_dir={root}"]
-    assert main(["algorithm=fedper", *words, *quick]) == 0
+    assert main([f"algorithm={method}", *words, *quick]) == 0
     return next(root.glob("*/*/*/summary.json")).parent
 
 
@@ -78,6 +78,26 @@ def test_an_adapted_model_in_plain_pytorch_computes_what_the_run_measured(run_di
     LoRA(rank=RANK, alpha=ALPHA).insert(module)
     module.load_state_dict(client_state(run_dir, CLIENT))
     close(module(images), measured, 1e-5)
+
+
+def test_two_adapters_whose_outputs_are_added_are_both_in_the_file(tmp_path) -> None:
+    """FedPIA's, of a client that took part: its own, and the server's as it was matched to it."""
+    words = [
+        "algorithm.combine=output_sum",
+        "adapter=houlsby",
+        "adapter.twin=true",
+        "sample_rate=1",
+        "optimizer.lr=0.1",
+    ]
+    run = finished(tmp_path, *TINY, *words, method="fedpia")
+    sim, found = open_run(run), predictions(run)
+    images, _ = sim.engine.federation.gather(torch.from_numpy(sim.engine.federation.splits["test"][CLIENT]))
+    module = vit()
+    Bottleneck(["*.attn", "*.mlp"], twin=True).insert(module)
+    module.load_state_dict(client_state(run, CLIENT))
+    close(module(images), torch.from_numpy(found["logits"][found["client"] == CLIENT]), 1e-5)
+    network = module.get_submodule("blocks.0.mlp")
+    assert (network.adapter.up.weight != network.twin.up.weight).any()
 
 
 def test_a_merged_model_loads_into_the_bare_class(run_dir, images, measured, tmp_path, monkeypatch, capsys):

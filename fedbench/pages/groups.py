@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedbench.pages.store import Page, Row
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import Spread
 
-FINISHED = "finished"
+SHOWN = ("finished", "stopped")  # stopped on purpose after the rounds that runs.csv says
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Group:
 
 
 def groups_of(page: Page, part: str, where: Mapping[str, Any] | None = None) -> list[Group]:
-    """The finished runs of a part by their labels, in the order of runs.csv; ``where`` picks some of them.
+    """The runs of a part that ended as they should, by their labels, in the order of runs.csv; ``where`` picks some.
 
     ConfigError where the part is not there, or where a summary of several runs stands beside other rows of its group.
     """
@@ -57,7 +57,7 @@ def groups_of(page: Page, part: str, where: Mapping[str, Any] | None = None) -> 
     found: dict[Any, Group] = {}
     labels = page.labels(part)
     for row in page.runs:
-        if row["part"] == part and row["status"] == FINISHED and is_chosen(row, where or {}):
+        if row["part"] == part and row["status"] in SHOWN and is_chosen(row, where or {}):
             key = tuple(row.get(name) for name in labels)
             found.setdefault(key, Group({name: row.get(name) for name in labels}, [])).rows.append(row)
     for group in found.values():
@@ -68,16 +68,27 @@ def groups_of(page: Page, part: str, where: Mapping[str, Any] | None = None) -> 
     return list(found.values())
 
 
-def one_group(page: Page, part: str | None, where: Mapping[str, Any]) -> Group:
-    """The one group that ``where`` names, of the only part unless one is given; ConfigError for none or several."""
-    if part is None:
-        require(len(page.parts) == 1, f"{page.folder} has the parts {listed(page.parts)}: name one, as in part=...")
-        part = page.parts[0]
-    found = groups_of(page, part, where)
-    words = ", ".join(f"{key}={value}" for key, value in where.items())
-    names = listed([" ".join(str(v) for v in group.labels.values()) for group in found or groups_of(page, part)])
-    require(len(found) == 1, f"{page.folder}: {len(found)} groups of {part} are {words}; there are {names}")
+def alone(group: Group) -> list[Group]:
+    """Each run of a group as a group of its own, by seed."""
+    rows = sorted(group.rows, key=lambda row: (str(type(row["seed"])), row["seed"]))
+    return [Group(group.labels, [row]) for row in rows]
+
+
+def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping[str, Any]) -> Group:
+    """The one group of a part (the first, unless one is given) that has the labels ``names`` and what ``where`` says.
+
+    ConfigError where that is none, or several.
+    """
+    part = page.parts[0] if part is None else part
+    found = [g for g in groups_of(page, part, where) if all(_is_label(g, name) for name in names)]
+    words = ", ".join([*map(str, names), *(f"{key}={value}" for key, value in where.items())])
+    known = listed([" ".join(str(v) for v in group.labels.values()) for group in found or groups_of(page, part)], 40)
+    require(len(found) == 1, f"{page.folder}: {len(found)} groups of part {part} are {words}; there are {known}")
     return found[0]
+
+
+def _is_label(group: Group, name: Any) -> bool:
+    return any(_equal(value, name) for value in group.labels.values())
 
 
 def is_chosen(row: Row, where: Mapping[str, Any]) -> bool:

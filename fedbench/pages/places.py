@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 
 from fedbench.core.options import ConfigError, listed, require
 from fedbench.pages.figures import make_drawing
-from fedbench.pages.groups import groups_of, one_group
+from fedbench.pages.groups import Group, alone, groups_of, one_group
 from fedbench.pages.printed import cells_of, printed_spread
 from fedbench.pages.store import Page, read_page
 from fedbench.pages.tables import column_of, curve_at, make_table
 from fedbench.report import paper
+from fedbench.report.summary import over_seeds
 from fedbench.report.table import Column, Spread, Table, as_markdown, show
 
 SAID = {
@@ -100,9 +102,9 @@ class Places:
         rows = self._rows(part)
         seeds = sorted({row["seed"] for row in rows if isinstance(row.get("seed"), int)})
         whole = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
-        words = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
-        n = sorted({group.n for group in groups_of(self._page, rows[0]["part"])})
-        several = "seeds" if len(seeds) > 1 else "seed"
+        words = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds)) or _joined(rows, "seed")
+        n = sorted({group.n for group in self._groups(part)})
+        several = "seed" if words.isdigit() else "seeds"
         said = [f"Commit {_joined(rows, 'commit')}", f"{several} {words}, n = {' or '.join(map(str, n))}",
                 _joined(rows, "machine")]  # fmt: skip
         return Text("; ".join(said))
@@ -111,9 +113,9 @@ class Places:
         """The commits of a part."""
         return Text(_joined(self._rows(part), "commit"))
 
-    def n(self, part: str | None = None, **where: Any) -> Text:
+    def n(self, *names: Any, part: str | None = None, **where: Any) -> Text:
         """How many seeds a group has, or all groups of a part have."""
-        groups = groups_of(self._page, self._rows(part)[0]["part"], where)
+        groups = [one_group(self._page, part, names, where)] if names or where else self._groups(part)
         return Text(" or ".join(map(str, sorted({group.n for group in groups}))))
 
     def coverage(self, table: str) -> Text:
@@ -126,33 +128,49 @@ class Places:
         forms = ["not run" if not cell.runs else "reduced" if cell.reduced else "full" for cell in found]
         return Text(str(forms.count(form)))
 
-    def spread(self, key: str, part: str | None = None, **where: Any) -> Spread:
-        """A score of a group, in the unit of the page's tables, with its spread over seeds."""
+    def spread(self, key: str, *names: Any, part: str | None = None, **where: Any) -> Spread:
+        """A score of the group with the labels ``names``, in the unit of the page's tables, with its spread over seeds.
+
+        ``where`` says more: seed=0, or a label by its key (or the last part of that).
+        """
         shown = column_of(self._page, key)
-        value = one_group(self._page, part, where).value(key, shown.over)
-        require(isinstance(value, Spread) and value.count > 0, f"{self._page.folder}: {where} has no number {key}")
+        value = one_group(self._page, part, names, where).value(shown.column.key, shown.over)
+        known = isinstance(value, Spread) and value.count > 0
+        require(known, f"{self._page.folder}: {' '.join(map(str, names))} {where} has no number {key}")
         return scaled(value, shown.column.scale)
 
-    def value(self, key: str, part: str | None = None, **where: Any) -> float:
+    def value(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
         """The mean of a score of a group, in the unit of the page's tables."""
-        return self.spread(key, part, **where).mean
+        return self.spread(key, *names, part=part, **where).mean
 
-    def std(self, key: str, part: str | None = None, **where: Any) -> float:
+    def std(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
         """The population standard deviation of a score over a group's seeds."""
-        found = self.spread(key, part, **where).std
-        require(found is not None, f"{self._page.folder}: {where} has no spread of {key}")
+        found = self.spread(key, *names, part=part, **where).std
+        require(found is not None, f"{self._page.folder}: {' '.join(map(str, names))} {where} has no spread of {key}")
         return float(found or 0.0)
 
-    def curve(self, round: int, key: str | None = None, part: str | None = None, **where: Any) -> float:
-        """The mean of a recorded metric at a round."""
+    def paired(self, key: str, these: Any, those: Any, part: str | None = None, **where: Any) -> Spread:
+        """The difference of two groups' scores (these less those), seed by seed, with its spread over seeds."""
+        both = [{g.rows[0]["seed"]: g for g in alone(one_group(self._page, part, [name], where))}
+                for name in (these, those)]  # fmt: skip
+        shown = column_of(self._page, key)
+        seeds = sorted(both[0].keys() & both[1].keys())
+        require(bool(seeds), f"{self._page.folder}: {these} and {those} have no seed in common")
+        pairs = [[group[seed].value(shown.column.key).mean for group in both] for seed in seeds]
+        return scaled(over_seeds(a - b for a, b in pairs), shown.column.scale)
+
+    def curve(self, round: int, *names: Any, key: str | None = None, part: str | None = None, **where: Any) -> float:
+        """The mean of a recorded metric (the page's, unless one is given) at a round."""
         key = str(key or self._page.about["metric"])
         scale = 100 if self._page.about["percent"] and "loss" not in key else 1
-        return scale * curve_at(self._page, one_group(self._page, part, where), key, round).mean
+        return scale * curve_at(self._page, one_group(self._page, part, names, where), key, round).mean
 
-    def printed(self, table: str, **where: Any) -> float:
-        """A printed mean of a table in fedbench/papers."""
-        found = printed_spread({"table": table, **where}, {})
-        require(found is not None, f"{table} has no row {where}")
+    def printed(self, name: Any, column: str = "printed", **where: Any) -> float:
+        """The printed mean that a column of page.json shows for a row."""
+        asked = column_of(self._page, column).printed
+        require(asked is not None, f"{self._page.folder}: the column {column} shows nothing printed")
+        found = printed_spread({**(asked or {}), **where}, defaultdict(lambda: name))
+        require(found is not None, f"{self._page.folder}: {name} {where} is not printed")
         return float("nan") if found is None else found.mean
 
     def tau(self, table: str, **where: Any) -> float:
@@ -175,8 +193,12 @@ class Places:
         self.count += 1
         return Text(f"{value:+,.{digits}f}")
 
+    def _groups(self, part: str | None) -> list[Group]:
+        return groups_of(self._page, self._page.parts[0] if part is None else part)
+
     def _rows(self, part: str | None) -> list[dict[str, Any]]:
-        rows = [row for row in self._page.runs if part in (None, row["part"])]
+        part = self._page.parts[0] if part is None else part
+        rows = [row for row in self._page.runs if part == row["part"]]
         require(bool(rows), f"{self._page.folder}: runs.csv has no part {part!r}; there are {listed(self._page.parts)}")
         return rows
 
@@ -233,7 +255,7 @@ def _fill(template: str, places: Places, where: str, blank: bool = False) -> str
     environment.filters.update(digits=places.digits, signed=places.signed)
     environment.extend(leave_out=blank)
     names = ("page", "table", "notes", "figure", "picture", "commands", "ran", "commit", "n", "coverage", "cells",
-             "spread", "value", "std", "curve", "printed", "tau")  # fmt: skip
+             "spread", "value", "std", "paired", "curve", "printed", "tau")  # fmt: skip
     known: Mapping[str, Callable[..., Any]] = {name: getattr(places, name) for name in names}
     try:
         return environment.from_string(template).render(**known)

@@ -17,14 +17,28 @@ def printed_spread(asked: Mapping[str, Any], labels: Mapping[str, Any]) -> Sprea
 
     A value such as ``$method`` is that label's; ConfigError where several rows of the table are meant.
     """
-    wanted = {column: str(labels[value[1:]]) if str(value).startswith("$") else str(value)
-              for column, value in asked.items() if column != "table"}  # fmt: skip
+    wanted = _wanted(asked, labels)
     rows = paper.read_table(asked["table"])
     odd = [column for column in wanted if column not in rows[0]]
     require(not odd, f"{asked['table']} has no column {listed(odd)}; there are {listed(rows[0])}")
     found = [row for row in rows if all(row[column] == value for column, value in wanted.items())]
     require(len(found) < 2, f"{len(found)} rows of {asked['table']} are {wanted}: name more of its columns")
     return paper.Cell(found[0]).printed if found else None
+
+
+def ours_spread(page: Page, asked: Mapping[str, Any], labels: Mapping[str, Any]) -> Spread | None:
+    """Ours of one cell of cells.csv, named as by ``printed_spread``; None where it was not run."""
+    wanted = _wanted(asked, labels)
+    found = [row for row in page.cells if row["table"] == asked["table"] and row["ours"] is not None
+             and all(str(row.get(column)) == value for column, value in wanted.items())]  # fmt: skip
+    require(len(found) < 2, f"{page.folder / 'cells.csv'}: {len(found)} cells are {wanted}: name more of its columns")
+    return Spread(found[0]["ours"], found[0]["ours_std"], found[0]["ours_n"], found[0]["ours_n"]) if found else None
+
+
+def _wanted(asked: Mapping[str, Any], labels: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a printed table that are asked for and their values, ``$`` and a label's name replaced by it."""
+    return {column: str(labels[value[1:]]) if str(value).startswith("$") else str(value)
+            for column, value in asked.items() if column != "table"}  # fmt: skip
 
 
 def cells_of(page: Page, table: str) -> list[paper.Cell]:

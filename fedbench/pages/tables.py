@@ -15,17 +15,18 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 from fedbench.core.options import listed, require
-from fedbench.pages.groups import Group, groups_of, is_chosen, one_group
-from fedbench.pages.printed import cells_of, printed_spread
+from fedbench.pages.groups import Group, alone, groups_of, is_chosen, one_group
+from fedbench.pages.printed import cells_of, ours_spread, printed_spread
 from fedbench.pages.store import Page, check_keys
 from fedbench.report import paper
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import Column, Spread, Table, show
 
-SHOWN_KEYS = ("over", "plain", "where", "part", "text", "printed")
+SHOWN_KEYS = ("over", "plain", "each", "where", "part", "text", "printed", "ours", "less")
 COLUMN_KEYS = ("key", "title", "digits", "scale", "none", *SHOWN_KEYS)
 
 
@@ -36,10 +37,13 @@ class Shown:
     column: Column
     over: str | None = None
     plain: bool = False  # the mean alone
+    each: bool = False  # the value of each seed
     where: Mapping[str, Any] | None = None
     part: str | None = None
-    text: str | None = None
-    printed: Mapping[str, Any] | None = None
+    text: str | list[str] | None = None  # of several the first of which every column has a value
+    printed: Mapping[str, Any] | None = None  # a cell of a table in fedbench/papers
+    ours: Mapping[str, Any] | None = None  # a cell of cells.csv
+    less: Mapping[str, Any] | None = None  # the printed cell from which a difference is taken
 
 
 def make_table(page: Page, name: str) -> Table:
@@ -99,22 +103,31 @@ def column_of(page: Page, said: str | Mapping[str, Any]) -> Shown:
 def cell_value(page: Page, shown: Shown, group: Group | None, labels: Mapping[str, Any]) -> Any:
     """What stands in a cell: of a group (None: there is none), of a row with these labels."""
     if shown.text is not None:
-        return _text(page, shown.text, group, labels)
+        return _text(page, shown, group, labels)
     if shown.printed is not None:
         return printed_spread(shown.printed, labels)
-    value = None if group is None else group.value(shown.column.key, shown.over)
+    if shown.each and group is not None:
+        return ", ".join(show(one.rows[0].get(shown.column.key), shown.column) for one in alone(group))
+    if shown.ours is not None:
+        value: Any = ours_spread(page, shown.ours, labels)
+    else:
+        value = None if group is None else group.value(shown.column.key, shown.over)
+    if shown.less is not None:
+        printed = printed_spread(shown.less, labels)
+        known = isinstance(value, Spread) and value.count and printed is not None
+        digits, scale = shown.column.digits, shown.column.scale
+        return written(f"{value.mean * scale - printed.mean:+,.{digits}f}") if known else None
     return value.mean if shown.plain and isinstance(value, Spread) else value
 
 
-def _text(page: Page, text: str, group: Group | None, labels: Mapping[str, Any]) -> str:
-    """A text with names of columns in braces, each as it would be shown alone."""
-
-    class Written(dict[str, str]):
-        def __missing__(self, key: str) -> str:
-            column = column_of(page, key)
-            return show(cell_value(page, column, group, labels), column.column)
-
-    return text.format_map(Written())
+def _text(page: Page, shown: Shown, group: Group | None, labels: Mapping[str, Any]) -> str | None:
+    """A text with names of columns in braces, each as it would be shown alone; None where one has no value."""
+    for text in shown.text if isinstance(shown.text, list) else [str(shown.text)]:
+        columns = {name: column_of(page, name) for _, name, _, _ in Formatter().parse(text) if name}
+        values = {name: cell_value(page, column, group, labels) for name, column in columns.items()}
+        if not any(value is None or (isinstance(value, Spread) and not value.count) for value in values.values()):
+            return text.format_map({name: show(values[name], column.column) for name, column in columns.items()})
+    return None
 
 
 def groups_table(page: Page, spec: Mapping[str, Any]) -> Table:
@@ -134,22 +147,22 @@ def groups_table(page: Page, spec: Mapping[str, Any]) -> Table:
     rows = []
     for key, members in by_row.items():
         row = dict(zip(labels, key))
+        names = {name: str(spec.get("names", {}).get(str(value), value)) for name, value in row.items()}
         for i, shown in enumerate(columns):
             found = members if shown.part is None else groups_of(page, shown.part, row)
             found = [g for g in found if is_chosen(g.labels, shown.where or {})]
             name = shown.column.title
             require(len(found) < 2, f"{page.folder}: column {name}: {len(found)} groups are {row}; say where")
-            row_value = cell_value(page, shown, found[0] if found else None, row)
-            row[f"{i}"] = row_value
-        rows.append(row)
+            row[f"{i}"] = cell_value(page, shown, found[0] if found else None, row)
+        rows.append(row | {k: v for k, v in names.items() if v != str(row[k])})
     titles = spec.get("titles", {})
     heads = [Column(name, titles.get(name, name), digits=None, none="") for name in labels]
     return Table(spec.get("title", ""), [*heads, *_numbered(columns)], rows)
 
 
 def _numbered(columns: list[Shown]) -> list[Column]:
-    """Columns under their places: several may show one key."""
-    return [Column(f"{i}", s.column.title, s.column.digits, s.column.scale, s.column.none)
+    """Columns under their places: several may show one key. Differences are written already, with their sign."""
+    return [Column(f"{i}", s.column.title, None if s.less else s.column.digits, s.column.scale, s.column.none)
             for i, s in enumerate(columns)]  # fmt: skip
 
 
@@ -184,7 +197,7 @@ def rounds_table(page: Page, spec: Mapping[str, Any]) -> Table:
     columns = [column_of(page, {"key": spec.get("key", page.about["metric"]), "digits": spec.get("digits", 2),
                                 "scale": spec.get("scale", 100 if page.about["percent"] else 1), **said})
                for said in spec["columns"]]  # fmt: skip
-    groups = [one_group(page, shown.part or spec.get("part"), shown.where or {}) for shown in columns]
+    groups = [one_group(page, shown.part or spec.get("part"), [], shown.where or {}) for shown in columns]
     rows: list[dict[str, Any]] = []
     for round in spec["rounds"]:
         found = {f"{i}": curve_at(page, g, s.column.key, round) for i, (s, g) in enumerate(zip(columns, groups))}
@@ -199,10 +212,15 @@ def rounds_table(page: Page, spec: Mapping[str, Any]) -> Table:
 
 
 def paper_table(page: Page, spec: Mapping[str, Any]) -> Table:
-    """A printed table beside ours: the cells that were run, in full or reduced."""
+    """A printed table beside ours: the cells that were run, in full or reduced; ``columns`` picks some by key."""
     name = spec["paper"]
     table = paper.cell_table(name, cells_of(page, name))
     table.rows = [row for row in table.rows if row["ours"] is not None]
+    if "columns" in spec:
+        by_key = {column.key: column for column in table.columns}
+        check_keys(dict.fromkeys(spec["columns"]), by_key, f"{page.folder}: columns of {name}")
+        table.columns = [by_key[key] for key in spec["columns"]]
+    table.title = spec.get("title", table.title)
     return table
 
 
@@ -244,13 +262,13 @@ def csv_table(page: Page, spec: Mapping[str, Any]) -> Table:
     return Table(spec.get("title", ""), [Column(f"{i}", t, None, none="") for i, t in enumerate(header)], rows)
 
 
-GROUPS = ("part", "rows", "columns", "where", "has", "order", "title", "titles")
+GROUPS = ("part", "rows", "columns", "where", "has", "order", "title", "titles", "names")
 ROUNDS = ("part", "key", "rounds", "columns", "below", "title", "digits", "scale")
 Maker = Callable[[Page, Mapping[str, Any]], Table]
 KINDS: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "groups": (groups_table, GROUPS),
     "rounds": (rounds_table, ROUNDS),
-    "paper": (paper_table, ("paper",)),
+    "paper": (paper_table, ("paper", "columns", "title")),
     "ranking": (ranking_table, ("paper",)),
     "csv": (csv_table, ("file", "title")),
 }

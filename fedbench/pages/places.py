@@ -17,7 +17,7 @@ from typing import Any
 from fedbench.core.options import ConfigError, listed, require
 from fedbench.pages.figures import make_drawing
 from fedbench.pages.groups import Group, alone, groups_of, one_group
-from fedbench.pages.printed import cells_of, printed_spread
+from fedbench.pages.printed import cells_of, ours_spread, printed_spread
 from fedbench.pages.store import Page, read_page
 from fedbench.pages.tables import column_of, curve_at, make_table
 from fedbench.report import paper
@@ -63,10 +63,11 @@ class Places:
         other = Places(stored(self._root / name), self._root)
         return other
 
-    def table(self, name: str) -> Text:
-        """A table of page.json, as Markdown."""
+    def table(self, name: str, indent: int = 0) -> Text:
+        """A table of page.json, as Markdown; in an item of a list its lines after the first are indented."""
         self.used.add(f"table {name}")
-        return Text(as_markdown(make_table(self._page, name)).rstrip("\n"))
+        lines = as_markdown(make_table(self._page, name)).rstrip("\n").split("\n")
+        return Text(f"\n{' ' * indent}".join(lines))
 
     def notes(self, name: str) -> Text:
         """What page.json has to say below a table."""
@@ -173,6 +174,14 @@ class Places:
         require(found is not None, f"{self._page.folder}: {name} {where} is not printed")
         return float("nan") if found is None else found.mean
 
+    def ours(self, column: str, name: Any) -> float:
+        """The mean of ours that a column of page.json shows, from cells.csv, for a row."""
+        asked = column_of(self._page, column).ours
+        require(asked is not None, f"{self._page.folder}: the column {column} shows nothing of cells.csv")
+        found = ours_spread(self._page, asked or {}, defaultdict(lambda: name))
+        require(found is not None, f"{self._page.folder}: {name} of {column} is not run")
+        return float("nan") if found is None else found.mean
+
     def tau(self, table: str, **where: Any) -> float:
         """Kendall's tau-b of one column of a printed table."""
         ranking = paper.ranking_table(cells_of(self._page, table))
@@ -255,7 +264,7 @@ def _fill(template: str, places: Places, where: str, blank: bool = False) -> str
     environment.filters.update(digits=places.digits, signed=places.signed)
     environment.extend(leave_out=blank)
     names = ("page", "table", "notes", "figure", "picture", "commands", "ran", "commit", "n", "coverage", "cells",
-             "spread", "value", "std", "paired", "curve", "printed", "tau")  # fmt: skip
+             "spread", "value", "std", "paired", "curve", "printed", "ours", "tau")  # fmt: skip
     known: Mapping[str, Callable[..., Any]] = {name: getattr(places, name) for name in names}
     try:
         return environment.from_string(template).render(**known)

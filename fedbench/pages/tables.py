@@ -14,7 +14,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
@@ -26,7 +26,7 @@ from fedbench.report import paper
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import Column, Spread, Table, show
 
-SHOWN_KEYS = ("over", "plain", "each", "where", "part", "text", "printed", "ours", "less")
+SHOWN_KEYS = ("over", "plain", "each", "where", "part", "text", "printed", "ours", "less", "signed")
 COLUMN_KEYS = ("key", "title", "digits", "scale", "none", *SHOWN_KEYS)
 
 
@@ -44,6 +44,13 @@ class Shown:
     printed: Mapping[str, Any] | None = None  # a cell of a table in fedbench/papers
     ours: Mapping[str, Any] | None = None  # a cell of cells.csv
     less: Mapping[str, Any] | None = None  # the printed cell from which a difference is taken
+    signed: bool = False
+
+    @property
+    def form(self) -> Column:
+        """The column as a table has it: texts, and numbers with their sign, are written already."""
+        is_written = self.text is not None or self.less is not None or self.signed
+        return replace(self.column, digits=None) if is_written else self.column
 
 
 def make_table(page: Page, name: str) -> Table:
@@ -117,16 +124,19 @@ def cell_value(page: Page, shown: Shown, group: Group | None, labels: Mapping[st
         known = isinstance(value, Spread) and value.count and printed is not None
         digits, scale = shown.column.digits, shown.column.scale
         return written(f"{value.mean * scale - printed.mean:+,.{digits}f}") if known else None
+    if shown.signed and isinstance(value, Spread) and value.count:
+        return written(f"{value.mean * shown.column.scale:+,.{shown.column.digits}f}")
     return value.mean if shown.plain and isinstance(value, Spread) else value
 
 
-def _text(page: Page, shown: Shown, group: Group | None, labels: Mapping[str, Any]) -> str | None:
+def _text(page: Page, shown: Shown, group: Group | None, labels: Mapping[str, Any]) -> Any:
     """A text with names of columns in braces, each as it would be shown alone; None where one has no value."""
     for text in shown.text if isinstance(shown.text, list) else [str(shown.text)]:
         columns = {name: column_of(page, name) for _, name, _, _ in Formatter().parse(text) if name}
         values = {name: cell_value(page, column, group, labels) for name, column in columns.items()}
         if not any(value is None or (isinstance(value, Spread) and not value.count) for value in values.values()):
-            return text.format_map({name: show(values[name], column.column) for name, column in columns.items()})
+            words = text.format_map({name: show(values[name], column.column) for name, column in columns.items()})
+            return written(words) if re.match(r"[-+]?\d", words) else words
     return None
 
 
@@ -146,24 +156,27 @@ def groups_table(page: Page, spec: Mapping[str, Any]) -> Table:
         by_row.setdefault(tuple(group.labels.get(name) for name in labels), []).append(group)
     rows = []
     for key, members in by_row.items():
-        row = dict(zip(labels, key))
-        names = {name: str(spec.get("names", {}).get(str(value), value)) for name, value in row.items()}
-        for i, shown in enumerate(columns):
-            found = members if shown.part is None else groups_of(page, shown.part, row)
-            found = [g for g in found if is_chosen(g.labels, shown.where or {})]
-            name = shown.column.title
-            require(len(found) < 2, f"{page.folder}: column {name}: {len(found)} groups are {row}; say where")
-            row[f"{i}"] = cell_value(page, shown, found[0] if found else None, row)
-        rows.append(row | {k: v for k, v in names.items() if v != str(row[k])})
+        of = dict(zip(labels, key))
+        names = {name: spec.get("names", {}).get(str(value), value) for name, value in of.items()}
+        rows.append({**names, **{f"{i}": _cell(page, shown, members, of) for i, shown in enumerate(columns)}})
     titles = spec.get("titles", {})
     heads = [Column(name, titles.get(name, name), digits=None, none="") for name in labels]
     return Table(spec.get("title", ""), [*heads, *_numbered(columns)], rows)
 
 
+def _cell(page: Page, shown: Shown, members: list[Group], labels: Mapping[str, Any]) -> Any:
+    """What a column shows of the one group of a row that it means."""
+    found = members if shown.part is None else groups_of(page, shown.part, labels)
+    found = [group for group in found if is_chosen(group.labels, shown.where or {})]
+    if shown.printed is None and shown.ours is None:
+        require(len(found) < 2, f"{page.folder}: column {shown.column.title}: {len(found)} groups are {labels}: "
+                "page.json says which by where")  # fmt: skip
+    return cell_value(page, shown, found[0] if found else None, labels)
+
+
 def _numbered(columns: list[Shown]) -> list[Column]:
-    """Columns under their places: several may show one key. Differences are written already, with their sign."""
-    return [Column(f"{i}", s.column.title, None if s.less else s.column.digits, s.column.scale, s.column.none)
-            for i, s in enumerate(columns)]  # fmt: skip
+    """Columns under their places, as several may show one key."""
+    return [replace(shown.form, key=f"{i}") for i, shown in enumerate(columns)]
 
 
 def _sorted(groups: list[Group], order: list[str]) -> list[Group]:
@@ -206,7 +219,7 @@ def rounds_table(page: Page, spec: Mapping[str, Any]) -> Table:
         row: dict[str, Any] = {"round": said["title"]}
         for i, group in enumerate(groups):
             shown = column_of(page, said)
-            row[f"{i}"] = show(cell_value(page, shown, group, group.labels), shown.column)
+            row[f"{i}"] = show(cell_value(page, shown, group, group.labels), shown.form)
         rows.append(row)
     return Table(spec.get("title", ""), [Column("round", "round", digits=None), *_numbered(columns)], rows)
 

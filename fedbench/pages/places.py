@@ -18,7 +18,7 @@ from fedbench.core.options import ConfigError, listed, require
 from fedbench.pages.figures import make_drawing
 from fedbench.pages.groups import Group, alone, groups_of, one_group
 from fedbench.pages.printed import cells_of, ours_spread, printed_spread
-from fedbench.pages.store import Page, read_page
+from fedbench.pages.store import FORMS, Page, check_keys, read_page
 from fedbench.pages.tables import column_of, curve_at, make_table
 from fedbench.report import paper
 from fedbench.report.summary import over_seeds
@@ -60,8 +60,26 @@ class Places:
 
     def page(self, name: str) -> Places:
         """The places of another page."""
-        other = Places(stored(self._root / name), self._root)
-        return other
+        return Places(stored(self._root / name), self._root)
+
+    def index(self, *names: str) -> Text:
+        """A table of pages: what each is in its own words, its forms, seeds and commits; ConfigError if one is missing."""
+        there = {path.parent.name for path in self._root.glob("*/page.json")}
+        odd = sorted(there.symmetric_difference(names))
+        require(not odd, f"{self._root}: the index and the folders differ in {', '.join(odd)}")
+        rows = []
+        for name in names:
+            page = stored(self._root / name)
+            where = f"{page.folder / 'page.json'}: summary"
+            require(page.about["summary"] != "", f"{where} is empty: what the page is, for the index")
+            other = Places(page, self._root)
+            words = render(page.about["summary"], other, where)
+            self.count += other.count
+            groups = [group for part in page.parts for group in groups_of(page, part)]
+            of_groups = [str(group.n) for group in groups if any(row["seed"] is not None for row in group.rows)]
+            rows.append({"page": f"[{name}]({name}/README.md)", "what": words, "form": _forms(page),
+                         "n": "; ".join(dict.fromkeys(of_groups)), "commit": _joined(page.runs, "commit", "; ")})  # fmt: skip
+        return Text(as_markdown(Table("", [Column(key, key) for key in rows[0]], rows)).rstrip("\n"))
 
     def table(self, name: str, indent: int = 0) -> Text:
         """A table of page.json, as Markdown; in an item of a list its lines after the first are indented."""
@@ -85,6 +103,9 @@ class Places:
         """A file that was drawn before and cannot be drawn again from the page's files."""
         pictures = self._page.about["pictures"]
         require(name in pictures, f"{self._page.folder}: page.json has no picture {name}; there are {listed(pictures)}")
+        where = f"{self._page.folder}: picture {name}"
+        check_keys(pictures[name], ("alt", "why"), where)
+        require("why" in pictures[name], f"{where}: why says what it was drawn from, and why it is not drawn again")
         self.used.add(f"picture {name}")
         return Text(f"![{pictures[name]['alt']}]({name})")
 
@@ -217,8 +238,15 @@ def scaled(value: Spread, scale: float) -> Spread:
     return Spread(value.mean * scale, None if value.std is None else value.std * scale, value.count, value.of)
 
 
-def _joined(rows: list[dict[str, Any]], key: str) -> str:
-    return ", ".join(dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None))
+def _forms(page: Page) -> str:
+    """How many cells of printed tables are full, reduced and not run; without any, what the runs are."""
+    forms = [row["form"] for row in page.cells]
+    counted = [f"{forms.count(form)} {form}" for form in FORMS if form in forms]
+    return ", ".join(counted or dict.fromkeys(row["form"] for row in page.runs))
+
+
+def _joined(rows: list[dict[str, Any]], key: str, between: str = ", ") -> str:
+    return between.join(dict.fromkeys(str(row[key]) for row in rows if row.get(key) is not None))
 
 
 def render(template: str, places: Places, where: str) -> str:
@@ -263,7 +291,7 @@ def _fill(template: str, places: Places, where: str, blank: bool = False) -> str
         extensions=[tag], finalize=finalize, undefined=jinja.StrictUndefined, keep_trailing_newline=True)  # fmt: skip
     environment.filters.update(digits=places.digits, signed=places.signed)
     environment.extend(leave_out=blank)
-    names = ("page", "table", "notes", "figure", "picture", "commands", "ran", "commit", "n", "coverage", "cells",
+    names = ("index", "page", "table", "notes", "figure", "picture", "commands", "ran", "commit", "n", "coverage", "cells",
              "spread", "value", "std", "paired", "curve", "printed", "ours", "tau")  # fmt: skip
     known: Mapping[str, Callable[..., Any]] = {name: getattr(places, name) for name in names}
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ MAIN = "main"  # the part of a page that has one
 SCORES = ["n", "last", "best", "best_val", "worst", "global", "rounds_to_target", "seconds_to_target", "images_per_s"]
 GAINS = ["n", "gain_last", "gain_best_mean", "gain_own_best", "gain_better"]
 SENT = ["n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_target"]
-ABSOLUTE = re.compile(r"(?<==)(?:/|[A-Za-z]:[\\/])[^\s',\]]*[/\\]([^\s',\]/\\]+)")  # a value: /data/x.npz
+ABSOLUTE = re.compile(r"(?<=[=\[,])(?:/|[A-Za-z]:[\\/])(?:[^\s',\]]*[/\\])?([^\s',\]/\\]+)")  # a value: /data/x.npz
 
 
 def write(folder: Path, sources: list[str], asked: Mapping[str, Any]) -> list[Path]:
@@ -33,7 +34,7 @@ def write(folder: Path, sources: list[str], asked: Mapping[str, Any]) -> list[Pa
     asked: title, metric, select, target, group (config keys with commas), paper (names of printed tables).
     """
     is_new = not (folder / "page.json").is_file()
-    page = Page(folder, dict(KEYS)) if is_new else read_page(folder)
+    page = Page(folder, deepcopy(KEYS)) if is_new else read_page(folder)
     page.about = {**page.about, **{key: asked[key] for key in ("metric", "select", "target", "title") if key in asked}}
     page.about["group"] = asked["group"].split(",") if "group" in asked else page.about["group"]
     page.about["papers"] = list(dict.fromkeys([*page.about["papers"], *asked.get("paper", [])]))
@@ -247,9 +248,7 @@ def first_text(page: Page) -> str:
 
 def _typed(run: Run) -> str:
     """The command of a run, without the places of this machine: what a path names, not where it lay."""
-    return "uv run " + re.sub(
-        r"(?<==)(?:/|[A-Za-z]:[\\/])[^\s',\]]*[/\\]([^\s',\]/\\]+)", r"\1", run.summary["command"]
-    )
+    return "uv run " + ABSOLUTE.sub(r"\1", run.summary["command"])
 
 
 def _short(version: str) -> str:

@@ -78,7 +78,7 @@ def make_drawing(page: Page, name: str) -> Drawing:
     make, keys = KINDS[kind]
     check_keys(spec, (*keys, "alt", "title"), f"{page.folder}: figure {name}")
     drawing = make(page, spec)
-    require(bool(drawing.series), f"{page.folder}: figure {name}: there is nothing to draw")
+    require(bool(drawing.series), f"{page.folder}: figure {name}: there is nothing to draw: page.json asks in vain")
     return drawing
 
 

@@ -63,7 +63,7 @@ class Places:
         return Places(stored(self._root / name), self._root)
 
     def index(self, *names: str) -> Text:
-        """A table of pages: what each is in its own words, its forms, seeds and commits; ConfigError if one is missing."""
+        """A table of pages: what each says of itself, its forms, seeds and commits; ConfigError if one is missing."""
         there = {path.parent.name for path in self._root.glob("*/page.json")}
         odd = sorted(there.symmetric_difference(names))
         require(not odd, f"{self._root}: the index and the folders differ in {', '.join(odd)}")
@@ -77,8 +77,9 @@ class Places:
             self.count += other.count
             groups = [group for part in page.parts for group in groups_of(page, part)]
             of_groups = [str(group.n) for group in groups if any(row["seed"] is not None for row in group.rows)]
-            rows.append({"page": f"[{name}]({name}/README.md)", "what": words, "form": _forms(page),
-                         "n": "; ".join(dict.fromkeys(of_groups)), "commit": _joined(page.runs, "commit", "; ")})  # fmt: skip
+            n, commits = "; ".join(dict.fromkeys(of_groups)), _joined(page.runs, "commit", "; ")
+            link = f"[{name}]({name}/README.md)"
+            rows.append({"page": link, "what": words, "form": _forms(page), "n": n, "commit": commits})
         return Text(as_markdown(Table("", [Column(key, key) for key in rows[0]], rows)).rstrip("\n"))
 
     def table(self, name: str, indent: int = 0) -> Text:
@@ -291,8 +292,8 @@ def _fill(template: str, places: Places, where: str, blank: bool = False) -> str
         extensions=[tag], finalize=finalize, undefined=jinja.StrictUndefined, keep_trailing_newline=True)  # fmt: skip
     environment.filters.update(digits=places.digits, signed=places.signed)
     environment.extend(leave_out=blank)
-    names = ("index", "page", "table", "notes", "figure", "picture", "commands", "ran", "commit", "n", "coverage", "cells",
-             "spread", "value", "std", "paired", "curve", "printed", "ours", "tau")  # fmt: skip
+    names = ("index", "page", "table", "notes", "figure", "picture", "commands", "ran", "commit", "n", "coverage",
+             "cells", "spread", "value", "std", "paired", "curve", "printed", "ours", "tau")  # fmt: skip
     known: Mapping[str, Callable[..., Any]] = {name: getattr(places, name) for name in names}
     try:
         return environment.from_string(template).render(**known)

@@ -26,12 +26,10 @@ from fedbench.core.options import listed, require
 
 Row = dict[str, Any]
 FORMS = ("full", "reduced", "not run")
-# of a run: where it belongs, what it was, where and when; all other columns are labels (as page.json says) or scores
-ABOUT_RUN = ("part", "run", "seed", "n", "status", "form", "rounds", "commit", "machine")
 KEYS = {
-    "title": "", "summary": "", "papers": [], "migrated": "", "metric": "personal/accuracy", "percent": True, "select": "last",
-    "target": 0.7, "group": None, "labels": {}, "commands": {}, "columns": {}, "tables": {}, "figures": {},
-    "pictures": {}, "files": [],
+    "title": "", "summary": "", "papers": [], "migrated": "", "metric": "personal/accuracy", "percent": True,
+    "select": "last", "target": 0.7, "group": None, "labels": {}, "commands": {}, "columns": {}, "tables": {},
+    "figures": {}, "pictures": {}, "files": [],
 }  # fmt: skip
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 

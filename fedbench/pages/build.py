@@ -53,6 +53,7 @@ def make(folder: Path) -> Built:
 
 def make_index(root: Path) -> Built:
     """The README of the folder of pages, whose template may ask all of them."""
+    stored.cache_clear()
     template = _template(root)
     places = Places(Page(root, {}), root)
     return Built(root, MARK + render(template, places, str(root / "page.md")), {}, places.count, said_by_hand(template))

@@ -95,9 +95,9 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
     scale = 100 if page.about["percent"] and "loss" not in metric else 1
     series = []
     for group in _chosen(page, part, spec):
-        found = [(t, s) for t in _rounds(page, group, metric) if (s := curve_at(page, group, metric, t)).count == s.of]
+        found = [(float(t), curve_at(page, group, metric, t)) for t in _rounds(page, group, metric)]
         if found:
-            series.append(_line(_named(group, page.labels(part)), [(float(t), s) for t, s in found], scale))
+            series.append(_line(_named(group, page.labels(part)), found, scale))
     target = page.about["target"] * scale
     reached = [y for line in series for y in line.y if y > target / 2]
     level = target if metric == page.about["metric"] and reached else None

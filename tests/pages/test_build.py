@@ -86,10 +86,22 @@ def test_places(tmp_path, place, shown) -> None:
     ('{{ value("lost", "a") | digits(1) }}', "defines no such column"),
     ('{{ value("best", "a") | digits(1) }}', "has no number best"),
     ("{{ picture }", "page.md, line"),
+    ("{% if nothing %}x{% endif %}", "'nothing' is undefined"),
+    ('{{ paired("last", "a", "old") | digits(1) }}', "a and old have no seed in common"),
+    ('{{ picture("old.png") }}', "why says what it was drawn from"),
+    ('{{ figure("empty") }}', "there is nothing to draw"),
+    ('{{ figure("against") }}', "has no number there"),
     ('{{ table("row") }}', "has no table row"),
 ])  # fmt: skip
 def test_numbers_are_places_or_marked(tmp_path, words, why) -> None:
-    folder = make_page(tmp_path, '{{ table("rows") }}\n\n' + words + "\n")
+    figures = {"empty": {"where": {"method": "old"}}, "against": {"kind": "against", "key": "method"}}
+    pictures = {"old.png": {"alt": "old"}}
+    text = '{{ table("rows") }}\n\n' + words + "\n"
+    asked = {
+        "figures": {k: v for k, v in figures.items() if k in words},
+        "pictures": pictures if "old" in words else {},
+    }
+    folder = make_page(tmp_path, text, **asked)
     if why is None:
         assert "{" not in text_of(folder).splitlines()[-1]
     else:
@@ -176,6 +188,49 @@ def test_rows_that_mean_nothing_are_refused(tmp_path, row, why) -> None:
         build.make(folder)
 
 
+def test_what_has_no_number_comes_last(tmp_path) -> None:
+    folder = make_page(tmp_path, '{{ table("rows") }}\n')
+    page = read_page(folder)
+    page.runs.insert(0, BASE | {"run": "x", "method": "c", "seed": 0, "n": 1})
+    write_page(page)
+    assert [line.split(" | ")[0] for line in text_of(folder).splitlines()[2:]] == ["| old", "| a", "| b", "| c"]
+
+
+def test_a_curve_is_of_the_rounds_that_all_seeds_have(tmp_path) -> None:
+    page = read_page(make_page(tmp_path, "", figures={"curves": {"kind": "curves"}}, tables={}))
+    page.curves[1]["personal/accuracy"] = None  # of method a, seed 0, round 2
+    a, b = make_drawing(page, "curves").series
+    assert (a.x, b.x) == ([1], [1, 2])
+
+
+def test_files_that_are_cut_off_are_refused(tmp_path) -> None:
+    tables = {"speed": {"kind": "csv", "file": "speed.csv"}}
+    folder = make_page(tmp_path, '{{ table("speed") }}\n', tables=tables)
+    (folder / "speed.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(ConfigError, match="line 3"):
+        build.make(folder)
+    runs = (folder / "runs.csv").read_text()
+    (folder / "runs.csv").write_text(runs.rstrip("\n").rpartition(",")[0] + "\n")
+    with pytest.raises(ConfigError, match="line 6 has not"):
+        build.make(folder)
+
+
+@pytest.mark.parametrize("change, why", [
+    ({"form": "full"}, "full or reduced, and ours, or not run"),
+    ({"method": "FedAvgg"}, "has no cell ('FedAvgg'"),
+])  # fmt: skip
+def test_cells_that_mean_nothing_are_refused(tmp_path, change, why) -> None:
+    folder = make_page(tmp_path, '{{ coverage("pgfed_table1_cifar") }}\n', tables={})
+    row = {"table": "pgfed_table1_cifar", "method": "FedAvg", "setting": "Dir(0.3); sample 25%", "dataset": "CIFAR10"}
+    row |= {"clients": 25, "metric": "mean_client_test_accuracy_pct", "form": "not run", "run_with": None, "ours": None}
+    row |= {"ours_std": None, "ours_n": None, "sigma": None}
+    (folder / "cells.csv").write_text(as_csv([row]))
+    assert text_of(folder) == "84 of 84 cells are not run.\n"
+    (folder / "cells.csv").write_text(as_csv([row | change]))
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        build.make(folder)
+
+
 def test_a_curve_without_a_run_is_refused(tmp_path) -> None:
     folder = make_page(tmp_path, "")
     (folder / "curves.csv").write_text("run,round,personal/accuracy\nz,1,0.5\n")
@@ -224,9 +279,14 @@ def test_the_index_names_every_page(tmp_path) -> None:
     (tmp_path / "page.md").write_text('{{ index("one") }}\n\n{{ page("one").value("last", "b") | digits(1) }}\n')
     text = build.make_index(tmp_path).text
     assert "| [one](one/README.md) | a: 62.5 | full | 2; 3 |  |" in text and text.endswith("\n37.5\n")
-    make_page(tmp_path / "two", "", tables={})
+    make_page(tmp_path / "two", '{{ page("one").value("last", "a") | digits(1) }}', tables={})
+    (tmp_path / "one" / "runs.csv").write_text((tmp_path / "one" / "runs.csv").read_text().replace("0.75", "0.85"))
+    assert build.make(tmp_path / "two").text.endswith("67.5")
+    (tmp_path / "one" / "runs.csv").write_text((tmp_path / "one" / "runs.csv").read_text().replace("0.85", "0.95"))
     with pytest.raises(ConfigError, match="differ in two"):
         build.make_index(tmp_path)
+    (tmp_path / "page.md").write_text('{{ page("one").value("last", "a") | digits(1) }}\n')
+    assert build.make_index(tmp_path).text.endswith("\n72.5\n")
 
 
 def test_cells_of_csv_files() -> None:

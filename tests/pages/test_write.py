@@ -44,8 +44,57 @@ def test_a_page_shows_the_tables_of_the_report(sweep, tmp_path, capsys) -> None:
     capsys.readouterr()
     report([str(sweep), "--format", "markdown"])
     reported = pipes(capsys.readouterr().out.split("**not finished**")[0])
-    assert pipes((page / "README.md").read_text()) == reported and len(reported) == 5 + 4
+    shown = pipes((page / "README.md").read_text())
+    assert len(shown) == len(reported) == 5 + 4
+    assert [line.split(" | ")[1:] for line in shown] == [line.split(" | ")[1:] for line in reported]
+    assert [line.split(" | ")[0] for line in shown[2:5]] == ["| pgfed", "| fedavg", "| local"]
     assert main(["build", str(page), "--check"]) == 0
+    (page / "README.md").write_text("")
+    assert main(["build", str(page), "--check"]) == 1 and (page / "README.md").read_text() == ""
+    assert main(["build", str(page)]) == 0 and main(["build", str(page), "--check"]) == 0
+
+
+def test_the_index_is_built_where_it_is_named(tmp_path) -> None:
+    (tmp_path / "page.md").write_text("Pages.\n")
+    assert main(["build", str(tmp_path)]) == 0
+    assert (tmp_path / "README.md").read_text() == build.MARK + "Pages.\n"
+
+
+def test_what_was_sent_where_and_with_which_commit(tmp_path) -> None:
+    """Bytes of all rounds; the share of the dense size, of runs that were compressed alone."""
+    sweep, page = tmp_path / "sweep", tmp_path / "mine"
+    machine = {"processor": "P", "cores": 3, "gpu": None}
+    facts = {"machine": machine, "versions": {"python": "3.11.7", "torch": "2.15.0+cu"}, "commit": "c" * 40}
+    dense = make_run(sweep, "local", 0, summary=facts)
+    small = make_run(sweep, "pgfed", 0, summary=facts | {"dirty": True})
+    head, line = "round,train_s,images_per_s,bytes_up,bytes_down", "{},1,5,1000,2000"
+    dense_lines = [head, *(line.format(t) for t in (1, 2, 3))]
+    (dense / "costs.csv").write_text("\n".join(dense_lines) + "\n")
+    more = [f"{x},{y}" for x, y in zip(dense_lines, ["dense_up,dense_down", *["4000,2000"] * 3])]
+    (small / "costs.csv").write_text("\n".join(more) + "\n")
+    assert main(["write", str(page), str(sweep), "--target", "0.7"]) == 0
+    local, pgfed = sorted(rows(page / "runs.csv"), key=lambda row: row["method"])
+    keys = ("bytes_up", "bytes_down", "part_up", "part_down", "bytes_to_target")
+    assert [float(pgfed[key]) for key in keys] == [3000, 6000, 0.25, 1, 6000]
+    assert local["part_up"] == "" and local["machine"] == "P, 3 cores, no GPU; Python 3.11, torch 2.15"
+    assert (local["commit"], pgfed["commit"]) == ("c" * 12, "c" * 12 + " and changes")
+    assert "| pgfed | 1 | 70.00 | 0.00 | 0.01 | 25.00 | 100.00 | 0.01 |" in (page / "README.md").read_text()
+    header = (page / "curves.csv").read_text().splitlines()[0]
+    scores = {"personal/accuracy", "personal/loss", "global/accuracy"}
+    assert set(header.split(",")) == {"run", "round", "mb_up", "mb_down", "train_s"} | scores  # no _worst
+
+
+def test_the_metric_is_what_the_runs_went_by(tmp_path) -> None:
+    task = {"kind": "classification", "primary": "loss", "scores": {}}
+    make_run(tmp_path / "sweep", "pgfed", 0, summary={"task": task})
+    assert main(["write", str(tmp_path / "mine"), str(tmp_path / "sweep")]) == 0
+    assert read_page(tmp_path / "mine").about["metric"] == "personal/loss"
+
+
+def test_a_damaged_run_is_no_part_of_a_page(sweep, tmp_path, capsys) -> None:
+    next(iter(sweep.glob("pgfed-1*"))).joinpath("metrics.csv").write_text("round,personal/accuracy\n1\n")
+    assert main(["write", str(tmp_path / "mine"), str(sweep)]) == 1
+    assert "part main: damaged, left out" in capsys.readouterr().err and not (tmp_path / "mine").exists()
 
 
 def test_a_row_is_a_run(sweep, tmp_path) -> None:
@@ -68,7 +117,7 @@ def test_what_people_wrote_stays_and_other_parts_too(sweep, tmp_path) -> None:
     page = tmp_path / "mine"
     assert main(["write", str(page), f"a={sweep}", f"b={sweep}"]) == 0
     about = json.loads((page / "page.json").read_text())
-    about["tables"]["results_a"]["columns"] = ["last"]
+    about["tables"]["results_a"]["columns"] = about["tables"]["results_b"]["columns"] = ["last"]
     (page / "page.json").write_text(json.dumps(about))
     (page / "page.md").write_text("Mine alone.\n" + (page / "page.md").read_text())
     other = tmp_path / "other"
@@ -76,7 +125,12 @@ def test_what_people_wrote_stays_and_other_parts_too(sweep, tmp_path) -> None:
     make_run(other, "local", 5)
     assert main(["write", str(page), f"b={other}"]) == 0
     found = read_page(page)
-    assert found.about["tables"]["results_a"]["columns"] == ["last"]
+    assert found.about["tables"]["results_a"]["columns"] == found.about["tables"]["results_b"]["columns"] == ["last"]
+    assert [(row["part"], row["group"]) for row in found.gains][::4] == [
+        ("a", "pgfed"),
+        ("a", "fedavg"),
+        ("b", "ditto"),
+    ]
     assert (page / "README.md").read_text().splitlines()[1] == "Mine alone."
     assert {r["method"] for r in found.runs if r["part"] == "b"} == {"ditto", "local"}
     assert {r["method"] for r in found.runs if r["part"] == "a"} == {"local", "fedavg", "pgfed", "apple"}

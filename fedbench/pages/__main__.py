@@ -1,0 +1,101 @@
+"""``python -m fedbench.pages``: pages of results from run folders, and README.md and figures from a page's files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fedbench.core.options import ConfigError, refused, require
+from fedbench.pages import build, collect
+from fedbench.report import scores
+
+EXAMPLES = """examples:
+  python -m fedbench.pages write results/default sweeps/default
+  python -m fedbench.pages write results/ablations shots=sweeps/shots lambda=sweeps/lambda
+  python -m fedbench.pages write results/cifar sweeps/cifar --paper pgfed_table1_cifar
+  python -m fedbench.pages build
+  python -m fedbench.pages build results/default --check
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m fedbench.pages",
+        description="Pages of results: their data from run folders, their text, tables and figures from the data.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = p.add_subparsers(dest="command", required=True)
+    w = commands.add_parser("write", help="collect run folders into the data files of a page")
+    w.add_argument("page", type=Path, help="the page's folder; what it says already (title, tables, texts) is kept")
+    w.add_argument("folders", nargs="+", help="folders with runs in or below them, or PART=FOLDER: the rows of the "
+                                              "parts that are given are replaced, all others stay")  # fmt: skip
+    w.add_argument("--title", help="of the page (default: its folder's name)")
+    w.add_argument("--metric", help="a column of metrics.csv (default: the page's, or the score that the runs went by)")
+    w.add_argument("--select", choices=scores.SELECTIONS, help="the round of worst tenth and global (default: last)")
+    w.add_argument("--target", type=float, help="value to reach (default: 0.7)")
+    w.add_argument("--group", help="config keys to group by, with commas (default: everything but the seed)")
+    w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table that the runs answer")
+    b = commands.add_parser("build", help="write README.md and the figures of pages, or check that they are so")
+    b.add_argument("pages", nargs="*", type=Path, help="folders of pages (default: all of results, and its README.md)")
+    b.add_argument("--check", action="store_true", help="write nothing; status 1 and the differences, if there are any")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status, 1 after a difference or a mistake told in one sentence."""
+    args = parser().parse_args(argv)
+    try:
+        return write(args) if args.command == "write" else check(args) if args.check else make(args)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {refused(error)}", file=sys.stderr)
+    return 1
+
+
+def write(args: argparse.Namespace) -> int:
+    """Data files of a page from run folders, and then its README.md."""
+    asked = {key: getattr(args, key) for key in ("title", "metric", "select", "target", "group", "paper")}
+    for path in collect.write(
+        args.page, args.folders, {key: value for key, value in asked.items() if value is not None}
+    ):
+        print(path)
+    for path in build.write(build.make(args.page)):
+        print(path)
+    return 0
+
+
+def wanted(args: argparse.Namespace) -> list[build.Built]:
+    """The pages that are named, or all of results and its index."""
+    if args.pages:
+        return [build.make_index(path) if (path / "page.md").is_file() and not (path / "page.json").is_file()
+                else build.make(path) for path in args.pages]  # fmt: skip
+    root = Path("results")
+    found = build.find_pages(root)
+    require(bool(found), "there is no page in results: name a folder, or go to the repository's root")
+    index = [build.make_index(root)] if (root / "page.md").is_file() else []
+    return [*map(build.make, found), *index]
+
+
+def make(args: argparse.Namespace) -> int:
+    """README.md and figures."""
+    for built in wanted(args):
+        for path in build.write(built):
+            print(f"written: {path}")
+        print(built.summary())
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """Whether all of these are as their files say."""
+    found = [line for built in wanted(args) for line in build.differences(built)]
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -21,7 +21,7 @@ class Recurrent(nn.Module):
     """{"text": int64 [B, T]} -> [B, C].
 
     embedding: numbers of a token.  hidden: of a layer's state.  layers: on top of each other.  vocab: tokens that there
-    are, which are 0 to vocab - 1; null: as many as classes (the next token is what is asked for).
+    are, which are 0 to vocab - 1.
     """
 
     layer: type[nn.LSTM] | type[nn.GRU]
@@ -33,16 +33,16 @@ class Recurrent(nn.Module):
         embedding: Count = 8,
         hidden: Count = 256,
         layers: Count = 2,
-        vocab: Count | None = None,
+        vocab: Count = 80,
     ):
         super().__init__()
         named = input_shape if isinstance(input_shape, Mapping) else {"inputs": tuple(input_shape)}
         require(
             named.keys() == {"text"} and len(named["text"]) == 1,
             f"model={type(self).__name__.lower()} reads tokens, by the name text [T], but the data set gives "
-            f"{', '.join(f'{name} {list(shape)}' for name, shape in named.items())}: choose dataset=shakespeare, say",
+            f"{', '.join(f'{name} {list(shape)}' for name, shape in named.items())}: choose dataset=shakespeare",
         )
-        self.embedding = nn.Embedding(num_classes if vocab is None else vocab, embedding)
+        self.embedding = nn.Embedding(vocab, embedding)
         self.rnn = self.layer(embedding, hidden, layers, batch_first=True)
         self.head = nn.Linear(hidden, num_classes)
 
@@ -67,7 +67,7 @@ class LSTM(Recurrent):
         embedding: Count = 8,
         hidden: Count = 256,
         layers: Count = 2,
-        vocab: Count | None = None,
+        vocab: Count = 80,
         forget_bias: NonNegative = 1.0,
     ):
         super().__init__(input_shape, num_classes, embedding, hidden, layers, vocab)

@@ -31,8 +31,8 @@ class Shakespeare:
     path: null for the plays that come with fedbench; a file or a folder, see above.  length: characters of a window; of
     LEAF's files, which have 80, the last ones.  stride: characters from one window to the next; 1 uses all.  test:
     share of a speaker's windows, its last ones, that is tested on, where LEAF has not cut into train and test.
-    min_samples: windows that a speaker has at least (at stride 1; LEAF's -k).  share: of all windows, by drawing
-    speakers with seed (LEAF's --sf).
+    share: of all windows, by drawing speakers with seed (LEAF's --sf).  min_samples: windows at stride 1 that a speaker
+    so drawn has at least (LEAF's -k).
     """
 
     def __init__(
@@ -63,13 +63,17 @@ class Shakespeare:
         """Speakers as (name, words), (name, text, target) or with the split that LEAF made."""
         known, sizes = [], []
         for one in speakers:
-            size = max(0, len(one[1]) - self.length) if isinstance(one[1], str) else len(one[1])
-            if size >= max(1, self.min_samples):
+            size = len(one[1]) - self.length if isinstance(one[1], str) else len(one[1])
+            if size > 0:
                 known.append(one)
                 sizes.append(size)
-        require(bool(known), f"{SOURCE}: no speaker in {self.path} has dataset.min_samples={self.min_samples:,} windows"
-                f" of {self.length} characters")  # fmt: skip
-        return arrays_of([self._windows(*known[i]) for i in drawn(sizes, self.share, self.seed)], SOURCE)
+        kept = [i for i in drawn(sizes, self.share, self.seed) if sizes[i] >= self.min_samples] if sizes else []
+        require(
+            bool(kept),
+            f"{SOURCE}: no speaker in {self.path} has dataset.min_samples={self.min_samples:,} windows of "
+            f"{self.length} characters",
+        )
+        return arrays_of([self._windows(*known[i]) for i in kept], SOURCE)
 
     def _windows(
         self, name: str, text: Any, target: np.ndarray | None = None, split: np.ndarray | None = None

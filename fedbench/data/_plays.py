@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
+from itertools import pairwise
 
 Speeches = dict[str, list[str]]  # by speaker: lines, in the order of the play
 
@@ -29,8 +30,8 @@ def plays_of(text: str, name: str) -> dict[str, Speeches]:
     """The plays of a file, by title.  name: of the play where the file names none."""
     text = _plain(text)
     lines = text.splitlines()
-    headings = sum(HEADING.fullmatch(line) is not None for line in lines)
-    if sum(INDENTED.match(line) is not None for line in lines) > headings:
+    headed = sum(HEADING.fullmatch(line) is not None and bool(below.strip()) for line, below in pairwise(lines))
+    if sum(INDENTED.match(line) is not None for line in lines) > headed:
         return {title: _indented(part) for title, part in _below_titles(lines).items()}
     return {title: _headed(part) for title, part in _below_contents(lines, name).items()}
 

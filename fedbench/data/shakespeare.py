@@ -118,7 +118,7 @@ def _said(files: list[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each user of LEAF's files, with its x and y."""
+    """Each user of LEAF's files who has samples, with its x and y."""
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -126,7 +126,8 @@ def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
                 data = content["user_data"][user]
                 if len(data["x"]) != len(data["y"]):
                     raise ValueError(f"{user} has {len(data['x']):,} x and {len(data['y']):,} y")
-                yield user, data
+                if data["y"]:
+                    yield user, data
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file} is not one of LEAF's files with users and user_data: {error!r}") from error
 
@@ -149,7 +150,7 @@ def _published(
     """As LEAF has cut them; a user of one part alone is none."""
     tested = dict(_users(test))
     for user, data in _users(train):
-        if user in tested and data["y"] and tested[user]["y"]:
+        if user in tested:
             (x, y), (later, next_) = _read(user, data, length), _read(user, tested[user], length)
             split = np.repeat(np.array([TRAIN, TEST], np.int8), [len(y), len(next_)])
             yield user, np.concatenate([x, later]), np.concatenate([y, next_]), split

@@ -1,8 +1,8 @@
 """Generated speech of roles that share a language and have dialects: what Shakespeare by speaker is, without a text.
 
-The language has stems of two syllables, used as often as Zipf's law has it, and an ending for each.  A role says another
-ending for some of the stems, its own choice of both.  So most of what a role says is best learned from all, and some of
-it from this role alone.
+The language has stems of two syllables, used as often as Zipf's law has it, and an ending for each.  A role says
+another ending for some of the stems, its own choice of both.  So most of what a role says is best learned from all, and
+some of it from this role alone.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
 class LSTM(Recurrent):
     """forget_bias: added to the forget gates' biases at the beginning, so that states are kept at first.
 
-    TensorFlow's cell, and so LEAF, adds a constant 1 to the gate in every step, which SGD cannot tell from a start at 1.
+    TensorFlow's cell, and so LEAF, adds a constant 1 to the gate in every step: for SGD the same as a start at 1.
     """
 
     layer = nn.LSTM

@@ -1,4 +1,4 @@
-"""Next-character prediction by speaker: windows and their cut, the layouts of plays, LEAF's files, generated dialects."""
+"""Next characters by speaker: windows and their cut, the layouts of plays, LEAF's files, generated dialects."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_one_play_in_a_file(tmp_path: Path) -> None:
     said = {name: words(lines) for name, lines in plays_of(ONE_PLAY, "nobody")["nobody"].items()}
     assert said == {
         "ONE": f"{LONG} And then, no more.",
-        "FIRST MAN": "Who's \"there\"--friend? I, without a point. _Exeunt._",
+        "FIRST MAN": 'Who\'s "there"--friend? I, without a point. _Exeunt._',
     }
     (tmp_path / "nobody.txt").write_text(ONE_PLAY)
     older = f"ACT I\n\nC\xe6sar.\nA\n\nZOE.\n{LONG} \xe9\n\nZOE.\nOh\n\nZOE.\nMe\n"
@@ -273,7 +273,7 @@ def test_the_complete_works_of_today() -> None:
 
 def test_poems_alone_have_no_speakers(tmp_path: Path) -> None:
     (tmp_path / "venus.txt").write_text("VENUS\n\nEven as the sun.\nwith purple face\n")
-    with pytest.raises(ConfigError, match="no speaker in .* has dataset.min_samples=0 windows of 80 characters"):
+    with pytest.raises(ConfigError, match=r"no speaker in .* has dataset.min_samples=0 windows of 80 characters"):
         Shakespeare(str(tmp_path)).load()
 
 
@@ -385,6 +385,6 @@ def test_generated_speech_is_a_function_of_its_options() -> None:
     assert arrays.digest != SyntheticDialogue(**options, seed=1).load().digest
     assert arrays.domain_names == [f"role_{i}" for i in range(4)]
     sizes = np.bincount(SyntheticDialogue(roles=30, characters=600, stride=1, length=5, test=0.5).load().domain)
-    assert 300 - 10 <= sizes.min() and sizes.max() <= 900 and sizes.std() > 50
+    assert sizes.min() >= 290 and sizes.max() <= 900 and sizes.std() > 50
     with pytest.raises(ConfigError, match="dataset=synthetic_dialogue: none of 2 speakers says enough"):
         SyntheticDialogue(roles=2, characters=20).load()

@@ -67,7 +67,7 @@ def test_the_last_state_answers(kind: type[Recurrent]) -> None:
     module = seeded(lambda: kind(SHAPE, 4, hidden=6, layers=2))
     text = torch.tensor([[1, 2, 3, 4, 5]])
     out = module({"text": text})
-    states, last = module.rnn(module.embedding(text))
+    _, last = module.rnn(module.embedding(text))
     top = last[0] if kind is LSTM else last
     close(out.detach(), module.head(top[-1]).detach())
     for i in range(5):
@@ -94,8 +94,14 @@ def test_many_clients_at_once_train_as_each_one(kind: type[Recurrent]) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("shape, said", [((1, 8, 8), r"inputs \[1, 8, 8\]"), ((20,), r"inputs \[20\]"),
-                                         ({"image": (1, 8, 8), "text": (6,)}, r"image \[1, 8, 8\], text \[6\]")])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, said",
+    [
+        ((1, 8, 8), r"inputs \[1, 8, 8\]"),
+        ((20,), r"inputs \[20\]"),
+        ({"image": (1, 8, 8), "text": (6,)}, r"image \[1, 8, 8\], text \[6\]"),
+    ],
+)
 def test_only_texts_are_read(name: str, shape: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"model={name} reads tokens, by the name text \[T\], but .*{said}"):
         KINDS[name](shape, 10)

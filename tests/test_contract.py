@@ -58,6 +58,8 @@ TINY = {  # options with which models are small and load nothing
     "dnet": {"growth": 2, "layers": 2},
     "albef_tiny": {"width": 8, "heads": 2},
     "albef_b16": {"patch": 8, "width": 8, "depth": 2, "fusion_layer": 1, "heads": 2, "vocab": 32},
+    "lstm": {"hidden": 8},
+    "gru": {"hidden": 8},
     "vilt_tiny": {"width": 8, "heads": 2},
     "vilt_b32": {"patch": 8, "width": 8, "depth": 1, "heads": 2, "vocab": 32},
     "clip_prompt": {"backbone": "tiny-clip", "pretrained": None, "context": 4},

@@ -34,8 +34,9 @@ from fedbench.testing._federation import CPU, PLANS, Shape, all_clients, engine_
 from fedbench.testing._suite import Broken, Report, Skipped, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-# of images, of a table, and of images and texts by name, tried in this order
-SHAPES = ((1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32), (6,), {"image": (1, 16, 16), "text": (8,)})
+# of images, of a table, of images and texts by name, and of texts alone, tried in this order
+IMAGES = (1, 4, 4), (1, 16, 16), (3, 16, 16), (3, 32, 32)
+SHAPES = (*IMAGES, (6,), {"image": (1, 16, 16), "text": (8,)}, {"text": (8,)})
 SIZES = (8, 4, 12)  # whole batches, since batch norms have no statistics of one sample
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 K, B = 3, 5  # clients, samples of a batch

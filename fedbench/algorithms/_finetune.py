@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalTraining, Optimizer, Step
-from fedbench.core.options import check_rates
+from fedbench.core.options import check_each
 from fedbench.engine.per_client import PerClient, per_client
 from fedbench.engine.whole_split import select_rows
 from fedbench.nn.flat import require_group
@@ -63,7 +63,7 @@ class FineTuned(Wrapper):
         """inner's, and as many rates as clients, columns that the model has."""
         self.inner.check_settings(num_clients, groups, optimizer)
         if isinstance(self.lr, PerClient) and num_clients is not None:
-            check_rates("finetune.lr", list(self.lr.values), num_clients)
+            check_each("finetune.lr", list(self.lr.values), num_clients)
         if self.part != "all":
             require_group(self.part, "finetune.part", groups)
 

@@ -108,7 +108,8 @@ class PseudoGradient(PGFed):
 
     def last_epoch_loss(self, cohort: Cohort, out: Any) -> Tensor:
         """f_i: (losses of all steps - losses of the steps before the last epoch) / steps of an epoch.  # [K]"""
-        per_epoch = (out.steps / cohort.engine.epochs).floor().clamp_min(1)  # steps, of a slow client fewer  [K]
+        epochs = torch.as_tensor(cohort.epochs, device=out.steps.device)  # [] or [K]
+        per_epoch = (out.steps / epochs).floor().clamp_min(1)  # steps, of a slow client fewer  [K]
         first_of_last = (out.steps - per_epoch).clamp_min(0).long()[:, None]  # the last epoch's first step  [K, 1]
         before = out.loss_before.gather(1, first_of_last)[:, 0]  # losses summed until then  [K]
         return (out.loss * out.steps - before) / per_epoch

@@ -34,7 +34,7 @@ from fedbench.cli.run_keys import INJECTED, KINDS, RESERVED, RunConfig
 from fedbench.cli.schema import Kind, Signature, check_options, check_target, signature_of
 from fedbench.cli.source import family, locate
 from fedbench.core.nested import flatten
-from fedbench.core.options import ConfigError, check_rates, require
+from fedbench.core.options import ConfigError, check_each, require
 from fedbench.core.settings import (
     WHEREABOUTS,
     check_cohort,
@@ -187,8 +187,9 @@ def _check_clients(values: Mapping[str, Any]) -> None:
         return
     n = clients_to_train(num_clients, values["new_clients"]["count"])
     check_cohort(values["clients_per_round"], n)
-    check_rates("optimizer.lr", values["optimizer"].get("lr"), n)
-    check_rates("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, n)
+    check_each("local.epochs", values["local"]["epochs"], n, "numbers")
+    check_each("optimizer.lr", values["optimizer"].get("lr"), n)
+    check_each("finetune.lr", values["finetune"]["lr"] if values["finetune"]["epochs"] else None, n)
 
 
 def named_classes(values: Mapping[str, Any]) -> dict[str, str]:
@@ -209,6 +210,12 @@ def _check_top(values: dict[str, Any]) -> None:
             f"{group} must be one of its options ({', '.join(group_options(group))}), got {show(values.get(group))}",
         )
     check_options("", {**values, **{group: {} for group in RESERVED}}, top, "a run")
+    fewest, most = values["system"]["fewest_epochs"], values["local"]["epochs"]
+    least = most if isinstance(most, int) else min(most, default=0)
+    require(
+        fewest is None or fewest <= least,
+        f"system.fewest_epochs={fewest} is more than local.epochs={show(most)}, which is the most that a client draws",
+    )
     require(values["name"] != "", "name must be text or null, got ''")
     _check_privacy(values.get("privacy") or {"epsilon": None})
 

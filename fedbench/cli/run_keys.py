@@ -30,18 +30,19 @@ from fedbench.data.spec import DataSpec
 class LocalConfig:
     """A client's work in a round: passes over its training part, samples per step."""
 
-    epochs: Count
+    epochs: Count | list[Count]
     batch_size: Count
     drop_last: bool
 
 
 @dataclass
 class SystemConfig:
-    """Devices that are lost in a round, and slow ones (simulation/sampling.py)."""
+    """Devices that are lost in a round, and slow ones (simulation/sampling.py); fewest_epochs null: no draws."""
 
     dropout: Share
     slow: Share
     slow_steps: Interior
+    fewest_epochs: Count | None
 
 
 @dataclass

@@ -7,7 +7,7 @@ value in one sentence.  At run time they are plain ``float``, ``int`` and so on.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 NonNegative = Annotated[float, ">= 0"]
@@ -79,12 +79,12 @@ def require(condition: bool, sentence: str) -> None:
         raise ConfigError(sentence)
 
 
-def check_rates(key: str, rates: Any, num_clients: int) -> None:
-    """Refuse a list of rates of another length than there are clients."""
-    listed = len(rates) if isinstance(rates, list | tuple) else num_clients
+def check_each(key: str, values: Any, num_clients: int, what: str = "rates") -> None:
+    """Refuse a list of another length than there are clients."""
+    listed = len(values) if isinstance(values, Sequence) else num_clients
     require(
         listed == num_clients,
-        f"{key} lists {listed:,} rates, and there are {num_clients:,} clients to train: one "
+        f"{key} lists {listed:,} {what}, and there are {num_clients:,} clients to train: one "
         "each, or a single number for all",
     )
 

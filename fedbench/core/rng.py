@@ -109,7 +109,7 @@ class _Length(NamedTuple):
 def _length(
     sizes: np.ndarray,
     batch_size: int,
-    epochs: int | None,
+    epochs: int | np.ndarray | None,
     steps: int | None,
     drop_last: bool,
     pace: np.ndarray | None,
@@ -117,7 +117,7 @@ def _length(
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
-    in_all = per_epoch * (epochs or 0) if steps is None else np.where(sizes == 0, 0, steps)
+    in_all = per_epoch * (0 if epochs is None else epochs) if steps is None else np.where(sizes == 0, 0, steps)
     if pace is not None:
         in_all = np.ceil(in_all * pace - 1e-9).astype(np.int64)  # 0.07 of 100 is 7.000000000000001 in floating point
     return _Length(batch_sizes, per_epoch, in_all)
@@ -127,7 +127,7 @@ def lengths(
     sizes: np.ndarray,
     batch_size: int,
     *,
-    epochs: int | None = None,
+    epochs: int | np.ndarray | None = None,
     steps: int | None = None,
     drop_last: bool = False,
     pace: np.ndarray | None = None,
@@ -146,7 +146,7 @@ def batches(
     sizes: np.ndarray,
     batch_size: int,
     *,
-    epochs: int | None = None,
+    epochs: int | np.ndarray | None = None,
     steps: int | None = None,
     drop_last: bool = False,
     pace: np.ndarray | None = None,
@@ -155,8 +155,8 @@ def batches(
 
     ids, sizes [K]: the clients and their numbers of samples.  B_i = min(batch_size, n_i), as the PFL papers do.
     Returns positions [T, K, B] within each client's list (padding: 0) and counts [T, K], how many of the B are
-    real; a client whose work is done has count 0.  Exactly one of epochs and steps is given.  pace [K]: the share of
-    them that a client does, rounded up to whole steps (None: all).
+    real; a client whose work is done has count 0.  Exactly one of epochs (of all, or [K]) and steps is given.
+    pace [K]: the share of them that a client does, rounded up to whole steps (None: all).
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     length = _length(sizes, batch_size, epochs, steps, drop_last, pace)

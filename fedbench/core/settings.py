@@ -28,6 +28,7 @@ WHEREABOUTS = (
 # Not of a group's class, which has its own defaults.
 LATER_KEYS = {"weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
 LATER_KEYS |= {"system.dropout": 0.0, "system.slow": 0.0, "system.slow_steps": 0.5}
+LATER_KEYS |= {"system.fewest_epochs": None}
 NEUTRAL = {
     "adapter.convolutions": False,
     "adapter.init": "zero_up",

@@ -68,7 +68,18 @@ class Cohort:
         """Local steps of each client in a training as configured.  # [K]"""
         e = self.engine
         n = self.federation.num_samples[self.ids]
-        return rng.lengths(n, e.batch_size, epochs=e.epochs, drop_last=e.drop_last, pace=self.pace)[0]
+        return rng.lengths(n, e.batch_size, epochs=self.epochs, drop_last=e.drop_last, pace=self.pace)[0]
+
+    @property
+    def epochs(self) -> int | np.ndarray:
+        """Passes over its samples that a client makes in a training as configured: one number for all, or each one's,
+        drawn anew in every round where system.fewest_epochs says from where on.  # [K]"""
+        e = self.engine
+        most = e.epochs if isinstance(e.epochs, int) else e.epochs[self.ids]
+        if e.fewest_epochs is None or self.purpose != "round":
+            return most
+        chance = rng.bits(rng.key(e.seed, "epochs", self.round), self.ids) / 2.0**64  # [K] in [0, 1)
+        return e.fewest_epochs + (chance * (most - e.fewest_epochs + 1)).astype(np.int64)
 
     @property
     def pace(self) -> np.ndarray | None:

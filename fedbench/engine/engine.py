@@ -22,12 +22,13 @@ from fedbench.tasks.base import Task
 class Engine:
     """What all cohorts of a run share.
 
-    epochs, batch_size, drop_last: the local.* keys.  rounds: of the run.  eval_batch: samples of a client at once,
-    outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories: the stores of
-    kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take no part in
-    the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a mean that
+    epochs (of all, or [N]), batch_size, drop_last: the local.* keys.  rounds: of the run.  eval_batch: samples of a
+    client at once, outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories:
+    the stores of kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take
+    no part in the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a mean that
     the server takes.  has_taken_means: whether a method has asked for them.  pace [N]: the share of its local
-    steps that each client does in rounds (None: all of them).
+    steps that each client does in rounds (None: all of them).  fewest_epochs: where its draws of epochs begin (None:
+    nothing is drawn).
     """
 
     federation: Federation
@@ -37,7 +38,7 @@ class Engine:
     rows: RowStore
     seed: int = 0
     rounds: int = 1
-    epochs: int = 1
+    epochs: int | np.ndarray = 1
     batch_size: int = 10
     drop_last: bool = False
     eval_batch: int = 64
@@ -49,6 +50,7 @@ class Engine:
     weights: Literal["samples", "uniform"] = "samples"
     has_taken_means: bool = False
     pace: np.ndarray | None = None
+    fewest_epochs: int | None = None
 
     @property
     def task(self) -> Task:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.linalg import dot
-from fedbench.core.options import NonNegative, Positive, Probability, check_rates, require
+from fedbench.core.options import NonNegative, Positive, Probability, check_each, require
 from fedbench.core.private_torch import fused_sgd
 from fedbench.nn import compiled
 from fedbench.nn.columns import Columns
@@ -100,7 +100,7 @@ class Optimizer:
 
     def check(self, num_clients: int) -> None:
         """Refuse a list of rates of another length than there are clients."""
-        check_rates("optimizer.lr", self.lr, num_clients)
+        check_each("optimizer.lr", self.lr, num_clients)
 
     def new(self, name: str, theta: Tensor, parameters: int = 1) -> Tensor:
         """A fresh buffer for rows theta [k, P] of S parameters."""

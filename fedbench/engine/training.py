@@ -100,20 +100,20 @@ class BatchSchedule:
         """The keyed batches of one training."""
         engine, split = cohort.engine, cohort.federation.splits[how.split]
         batch_size = how.batch_size or engine.batch_size
-        epochs = engine.epochs if how.epochs is None else how.epochs
+        epochs = cohort.epochs if how.epochs is None else how.epochs
         length: Any = {
             "epochs": epochs if how.steps is None else None,
             "steps": how.steps,
             "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
+            "pace": cohort.pace,
         }
-        pace = cohort.pace
         sizes = split.sizes_of(cohort.ids)
-        steps, samples = rng.lengths(sizes, batch_size, pace=pace, **length)  # [K]
+        steps, samples = rng.lengths(sizes, batch_size, **length)  # [K]
         ranks = engine.executor.ranks
         assigned = ranks.assign(steps)
         order = assigned[ranks.rank]
         batches_key = rng.key(engine.seed, "batches", how.key, cohort.round)
-        length["pace"] = None if pace is None else pace[order]
+        length = {name: each[order] if np.ndim(each) else each for name, each in length.items()}
         position, counts = rng.batches(batches_key, cohort.ids[order], sizes[order], batch_size, **length)
         begin = split.offsets[cohort.ids[order]]
         index = split.indices[np.minimum(begin[None, :, None] + position, max(len(split.indices) - 1, 0))]

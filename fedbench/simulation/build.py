@@ -53,7 +53,7 @@ from fedbench.simulation.devices import (
 )
 from fedbench.simulation.instantiate import make, part, plain_values, target_of
 from fedbench.simulation.outputs import check_outputs
-from fedbench.simulation.sampling import cohort_size, draw_cohort, pace
+from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, pace
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import declare
 
@@ -210,7 +210,7 @@ def engine(
         store,
         int(cfg.seed),
         cfg.rounds,
-        cfg.local.epochs,
+        epochs(cfg, training.num_clients),
         cfg.local.batch_size,
         cfg.local.drop_last,
         cfg.eval.batch_size or smaller_for_masks(evaluation_batch(device), outputs),
@@ -218,6 +218,7 @@ def engine(
         with_new_clients=clients,
         weights=cfg.weights,
         pace=pace(cfg, training.num_clients),
+        fewest_epochs=cfg.system.fewest_epochs,
     )
     built.privacy = privacy(cfg, built.rows)
     built.compression = compression(cfg, built)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,11 @@ import torch
 
 import fedbench
 from fedbench.engine.executor import cores
+
+try:
+    import resource
+except ImportError:
+    resource = None  # Unix has it alone
 
 CHECKOUT = Path(__file__).resolve().parents[2]  # the repository's root, unless the package is installed
 
@@ -33,7 +37,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """The largest memory used so far, in MiB: of the GPU where there is one, else of this process."""
+    """The largest memory used so far, in MiB: of the GPU where there is one, else of this process; nan where the
+    system does not tell (Windows)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:
@@ -43,6 +48,8 @@ def peak_memory(device: torch.device) -> float:
     for line in lines:
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 2**10
+    if resource is None:
+        return float("nan")  # Windows
     # a process started from another one begins at that one's peak here
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale

@@ -145,11 +145,12 @@ class Simulation:
         if scores.is_better(validation, score, best):
             self.best_val = {"metric": validation, "round": self.done, "values": values}
 
-    def add_cost(self, ledger: Ledger, seconds: dict[str, float]) -> dict[str, float]:
+    def add_cost(self, ledger: Ledger, seconds: dict[str, float], survivors: int) -> dict[str, float]:
         """Add a round to the totals; returns its row of costs.csv.  seconds: round_s, and eval_s where it was
-        evaluated."""
+        evaluated.  survivors: how many of its clients were not lost."""
         row = {
             "cohort": self.engine.federation.cohort_size,
+            **({"survivors": survivors} if self.cfg.system.dropout else {}),
             "steps": ledger.steps,
             "samples": ledger.samples,
             "train_s": seconds["round_s"],

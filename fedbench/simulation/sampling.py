@@ -6,7 +6,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from fedbench.core import rng
-from fedbench.core.options import require
+from fedbench.core.options import check_each, require
 from fedbench.core.settings import check_cohort
 
 
@@ -45,6 +45,13 @@ def pace(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
     each = np.ones(num_clients)
     each[rng.generator(int(cfg.seed), "slow").choice(num_clients, count, replace=False)] = cfg.system.slow_steps
     return each
+
+
+def epochs(cfg: DictConfig, num_clients: int) -> int | np.ndarray:
+    """local.epochs: one number for all clients, or each one's; ConfigError for a list of another length.  # [N]"""
+    each = cfg.local.epochs
+    check_each("local.epochs", each, num_clients, "numbers")
+    return int(each) if isinstance(each, int) else np.array(list(each), np.int64)
 
 
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:

@@ -149,7 +149,7 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
         sim.record_metrics(values)
         if sim.matrices is not None:
             sim.matrices.note(sim.done)
-    tracker.costs(sim.done, row := sim.add_cost(cohort.ledger, seconds))
+    tracker.costs(sim.done, row := sim.add_cost(cohort.ledger, seconds, len(ids)))
     progress.update(sim.done, sim.last.get(sim.primary, float("nan")), row["images_per_s"])
 
 

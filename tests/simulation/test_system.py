@@ -123,7 +123,8 @@ def test_the_lost_have_downloaded_and_neither_trained_nor_sent(tmp_path: Path) -
         left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
         assert int(row["bytes_down"]) == (4 * 4 * SIZE if len(left) else 0)
         assert int(row["bytes_up"]) == 4 * SIZE * len(left)
-        assert int(row["samples"]) == 2 * split.train.sizes[left].sum() and int(row["cohort"]) == 4
+        assert int(row["samples"]) == 2 * split.train.sizes[left].sum()
+        assert (int(row["cohort"]), int(row["survivors"])) == (4, len(left))
 
 
 def test_what_all_are_asked_before_is_charged_once(tmp_path: Path) -> None:
@@ -200,11 +201,11 @@ def test_a_killed_run_and_another_executor_lose_the_same(method: str, tmp_path: 
     run(cfg, tmp_path / "whole")
     sim = rounds(cfg, tmp_path / "again", 2)
     save_checkpoint(sim, {})
-    other = rounds(
-        config(f"algorithm={method}", "system.dropout=0.3", *SLOW, "hardware.executor=loop"), tmp_path / "l", 2
-    )
-    for name, value in sim.algorithm.state_dict().items():
-        torch.testing.assert_close(other.algorithm.state_dict()[name], value, atol=1e-5, rtol=1e-4)
+    for executor in ("loop", "threads"):
+        executed = ["system.dropout=0.3", *SLOW, f"hardware.executor={executor}"]
+        other = rounds(config(f"algorithm={method}", *executed), tmp_path / executor, 2)
+        for name, value in sim.algorithm.state_dict().items():
+            torch.testing.assert_close(other.algorithm.state_dict()[name], value, atol=1e-5, rtol=1e-4)
     run(cfg, tmp_path / "again", resume=True)
     assert table(tmp_path / "whole", "metrics")[2:] == table(tmp_path / "again", "metrics")
 
@@ -216,7 +217,7 @@ def test_old_runs_keep_their_hash_and_go_on() -> None:
     del old["system"]
     assert config_hash(old) == config_hash(cfg) != config_hash(config(*LOST))
     add_later(old)
-    assert old["system"] == {"dropout": 0.0, "slow": 0.0, "slow_steps": 0.5}
+    assert old["system"] == {"dropout": 0.0, "slow": 0.0, "slow_steps": 0.5, "fewest_epochs": None}
 
 
 @pytest.mark.parametrize("words", ["system.dropout=1", "system.slow=-0.1", "system.slow_steps=0", "system.lost=0.1"])
@@ -228,3 +229,74 @@ def test_mistakes_are_one_sentence(words: str) -> None:
 def test_the_cohort_of_a_summary_is_the_drawn_ones(tmp_path: Path) -> None:
     run(config("algorithm=fedavg", *LOST, "rounds=1"), tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["cohort"] == 4
+
+
+# -- epochs of each client -----------------------------------------------------------------------------------
+EACH = [1, 2, 3, 1, 2, 3]
+
+
+def test_a_list_gives_each_client_its_epochs(tmp_path: Path) -> None:
+    """Rows and steps are those of trainings with one number for all."""
+    plain_sgd = ["algorithm=fedavg", "optimizer.momentum=0", "optimizer.reset=round"]
+    sim = rounds(config(*plain_sgd, f"local.epochs={EACH}"), tmp_path, 0)
+    row, ids = sim.algorithm.global_row(), np.array([1, 2, 3])
+    cohort = Cohort(sim.engine, ids, 0)
+    found = cohort.train(row)
+    per_epoch = -(-sim.engine.federation.num_samples[ids] // 16)
+    assert cohort.num_steps.tolist() == found.steps.tolist() == (per_epoch * [2, 3, 1]).tolist()
+    for k, epochs in enumerate([2, 3, 1]):
+        alone = Cohort(sim.engine, ids[k : k + 1], 0).train(row, how=LocalTraining(epochs=epochs))
+        torch.testing.assert_close(found.theta[k], alone.theta[0], atol=1e-6, rtol=0)
+    own = cohort.train(row, how=LocalTraining(epochs=1)).steps  # whoever says a number himself has that
+    assert own.tolist() == per_epoch.tolist()
+
+
+@pytest.mark.parametrize("method", ["pgfed_ce", "fedrep", pytest.param("apple", marks=pytest.mark.slow)])
+def test_equal_numbers_in_a_list_are_one_number(method: str, tmp_path: Path) -> None:
+    finals = []
+    for name, epochs in (("list", [2] * 6), ("one", 2)):
+        (tmp_path / name).mkdir()
+        run(config(f"algorithm={method}", f"local.epochs={epochs}", "rounds=2"), tmp_path / name)
+        finals.append([{**r, "time": ""} for r in table(tmp_path / name, "clients")])
+    assert finals[0] == finals[1]
+
+
+def test_epochs_are_drawn_anew_in_each_round_for_all_methods_alike(tmp_path: Path) -> None:
+    """From system.fewest_epochs to the client's own most, each as often; as many again outside of rounds."""
+    engines = {
+        m: rounds(config(f"algorithm={m}", "local.epochs=4", "system.fewest_epochs=2"), tmp_path / m, 0).engine
+        for m in ("fedavg", "pgfed")
+    }
+    drawn = {m: [Cohort(e, np.arange(6), t).epochs.tolist() for t in range(200)] for m, e in engines.items()}
+    assert drawn["fedavg"] == drawn["pgfed"]
+    counts = np.bincount(np.ravel(drawn["fedavg"]), minlength=6)
+    assert counts[[0, 1, 5]].sum() == 0 and (abs(counts[2:5] - 400) < 60).all()
+    engine = engines["fedavg"]
+    assert Cohort(engine, np.array([3, 5]), 7).epochs.tolist() == [drawn["fedavg"][7][i] for i in (3, 5)]
+    assert Cohort(engine, np.arange(6), 7, "evaluation").epochs == 4
+    per_epoch = -(-engine.federation.num_samples // 16)
+    assert Cohort(engine, np.arange(6), 7).num_steps.tolist() == (per_epoch * drawn["fedavg"][7]).tolist()
+
+
+def test_a_run_with_drawn_epochs_resumes(tmp_path: Path) -> None:
+    cfg = config("algorithm=pgfed", f"local.epochs={EACH}", "system.fewest_epochs=1", "rounds=4")
+    for name in ("whole", "again"):
+        (tmp_path / name).mkdir()
+    run(cfg, tmp_path / "whole")
+    save_checkpoint(rounds(cfg, tmp_path / "again", 2), {})
+    run(cfg, tmp_path / "again", resume=True)
+    assert table(tmp_path / "whole", "metrics")[2:] == table(tmp_path / "again", "metrics")
+    assert len({r["steps"] for r in table(tmp_path / "whole")}) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["local.epochs=[1,2]"], "local.epochs lists 2 numbers, and there are 6 clients to train"),
+        (["local.epochs=2", "system.fewest_epochs=3"], "system.fewest_epochs=3 is more than local.epochs=2"),
+        ([f"local.epochs={EACH}", "system.fewest_epochs=2"], "system.fewest_epochs=2 is more than local.epochs="),
+    ],
+)
+def test_impossible_epochs_are_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence.replace("[", r"\[")):
+        check(config(*words))

@@ -25,8 +25,8 @@ class Engine:
     epochs (of all, or [N]), batch_size, drop_last: the local.* keys.  rounds: of the run.  eval_batch: samples of a
     client at once, outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories:
     the stores of kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take
-    no part in the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a mean that
-    the server takes.  has_taken_means: whether a method has asked for them.  pace [N]: the share of its local
+    no part in the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a
+    mean that the server takes.  has_taken_means: whether a method has asked for them.  pace [N]: the share of its local
     steps that each client does in rounds (None: all of them).  fewest_epochs: where its draws of epochs begin (None:
     nothing is drawn).
     """

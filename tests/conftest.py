@@ -5,12 +5,19 @@ Makers of small federations and problems that can be solved by hand are in tiny.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def not_by_uv() -> None:
+    """Suggested commands are the same ones, whoever starts the tests."""
+    os.environ.pop("UV", None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ from typing import Any
 from fedbench.cli.conf_tree import GROUPS, families, find_conf_dir, group_options, menu
 from fedbench.core.options import ConfigError, refused
 
-WIDTH = 100
+WIDTH = 110  # columns of the help
 KNOBS = (  # the dozen keys people turn
     ("rounds", "communication rounds"),
     ("sample_rate", "share of the clients in a round (or clients_per_round=5)"),

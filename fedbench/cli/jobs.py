@@ -224,7 +224,7 @@ def resume_command(folder: Path) -> str:
     named = [f"{key}={target}" for key, target in classes]
     if caller.current() is not None:
         return f"fedbench.run({', '.join([*map(repr, named), f'resume={str(folder)!r}'])})"
-    return " ".join([command(), shlex.quote(f"resume={folder}"), *named])
+    return caller.suggested(" ".join([command(), shlex.quote(f"resume={folder}"), *named]))
 
 
 def under_torchrun() -> bool:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from fedbench.cli import jobs
 from fedbench.cli.compose import Composer, explain
 from fedbench.cli.hydra_run import Outcome, check_processes, compose_checked, folder_key, make_folder, quoted, run_hydra
+from fedbench.core import caller
 from fedbench.core.files import read_json
 from fedbench.core.lock import holder, is_held
 from fedbench.core.options import ConfigError, require
@@ -55,7 +56,8 @@ def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> Outcome
             raise stopped  # a mistake in the command: nothing began
         jobs.say(f"the sweep stopped: {explain(stopped)}")
     show_table(rows)
-    print(f"tables with mean and spread over seeds: python -m fedbench.report {shlex.quote(str(folder))}", flush=True)
+    report = caller.suggested(f"python -m fedbench.report {shlex.quote(str(folder))}")
+    print(f"tables with mean and spread over seeds: {report}", flush=True)
     failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
     status = jobs.INTERRUPTED if interrupted else jobs.FAILED if failed else jobs.OK
     return Outcome(status, tuple(folder / row["cell"] for row in rows))

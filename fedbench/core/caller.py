@@ -1,14 +1,18 @@
-"""Who asked for a run: a command line, which is told how it went, or Python, which gets values and exceptions.
+"""Who asked for a run: a command line, which is told how it went, or Python, which gets values and exceptions; and how
+commands are suggested.
 
 Nobody passes this on from `fedbench.run` to the run, because Hydra is between them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+UV = "UV"  # `uv run` gives this to what it starts
 
 
 @dataclass
@@ -34,3 +38,8 @@ def calling() -> Iterator[Caller]:
         yield caller
     finally:
         _caller.reset(token)
+
+
+def suggested(command: str) -> str:
+    """A command as the user would type it: by uv where uv started this process."""
+    return f"uv run {command}" if os.environ.get(UV) else command

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedbench.core import caller
 from fedbench.core.options import require
 from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
 from fedbench.report.runs import LOADER, Run
@@ -338,8 +339,9 @@ def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]
     reduced = sum(cell.reduced for cell in missing.values())
     also = f" ({reduced} of them only in a reduced setting)" if reduced else ""
     lines = [f"{len(missing)} of {total} cells are not run{also}."] if missing else ["Every cell has a run."]
+    sweep = caller.suggested("python -m fedbench -m")
     lines += [
-        " ".join(filter(None, ["python -m fedbench -m", f"+experiment={','.join(names)}", SEEDS, changed]))
+        " ".join(filter(None, [sweep, f"+experiment={','.join(names)}", SEEDS, changed]))
         for changed, names in by_command.items()
     ]
     if homeless:

@@ -241,11 +241,10 @@ class Trial:
     def log_seconds(self) -> None:
         """Say which plan was chosen, and what each took."""
         if not self.is_affordable:
-            log.info("executor %s (not timed: a step of one client takes %.2g s)", self.chosen, self.step_seconds)
+            log.info("executor not timed: a step of one client takes %.2g s", self.step_seconds)
             return
         log.info(
-            "executor %s (%s)",
-            self.chosen,
+            "executors timed: %s",
             ", ".join(f"{p.short}: {s * 1e3:.2f} ms a step" for p, s in self.seconds.items()),
         )
 

@@ -232,7 +232,14 @@ def privacy_lines(privacy: dict[str, Any] | None) -> list[str]:
     releases = f"a client uploaded {privacy['releases']} tensors at most"
     epsilon = privacy["epsilon_spent"]
     total = f", (epsilon, delta) = ({epsilon:.4g}, {privacy['delta']:g}) in all" if epsilon is not None else ""
-    return [f"  privacy: {releases}{total}; {privacy['guarantee']}"]
+    first, *rest = clauses(privacy["guarantee"])
+    return [f"  privacy: {releases}{total}; {first}", *(f"    {clause}" for clause in rest)]
+
+
+def clauses(sentence: str) -> list[str]:
+    """A long sentence in lines: its parts between semicolons."""
+    *parts, last = sentence.split("; ")
+    return [*(f"{part};" for part in parts), last]
 
 
 def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
@@ -247,8 +254,9 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         **({} if "dataset" in classes else {sweep: "compare methods over seeds"}),
         "python -m fedbench --help": "methods, data sets, options",
     }
-    width = max(map(len, commands))
-    return [f"  {command:<{width}}  {why}" for command, why in commands.items()]
+    typed = [caller.suggested(command) for command in commands]
+    width = max(map(len, typed))
+    return [f"  {command:<{width}}  {why}" for command, why in zip(typed, commands.values(), strict=True)]
 
 
 def duration(seconds: float) -> str:

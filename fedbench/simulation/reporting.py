@@ -11,6 +11,7 @@ import torch
 from fedbench.core.digests import Mark, digest, mark_of
 from fedbench.simulation import new_clients
 from fedbench.simulation.environment import describe_environment, now, peak_memory
+from fedbench.simulation.progress import clauses
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.tracking import json_values
 
@@ -22,6 +23,8 @@ OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", ne
 def announce(sim: Simulation) -> None:
     """Say what is about to run and what it may take in memory."""
     engine, federation = sim.engine, sim.engine.federation
+    if sim.done:
+        log.info("resuming after round %d of %d", sim.done, sim.cfg.rounds)
     log.info(
         "%d clients, %d a round, %s training samples (%d to %d a client), partition %s",
         federation.num_clients,
@@ -31,6 +34,8 @@ def announce(sim: Simulation) -> None:
         federation.num_samples.max(),
         sim.split.hash[:12],
     )
+    if federation.cohort_size == 1 < federation.num_clients:
+        log.info("a round has one client, so that it averages nothing: clients_per_round or sample_rate ask for more")
     newcomers = engine.with_new_clients.num_clients - federation.num_clients
     if newcomers > 0:
         log.info("%d more clients take no part and adapt the global model at the end", newcomers)
@@ -42,7 +47,7 @@ def announce(sim: Simulation) -> None:
         engine.executor.plan,
     )
     if engine.privacy is not None:
-        log.info("privacy: %s", engine.privacy.guarantee())
+        log.info("privacy: %s", "\n  ".join(clauses(engine.privacy.guarantee())))
     ranks = engine.executor.ranks
     if ranks.size > 1:
         log.info("%d processes share the clients of every round; each holds all data and all state", ranks.size)

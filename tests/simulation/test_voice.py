@@ -1,0 +1,85 @@
+"""What a run says of itself: each thing once, in lines that fit, in commands as the user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import compose
+
+from fedbench.cli.jobs import resume_command
+from fedbench.core import caller
+from fedbench.report.paper import commands
+from fedbench.simulation.progress import clauses, next_lines
+from fedbench.simulation.simulator import run
+
+OPTIONS = [
+    *("dataset=digits", "model=logistic", "partition.num_clients=6", "clients_per_round=2", "rounds=2"),
+    *("local.epochs=1", "tracking=disabled", "hardware.device=cpu", "eval.every=2"),
+]
+
+
+def said(caplog: pytest.LogCaptureFixture, folder: Path, *words: str, resume: bool = False) -> list[str]:
+    """The lines of a run's log."""
+    caplog.clear()
+    caplog.set_level("INFO", "fedbench")
+    folder.mkdir(exist_ok=True)
+    run(compose([*OPTIONS, *words]), folder, resume)
+    return [line for record in caplog.records for line in record.getMessage().splitlines()]
+
+
+def test_a_run_that_goes_on_says_from_where(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    words = ["algorithm=fedavg", "hardware.executor=vmap"]
+    first = said(caplog, tmp_path / "run", *words)
+    assert not any("resuming" in line for line in first)
+    again = said(caplog, tmp_path / "run", *words, "rounds=3", resume=True)
+    assert again[0] == "resuming after round 2 of 3"
+
+
+@pytest.mark.parametrize("executor", ["auto", "loop"])
+def test_the_executor_is_named_once(executor: str, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    lines = said(caplog, tmp_path / "run", f"hardware.executor={executor}")
+    assert sum("; executor " in line for line in lines) == 1
+    assert sum(line.startswith("executor ") for line in lines) == 0
+    assert sum(line.startswith("executors timed: ") for line in lines) == (executor == "auto")
+
+
+@pytest.mark.parametrize(("cohort", "clients", "hints"), [(1, 6, 1), (2, 6, 0), (1, 1, 0)])
+def test_a_round_of_one_client_is_noted(
+    cohort: int, clients: int, hints: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Where there are more to be had."""
+    numbers = [f"clients_per_round={cohort}", f"partition.num_clients={clients}"]
+    lines = said(caplog, tmp_path / "run", *numbers, "hardware.executor=loop")
+    assert sum("a round has one client" in line for line in lines) == hints
+
+
+def test_what_noise_promises_is_said_in_lines(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """At the start and at the end, the same words."""
+    lines = said(caplog, tmp_path / "run", "privacy.epsilon=1", "hardware.executor=loop")
+    whole = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["guarantee"]
+    first, *rest = clauses(whole)
+    assert len(rest) >= 3
+    at = lines.index(f"privacy: {first}")
+    assert lines[at + 1 : at + 1 + len(rest)] == [f"  {clause}" for clause in rest]
+    ending = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(ending) if line.startswith("  privacy: ") and line.endswith(first))
+    assert ending[at + 1 : at + 1 + len(rest)] == [f"    {clause}" for clause in rest]
+
+
+def test_a_sentence_breaks_at_its_semicolons() -> None:
+    assert clauses("a, b; c; d") == ["a, b;", "c;", "d"] and clauses("a") == ["a"]
+
+
+def test_commands_are_suggested_as_they_are_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With `uv run` where that started the process, also where Python is in other hands."""
+    summary = {"algorithm": "pgfed", "dataset": "digits"}
+    for start, value in (("python -m", ""), ("uv run python -m", "/bin/uv")):
+        monkeypatch.setenv("UV", value)
+        assert all(line.startswith(f"  {start} fedbench") for line in next_lines(summary, tmp_path))
+        assert resume_command(tmp_path).startswith(f"{start} fedbench ")
+        assert caller.suggested("python -m fedbench") == f"{start} fedbench"
+    assert commands("t", [], []) == ["Every cell has a run."]

@@ -26,6 +26,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient: pip install nbclient nbformat ipykernel")
     pytest.importorskip("ipykernel", reason="needs ipykernel: pip install nbclient nbformat ipykernel")
     pytest.importorskip("pandas", reason="needs pandas")
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
     kernel = tmp_path / "jupyter" / "kernels" / "python3"  # this Python, whatever kernels the machine has
     kernel.mkdir(parents=True)
     start = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -49,6 +50,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         and not any(o.output_type == "error" for c in outputs for o in c)
     )
     assert "<th>status</th><td>finished</td>" in text and "algorithm=pgfde is not an option" in text
+    assert sum("image/png" in o.get("data", {}) for c in outputs for o in c) == 2
     run = outputs[1]
     progress = [o.data["text/plain"] for o in run if o.output_type == "display_data"]
     assert len(progress) == 1 and progress[0].startswith("round 10/10")  # one line, redrawn

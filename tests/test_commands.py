@@ -29,6 +29,7 @@ FEWER = {  # by pattern, what a run is given, in place of its own word for the s
     r"image_folder|image_table": ["dataset.resize=8"],
     r"pytest": ["--collect-only"],
 }
+TUMOURS = ["dataset=tumours", "model=unet", "model.width=2", "partition=iid", "local.epochs=1"]
 MNIST = re.compile(r"dataset=mnist")
 
 
@@ -113,8 +114,11 @@ def test_every_command_of_the_pages_runs(folder: Path) -> None:
         cwd = ROOT if "pytest" in words else folder
         return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=900, check=False)
 
-    apple = [sys.executable, "-m", "fedbench", "algorithm=apple", "rounds=2", "hydra.run.dir=runs/apple/mnist/first"]
-    assert run([*apple, "tracking=disabled"]).returncode == 0
+    for of in (  # whose pictures the pages draw
+        ["algorithm=apple", "rounds=2", "hydra.run.dir=runs/apple/mnist/first"],
+        ["algorithm=pfednet", "rounds=1", "hydra.run.dir=runs/pfednet/tumours/first", *TUMOURS],
+    ):
+        assert run([sys.executable, "-m", "fedbench", *of, "tracking=disabled"]).returncode == 0
     failed, skipped = [], []
     for command in filter(re.compile(os.environ.get("FEDBENCH_COMMANDS", "")).search, COMMANDS):
         reasons = [why for pattern, why in NOT_HERE.items() if re.search(pattern, command)]

@@ -53,6 +53,13 @@ def _overrides(values: Mapping[str, Any], swept: bool, within: str = "") -> Iter
             yield f"{key}._target_={_path(key, value)}"
         elif swept and isinstance(value, list | tuple | range):
             require(len(value) > 0, f"{key}=[] is no value at all: give {key} one or more to sweep over")
+            classes = [inspect.isclass(item) for item in value]
+            require(
+                all(classes) or not any(classes) or key not in GROUPS,
+                f"{key} lists classes beside names of options: give the class of each, such as "
+                "fedbench.algorithms.fedavg.FedAvg",
+            )
+            key = f"{key}._target_" if any(classes) and key in GROUPS else key
             yield f"{_prefixed(key)}={','.join(_text(key, item) for item in value)}"
         else:
             yield f"{_prefixed(key)}={_text(key, value)}"
@@ -76,6 +83,8 @@ def _text(key: str, value: Any) -> str:
         return f"[{','.join(_text('', item) for item in value)}]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_quoted(str(name))}:{_text('', item)}" for name, item in value.items()) + "}"
+    if inspect.isclass(value):
+        return _path(key, value)
     if hasattr(value, "tolist"):  # a number or an array of NumPy, or a tensor
         return _text(key, value.tolist())
     raise ConfigError(

@@ -40,12 +40,36 @@ WORDS = ["algorithm=fedavg", "rounds=3", "local.epochs=1", "model.hidden=[8]", "
 WORDS += ["tracking=disabled", "checkpoint.every=1"]
 MINE = """
 import os, signal
+import numpy as np
 from torch import nn
 from fedbench.algorithms.fedavg import FedAvg
+from fedbench.data.base import Arrays
 
 class Net(nn.Sequential):
     def __init__(self, input_shape, num_classes, width: int = 4):
         super().__init__(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
+
+class Stripes:
+    'A data set: three kinds of stripes, with noise.'
+
+    def __init__(self, n: int = 300):
+        self.n = n
+
+    def load(self):
+        rng = np.random.default_rng(0)
+        y = np.arange(self.n) % 3
+        waves = np.sin(np.arange(64).reshape(1, 1, 8, 8) * (y + 1)[:, None, None, None])
+        x = (waves + rng.normal(size=(self.n, 1, 8, 8))).astype(np.float32)
+        split = (np.arange(self.n) % 5 == 0).astype(np.int8)
+        return Arrays(inputs=x, targets=y.astype(np.int64), split=split, num_classes=3)
+
+class Halves(FedAvg):
+    'A method: the server goes only half of the way.'
+
+    def round(self, cohort):
+        before = self.global_row().clone()
+        super().round(cohort)
+        self.w = (before + self.w) / 2
 
 class Kaput(FedAvg):
     def round(self, cohort):
@@ -252,6 +276,32 @@ def test_a_sweep_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str])
         runs.table(select="first")
     with pytest.raises(ConfigError, match="no run has the metric personal/acc"):
         runs.table(metric="personal/acc")
+
+
+def test_a_strangers_classes_give_one_table_in_python_and_on_the_command_line() -> None:
+    """Method, model and data from a file outside of the repository; the command line in a process of its own."""
+    import mine  # type: ignore[import-not-found]
+
+    from fedbench.algorithms.fedavg import FedAvg
+
+    own = {"algorithm": [mine.Halves, FedAvg], "dataset": mine.Stripes, "model": mine.Net}
+    asked = {"partition.num_clients": 4, "local.epochs": 1, "hardware.executor": "vmap", "tracking": "disabled"}
+    runs = fedbench.sweep(**own, **asked, rounds=2, seed=[0, 1])
+    words = [f"{key}={value}" for key, value in asked.items()]
+    words += ["algorithm._target_=mine.Halves,fedbench.algorithms.fedavg.FedAvg", "rounds=2", "seed=0,1"]
+    words += ["dataset._target_=mine.Stripes", "model._target_=mine.Net", "sweep_dir=typed"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path.cwd())])}
+
+    def command(*words: str) -> str:
+        done = subprocess.run([sys.executable, "-m", *words], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command("fedbench", "-m", *words)
+    printed = command("fedbench.report", "typed", "--format", "csv")
+    scores = [[line.split(",")[:5] for line in text.splitlines()] for text in (printed, str(runs.table(form="csv")))]
+    assert scores[0] == scores[1] and "Halves" in printed
+    assert len({run.summary["last"]["personal/accuracy"] for run in runs}) == 4
 
 
 def test_a_failed_cell_is_among_the_runs() -> None:

@@ -39,6 +39,9 @@ def test_a_list_is_swept_over_in_a_sweep() -> None:
     values = {"seed": range(3), "algorithm": ("fedavg", "pgfed"), "optimizer": {"lr": [[0.1, 0.2], 0.3]}, "rounds": 2}
     words = ["seed=0,1,2", "algorithm=fedavg,pgfed", "optimizer.lr=[0.1,0.2],0.3", "rounds=2"]
     assert words_of([], values, swept=True) == words
+    assert words_of([], {"model": [MLP, MLP]}, swept=True) == [
+        f"model._target_={','.join(['fedbench.models.mlp.MLP'] * 2)}"
+    ]
 
 
 def test_any_text_is_read_back_as_it_is() -> None:
@@ -68,3 +71,5 @@ def test_what_is_no_word(typed: list[Any], values: dict[str, Any], sentence: str
         words_of(typed, values)
     with pytest.raises(ConfigError, match=r"seed=\[\] is no value at all"):
         words_of([], {"seed": []}, swept=True)
+    with pytest.raises(ConfigError, match="model lists classes beside names of options"):
+        words_of([], {"model": [MLP, "mlp"]}, swept=True)

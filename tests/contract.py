@@ -66,7 +66,7 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "it has no options min_size and min_test": [
         ("partition", "sizes_are_kept", ("class_disjoint", "iid", "pachinko", "pathological", "practical")),
         ("partition", "sizes_are_kept", ("domain", "domain_dirichlet", "domain_officehome")),
-        ("partition", "sizes_are_kept", ("delta", "delta_luna16", "domain_counts")),
+        ("partition", "sizes_are_kept", ("delta", "delta_luna16", "domain_counts", "file")),
     ],
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ FITTING = {  # options that suit 1,800 samples of 10 classes; the files ask for 
     "delta_luna16": {"counts": [[26, 13], [26, 13], [20, 20], [13, 26], [13, 26]]},
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
     "domain_officehome": {"min_size": 30},
+    "file": {"path": str(Path(__file__).parent / "partition" / "owners.npy")},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
 }
 LARGE = [  # 11 million numbers and more; networks by name have tests of their own
@@ -143,7 +145,7 @@ def test_what_is_skipped_is_counted() -> None:
     things |= {"compression": COMPRESSIONS, "adapter": ADAPTERS}
     suites = (algorithm.SUITE, model.SUITE, adapter.SUITE, task.SUITE, partition.SUITE, compression.SUITE)
     checks = {suite.kind: suite.checks for suite in suites}
-    counts = {"algorithm": 13, "model": 8, "task": 1, "partition": 11, "compression": 24, "adapter": 5}
+    counts = {"algorithm": 13, "model": 8, "task": 1, "partition": 12, "compression": 24, "adapter": 5}
     assert all(check in checks[kind] and thing in things[kind] for kind, check, thing in skipped())
     assert Counter(kind for kind, _, _ in skipped()) == counts
     assert sum(len(checks[kind]) * len(things[kind]) for kind in checks) > 1000

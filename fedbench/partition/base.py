@@ -212,6 +212,9 @@ def build_split(
     """
     _check_options(arrays, split, test_fraction, val_fraction)
     num_clients = _client_count(arrays, partition, num_clients)
+    ready = getattr(partition, "ready", None)
+    if ready is not None and (split_of_file := ready(arrays)) is not None:
+        return _checked(split_of_file, num_clients, arrays, partition)
     rng = np.random.RandomState(seed)
     labels = labels_for(partition, arrays)
     pools = _pools(arrays, labels, split, test_fraction, val_fraction, seed)
@@ -236,11 +239,15 @@ def build_split(
     if len(extra):
         extra = extra if subset == 1 else _subsets([extra], labels, arrays.domain, subset, seed)[0]
         train = _as_ragged(deal_extra([train[i] for i in range(num_clients)], extra, arrays.domain, rng))
-    result = Split(train, val, test)
-    _check_split(result, num_clients, len(arrays), partition)
+    return _checked(Split(train, val, test), num_clients, arrays, partition)
+
+
+def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partition) -> Split:
+    """The split; ConfigError where somebody has nothing, or a sample (a subject) is in two places."""
+    _check_split(split, num_clients, len(arrays), partition)
     if arrays.subject is not None:
-        refuse_divided({k: getattr(result, k).indices for k in ("train", "val", "test")}, arrays.subject)
-    return result
+        refuse_divided({k: getattr(split, k).indices for k in ("train", "val", "test")}, arrays.subject)
+    return split
 
 
 def labels_for(partition: Partition, arrays: Arrays) -> np.ndarray:

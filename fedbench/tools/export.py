@@ -5,7 +5,8 @@
     python -m fedbench.export <run directory> --client 7 --peft folder
     python -m fedbench.export <run directory> --predictions predictions.npz
 
-The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.
+The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.  Classes in Python files
+below the working directory are yours, and so are those that the options of --config-dir name; others are named again.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedbench.cli import resume
+from fedbench.cli.targets import own_classes
 from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import load_config
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
 from fedbench.simulation.build_model import build_module
@@ -58,7 +61,11 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
 
 
 def client_state(
-    run_dir: str | Path, client: int, overrides: Sequence[str] = (), merged: bool = False
+    run_dir: str | Path,
+    client: int,
+    overrides: Sequence[str] = (),
+    merged: bool = False,
+    config_dir: str | None = None,
 ) -> dict[str, Tensor]:
     """What a client would deploy, as the state_dict of the run's nn.Module, with an adapter of the adapted one.
     What an adapter or model.freeze has frozen is in it.
@@ -67,7 +74,7 @@ def client_state(
     of a row.  merged: the whole state_dict of the bare module, with the adapter's numbers in its weights; ConfigError
     where an adapter cannot be merged.
     """
-    sim = open_run(run_dir, overrides)
+    sim = open_run(run_dir, overrides, config_dir)
     state = _row_state(sim, client)
     if merged:
         bare = _bare(sim)
@@ -95,7 +102,13 @@ def client_module(sim: Simulation, client: int, merged: bool = False) -> nn.Modu
     return module.cpu().eval()
 
 
-def save_peft(run_dir: str | Path, client: int, folder: str | Path, overrides: Sequence[str] = ()) -> None:
+def save_peft(
+    run_dir: str | Path,
+    client: int,
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    config_dir: str | None = None,
+) -> None:
     """Write what a client would deploy as a folder for peft.PeftModel.from_pretrained(module, folder).
 
     adapter_config.json and adapter_model.safetensors are peft's: what the adapter added, and modules that learned
@@ -106,7 +119,7 @@ def save_peft(run_dir: str | Path, client: int, folder: str | Path, overrides: S
         from safetensors.torch import save
     except ImportError as error:
         raise ConfigError("--peft needs safetensors: pip install safetensors") from error
-    sim, folder = open_run(run_dir, overrides), Path(folder)
+    sim, folder = open_run(run_dir, overrides, config_dir), Path(folder)
     state, bare = _row_state(sim, client), _bare(sim)
     adapted, adapter = _holding(sim, state), part(sim.cfg, "adapter")
     config, tensors = _plain.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
@@ -141,10 +154,12 @@ def _adapter_key(sim: Simulation) -> str:
     return f"adapter={sim.cfg.choices.adapter}"
 
 
-def predictions(run_dir: str | Path, split: str = "test", overrides: Sequence[str] = ()) -> dict[str, np.ndarray]:
+def predictions(
+    run_dir: str | Path, split: str = "test", overrides: Sequence[str] = (), config_dir: str | None = None
+) -> dict[str, np.ndarray]:
     """Every client's logits on its own split: client [n], index [n] (into the data set), target [n, ...], logits
     [n, C]."""
-    return predictions_of(open_run(run_dir, overrides), split)
+    return predictions_of(open_run(run_dir, overrides, config_dir), split)
 
 
 def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray]:
@@ -171,6 +186,7 @@ def main() -> int:
     )
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("overrides", nargs="*", help="targets of your own: model._target_=my_package.MyNet")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="options of your own, as for python -m fedbench")
     parser.add_argument("--client", type=_client, metavar="N", help="save this client's state_dict under --out")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--merged", action="store_true", help="that of the bare model, the adapter in its weights")
@@ -186,18 +202,30 @@ def main() -> int:
         check_file("--out", None if args.client is None or args.peft is not None else out)
         check_folder("--peft", args.peft)
         check_file("--predictions", args.predictions)
+        words = [*args.overrides, *_own(args)]
         if args.client is not None and args.peft is not None:
-            save_peft(args.run_dir, args.client, args.peft, args.overrides)
+            save_peft(args.run_dir, args.client, args.peft, words, args.config_dir)
             print(f"{args.peft}: client {args.client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
         elif args.client is not None:
-            state = client_state(args.run_dir, args.client, args.overrides, args.merged)
+            state = client_state(args.run_dir, args.client, words, args.merged, args.config_dir)
             write_file("--out", out, lambda file: checkpoint.dump(state, file))
             print(f"{out}: state_dict of client {args.client}, {sum(t.numel() for t in state.values()):,} numbers")
         if args.predictions is not None:
-            exported = predictions(args.run_dir, overrides=args.overrides)
+            exported = predictions(args.run_dir, overrides=words, config_dir=args.config_dir)
             write_file("--predictions", args.predictions, lambda file: np.savez(file, **exported))  # type: ignore
             print(f"{args.predictions}: {', '.join(exported)} of {len(exported['client']):,} test samples")
     return status.code
+
+
+def _own(args: argparse.Namespace) -> list[str]:
+    """Classes of the run that are the user's own, where he has not named them himself."""
+    config = args.run_dir / "config.yaml"
+    if not config.is_file():
+        return []  # what is missing is said where the run is opened
+    given = {word.partition("=")[0] for word in args.overrides}
+    stored = OmegaConf.to_container(load_config(config))
+    own = own_classes(stored, args.config_dir, args.run_dir) if isinstance(stored, dict) else []  # type: ignore
+    return [word for word in own if word.partition("=")[0] not in given]
 
 
 def _check_words(args: argparse.Namespace) -> None:

@@ -35,6 +35,7 @@ SMALLER = {
     "delta_luna16": {"counts": [[26, 13], [26, 13], [20, 20], [13, 26], [13, 26]]},
     "dirichlet_prompt": {"num_clients": 10, "min_test": 1},
     "domain_officehome": {"min_size": 30},
+    "file": {"path": str(Path(__file__).with_name("owners.npy"))},
     "pachinko": {"num_clients": 10, "coarse": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]},
 }
 # sha256 of the split of digits (four silos: sample number modulo 4; every fifth sample published as test).
@@ -50,6 +51,7 @@ PINNED = {
     "domain_counts": "4208571ae7453eee8338e722b78fad19c27f0c5d652f4d15b73594d3292e2f45",
     "domain_dirichlet": "34e70301371f7969ed7944a93b3042447dca448150e5688e8d822d5514ac5eec",
     "domain_officehome": "f95238b691a028fd53eee81c29d03b8697f0ed2bd698b5f2b14f1b5aa5003414",
+    "file": "015565ca33be6b24cbe06ca4b1c476abe978b60864ce8a341ff8067d123c0d4a",
     "iid": "3bd744b8ab892c66c58c392e758656b750b87fedb5083b1fb8b0ef5b25439a21",
     "pachinko": "cdd4d0de244ae6873419e0436f925584b879a601f9dd15c8670191ced9088846",
     "pathological": "395b941a5476445e9353f7f1d714704281474cdd2234c815fe88db4a98889724",
@@ -172,7 +174,7 @@ def test_same_seed_same_bytes(name: str, digits: Arrays):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(PINNED) - {"iid", "pachinko", *UNDERSAMPLING, *(n for n in PINNED if "domain" in n)})
+    "name", sorted(set(PINNED) - {"iid", "file", "pachinko", *UNDERSAMPLING, *(n for n in PINNED if "domain" in n)})
 )
 def test_train_and_test_shares_are_alike(name: str, digits: Arrays):
     """A client that holds a share of a class in train holds it in test too, up to rounding."""

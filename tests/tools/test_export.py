@@ -2,13 +2,18 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 
 from fedbench.cli.app import main
+from fedbench.cli.targets import own_classes
 from fedbench.core.options import ConfigError
 from fedbench.models.mlp import MLP
 from fedbench.tools import export
@@ -82,3 +87,59 @@ def test_the_command_of_a_run_is_in_its_summary_as_typed(run_dir, tmp_path):
 def test_a_client_that_is_not_there_is_one_sentence(run_dir):
     with pytest.raises(ConfigError, match="20 clients"):
         client_state(run_dir, 20)
+
+
+MINE = """
+from torch import nn
+from fedbench.algorithms.fedavg import FedAvg
+
+class Net(nn.Sequential):
+    def __init__(self, input_shape, num_classes, width: int = 4):
+        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, num_classes))
+
+class Mine(FedAvg):
+    pass
+"""
+RUN = ["rounds=1", "local.epochs=1", "tracking=disabled", "hardware.executor=vmap", "hydra.run.dir=run"]
+
+
+def python(*words: str, within: Path, also: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), also]))}
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=within, env=env, capture_output=True, text=True, check=False)
+
+
+def test_classes_of_ones_own_need_no_second_naming(tmp_path: Path) -> None:
+    """Where they are in the working directory, or among the options of --config-dir; elsewhere they are asked for."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    options = there / "options" / "model"
+    for folder in (here, there, options):
+        folder.mkdir(parents=True, exist_ok=True)
+    (here / "mine.py").write_text(MINE)
+    (options / "narrow.yaml").write_text("_target_: mine.Net\nwidth: 2\n")
+    own = ["algorithm._target_=mine.Mine", "model._target_=mine.Net"]
+    assert python("fedbench", *own, *RUN, within=here).returncode == 0
+    done = python("fedbench.export", "run", "--client", "1", within=here)
+    assert done.returncode == 0 and (here / "client1.pt").exists(), done.stderr
+    for flags, asked in (([], own[1]), ([own[1]], own[0])):
+        done = python("fedbench.export", str(here / "run"), "--client", "1", *flags, within=there, also=str(here))
+        assert done.returncode == 2 and f"if it is yours, say {asked}" in done.stderr
+    where = ["--config-dir", "options"]
+    done = python("fedbench", "model=narrow", *RUN, *where, within=there, also=str(here))
+    assert done.returncode == 0, done.stderr
+    assert python("fedbench.export", "run", "--client", "0", within=there, also=str(here)).returncode == 2
+    done = python("fedbench.export", "run", "--client", "0", *where, within=there, also=str(here))
+    assert done.returncode == 0 and (there / "client0.pt").exists(), done.stderr
+
+
+def test_code_inside_of_a_runs_folder_is_nobodys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gave away a run could have put it there.  Nothing is imported to find out."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "theirs.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("raise SystemExit('imported')")
+    stored = {"model": {"_target_": "theirs.Net"}, "task": {"_target_": "mine.inner.Task"}, "x": {"_target_": "no.X"}}
+    stored["algorithm"] = {"_target_": "fedbench.algorithms.fedavg.FedAvg"}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "run"), *sys.path])
+    assert own_classes(stored, None, tmp_path / "run") == ["task._target_=mine.inner.Task"]

@@ -1,0 +1,154 @@
+"""partition=file: partition.npz of another run, and index lists in every form, as they are or cut; what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import compose
+
+from fedbench.core.options import ConfigError
+from fedbench.data.base import TEST, Arrays
+from fedbench.partition.base import Split, build_split
+from fedbench.partition.file import File
+from fedbench.simulation.simulator import run
+
+LISTS = [[5, 0, 7, 2], [1, 9, 4], [3, 8]]
+CUT = [{"train": [5, 0], "test": [7, 2]}, {"train": [1], "test": [9, 4]}, {"train": [3], "test": [8]}]
+
+
+def data(n: int = 12, **given: Any) -> Arrays:
+    return Arrays(np.zeros((n, 1), np.float32), np.arange(n) % 3, np.zeros(n, np.int8), 3, **given)
+
+
+def listed(split: Split, part: str) -> list[list[int]]:
+    return [getattr(split, part)[i].tolist() for i in range(split.num_clients)]
+
+
+def written(folder: Path, name: str, content: Any) -> Path:
+    path = folder / name
+    match path.suffix:
+        case ".json":
+            path.write_text(json.dumps(content))
+        case ".csv":
+            path.write_text(content)
+        case ".npy":
+            np.save(path, content)
+        case ".npz":
+            np.savez(path, **content)
+        case ".pkl":
+            path.write_bytes(pickle.dumps(content))
+    return path
+
+
+OWNER = np.array([0, 1, 0, 2, 1, 0, -1, 0, 2, 1, -1, -1])
+ROWS = "index,client\n" + "".join(f"{i},{c}\n" for c, samples in enumerate(LISTS) for i in samples)
+WITH_PARTS = "part,client,index\n" + "".join(
+    f"{part},site {c},{i}\n" for c, of in enumerate(CUT) for part, samples in of.items() for i in samples
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("lists.json", LISTS),
+        ("clients.json", {"2": LISTS[2], "0": LISTS[0], "1": LISTS[1]}),
+        ("rows.csv", ROWS),
+        ("lists.npz", {str(i): np.array(LISTS[i]) for i in (1, 0, 2)}),
+        ("owner.npy", OWNER),
+        ("lists.pkl", [np.array(x) for x in LISTS]),
+    ],
+)
+def test_lists_are_cut_as_those_of_any_partition(name: str, content: Any, tmp_path: Path) -> None:
+    """Clients in the order of their numbers; what is named nowhere is nobody's; published parts are respected."""
+    made = File(str(written(tmp_path, name, content)), trust="lists.pkl")
+    split = build_split(data(), made, None, 1, test_fraction=0.5)
+    held = [{*a, *b} for a, b in zip(listed(split, "train"), listed(split, "test"), strict=True)]
+    assert held == [set(x) for x in LISTS] and split.test.sizes.tolist() == [2, 2, 1]
+    assert build_split(data(), made, None, 2, test_fraction=0.5).hash != split.hash
+    arrays = data()
+    arrays.split[[7, 9, 8]] = TEST
+    split = build_split(arrays, made, 3, 1, split="published")
+    assert listed(split, "test") == [[7], [9], [8]]
+    assert [set(x) for x in listed(split, "train")] == [{0, 2, 5}, {1, 4}, {3}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("clients.json", CUT),
+        ("parts.json", {part: [of[part] for of in CUT] for part in ("test", "train")}),
+        ("named.json", {f"site {i}": of for i, of in enumerate(CUT)}),
+        ("rows.csv", WITH_PARTS),
+        ("partition.pkl", {"data_indices": [{k: np.array(v) for k, v in of.items()} for of in CUT], "separation": {}}),
+    ],
+)
+def test_parts_are_taken_as_they_are(name: str, content: Any, tmp_path: Path) -> None:
+    split = build_split(data(), File(str(written(tmp_path, name, content)), trust=name), None, 1, test_fraction=0.9)
+    assert [listed(split, part) for part in ("train", "test")] == [[of[p] for of in CUT] for p in ("train", "test")]
+    assert split.val.sizes.tolist() == [0, 0, 0]
+
+
+QUICK = [
+    *("dataset=digits", "model=logistic", "clients_per_round=3", "rounds=2", "tracking=disabled"),
+    *("hardware.device=cpu", "hardware.executor=vmap", "algorithm=pgfed"),
+]
+
+
+def test_the_partition_of_another_run_gives_its_numbers(tmp_path: Path) -> None:
+    """Bit for bit, the validation parts too."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    run(compose([*QUICK, "partition.num_clients=6", "dataset.val_fraction=0.2"]), tmp_path / "first")
+    path = tmp_path / "first" / "partition.npz"
+    run(compose([*QUICK, "partition=file", f"partition.path={path}"]), tmp_path / "second")
+    names = ("metrics.csv", "clients.csv", "partition.npz")
+    assert all((tmp_path / "first" / n).read_bytes() == (tmp_path / "second" / n).read_bytes() for n in names)
+
+
+class Told(list):
+    """What a pickle may do when it is read."""
+
+    def __reduce__(self) -> Any:
+        return print, ("it ran",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("lists.json", [[0, 1], [2, 12]], r"is of other data: it names sample 12, and this data set has 0 to 11"),
+        ("lists.json", [{"train": [0], "test": [-1]}], r"it names sample -1 in its part test"),
+        ("lists.json", [[0, 1, 2], [2, 3]], "a sample to two clients"),
+        ("lists.json", [{"train": [0, 1], "test": [1]}], "a sample to two clients or parts"),
+        ("lists.json", [[0, 1], [2.5]], "must hold whole numbers"),
+        ("lists.json", [{"train": [0], "holdout": [1]}], "has the parts train, holdout"),
+        ("lists.json", {"train": [[0], [1]], "test": [[2]]}, "must give a list to each client, in every part"),
+        ("lists.json", [], "must give a list to each client"),
+        ("lists.json", [[0, 1], [2]], "fewer than 2 samples"),
+        ("rows.csv", "sample,client\n1,2\n", "needs the columns index and client"),
+        ("rows.csv", "index,client\none,2\n", "cannot be read as index lists: ValueError"),
+        ("lists.txt", "", r"must end in \.npz, \.json, \.csv, \.npy, \.pkl"),
+        ("gone.json", None, "gone.json is no file"),
+        ("lists.npy", np.array([[1], None], dtype=object), "cannot be read as index lists"),
+        ("lists.pkl", Told(), r"is a pickle, which may run code when it is read: say partition\.trust=lists\.pkl"),
+    ],
+)
+def test_what_is_no_partition_of_these_data(
+    name: str, content: Any, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name if content is None else written(tmp_path, name, content)
+    path.touch() if name == "lists.txt" else None
+    with pytest.raises(ConfigError, match=sentence):
+        build_split(data(), File(str(path), trust="another.pkl"), None, 1)
+    assert "it ran" not in capsys.readouterr().out
+
+
+def test_a_path_and_as_many_clients_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"partition=file needs partition\.path="):
+        File()
+    with pytest.raises(ConfigError, match="gave 10 train lists for 7 clients"):
+        build_split(data(1797), File(str(Path(__file__).with_name("owners.npy"))), 7, 1)

@@ -32,6 +32,7 @@ from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
 from fedbench.report.runs import LOADER, Run
 from fedbench.report.summary import IGNORED, over_seeds
 from fedbench.report.table import Column, Spread, Table
+from fedbench.report.words import tight
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 KEYS = (
@@ -43,6 +44,7 @@ KEYS = (
 RESERVED = ("table", "select")
 REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
 SEEDS = "seed=0,1,2"
+LEAST = 3  # seeds, from which on a difference is measured by their std
 
 
 @dataclass
@@ -72,8 +74,8 @@ class Cell:
 
     @property
     def in_std(self) -> float:
-        """The difference in multiples of our std over seeds; NaN where there is none but rounding."""
-        spread = self.sigma or 0.0
+        """The difference in multiples of our std over seeds; NaN below three seeds, and where only rounding differs."""
+        spread = (self.sigma or 0.0) if self.ours.count >= LEAST else 0.0
         return self.difference / spread if spread > 1e-9 * abs(self.ours.mean) else float("nan")
 
     @property
@@ -282,7 +284,8 @@ def cell_table(name: str, cells: list[Cell], tidy: bool = False) -> Table:
         for cell in cells
     ]  # fmt: skip
     title = f"{name}: {first['paper']}, table {first['table']}; {'; '.join(fixed)}"
-    return Table(title, [*labels, *numbers], rows)
+    table = Table(title, [*labels, *numbers], rows)
+    return table if tidy else tight(table, [column.key for column in labels])
 
 
 def _ours(cell: Cell) -> Spread | str | None:
@@ -369,7 +372,7 @@ def paper_notes(cells: list[Cell], target: float) -> list[str]:
     metrics = {cell.row["metric"] for cell in cells}
     lines = [
         "printed: mean ± std as in the paper. ours: mean ± population std (ddof=0) over n seeds. in our std: "
-        "(ours - printed) / our std over seeds.",
+        f"(ours - printed) / our std over seeds, from {LEAST} seeds on.",
     ]
     if any("std over clients" in metric for metric in metrics):
         lines.append(

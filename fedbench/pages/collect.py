@@ -204,6 +204,7 @@ def _cells(table: str, runs: list[Run], known: list[paper.Experiment], options: 
             "run_with": cell.overrides or None, "ours": _number(cell.ours.mean) if ran else None,
             "ours_std": _number(cell.ours.std) if ran else None, "ours_n": cell.ours.count if ran else None,
             "sigma": _number(cell.sigma) if ran else None,
+            **({"tuned_at_end": 1} if cell.tuned else {}),
         })  # fmt: skip
     return rows
 

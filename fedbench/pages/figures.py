@@ -24,10 +24,20 @@ from fedbench.core.options import ConfigError, listed, require
 from fedbench.pages.groups import Group, groups_of
 from fedbench.pages.store import Page, Row, check_keys
 from fedbench.pages.tables import curve_at
-from fedbench.report.drawing import TUNED_HERE, draw_line, legend, literal, look, pyplot, tidy, whole_numbers
+from fedbench.report.drawing import (
+    SPREAD,
+    TUNED_HERE,
+    draw_line,
+    legend,
+    literal,
+    look,
+    pyplot,
+    tidy,
+    whole_numbers,
+)
 from fedbench.report.figures import draw_bars
 from fedbench.report.table import DAGGER, Spread
-from fedbench.report.words import in_words, line_of, metric_axis, metric_in_words, printed
+from fedbench.report.words import in_words, line_of, metric_axis, of_each_client, printed
 
 HAND = 2  # goes up when the code below draws the same data in another way
 DRAWN_OF = re.compile(r"data sha256:([0-9a-f]{64})")
@@ -142,7 +152,10 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
         std = [scale * float(row["gain_std"]) for row in found] if several else None
         clients, each = [float(row["client"]) for row in found], [scale * float(row["gain"]) for row in found]
         series.append(Series(label, clients, each, std))
-    title = ", ".join(filter(None, (metric_in_words(page.about["metric"]), spec.get("title", ""))))
+    when = "own best round" if page.about["select"] == "best" else "last round"
+    spread = f" (lines: {SPREAD})" if any(bars.std for bars in series) else ""
+    words = f"{of_each_client(page.about['metric'])}, {when}{spread}"
+    title = "; ".join(filter(None, (words, spec.get("title", ""))))
     unit = " (percentage points)" if scale == 100 else ""
     return Drawing("panels", title, "Client", f"Gain over Local{unit}", series)
 
@@ -200,13 +213,13 @@ def _axes(plt: Any, drawing: Drawing) -> Any:
         else:
             draw_line(axes, i, line.x, line.y, line.std, line.name, line.tuned)
     if drawing.level is not None:
-        axes.axhline(drawing.level, color="0.4", linestyle=":", lw=1, label=f"target, {drawing.level:g}")
+        axes.axhline(drawing.level, color="0.4", linestyle=":", lw=1, label=f"target ({drawing.level:g}{'%' * ('(%)' in drawing.ylabel)})")
+    places = sorted({x for line in drawing.series for x in line.x})
     if drawing.logarithmic:
         least = min(x for line in drawing.series for x in line.x if x > 0)
         axes.set_xscale("symlog", linthresh=least)
-        places = sorted({x for line in drawing.series for x in line.x})
         axes.set_xticks(places, [f"{x:g}" for x in places])
-    elif drawing.form == "lines":
+    elif all(x == int(x) for x in places):
         whole_numbers(axes, both=False)
     axes.set(xlabel=drawing.xlabel, ylabel=drawing.ylabel, title=literal(drawing.title))
     tidy(axes)

@@ -25,7 +25,7 @@ from fedbench.pages.store import Page, check_keys
 from fedbench.report import paper
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import Column, Spread, Table, show
-from fedbench.report.words import footnotes, label_columns, tight
+from fedbench.report.words import label_columns, told
 
 SHOWN_KEYS = ("over", "plain", "each", "where", "part", "text", "printed", "ours", "less", "signed")
 COLUMN_KEYS = ("key", "title", "digits", "scale", "none", *SHOWN_KEYS)
@@ -163,8 +163,7 @@ def groups_table(page: Page, spec: Mapping[str, Any]) -> Table:
         rows.append({**names, "tuned": any(group.tuned for group in members), **cells})
     titles = spec.get("titles", {})
     heads = [replace(head, title=titles.get(head.key, head.title)) for head in label_columns(labels)]
-    table = tight(Table(spec.get("title", ""), [*heads, *_numbered(columns)], rows), labels)
-    return replace(table, notes=footnotes(table))
+    return told(Table(spec.get("title", ""), [*heads, *_numbered(columns)], rows), labels)
 
 
 def _cell(page: Page, shown: Shown, members: list[Group], labels: Mapping[str, Any]) -> Any:
@@ -230,14 +229,8 @@ def rounds_table(page: Page, spec: Mapping[str, Any]) -> Table:
 def paper_table(page: Page, spec: Mapping[str, Any]) -> Table:
     """A printed table beside ours: the cells that were run, in full or reduced; ``columns`` picks some by key."""
     name = spec["paper"]
-    table = paper.cell_table(name, cells_of(page, name))
-    table.rows = [row for row in table.rows if row["ours"] is not None]
-    if "columns" in spec:
-        by_key = {column.key: column for column in table.columns}
-        check_keys(dict.fromkeys(spec["columns"]), by_key, f"{page.folder}: columns of {name}")
-        table.columns = [by_key[key] for key in spec["columns"]]
-    table.title = spec.get("title", table.title)
-    return table
+    cells = [cell for cell in cells_of(page, name) if cell.runs]
+    return paper.cell_table(name, cells, wanted=spec.get("columns"), title=spec.get("title"))
 
 
 def ranking_table(page: Page, spec: Mapping[str, Any]) -> Table:

@@ -14,8 +14,9 @@ from fedbench.report.table import DAGGER, one_line
 
 # Okabe and Ito's colours, told apart with any colour vision; then again with another line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-LINES = ("-", "--", ":", "-.")
+LINES = (("-", "--"), (":", "-."))  # by turns, so that of two lines that coincide both are seen
 SUFFIXES = (".png", ".pdf", ".svg")
+SPREAD = "± std over seeds"
 TUNED_HERE = f"{DAGGER} after fine-tuning at the end"
 
 
@@ -63,8 +64,9 @@ def literal(text: str) -> str:
 
 
 def look(i: int) -> dict[str, Any]:
-    """Colour and kind of the i-th line."""
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+    """Colour and kind of the i-th line; later ones lie below."""
+    kinds = LINES[i // len(COLOURS) % len(LINES)]
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": kinds[i % len(kinds)], "zorder": 3 - i / 100}
 
 
 def draw_line(axes: Any, i: int, x: Any, mean: Any, std: Any, label: str, tuned: bool = False, **more: Any) -> None:
@@ -80,15 +82,24 @@ def draw_line(axes: Any, i: int, x: Any, mean: Any, std: Any, label: str, tuned:
         axes.fill_between(x[band], (mean - std)[band], (mean + std)[band], color=look(i)["color"], alpha=0.15, lw=0)
     if tuned:
         axes.errorbar(x[end:], mean[end:], None if std is None else std[end:], marker="o", mfc="white", capsize=3,
-                      color=look(i)["color"], zorder=3, clip_on=False)  # fmt: skip
+                      color=look(i)["color"], zorder=3)  # fmt: skip
 
 
 def legend(figure: Any, axes: Any, tuned: bool = False, marked: bool = True) -> None:
-    """What the lines are, beside the axes; tuned: and what the dagger (marked: and the open marker) means."""
-    handles, names = axes.get_legend_handles_labels()
-    if tuned:
-        from matplotlib.lines import Line2D
+    """What the lines are and their spread, beside the axes; tuned: and what the dagger (marked: and the open marker)
+    means."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
+    handles, names = axes.get_legend_handles_labels()
+    has_bands = any(isinstance(part, PolyCollection) for part in axes.collections)
+    if has_bands or any(isinstance(part, ErrorbarContainer) and part.has_yerr for part in axes.containers):
+        bar = Line2D([], [], color="0.3", ls="", marker="|", ms=10)
+        handles.append(Patch(color="0.3", alpha=0.15, lw=0) if has_bands else bar)
+        names.append(SPREAD)
+    if tuned:
         handles.append(Line2D([], [], color="0.3", ls="", marker="o" if marked else "", mfc="white"))
         names.append(TUNED_HERE)
     figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
@@ -106,7 +117,7 @@ def whole_numbers(axes: Any, both: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
-        axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
 def save(figure: Any, path: Path) -> Path:

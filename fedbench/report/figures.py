@@ -11,11 +11,25 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.report import scores
-from fedbench.report.drawing import COLOURS, Place, draw_line, legend, literal, look, pyplot, save, tidy, whole_numbers
+from fedbench.report.drawing import (
+    COLOURS,
+    SPREAD,
+    TUNED_HERE,
+    Place,
+    draw_line,
+    legend,
+    literal,
+    look,
+    pyplot,
+    save,
+    tidy,
+    whole_numbers,
+)
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
 from fedbench.report.summary import SHOWN, Group, Options
-from fedbench.report.words import in_words, line_of, metric_axis, metric_in_words
+from fedbench.report.table import DAGGER
+from fedbench.report.words import in_words, line_of, metric_axis, of_each_client
 
 def draw(groups: list[Group], runs: list[Run], options: Options, place: Place) -> list[Path]:
     """Write the figures of every setting (data set, partition, model ...); returns their paths."""
@@ -55,7 +69,7 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
             draw_line(axes, i, rounds, scale * mean, spread, f"{group.name} (n={len(group.runs)})", group.tuned)
             top.append(np.nanmax(mean))
     if top and max(top) > options.target / 2 and scale == 100:
-        axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target, {100 * options.target:g}%")
+        axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target ({100 * options.target:g}%)")
     axes.set(xlabel="Round", ylabel=metric_axis(options.metric), title=literal(title))
     whole_numbers(axes, both=False)
     return finished(figure, axes, path, any(group.tuned for group in groups))
@@ -130,9 +144,11 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
     panels[-1, 0].set_xlabel("Client")
     whole_numbers(panels[-1, 0], both=False)
     figure.supylabel("Gain over Local" + (" (percentage points)" if scale == 100 else ""), fontsize=10)
-    when = {"last": "last round", "own_best": "each client's own best round"}[convention(options)]
-    lines = [f"{metric_in_words(options.metric)}, {when}", title]
-    figure.suptitle(literal("\n".join(filter(None, lines))), fontsize=10)
+    when = {"last": "last round", "own_best": "own best round"}[convention(options)]
+    tuned = TUNED_HERE if any(DAGGER in name for name in gains) else ""
+    spread = f" (lines: {SPREAD})" if max(map(len, gains.values())) > 1 else ""
+    heads = [f"{of_each_client(options.metric)}, {when}{spread}", literal(title), tuned]
+    figure.suptitle("\n".join(filter(None, heads)), fontsize=10)
     return save(figure, path)
 
 

@@ -30,7 +30,7 @@ from fedbench.report.drawing import (
 )
 from fedbench.report.runs import Run, read_columns
 from fedbench.report.summary import Group
-from fedbench.report.words import line_of, metric_axis, metric_in_words
+from fedbench.report.words import line_of, metric_axis, of_each_client
 
 MATRICES, MEASURED, NEW_CLIENTS = "matrices.npz", "measured.npz", "new_clients.csv"
 MOST_LABELS = 20  # classes told apart by colour; more are drawn as a heat map
@@ -356,7 +356,7 @@ def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
     axes.axhline(np.nanmean(own), color=COLOURS[1], lw=1.2)
     axes.set_xlim(ids.min() - 0.6, ids.max() + 0.6)
     axes.set(title=f"each client at the best round, {round:.0f} (line: mean {np.nanmean(own):.2f})", xlabel="Client")
-    axes.set_ylabel(metric_in_words(metric).partition(",")[0] + (" (%)" if scale == 100 else ""))
+    axes.set_ylabel(of_each_client(metric) + (" (%)" if scale == 100 else ""))
     whole_numbers(axes, both=False)
     tidy(axes)
 

@@ -5,7 +5,6 @@ MB are 10^6 bytes, of all clients together.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fedbench.report.figures import finished, mean_curve
 from fedbench.report.runs import Run
 from fedbench.report.summary import Group, Options, over_seeds
 from fedbench.report.table import Column, Table
-from fedbench.report.words import footnotes, label_columns, metric_axis, tight
+from fedbench.report.words import label_columns, metric_axis, told
 
 DIRECTIONS = {"bytes": ("down", "up"), "bytes_down": ("down",), "bytes_up": ("up",)}  # what --against takes
 
@@ -63,8 +62,7 @@ def sent_table(groups: list[Group], options: Options) -> Table | None:
         Column("mb_to_target", f"MB to {target}", 2, none="never"),
     ]
     rows = [g.labels | {"tuned": g.tuned} | _row(g, options) for g in groups]
-    table = tight(Table("what was sent, by all clients together", columns, rows), labels)
-    return replace(table, notes=footnotes(table))
+    return told(Table("what was sent, by all clients together", columns, rows), labels)
 
 
 def _row(group: Group, options: Options) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedbench.core.options import ConfigError, require
 from fedbench.report import scores
 from fedbench.report.runs import Run, rounds_of
 from fedbench.report.table import Column, Spread, Table
-from fedbench.report.words import footnotes, label_columns, line_of, printed, tight
+from fedbench.report.words import label_columns, line_of, printed, told
 
 SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
 # What does not make two runs different experiments: where they ran, and how they were watched.
@@ -179,8 +179,7 @@ def narrow(wide: Table, options: Options) -> list[Table]:
     if gained:
         title = f"{options.metric}: gain over Local, mean ± std over clients"
         tables.append(Table(title, [*labels, *_gain_columns(options)], gained))
-    told = [tight(table, [column.key for column in labels]) for table in tables]
-    return [replace(table, notes=footnotes(table)) for table in told]
+    return [told(table, [column.key for column in labels]) for table in tables]
 
 
 def _columns(options: Options) -> list[Column]:

@@ -57,6 +57,11 @@ def metric_in_words(metric: str) -> str:
     return ", ".join(filter(None, (in_words(score.removesuffix(end)), of)))
 
 
+def of_each_client(metric: str) -> str:
+    """Accuracy of each client, for personal/accuracy."""
+    return f"{in_words(metric.rpartition('/')[2])} of each client"
+
+
 def metric_axis(metric: str) -> str:
     """Accuracy, mean over clients (%): what is written beside an axis."""
     return metric_in_words(metric) + (" (%)" if is_fraction(metric) else "")
@@ -96,11 +101,16 @@ def tight(table: Table, labels: Sequence[str]) -> Table:
         key, cells = column.key, shown[column.key]
         measured = any(_is_measured(row.get(key)) for row in rows)
         if len(set(cells)) == 1 and not measured and key != heads[0]:
-            words = f"n = {cells[0]}" if column.title == "n" else f"{column.title} {cells[0]}"
+            words = cells[0] if key in METHOD else f"{column.title}{' =' * (column.title == 'n')} {cells[0]}"
             said += [] if cells[0] in ("", "-") else [words]
         elif key == heads[0] or key not in labels or not all(map(_repeats, cells, shown[heads[0]])):
             kept.append(column)
     return replace(table, columns=kept, title=", ".join(filter(None, [table.title, *said])))
+
+
+def told(table: Table, labels: Sequence[str]) -> Table:
+    """The table as a reader wants it: without columns that tell nothing, and with what its daggers mean."""
+    return replace(tight(table, labels), notes=[*table.notes, *footnotes(table)])
 
 
 def _is_measured(value: Any) -> bool:

@@ -27,7 +27,7 @@ def pyplot() -> Any:
     except ImportError as error:
         raise ConfigError("figures need matplotlib: pip install 'fedbench[report]'") from error
     matplotlib.use("Agg")
-    matplotlib.rcParams["pdf.fonttype"] = 42  # letters that can be searched and edited, as journals want them
+    matplotlib.rcParams |= {"pdf.fonttype": 42, "svg.fonttype": "none"}  # text that can be searched and edited
     import matplotlib.pyplot as plt
 
     return plt

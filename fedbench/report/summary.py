@@ -317,7 +317,8 @@ def _failed_starts(failed: list[Run], status: Mapping[Path, str]) -> str:
     """How many runs failed before their first round, and why the first did."""
     reasons = {status[run.path] for run in failed}
     count = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-    others = f" ({len(reasons) - 1} other reasons: see their error.txt)" if len(reasons) > 1 else ""
+    more = len(reasons) - 1
+    others = f" ({more} other reason{'s' * (more > 1)}: see error.txt)" if more else ""
     first = "" if len(failed) == 1 else "the first, "
     return f"{count} failed before the first round; {first}{failed[0].path}, {status[failed[0].path]}{others}"
 

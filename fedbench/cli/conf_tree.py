@@ -81,8 +81,8 @@ def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -
 
 
 def printed_name(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
-    """What papers call an option: the name that its file begins with, the option's own in other letters (# PGFed-CE: ...
-    for pgfed_ce); None where there is no such file or name."""
+    """What papers call an option: the name that its file begins with (# PGFed-CE: ...), which is the option's own
+    (pgfed_ce) in other letters; None where there is no such file or name."""
     text = _text(f"{group}/{option}", folders) if re.fullmatch(r"\w{1,99}", option) else ""
     name = text.partition(":")[0].removeprefix("# ")
     return name if _letters(name) == _letters(option) else None

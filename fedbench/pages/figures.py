@@ -213,7 +213,13 @@ def _axes(plt: Any, drawing: Drawing) -> Any:
         else:
             draw_line(axes, i, line.x, line.y, line.std, line.name, line.tuned, gid=f"series_{i}")
     if drawing.level is not None:
-        axes.axhline(drawing.level, color="0.4", linestyle=":", lw=1, label=f"target ({drawing.level:g}{'%' * ('(%)' in drawing.ylabel)})")
+        axes.axhline(
+            drawing.level,
+            color="0.4",
+            linestyle=":",
+            lw=1,
+            label=f"target ({drawing.level:g}{'%' * ('(%)' in drawing.ylabel)})",
+        )
     places = sorted({x for line in drawing.series for x in line.x})
     if drawing.logarithmic:
         least = min(x for line in drawing.series for x in line.x if x > 0)

@@ -31,6 +31,7 @@ from fedbench.report.summary import SHOWN, Group, Options
 from fedbench.report.table import DAGGER
 from fedbench.report.words import in_words, line_of, metric_axis, of_each_client
 
+
 def draw(groups: list[Group], runs: list[Run], options: Options, place: Place) -> list[Path]:
     """Write the figures of every setting (data set, partition, model ...); returns their paths."""
     written = []
@@ -69,14 +70,16 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
             draw_line(axes, i, rounds, scale * mean, spread, f"{group.name} (n={len(group.runs)})", group.tuned)
             top.append(np.nanmax(mean))
     if top and max(top) > options.target / 2 and scale == 100:
-        axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target ({100 * options.target:g}%)")
+        axes.axhline(
+            scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target ({100 * options.target:g}%)"
+        )
     axes.set(xlabel="Round", ylabel=metric_axis(options.metric), title=literal(title))
     whole_numbers(axes, both=False)
     return finished(figure, axes, path, any(group.tuned for group in groups))
 
 
 def finished(figure: Any, axes: Any, path: Path, tuned: bool = False, marked: bool = True) -> Path:
-    """What all figures of curves end with; written to path.  tuned: daggers (marked: open markers too) are explained."""
+    """What all figures of curves end with; written to path.  tuned: daggers (marked: open markers) are explained."""
     tidy(axes)
     legend(figure, axes, tuned, marked)
     return save(figure, path)
@@ -138,7 +141,9 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
         len(gains), 1, figsize=(8, 0.6 + 1.4 * len(gains)), sharex=True, sharey=True, squeeze=False,
         layout="constrained")  # fmt: skip
     for axes, (name, seeds) in zip(panels[:, 0], gains.items()):
-        draw_bars(axes, np.arange(seeds.shape[1]), scale * seeds.mean(0), scale * seeds.std(0) if len(seeds) > 1 else None)
+        draw_bars(
+            axes, np.arange(seeds.shape[1]), scale * seeds.mean(0), scale * seeds.std(0) if len(seeds) > 1 else None
+        )
         mean = scale * np.nanmean(seeds)
         axes.set_title(f"{literal(name)}: mean {mean:+.2f} (n={len(seeds)})", fontsize=9, loc="left")
     panels[-1, 0].set_xlabel("Client")

@@ -280,7 +280,9 @@ def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
         std = curves.std(0) if several else None
         draw_line(right, i, np.arange(curves.shape[1]), curves.mean(0), std, f"{name} (n={len(curves)})")
     left.set_xticks(range(len(found)), [literal(name) for name, _ in found], rotation=30, ha="right", fontsize=8)
-    left.set(title="best epoch (line: before the first)", ylabel=metric_axis(metric).replace("clients", "new clients", 1))
+    left.set(
+        title="best epoch (line: before the first)", ylabel=metric_axis(metric).replace("clients", "new clients", 1)
+    )
     right.set(title="over epochs of their own", xlabel="Epoch")
     whole_numbers(right, both=False)
     legend(figure, right)

@@ -268,8 +268,7 @@ def cell_table(
 ) -> Table:
     """The cells as a table; columns that are the same everywhere are in its title only, unless it is tidy.
 
-    wanted: keys of the columns to show (default: all); ConfigError for one that there is not.  title: in the place of
-    the paper's and table's name.
+    wanted: keys of the columns to show (default: all); ConfigError for one that there is not.
     """
     if not cells:
         return Table(f"{name}: nothing in it is measured by a run", [])

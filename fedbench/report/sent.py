@@ -85,8 +85,8 @@ def _total(run: Run, direction: str, kind: str) -> float:
 
 def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     """MB sent so far over rounds, up and down, and below what a round took of its dense size (pFedNet, Figures 8 and
-    12); means over seeds with a band of one population std, a line per group.  Only of groups that compressed something,
-    and of the dense one."""
+    12); means over seeds with a band of one population std, a line per group.  Only of groups that compressed
+    something, and of the dense one."""
     figure, panels = pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
     least = [100.0, 100.0]  # of a round's share, up and down
     for i, group in enumerate(groups):

@@ -147,18 +147,18 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
 
     It is wide, as a CSV wants it; ``narrow`` cuts it for a reader.
     """
-    rows = {id(g): g.labels | {"tuned": g.tuned} | _scores(g, options) | _gains(g, runs, options) for g in groups}
+    scored = {id(g): _scores(g, options) | _gains(g, runs, options) for g in groups}
     better = -1 if scores.lower_is_better(options.metric) else 1
 
     def order(group: Group) -> tuple[Any, ...]:
-        value = rows[id(group)][options.select].mean
+        value = scored[id(group)][options.select].mean
         return *map(_sortable, group.setting.values()), np.isnan(value), -better * value
 
     groups.sort(key=order)
     labels = label_columns(dict.fromkeys(k for g in groups for k in g.labels))
     unit = " (%)" if scores.is_fraction(options.metric) else ""
     title = f"{options.metric}{unit}: {facts(groups)}"
-    ordered = [rows[id(group)] for group in groups]
+    ordered = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
     return Table(title, [*labels, *_columns(options), *_gain_columns(options)], ordered)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 DAGGER = "†"
 FORMATS = ("text", "markdown", "csv", "latex")
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", DAGGER: r"$^\dagger$"}
-LATEX |= {c: rf"\{c}" for c in "&%$#_{}"}
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX |= {DAGGER: r"$^\dagger$"} | {c: rf"\{c}" for c in "&%$#_{}"}
 
 
 @dataclass(frozen=True)

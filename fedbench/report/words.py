@@ -18,7 +18,7 @@ from fedbench.report.scores import is_fraction
 from fedbench.report.table import DAGGER, Column, Spread, Table, show
 
 METHOD = ("method", "name", "algorithm", "choices.algorithm")  # labels that say which method a row or a line is of
-TUNED = f"{DAGGER} fine-tuned after the last round only: the last value is of the fine-tuned models, all before are not."
+TUNED = f"{DAGGER} fine-tuned after the last round only: the last value is of fine-tuned models, all before are not."
 OF = {
     "personal": "mean over clients",
     "global": "global model, mean over clients",
@@ -99,7 +99,7 @@ def tight(table: Table, labels: Sequence[str]) -> Table:
     said: list[str] = []
     for column in table.columns:
         key, cells = column.key, shown[column.key]
-        measured = any(_is_measured(row.get(key)) for row in rows)
+        measured = key not in labels and any(_is_measured(row.get(key)) for row in rows)
         if len(set(cells)) == 1 and not measured and key != heads[0]:
             words = cells[0] if key in METHOD else f"{column.title}{' =' * (column.title == 'n')} {cells[0]}"
             said += [] if cells[0] in ("", "-") else [words]

@@ -79,7 +79,7 @@ def test_what_is_the_same_everywhere_is_said_once() -> None:
     """A label and n that do not differ go into the title; a measured number stays, and so does a label that differs."""
     same = {"method": "pgfed", "alpha": 0.3, "n": 3, "never": None}
     tidied = tight(table({**same, "mu": 1, "last": 0.5}, {**same, "mu": 2, "last": 0.5}), ["method", "alpha", "mu"])
-    assert keys(tidied) == ["mu", "last"] and tidied.title == "t, pgfed, alpha 0.3, n = 3"
+    assert keys(tidied) == ["mu", "last"] and tidied.title == "t, pgfed, alpha 0.30, n = 3"
 
 
 def test_equal_measured_numbers_stay() -> None:

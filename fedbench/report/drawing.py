@@ -14,7 +14,7 @@ from fedbench.report.table import DAGGER, one_line
 
 # Okabe and Ito's colours, told apart with any colour vision; then again with another line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-LINES = (("-", "--"), (":", "-."))  # by turns, so that of two lines that coincide both are seen
+LINES = (("-", "--"), (":", "-."))  # by turns; dashes lie above, so that of two lines that coincide both are seen
 SUFFIXES = (".png", ".pdf", ".svg")
 SPREAD = "± std over seeds"
 TUNED_HERE = f"{DAGGER} after fine-tuning at the end"
@@ -64,9 +64,9 @@ def literal(text: str) -> str:
 
 
 def look(i: int) -> dict[str, Any]:
-    """Colour and kind of the i-th line; later ones lie below."""
+    """Colour and kind of the i-th line; of each kind, later ones lie below."""
     kinds = LINES[i // len(COLOURS) % len(LINES)]
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": kinds[i % len(kinds)], "zorder": 3 - i / 100}
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": kinds[i % 2], "zorder": 2.2 + 0.5 * (i % 2) - i / 1000}
 
 
 def draw_line(axes: Any, i: int, x: Any, mean: Any, std: Any, label: str, tuned: bool = False, **more: Any) -> None:
@@ -118,6 +118,25 @@ def whole_numbers(axes: Any, both: bool = True) -> None:
 
     for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+
+
+def logarithmic(axes: Any, which: str, values: Any) -> None:
+    """A logarithmic axis, x or y, for values >= 0 with plain numbers at its ticks; linear near 0 where one is 0."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, SymmetricalLogLocator
+
+    values = np.asarray(values, float)
+    least = values[values > 0].min()
+    subs = (1,) if values.max() > 30 * least else (1, 2, 5)
+    axis, scale = getattr(axes, f"{which}axis"), getattr(axes, f"set_{which}scale")
+    if values.min() > 0:
+        scale("log")
+        axis.set_major_locator(LogLocator(subs=subs))
+    else:
+        decade = 10 ** np.floor(np.log10(least))
+        scale("symlog", linthresh=decade)
+        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Any, path: Path) -> Path:

@@ -141,6 +141,7 @@ def draw_paths(run: Run, path: Path, client: int = 0, name: str = "d") -> Path:
     if values.shape[1] <= WIDEST:
         figure.legend(title="client $j$", loc="outside right upper", fontsize=8, frameon=False)
     for axes in (left, right):
+        whole_numbers(axes, both=False)
         tidy(axes)
     return save(figure, path)
 
@@ -338,7 +339,7 @@ def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
     left, right = top.subplots(1, 2)
     draw_line(left, 0, rounds, scale * values, None, "", run.tuned)
     left.set(ylabel=metric_axis(metric), xlabel="Round", title=f"open marker: {TUNED_HERE}" if run.tuned else "")
-    draw_line(right, 1, *scores.curve(run, "train/loss"), None, "")
+    draw_line(right, 2, *scores.curve(run, "train/loss"), None, "")
     right.set(ylabel=metric_axis("train/loss"), xlabel="Round")
     client_bars(bottom.subplots(), run, metric, best)
     for axes in (left, right):

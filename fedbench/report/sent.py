@@ -12,7 +12,7 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.report import scores
-from fedbench.report.drawing import draw_line, literal, pyplot, tidy
+from fedbench.report.drawing import draw_line, literal, logarithmic, pyplot, tidy, whole_numbers
 from fedbench.report.figures import finished, mean_curve
 from fedbench.report.runs import Run
 from fedbench.report.summary import Group, Options, over_seeds
@@ -102,11 +102,15 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
                 draw_line(axes, i, rounds, values.mean(0), std, f"{group.name} (n={len(values)})")
             least[column] = min(least[column], float(np.nanmin(share)))
     for column, direction in enumerate(("up", "down")):
-        panels[0, column].set(ylabel=f"MB {direction} so far", yscale="log")
-        panels[1, column].set(xlabel="Round", ylabel=f"Bytes {direction} in a round (% of dense)", yscale="log")
-        panels[1, column].set_ylim(least[column] / 1.5, 150)
+        panels[0, column].set(ylabel=f"MB {direction} so far")
+        panels[1, column].set(xlabel="Round", ylabel=f"Bytes {direction} in a round (% of dense)")
         for axes in panels[:, column]:
+            drawn = [line.get_ydata() for line in axes.lines]
+            if drawn:
+                logarithmic(axes, "y", np.concatenate(drawn))
             tidy(axes)
+        whole_numbers(panels[1, column], both=False)
+        panels[1, column].set_ylim(least[column] / 1.5, 150)
     figure.suptitle(literal(title), fontsize=10)
     return finished(figure, panels[0, 0], path)
 
@@ -126,7 +130,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     plt = pyplot()
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    drawn = 0
+    drawn: list[np.ndarray] = []
     for i, group in enumerate(groups):
         rounds, mean, std = mean_curve(group, options.metric)
         sent = np.array([[sent_until(run, r, DIRECTIONS[key]) for r in rounds] for run in group.runs])  # [seeds, R]
@@ -134,9 +138,9 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
             continue
         spread = scale * std if len(group.runs) > 1 else None
         draw_line(axes, i, sent.mean(0), scale * mean, spread, f"{group.name} (n={len(group.runs)})", group.tuned)
-        drawn += sent.max() > 0
-    require(drawn > 0, f"--against {key}: no run has sent anything")
+        drawn.append(sent.mean(0))
+    require(any(sent.any() for sent in drawn), f"--against {key}: no run has sent anything")
     words = {"bytes": "down and up", "bytes_down": "down", "bytes_up": "up"}[key]
-    axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=metric_axis(options.metric), xscale="symlog")
-    axes.set_xlim(left=0)
+    axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=metric_axis(options.metric))
+    logarithmic(axes, "x", np.concatenate(drawn))
     return finished(figure, axes, path, any(group.tuned for group in groups))

@@ -101,7 +101,8 @@ def tight(table: Table, labels: Sequence[str]) -> Table:
         key, cells = column.key, shown[column.key]
         measured = key not in labels and any(_is_measured(row.get(key)) for row in rows)
         if len(set(cells)) == 1 and not measured and key != heads[0]:
-            words = cells[0] if key in METHOD else f"{column.title}{' =' * (column.title == 'n')} {cells[0]}"
+            between = " = " if column.title == "n" else " " if key in labels else ": "
+            words = cells[0] if key in METHOD else f"{column.title}{between}{cells[0]}"
             said += [] if cells[0] in ("", "-") else [words]
         elif key == heads[0] or key not in labels or not all(map(_repeats, cells, shown[heads[0]])):
             kept.append(column)

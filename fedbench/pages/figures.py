@@ -1,6 +1,6 @@
 """The figures that page.json asks for, drawn as SVG from a page's CSV files.
 
-    curves    a metric over rounds, a line for each group with a band of one population std over seeds
+    curves    a metric over rounds, or over what was sent, a line for each group with a band of one std over seeds
     against   a score over a label that is a number, with its spread over seeds
     gains     each client's gain over Local, a panel for each method
 
@@ -30,6 +30,7 @@ from fedbench.report.drawing import (
     draw_line,
     legend,
     literal,
+    logarithmic,
     look,
     pyplot,
     tidy,
@@ -40,6 +41,8 @@ from fedbench.report.table import DAGGER, Spread
 from fedbench.report.words import in_words, line_of, metric_axis, of_each_client, printed
 
 HAND = 2  # goes up when the code below draws the same data in another way
+OVER = {"round": "Round", "mb_up": "MB sent up, all clients together", "mb_down": "MB sent down, all clients together",
+        "train_s": "Seconds of training, the server step included"}  # fmt: skip
 DRAWN_OF = re.compile(r"data sha256:([0-9a-f]{64})")
 
 
@@ -102,19 +105,24 @@ def is_of(path: Path, drawing: Drawing) -> bool:
 
 
 def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
-    """A metric over rounds, at the rounds that all seeds of a group have."""
+    """A metric over rounds (``over``: MB sent or seconds so far), at the rounds that all seeds of a group have."""
     part = spec.get("part", page.parts[0])
     metric = spec.get("metric", page.about["metric"])
     scale = 100 if page.about["percent"] and "loss" not in metric else 1
+    over = spec.get("over", "round")
+    require(over in OVER, f"{page.folder}: a figure of curves is over one of {listed(OVER)}, not {over}")
     series = []
     for group in _chosen(page, part, spec):
-        found = [(float(t), curve_at(page, group, metric, t)) for t in _rounds(page, group, metric)]
+        rounds = _rounds(page, group, metric)
+        places = rounds if over == "round" else [curve_at(page, group, over, t).mean for t in rounds]
+        found = [(float(x), curve_at(page, group, metric, t)) for x, t in zip(places, rounds)]
         if found:
             series.append(_line(_named(group, page.labels(part)), found, scale, group.tuned))
     target = page.about["target"] * scale
     reached = [y for line in series for y in line.y if y > target / 2]
     level = target if metric == page.about["metric"] and reached else None
-    return Drawing("lines", spec.get("title", ""), "Round", metric_axis(metric), series, level)
+    logarithm = over.startswith("mb_")
+    return Drawing("lines", spec.get("title", ""), OVER[over], metric_axis(metric), series, level, logarithm)
 
 
 def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
@@ -183,7 +191,7 @@ def _line(name: str, found: list[tuple[float, Spread]], scale: float, tuned: boo
 
 
 KINDS: dict[str, tuple[Callable[[Page, Mapping[str, Any]], Drawing], tuple[str, ...]]] = {
-    "curves": (curves, ("part", "metric", "where")),
+    "curves": (curves, ("part", "metric", "where", "over")),
     "against": (against, ("part", "key", "score", "where", "xlabel")),
     "gains": (gains, ("part",)),
 }
@@ -221,7 +229,9 @@ def _axes(plt: Any, drawing: Drawing) -> Any:
             label=f"target ({drawing.level:g}{'%' * ('(%)' in drawing.ylabel)})",
         )
     places = sorted({x for line in drawing.series for x in line.x})
-    if drawing.logarithmic:
+    if drawing.logarithmic and drawing.form == "lines":
+        logarithmic(axes, "x", places)
+    elif drawing.logarithmic:
         least = min(x for line in drawing.series for x in line.x if x > 0)
         axes.set_xscale("symlog", linthresh=least)
         axes.set_xticks(places, [f"{x:g}" for x in places])

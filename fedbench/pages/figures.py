@@ -38,7 +38,7 @@ from fedbench.report.drawing import (
 )
 from fedbench.report.figures import draw_bars
 from fedbench.report.table import DAGGER, Spread
-from fedbench.report.words import in_words, line_of, metric_axis, of_each_client, printed
+from fedbench.report.words import in_words, line_of, lines_of, metric_axis, of_each_client, printed
 
 HAND = 2  # goes up when the code below draws the same data in another way
 OVER = {"round": "Round", "mb_up": "MB sent up, all clients together", "mb_down": "MB sent down, all clients together",
@@ -112,17 +112,20 @@ def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
     over = spec.get("over", "round")
     require(over in OVER, f"{page.folder}: a figure of curves is over one of {listed(OVER)}, not {over}")
     series = []
-    for group in _chosen(page, part, spec):
+    groups = [group for group in _chosen(page, part, spec) if _rounds(page, group, metric)]
+    told = [{name: group.labels.get(name) for name in page.labels(part)} for group in groups]
+    names, shared = lines_of(told, [group.tuned for group in groups])
+    for name, group in zip(names, groups):
         rounds = _rounds(page, group, metric)
         places = rounds if over == "round" else [curve_at(page, group, over, t).mean for t in rounds]
         found = [(float(x), curve_at(page, group, metric, t)) for x, t in zip(places, rounds)]
-        if found:
-            series.append(_line(_named(group, page.labels(part)), found, scale, group.tuned))
+        series.append(_line(f"{name} (n={group.n})", found, scale, group.tuned))
     target = page.about["target"] * scale
     reached = [y for line in series for y in line.y if y > target / 2]
     level = target if metric == page.about["metric"] and reached else None
     logarithm = over.startswith("mb_")
-    return Drawing("lines", spec.get("title", ""), OVER[over], metric_axis(metric), series, level, logarithm)
+    title = ", ".join(filter(None, (spec.get("title", ""), shared)))
+    return Drawing("lines", title, OVER[over], metric_axis(metric), series, level, logarithm)
 
 
 def against(page: Page, spec: Mapping[str, Any]) -> Drawing:

@@ -29,7 +29,7 @@ from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
 from fedbench.report.summary import SHOWN, Group, Options
 from fedbench.report.table import DAGGER
-from fedbench.report.words import in_words, line_of, metric_axis, of_each_client
+from fedbench.report.words import in_words, line_of, lines_of, metric_axis, of_each_client
 
 
 def draw(groups: list[Group], runs: list[Run], options: Options, place: Place) -> list[Path]:
@@ -63,16 +63,18 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, axes = pyplot().subplots(figsize=(8, 4.5), layout="constrained")
     top = []
+    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups])
     for i, group in enumerate(groups):
         rounds, mean, std = mean_curve(group, options.metric)
         if len(rounds):
             spread = scale * std if len(group.runs) > 1 else None
-            draw_line(axes, i, rounds, scale * mean, spread, f"{group.name} (n={len(group.runs)})", group.tuned)
+            draw_line(axes, i, rounds, scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
             top.append(np.nanmax(mean))
     if top and max(top) > options.target / 2 and scale == 100:
         axes.axhline(
             scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target ({100 * options.target:g}%)"
         )
+    title = ", ".join(filter(None, (title, shared)))
     axes.set(xlabel="Round", ylabel=metric_axis(options.metric), title=literal(title))
     whole_numbers(axes, both=False)
     return finished(figure, axes, path, any(group.tuned for group in groups))

@@ -17,7 +17,7 @@ from fedbench.report.figures import finished, mean_curve
 from fedbench.report.runs import Run
 from fedbench.report.summary import Group, Options, over_seeds
 from fedbench.report.table import Column, Table
-from fedbench.report.words import label_columns, metric_axis, told
+from fedbench.report.words import label_columns, lines_of, metric_axis, told
 
 DIRECTIONS = {"bytes": ("down", "up"), "bytes_down": ("down",), "bytes_up": ("up",)}  # what --against takes
 
@@ -89,6 +89,7 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     something, and of the dense one."""
     figure, panels = pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
     least = [100.0, 100.0]  # of a round's share, up and down
+    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups])
     for i, group in enumerate(groups):
         for column, direction in enumerate(("up", "down")):
             rounds, sent = _sizes(group, direction, "bytes")
@@ -99,7 +100,7 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
             share = 100 * np.divide(of_round, of_dense, out=np.full_like(of_dense, np.nan), where=of_dense > 0)
             for axes, values in zip(panels[:, column], (sent, share)):
                 std = values.std(0) if len(values) > 1 else None
-                draw_line(axes, i, rounds, values.mean(0), std, f"{group.name} (n={len(values)})")
+                draw_line(axes, i, rounds, values.mean(0), std, f"{names[i]} (n={len(values)})")
             least[column] = min(least[column], float(np.nanmin(share)))
     for column, direction in enumerate(("up", "down")):
         panels[0, column].set(ylabel=f"MB {direction} so far")
@@ -111,7 +112,7 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
             tidy(axes)
         whole_numbers(panels[1, column], both=False)
         panels[1, column].set_ylim(least[column] / 1.5, 150)
-    figure.suptitle(literal(title), fontsize=10)
+    figure.suptitle(literal(", ".join(filter(None, (title, shared)))), fontsize=10)
     return finished(figure, panels[0, 0], path)
 
 
@@ -131,16 +132,18 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     drawn: list[np.ndarray] = []
+    names, shared = lines_of([group.labels for group in groups], [group.tuned for group in groups])
     for i, group in enumerate(groups):
         rounds, mean, std = mean_curve(group, options.metric)
         sent = np.array([[sent_until(run, r, DIRECTIONS[key]) for r in rounds] for run in group.runs])  # [seeds, R]
         if not len(rounds) or np.isnan(sent).any():
             continue
         spread = scale * std if len(group.runs) > 1 else None
-        draw_line(axes, i, sent.mean(0), scale * mean, spread, f"{group.name} (n={len(group.runs)})", group.tuned)
+        draw_line(axes, i, sent.mean(0), scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
         drawn.append(sent.mean(0))
     require(any(sent.any() for sent in drawn), f"--against {key}: no run has sent anything")
     words = {"bytes": "down and up", "bytes_down": "down", "bytes_up": "up"}[key]
     axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=metric_axis(options.metric))
     logarithmic(axes, "x", np.concatenate(drawn))
+    axes.set_title(literal(shared))
     return finished(figure, axes, path, any(group.tuned for group in groups))

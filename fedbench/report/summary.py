@@ -50,7 +50,12 @@ class Group:
     @property
     def name(self) -> str:
         """One line for a legend, within a setting."""
-        return line_of({key: value for key, value in self.labels.items() if key not in self.setting}, self.tuned)
+        return line_of(self.within, self.tuned)
+
+    @property
+    def within(self) -> dict[str, Any]:
+        """The labels that tell it from the others of its setting."""
+        return {key: value for key, value in self.labels.items() if key not in self.setting}
 
     @property
     def tuned(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -40,12 +40,27 @@ def printed(method: str) -> str:
     return method if name is None else f"{name}{plus}{end.upper()}"
 
 
-def line_of(labels: dict[str, Any], tuned: bool = False) -> str:
+def line_of(labels: Mapping[str, Any], tuned: bool = False) -> str:
     """One line for a legend: the method's printed name, with a dagger where it is fine-tuned at the end, and what else
     tells it apart."""
     words = [printed(str(value)) + DAGGER * tuned if key in METHOD else f"{key.rpartition('.')[2]}={value}"
              for key, value in labels.items() if value is not None]  # fmt: skip
     return " ".join(words)
+
+
+def lines_of(labels: Sequence[Mapping[str, Any]], tuned: Sequence[bool]) -> tuple[list[str], str]:
+    """The lines of a legend, each by the labels that differ among them, and what all share, for the title.
+
+    labels, tuned: of every line.
+    """
+    keys = [key for key in dict.fromkeys(k for each in labels for k in each)
+            if len(labels) > 1 and len({repr(each.get(key)) for each in labels}) == 1
+            and (key not in METHOD or len(set(tuned)) == 1)]  # fmt: skip
+    if labels and len(keys) == len(labels[0]):
+        keys = []  # nothing would be left
+    shared = line_of({key: labels[0][key] for key in keys}, tuned[0]) if keys else ""
+    each_line = ({key: value for key, value in each.items() if key not in keys} for each in labels)
+    return [line_of(own, is_tuned) for own, is_tuned in zip(each_line, tuned)], shared
 
 
 def metric_in_words(metric: str) -> str:

@@ -83,7 +83,7 @@ def test_a_line_ends_at_what_was_sent_in_all(runs: list[Run], tmp_path: Path, mo
     monkeypatch.setattr(Axes, "plot", plot)
     groups, _ = group_runs(runs)
     draw_over_bytes(groups, Options(), "bytes_up", tmp_path / "x.png")
-    x, y = lines["FedAvg compression=topk (n=2)"]
+    x, y = lines["compression=topk (n=2)"]
     assert x == pytest.approx([0.44, 0.88, 1.32]) and y == pytest.approx(100 * (BASE.mean() + np.array(CURVE)))
 
 

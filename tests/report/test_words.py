@@ -11,7 +11,17 @@ from fedbench.report.__main__ import main
 from fedbench.report.runs import find_runs
 from fedbench.report.summary import group_runs
 from fedbench.report.table import Column, Spread, Table, render
-from fedbench.report.words import TUNED, in_words, line_of, metric_axis, metric_in_words, of_each_client, printed, tight
+from fedbench.report.words import (
+    TUNED,
+    in_words,
+    line_of,
+    lines_of,
+    metric_axis,
+    metric_in_words,
+    of_each_client,
+    printed,
+    tight,
+)
 
 TUNED_RUN = {"tuned_at_end": True}
 
@@ -130,3 +140,12 @@ def test_words_are_for_readers_alone() -> None:
     said = Table("", [Column("method", "method", words=str.upper)], [{"method": "a"}, {"method": None}, {"method": 1}])
     assert render([said], "text") == "method\n     A\n     -\n     1\n"
     assert render([said], "csv").split() == ["method", "a", '""', "1"]
+
+
+def test_what_all_lines_share_is_their_title() -> None:
+    labels = [{"method": "apple", "compression": name, "share": None} for name in ("topk", "sign")]
+    assert lines_of(labels, [False, False]) == (["compression=topk", "compression=sign"], "APPLE")
+    assert lines_of(labels, [True, False])[0] == ["APPLE† compression=topk", "APPLE compression=sign"]
+    assert lines_of(labels[:1], [False]) == (["APPLE compression=topk"], "")
+    same = [{"method": "apple"}, {"method": "apple"}]
+    assert lines_of(same, [False, False]) == (["APPLE", "APPLE"], "")

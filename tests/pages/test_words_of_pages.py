@@ -30,8 +30,6 @@ def make_page(folder: Path, seeds: int = 2, **about) -> Page:
             curves += [{"run": run, "round": t, "personal/accuracy": last * t / 3, "mb_up": 10.0**t} for t in (1, 2, 3)]
         own = {"part": "main", "group": method, "gain": 0.1, "gain_std": 0.01, "gain_n": 2}
         gains += [own | {"client": client} for client in (0, 1)]
-            {"part": "main", "group": method, "client": c, "gain": 0.1, "gain_std": 0.01, "gain_n": 2} for c in (0, 1)
-        ]
     cells = [CELL | {"method": name, "ours": 70.0, "ours_std": 1.0, "ours_n": n, "sigma": 1.0, "tuned_at_end": tuned}
              for name, n, tuned in (("PGFed", 3, None), ("FedBABU", 2, 1))]  # fmt: skip
     figures = {"curves": {}, "sent": {"over": "mb_up", "where": {"method": "pgfed"}}, "gains": {"kind": "gains"}}

@@ -17,7 +17,7 @@ import torch
 from fedbench.compression.base import FLOAT, Message
 from fedbench.compression.cer import CER
 from fedbench.core.rng import RowRandom
-from fedbench.report.figures import COLOURS, pyplot
+from fedbench.report.drawing import COLOURS, pyplot
 
 STEPS = ((30, -1.0), (20, 0.0), (40, 1.0), (10, 0.0))  # length and level
 ETA = 0.01  # the released demonstration's step size: its penalties are gamma eta of ours

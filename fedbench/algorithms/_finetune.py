@@ -53,6 +53,7 @@ class FineTuned(Wrapper):
     def __init__(self, inner: Algorithm, epochs: int, lr: float | Sequence[float] | None, when: str, part: str):
         self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, per_client(lr), when, part
         self.leaks = inner.leaks
+        self.tuned_at_end = inner.tuned_at_end or when == "end"
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """inner's, and finetune.*."""

@@ -49,6 +49,7 @@ class Algorithm:
     personal_is_global: every client deploys the server's row, so personal/* equals global/*.
     leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
     numbered: why results depend on which number a client has, in words.
+    tuned_at_end: whether `personalized` fine-tunes after the last round only, so that the last value stands apart.
     waits: why a local step asks the device for a number, in words; on a GPU each time empties its queue.
     """
 
@@ -56,6 +57,7 @@ class Algorithm:
     alone: bool = False
     reads: tuple[str, ...] = ()
     personal_is_global = False
+    tuned_at_end: bool = False
     leaks: str | None = None
     numbered: str | None = None
     waits: str | None = None

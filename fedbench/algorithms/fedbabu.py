@@ -32,6 +32,7 @@ class FedBABU(Algorithm):
     ):
         self.epochs, self.lr, self.part = finetune_epochs, finetune_lr, finetune_part
         self.zero_head = finetune_head == "zero"
+        self.tuned_at_end = finetune_epochs > 0
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """One initialization for all, whose head stays as it is."""

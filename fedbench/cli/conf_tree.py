@@ -80,6 +80,14 @@ def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -
     return exact[0] if exact else target if same else name
 
 
+def printed_name(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
+    """What papers call an option: the name that its file begins with (# PGFed-CE: ...), which is the option's own
+    (pgfed_ce) in other letters; None where there is no such file or name."""
+    text = _text(f"{group}/{option}", folders) if re.fullmatch(r"\w{1,99}", option) else ""
+    name = text.partition(":")[0].removeprefix("# ")
+    return name if _letters(name) == _letters(option) else None
+
+
 def is_class(group: str, choice: str | None, target: str | None, folders: Sequence[Path] | None = None) -> bool:
     """Whether what a run is called in this group is its class's name, and no option's."""
     if not choice or not target or target_of(group, choice, folders) == target:

@@ -18,7 +18,7 @@ from fedbench.report import paper, scores
 from fedbench.report.figures import client_gains
 from fedbench.report.runs import Run, find_runs, rounds_of, sound
 from fedbench.report.sent import DIRECTIONS, is_compressed, megabytes, sent_until
-from fedbench.report.summary import Group, Options, group_runs, left_out, notes, results
+from fedbench.report.summary import Group, Options, group_runs, left_out, notes, over_seeds, results
 
 MAIN = "main"  # the part of a page that has one
 SCORES = ["n", "last", "best", "best_val", "worst", "global", "rounds_to_target", "seconds_to_target", "images_per_s"]
@@ -125,6 +125,7 @@ def _row(
         "status": s.get("status") or "no summary", "form": form_of(run), "rounds": rounds_of(run),
         "commit": commit, "machine": "; ".join(filter(None, [at, ", ".join(versions)])) or None,
     }  # fmt: skip
+    row |= {"tuned_at_end": 1} if run.tuned else {}
     return row | (_scores(run, runs, options) if run.finished else {})
 
 
@@ -182,11 +183,13 @@ def _curve(run: Run, name: str) -> list[Row]:
 
 
 def _gains(page: Page, part: str, groups: list[Group], runs: list[Run], options: Options) -> list[Row]:
+    """The rows of gains.csv: a method and client, the mean over seeds, its spread and their number."""
     rows = []
     for group in groups:
-        gains = client_gains(group, runs, options)
-        for client, gain in enumerate(gains if gains is not None else []):
-            rows.append({"part": part, "group": group.name, "client": client, "gain": _number(float(gain))})
+        for client, gains in enumerate(client_gains(group, runs, options).T):
+            over = over_seeds(gains)
+            rows.append({"part": part, "group": group.name, "client": client, "gain": _number(over.mean),
+                         "gain_std": _number(over.std), "gain_n": over.count})  # fmt: skip
     return rows
 
 
@@ -201,6 +204,7 @@ def _cells(table: str, runs: list[Run], known: list[paper.Experiment], options: 
             "run_with": cell.overrides or None, "ours": _number(cell.ours.mean) if ran else None,
             "ours_std": _number(cell.ours.std) if ran else None, "ours_n": cell.ours.count if ran else None,
             "sigma": _number(cell.sigma) if ran else None,
+            **({"tuned_at_end": 1} if cell.tuned else {}),
         })  # fmt: skip
     return rows
 

@@ -1,6 +1,6 @@
 """The figures that page.json asks for, drawn as SVG from a page's CSV files.
 
-    curves    a metric over rounds, a line for each group with a band of one population std over seeds
+    curves    a metric over rounds, or over what was sent, a line for each group with a band of one std over seeds
     against   a score over a label that is a number, with its spread over seeds
     gains     each client's gain over Local, a panel for each method
 
@@ -24,22 +24,38 @@ from fedbench.core.options import ConfigError, listed, require
 from fedbench.pages.groups import Group, groups_of
 from fedbench.pages.store import Page, Row, check_keys
 from fedbench.pages.tables import curve_at
-from fedbench.report.figures import COLOURS, LINES, literal, pyplot
-from fedbench.report.table import Spread
+from fedbench.report.drawing import (
+    SPREAD,
+    TUNED_HERE,
+    draw_line,
+    legend,
+    literal,
+    logarithmic,
+    look,
+    pyplot,
+    tidy,
+    whole_numbers,
+)
+from fedbench.report.figures import draw_bars
+from fedbench.report.table import DAGGER, Spread
+from fedbench.report.words import in_words, line_of, lines_of, metric_axis, of_each_client, printed
 
-HAND = 1  # goes up when the code below draws the same data in another way
+HAND = 2  # goes up when the code below draws the same data in another way
+OVER = {"round": "Round", "mb_up": "MB sent up, all clients together", "mb_down": "MB sent down, all clients together",
+        "train_s": "Seconds of training, the server step included"}  # fmt: skip
 DRAWN_OF = re.compile(r"data sha256:([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line (or a panel of bars) of a figure: ``low`` and ``high`` bound its spread where it has one."""
+    """A line (or a panel of bars) of a figure: ``std`` is its spread where it has one; tuned: its last point is of
+    models fine-tuned at the end."""
 
     name: str
     x: list[float]
     y: list[float]
-    low: list[float] | None = None
-    high: list[float] | None = None
+    std: list[float] | None = None
+    tuned: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,19 +105,27 @@ def is_of(path: Path, drawing: Drawing) -> bool:
 
 
 def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
-    """A metric over rounds, at the rounds that all seeds of a group have."""
+    """A metric over rounds (``over``: MB sent or seconds so far), at the rounds that all seeds of a group have."""
     part = spec.get("part", page.parts[0])
     metric = spec.get("metric", page.about["metric"])
     scale = 100 if page.about["percent"] and "loss" not in metric else 1
+    over = spec.get("over", "round")
+    require(over in OVER, f"{page.folder}: a figure of curves is over one of {listed(OVER)}, not {over}")
     series = []
-    for group in _chosen(page, part, spec):
-        found = [(float(t), curve_at(page, group, metric, t)) for t in _rounds(page, group, metric)]
-        if found:
-            series.append(_line(_named(group, page.labels(part)), found, scale))
+    groups = [group for group in _chosen(page, part, spec) if _rounds(page, group, metric)]
+    told = [{name: group.labels.get(name) for name in page.labels(part)} for group in groups]
+    names, shared = lines_of(told, [group.tuned for group in groups])
+    for name, group in zip(names, groups):
+        rounds = _rounds(page, group, metric)
+        places = rounds if over == "round" else [curve_at(page, group, over, t).mean for t in rounds]
+        found = [(float(x), curve_at(page, group, metric, t)) for x, t in zip(places, rounds)]
+        series.append(_line(f"{name} (n={group.n})", found, scale, group.tuned))
     target = page.about["target"] * scale
     reached = [y for line in series for y in line.y if y > target / 2]
     level = target if metric == page.about["metric"] and reached else None
-    return Drawing("lines", spec.get("title", ""), "round", _axis(metric, scale), series, level)
+    logarithm = over.startswith("mb_")
+    title = ", ".join(filter(None, (spec.get("title", ""), shared)))
+    return Drawing("lines", title, OVER[over], metric_axis(metric), series, level, logarithm)
 
 
 def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
@@ -120,8 +144,8 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
     series = [_line(name, sorted(found, key=lambda f: f[0]), scale) for name, found in sorted(lines.items())]
     positive = [x for line in series for x in line.x if x > 0]
     apart = bool(positive) and max(positive) > 100 * min(positive)
-    words = _axis(page.about["metric"], scale)
-    return Drawing("points", spec.get("title", ""), spec.get("xlabel", key), words, series, None, apart)
+    words = metric_axis(page.about["metric"])
+    return Drawing("points", spec.get("title", ""), spec.get("xlabel", in_words(key)), words, series, None, apart)
 
 
 def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
@@ -131,12 +155,20 @@ def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
     for row in page.gains:
         if row["part"] == spec.get("part", page.parts[0]):
             rows.setdefault(row["group"], []).append(row)
-    series = [Series(name, [float(r["client"]) for r in found], [scale * float(r["gain"]) for r in found])
-              for name, found in rows.items()]  # fmt: skip
-    unit = ", percentage points" if scale == 100 else ""
-    return Drawing(
-        "panels", spec.get("title", ""), "client", f"gain over Local of {page.about['metric']}{unit}", series
-    )
+    series = []
+    for name, found in rows.items():
+        seeds = {row.get("gain_n") for row in found} - {None}
+        label = printed(name) + (f" (n={seeds.pop()})" if len(seeds) == 1 else "")
+        several = all(row.get("gain_std") is not None for row in found)
+        std = [scale * float(row["gain_std"]) for row in found] if several else None
+        clients, each = [float(row["client"]) for row in found], [scale * float(row["gain"]) for row in found]
+        series.append(Series(label, clients, each, std))
+    when = "own best round" if page.about["select"] == "best" else "last round"
+    spread = f" (lines: {SPREAD})" if any(bars.std for bars in series) else ""
+    words = f"{of_each_client(page.about['metric'])}, {when}{spread}"
+    title = "; ".join(filter(None, (words, spec.get("title", ""))))
+    unit = " (percentage points)" if scale == 100 else ""
+    return Drawing("panels", title, "Client", f"Gain over Local{unit}", series)
 
 
 def _chosen(page: Page, part: str, spec: Mapping[str, Any]) -> list[Group]:
@@ -151,23 +183,18 @@ def _rounds(page: Page, group: Group, metric: str) -> list[int]:
 
 def _named(group: Group, labels: list[str]) -> str:
     values = {name: group.labels.get(name) for name in labels if group.labels.get(name) is not None}
-    words = [str(v) if k in ("method", "name") else f"{k.rpartition('.')[2]}={v}" for k, v in values.items()]
-    return f"{' '.join(words)} (n={group.n})"
+    return f"{line_of(values, group.tuned)} (n={group.n})"
 
 
-def _line(name: str, found: list[tuple[float, Spread]], scale: float) -> Series:
+def _line(name: str, found: list[tuple[float, Spread]], scale: float, tuned: bool = False) -> Series:
     mean = [scale * s.mean for _, s in found]
-    std = [scale * (s.std or 0.0) for _, s in found]
-    low, high = ([m + sign * d for m, d in zip(mean, std)] for sign in (-1, 1))
-    return Series(name, [x for x, _ in found], mean, low, high)
-
-
-def _axis(metric: str, scale: float) -> str:
-    return metric + (" (%)" if scale == 100 else "")
+    several = any(s.std is not None for _, s in found)
+    std = [scale * (s.std or 0.0) for _, s in found] if several else None
+    return Series(name, [x for x, _ in found], mean, std, tuned)
 
 
 KINDS: dict[str, tuple[Callable[[Page, Mapping[str, Any]], Drawing], tuple[str, ...]]] = {
-    "curves": (curves, ("part", "metric", "where")),
+    "curves": (curves, ("part", "metric", "where", "over")),
     "against": (against, ("part", "key", "score", "where", "xlabel")),
     "gains": (gains, ("part",)),
 }
@@ -192,25 +219,31 @@ def as_svg(drawing: Drawing) -> str:
 def _axes(plt: Any, drawing: Drawing) -> Any:
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for i, line in enumerate(drawing.series):
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
-        few = "o" if drawing.form == "points" or len(line.x) < 3 else None  # a line through one point is invisible
-        axes.plot(line.x, line.y, label=literal(line.name), marker=few, gid=f"series_{i}", **look)
-        if line.low is not None and line.high is not None:
-            if drawing.form == "points":
-                axes.vlines(line.x, line.low, line.high, color=look["color"])
-            else:
-                axes.fill_between(line.x, line.low, line.high, color=look["color"], alpha=0.15, lw=0)
+        if drawing.form == "points":
+            axes.errorbar(line.x, line.y, line.std, marker="o", capsize=2, label=literal(line.name), **look(i))
+        else:
+            draw_line(axes, i, line.x, line.y, line.std, line.name, line.tuned, gid=f"series_{i}")
     if drawing.level is not None:
-        axes.axhline(drawing.level, color="0.4", linestyle=":", lw=1)
-    if drawing.logarithmic:
+        axes.axhline(
+            drawing.level,
+            color="0.4",
+            linestyle=":",
+            lw=1,
+            label=f"target ({drawing.level:g}{'%' * ('(%)' in drawing.ylabel)})",
+        )
+    places = sorted({x for line in drawing.series for x in line.x})
+    if drawing.logarithmic and drawing.form == "lines":
+        logarithmic(axes, "x", places)
+    elif drawing.logarithmic:
         least = min(x for line in drawing.series for x in line.x if x > 0)
         axes.set_xscale("symlog", linthresh=least)
-        places = sorted({x for line in drawing.series for x in line.x})
         axes.set_xticks(places, [f"{x:g}" for x in places])
+    elif all(x == int(x) for x in places):
+        whole_numbers(axes, both=False)
     axes.set(xlabel=drawing.xlabel, ylabel=drawing.ylabel, title=literal(drawing.title))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
+    tidy(axes)
+    daggers = any(DAGGER in line.name for line in drawing.series)
+    legend(figure, axes, daggers, drawing.form == "lines")
     return figure
 
 
@@ -220,12 +253,11 @@ def _panels(plt: Any, drawing: Drawing) -> Any:
                                   layout="constrained")  # fmt: skip
     for axes, bars in zip(panels[:, 0], drawing.series):
         known = [y for y in bars.y if not math.isnan(y)]
-        axes.bar(bars.x, bars.y, color=[COLOURS[0 if y >= 0 else 1] for y in bars.y], width=0.8)
-        axes.axhline(0, color="black", lw=0.8)
+        draw_bars(axes, bars.x, bars.y, bars.std)
         axes.set_title(f"{literal(bars.name)}: mean {sum(known) / len(known):+.2f}", fontsize=9, loc="left")
-        axes.grid(axis="y", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
     panels[-1, 0].set_xlabel(drawing.xlabel)
-    panels[-1, 0].xaxis.get_major_locator().set_params(integer=True)
-    figure.suptitle(literal(f"{drawing.ylabel}; {drawing.title}" if drawing.title else drawing.ylabel), fontsize=10)
+    whole_numbers(panels[-1, 0], both=False)
+    figure.supylabel(drawing.ylabel, fontsize=10)
+    notes = [drawing.title, TUNED_HERE if any(DAGGER in bars.name for bars in drawing.series) else ""]
+    figure.suptitle(literal("; ".join(filter(None, notes))), fontsize=10)
     return figure

@@ -26,6 +26,11 @@ class Group:
         """How many runs there are, or were."""
         return sum(row["n"] for row in self.rows)
 
+    @property
+    def tuned(self) -> bool:
+        """Whether the method fine-tunes what clients deploy, after the last round only."""
+        return any(row.get("tuned_at_end") for row in self.rows)
+
     def value(self, key: str, over: str | None = None) -> Any:
         """What the runs have under a key: a Spread over seeds of numbers, the text that all have, or None.
 

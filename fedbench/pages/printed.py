@@ -61,4 +61,5 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
 def _answered(page: Page, row: dict[str, str], ours: Row) -> paper.Cell:
     value = Spread(ours["ours"], ours["ours_std"], ours["ours_n"], ours["ours_n"])
     runs = [Run(page.folder)] * ours["ours_n"]  # of a cell's runs is asked only whether there are any
-    return paper.Cell(row, runs, ours["run_with"] or "", ours["form"] == "reduced", value, ours["sigma"])
+    return paper.Cell(row, runs, ours["run_with"] or "", ours["form"] == "reduced", value, ours["sigma"],
+                      bool(ours.get("tuned_at_end")))  # fmt: skip

@@ -5,7 +5,7 @@ runs.csv    a row a run, or what is left of several: their number in n, the mean
             standard deviation under key_std, how many had a value under key_n
 curves.csv  a row a run and round: the recorded metrics, means over clients; what was sent up to there
 cells.csv   a row a cell of a printed table: its form, and ours where it was run
-gains.csv   a row a method and client: the gain over Local, a mean over seeds
+gains.csv   a row a method and client: the gain over Local, a mean over seeds; its spread and their number
 """
 
 from __future__ import annotations

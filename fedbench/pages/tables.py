@@ -25,6 +25,7 @@ from fedbench.pages.store import Page, check_keys
 from fedbench.report import paper
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import Column, Spread, Table, show
+from fedbench.report.words import label_columns, told
 
 SHOWN_KEYS = ("over", "plain", "each", "where", "part", "text", "printed", "ours", "less", "signed")
 COLUMN_KEYS = ("key", "title", "digits", "scale", "none", *SHOWN_KEYS)
@@ -80,7 +81,7 @@ def known_columns(page: Page) -> dict[str, dict[str, Any]]:
         "seconds_to_target": {"title": f"s to {target}", "digits": 1, "none": "never"},
         "images_per_s": {"title": "images/s", "digits": 0},
         **{key: {"title": title, "over": f"{key}_clients", **score} for key, title in gains.items()},
-        "gain_better": {"title": "better@own_best (%)", "digits": 0, "scale": 100, "plain": True},
+        "gain_better": {"title": "better@own_best (%)", "digits": 0, "scale": 100},
         **{f"mb_{d}": {"key": f"bytes_{d}", "title": f"MB {d}", "scale": 1e-6} for d in ("up", "down")},
         **{f"part_{d}": {"title": f"{d} (% of dense)", "scale": 100} for d in ("up", "down")},
         "mb_to_target": {"key": "bytes_to_target", "title": f"MB to {target}", "scale": 1e-6, "none": "never"},
@@ -158,10 +159,11 @@ def groups_table(page: Page, spec: Mapping[str, Any]) -> Table:
     for key, members in by_row.items():
         of = dict(zip(labels, key))
         names = {name: spec.get("names", {}).get(str(value), value) for name, value in of.items()}
-        rows.append({**names, **{f"{i}": _cell(page, shown, members, of) for i, shown in enumerate(columns)}})
+        cells = {f"{i}": _cell(page, shown, members, of) for i, shown in enumerate(columns)}
+        rows.append({**names, "tuned": any(group.tuned for group in members), **cells})
     titles = spec.get("titles", {})
-    heads = [Column(name, titles.get(name, name), digits=None, none="") for name in labels]
-    return Table(spec.get("title", ""), [*heads, *_numbered(columns)], rows)
+    heads = [replace(head, title=titles.get(head.key, head.title)) for head in label_columns(labels)]
+    return told(Table(spec.get("title", ""), [*heads, *_numbered(columns)], rows), labels)
 
 
 def _cell(page: Page, shown: Shown, members: list[Group], labels: Mapping[str, Any]) -> Any:
@@ -227,14 +229,8 @@ def rounds_table(page: Page, spec: Mapping[str, Any]) -> Table:
 def paper_table(page: Page, spec: Mapping[str, Any]) -> Table:
     """A printed table beside ours: the cells that were run, in full or reduced; ``columns`` picks some by key."""
     name = spec["paper"]
-    table = paper.cell_table(name, cells_of(page, name))
-    table.rows = [row for row in table.rows if row["ours"] is not None]
-    if "columns" in spec:
-        by_key = {column.key: column for column in table.columns}
-        check_keys(dict.fromkeys(spec["columns"]), by_key, f"{page.folder}: columns of {name}")
-        table.columns = [by_key[key] for key in spec["columns"]]
-    table.title = spec.get("title", table.title)
-    return table
+    cells = [cell for cell in cells_of(page, name) if cell.runs]
+    return paper.cell_table(name, cells, wanted=spec.get("columns"), title=spec.get("title"))
 
 
 def ranking_table(page: Page, spec: Mapping[str, Any]) -> Table:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedbench.core.destination import check_file, check_folder, write_file
+from fedbench.core.destination import check_file, write_file
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.report import scores
 from fedbench.report.runs import find_runs, sound
@@ -17,7 +17,7 @@ from fedbench.report.table import FORMATS, Table, one_line, render
 SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex"}
 EXAMPLES = """examples:
   python -m fedbench.report runs sweeps
-  python -m fedbench.report sweeps --select best --target 0.9 --figures figures --out table.tex
+  python -m fedbench.report sweeps --select best --target 0.9 --figures figures/best.pdf --out table.tex
   python -m fedbench.report sweeps --metric personal/auc --group algorithm,partition.alpha --out table.csv
   python -m fedbench.report sweeps --figures figures --against partition.alpha
   python -m fedbench.report sweeps --paper pgfed_table1_cifar --figures figures
@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--group", help="config keys to group by, with commas (default: everything but the seed)")
     p.add_argument("--format", choices=FORMATS, help="default: text, or what the suffix of --out says")
     p.add_argument("--out", type=Path, help="file to write the tables to, instead of printing them")
-    p.add_argument("--figures", type=Path, metavar="DIR", help="folder to draw figures into")
+    p.add_argument("--figures", type=Path, metavar="DIR[/NAME.pdf]",
+                   help="folder to draw figures into (.png); with NAME.pdf or NAME.svg: as such files, "
+                        "whose names begin with NAME")  # fmt: skip
     p.add_argument(
         "--against",
         metavar="KEY",
@@ -107,7 +109,10 @@ def check_flags(args: argparse.Namespace) -> None:
         f"--out {args.out}: a file's name ends in {', '.join(SUFFIXES)}, or --format says what it holds",
     )
     check_file("--out", args.out)
-    check_folder("--figures", args.figures)
+    if args.figures is not None:
+        from fedbench.report.drawing import place_of  # NumPy apart, drawing loads nothing until it draws
+
+        place_of("--figures", args.figures)
 
 
 def default_folders() -> list[Path]:
@@ -139,17 +144,20 @@ def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Pat
     say_damage(left_out(damaged, runs), tables, form)
     drawn: list[Path] = []
     if args.figures:
+        from fedbench.report.drawing import place_of
         from fedbench.report.figures import by_setting, draw, file_name
 
-        drawn = draw(groups, runs, options, args.figures)
+        place = place_of("--figures", args.figures)
+        drawn = draw(groups, runs, options, place)
         for setting, members in by_setting(groups).items():
             if any(is_compressed(run) for group in members for run in group.runs):
-                drawn.append(draw_sizes(members, args.figures / f"sizes_{file_name(setting)}.png", setting))
+                drawn.append(draw_sizes(members, place.file(f"sizes_{file_name(setting)}"), setting))
     if args.against:
+        from fedbench.report.drawing import place_of
         from fedbench.report.figures import draw_against, file_name
 
         require(args.figures is not None, f"--against {args.against} draws a figure: give --figures a folder for it")
-        path = args.figures / f"against_{file_name(args.against, options.metric)}.png"
+        path = place_of("--figures", args.figures).file(f"against_{file_name(args.against, options.metric)}")
         draw_one = draw_over_bytes if args.against in DIRECTIONS else draw_against
         drawn.append(draw_one(groups, options, args.against, path))
     return tables, drawn
@@ -185,9 +193,10 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
     say_damage(left_out(damaged, runs), tables, form)
     drawn: list[Path] = []
     if args.figures and cells:
+        from fedbench.report.drawing import place_of
         from fedbench.report.figures import draw_paper
 
-        drawn = [draw_paper(cells, args.figures / f"paper_{name}.png")]
+        drawn = [draw_paper(cells, place_of("--figures", args.figures).file(f"paper_{name}"))]
     return tables, drawn
 
 

@@ -9,40 +9,38 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import require
 from fedbench.report import scores
+from fedbench.report.drawing import (
+    COLOURS,
+    SPREAD,
+    TUNED_HERE,
+    Place,
+    draw_line,
+    legend,
+    literal,
+    look,
+    pyplot,
+    save,
+    tidy,
+    whole_numbers,
+)
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
 from fedbench.report.summary import SHOWN, Group, Options
-from fedbench.report.table import one_line
-
-# Okabe and Ito's colours, told apart with any colour vision; then again with another line.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-LINES = ("-", "--", ":", "-.")
+from fedbench.report.table import DAGGER
+from fedbench.report.words import in_words, line_of, lines_of, metric_axis, of_each_client
 
 
-def pyplot() -> Any:
-    """matplotlib.pyplot without a window; ConfigError where matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: pip install 'fedbench[report]'") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def draw(groups: list[Group], runs: list[Run], options: Options, folder: Path) -> list[Path]:
-    """Write the figures of every setting (data set, partition, model ...) into folder; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+def draw(groups: list[Group], runs: list[Run], options: Options, place: Place) -> list[Path]:
+    """Write the figures of every setting (data set, partition, model ...); returns their paths."""
     written = []
     for setting, members in by_setting(groups).items():
         end = file_name(setting, options.metric)
-        written.append(draw_curves(members, options, folder / f"curves_{end}.png", setting))
-        gains = {g.name: each for g in members if (each := client_gains(g, runs, options)) is not None}
+        written.append(draw_curves(members, options, place.file(f"curves_{end}"), setting))
+        gains = {g.name: each for g in members if len(each := client_gains(g, runs, options))}
         if gains:
-            written.append(draw_gains(gains, options, folder / f"gains_{end}.png", setting))
+            written.append(draw_gains(gains, options, place.file(f"gains_{end}"), setting))
     return written
 
 
@@ -55,11 +53,6 @@ def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
     return settings
 
 
-def literal(text: str) -> str:
-    """A name as matplotlib shows it: no formula between dollars, and in a legend even where it begins with _."""
-    return (" " if text.startswith("_") else "") + one_line(text).replace("$", r"\$")
-
-
 def file_name(*words: str) -> str:
     """Words as a part of a file's name."""
     return re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, words)))
@@ -67,33 +60,31 @@ def file_name(*words: str) -> str:
 
 def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -> Path:
     """The metric over rounds: mean over seeds, a band of one population std, the target as a dotted line."""
-    plt = pyplot()
     scale = 100 if scores.is_fraction(options.metric) else 1
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(8, 4.5), layout="constrained")
     top = []
+    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups])
     for i, group in enumerate(groups):
         rounds, mean, std = mean_curve(group, options.metric)
-        if not len(rounds):
-            continue
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
-        few = "o" if len(rounds) < 3 else None  # a line through one point is invisible
-        axes.plot(rounds, scale * mean, label=literal(f"{group.name} (n={len(group.runs)})"), marker=few, **look)
-        axes.fill_between(rounds, scale * (mean - std), scale * (mean + std), color=look["color"], alpha=0.15, lw=0)
-        top.append(np.nanmax(mean))
+        if len(rounds):
+            spread = scale * std if len(group.runs) > 1 else None
+            draw_line(axes, i, rounds, scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
+            top.append(np.nanmax(mean))
     if top and max(top) > options.target / 2 and scale == 100:
-        axes.axhline(scale * options.target, color="0.4", linestyle=":", lw=1)
-    axes.set(xlabel="round", ylabel=options.metric + (" (%)" if scale == 100 else ""), title=literal(title))
-    return finished(figure, axes, path)
+        axes.axhline(
+            scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target ({100 * options.target:g}%)"
+        )
+    title = ", ".join(filter(None, (title, shared)))
+    axes.set(xlabel="Round", ylabel=metric_axis(options.metric), title=literal(title))
+    whole_numbers(axes, both=False)
+    return finished(figure, axes, path, any(group.tuned for group in groups))
 
 
-def finished(figure: Any, axes: Any, path: Path) -> Path:
-    """What all figures of curves end with; written to path."""
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
-    pyplot().close(figure)
-    return path
+def finished(figure: Any, axes: Any, path: Path, tuned: bool = False, marked: bool = True) -> Path:
+    """What all figures of curves end with; written to path.  tuned: daggers (marked: open markers) are explained."""
+    tidy(axes)
+    legend(figure, axes, tuned, marked)
+    return save(figure, path)
 
 
 def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[float, np.ndarray]]:
@@ -107,7 +98,7 @@ def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[f
         if not isinstance(x, int | float) or isinstance(x, bool):
             continue
         labels = {k: v for k, v in group.labels.items() if k not in (key, key.rpartition(".")[2])}
-        name = " ".join(str(v) if k in ("method", "name") else f"{k}={v}" for k, v in labels.items())
+        name = line_of(labels, group.tuned)
         rounds = [scores.selected_round(run, options.metric, options.select) for run in group.runs]
         values = [scores.value_at(run, options.metric, at) for run, at in zip(group.runs, rounds)]
         lines.setdefault(name, {})[float(x)] = np.array(values)
@@ -129,47 +120,57 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
     for i, (name, line) in enumerate(sorted(lines.items())):
         xs = sorted(line)
         mean, std = ([scale * f(line[x]) for x in xs] for f in (np.mean, np.std))
-        colour, label = COLOURS[i % len(COLOURS)], literal(f"{name} (n={min(map(len, line.values()))})")
+        n = sorted({len(line[x]) for x in xs})
+        colour, label = COLOURS[i % len(COLOURS)], literal(f"{name} (n={' or '.join(map(str, n))})")
         if bars:
             width = 0.8 / len(lines)
             places = [all_xs.index(x) + (i - (len(lines) - 1) / 2) * width for x in xs]
             axes.bar(places, mean, width, yerr=std, capsize=2, label=label, color=colour)
         else:
-            style = LINES[i // len(COLOURS) % len(LINES)]
-            axes.errorbar(xs, mean, std, marker="o", capsize=2, label=label, color=colour, linestyle=style)
+            axes.errorbar(xs, mean, std, marker="o", capsize=2, label=label, **look(i))
     if bars:
         axes.set_xticks(range(len(all_xs)), [f"{x:g}" for x in all_xs])
-    axes.set(xlabel=key, ylabel=options.metric + (" (%)" if scale == 100 else ""))
-    return finished(figure, axes, path)
+    axes.set(xlabel=in_words(key), ylabel=metric_axis(options.metric))
+    return finished(figure, axes, path, any(group.tuned for group in groups), marked=False)
 
 
 def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title: str) -> Path:
-    """A panel per method, a bar per client: its gain over Local, blue for a gain and orange for a loss."""
+    """A panel per method, a bar per client: its gain over Local, blue for a gain and orange for a loss; with one
+    population std over seeds where there are several.  gains: by method [seeds, N]."""
     plt = pyplot()
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, panels = plt.subplots(
         len(gains), 1, figsize=(8, 0.6 + 1.4 * len(gains)), sharex=True, sharey=True, squeeze=False,
         layout="constrained")  # fmt: skip
-    for axes, (name, each) in zip(panels[:, 0], gains.items()):
-        colours = np.where(each >= 0, COLOURS[0], COLOURS[1])
-        axes.bar(np.arange(len(each)), scale * each, color=colours, width=0.8)
-        axes.axhline(0, color="black", lw=0.8)
-        axes.set_title(f"{literal(name)}: mean {scale * np.nanmean(each):+.2f}", fontsize=9, loc="left")
-        axes.grid(axis="y", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[-1, 0].set_xlabel("client")
-    panels[-1, 0].xaxis.get_major_locator().set_params(integer=True)
-    unit = ", percentage points" if scale == 100 else ""
-    figure.suptitle(f"gain over Local of {options.metric}@{convention(options)}{unit}; {literal(title)}", fontsize=10)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path
+    for axes, (name, seeds) in zip(panels[:, 0], gains.items()):
+        draw_bars(
+            axes, np.arange(seeds.shape[1]), scale * seeds.mean(0), scale * seeds.std(0) if len(seeds) > 1 else None
+        )
+        mean = scale * np.nanmean(seeds)
+        axes.set_title(f"{literal(name)}: mean {mean:+.2f} (n={len(seeds)})", fontsize=9, loc="left")
+    panels[-1, 0].set_xlabel("Client")
+    whole_numbers(panels[-1, 0], both=False)
+    figure.supylabel("Gain over Local" + (" (percentage points)" if scale == 100 else ""), fontsize=10)
+    when = {"last": "last round", "own_best": "own best round"}[convention(options)]
+    tuned = TUNED_HERE if any(DAGGER in name for name in gains) else ""
+    spread = f" (lines: {SPREAD})" if max(map(len, gains.values())) > 1 else ""
+    heads = [f"{of_each_client(options.metric)}, {when}{spread}", literal(title), tuned]
+    figure.suptitle("\n".join(filter(None, heads)), fontsize=10)
+    return save(figure, path)
+
+
+def draw_bars(axes: Any, clients: Any, each: Any, std: Any = None) -> None:
+    """A bar for each client, blue for a gain and orange for a loss, with its spread where it has one."""
+    colours = [COLOURS[0 if value >= 0 else 1] for value in each]
+    axes.bar(clients, each, 0.8, yerr=std, color=colours, error_kw={"lw": 0.8, "ecolor": "0.3"})
+    axes.axhline(0, color="black", lw=0.8)
+    tidy(axes)
+    axes.grid(False, axis="x")
 
 
 def draw_paper(cells: list[Cell], path: Path) -> Path:
     """Dots, a panel per column of a printed table: by method, the paper's number, hollow, and ours, filled."""
     plt = pyplot()
-    path.parent.mkdir(parents=True, exist_ok=True)
     shown = dict.fromkeys((c.key, c.overrides) for c in cells)
     panels = {key: [c for c in cells if (c.key, c.overrides) == key] for key in shown}
     across = min(3, len(panels))
@@ -183,22 +184,20 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
         axes.set_title("\n".join(filter(None, [*panel_title(key, cells), changed])), fontsize=8)
     handles, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-    return path
+    return save(figure, path)
 
 
 def _dots(axes: Any, column: list[Cell]) -> None:
     place = -np.arange(len(column))
     looks = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
              "ours": {"color": COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
-    for shift, (name, look) in zip((0.12, -0.12), looks.items()):
+    for shift, (name, how) in zip((0.12, -0.12), looks.items()):
         numbers = [getattr(cell, name) for cell in column]
         means, stds = [s.mean for s in numbers], [s.std or 0 for s in numbers]
-        axes.errorbar(means, place + shift, xerr=stds, ls="", label=name, capsize=2, **look)
-    axes.set_yticks(place, [cell.row["method"] for cell in column], fontsize=8)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+        axes.errorbar(means, place + shift, xerr=stds, ls="", label=name, capsize=2, **how)
+    names = [cell.row["method"] + (f" (n={cell.ours.count})" if cell.ours.count else "") for cell in column]
+    axes.set_yticks(place, [literal(name) for name in names], fontsize=8)
+    tidy(axes)
 
 
 def panel_title(key: tuple[str, ...], cells: list[Cell]) -> list[str]:
@@ -212,8 +211,8 @@ def convention(options: Options) -> str:
     return "own_best" if options.select == "best" else "last"
 
 
-def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray | None:
-    """Each client's gain over Local, [N], averaged over the seeds that share the first one's partition."""
+def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
+    """Each client's gain over Local [S, N], of the S seeds that share the first one's partition and have a Local."""
     first = group.runs[0].summary.get("partition_hash")
     gains = []
     for run in group.runs:
@@ -221,7 +220,7 @@ def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray 
         if local is not None and local is not run and run.summary.get("partition_hash") == first:
             gain = scores.gains(run, local, options.metric).get(convention(options))
             gains += [gain.each] if gain is not None else []
-    return np.mean(gains, axis=0) if gains else None
+    return np.array(gains) if gains else np.empty((0, 0))
 
 
 def mean_curve(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,10 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-from fedbench.core.destination import check_folder
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.report import figures, scores
 from fedbench.report import method_figures as draw
+from fedbench.report.drawing import Place, place_of
 from fedbench.report.runs import Run, find_runs, sound
 from fedbench.report.summary import Options, group_runs
 
@@ -37,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("folders", nargs="+", type=Path, help="run directories, or folders with runs below them")
-    p.add_argument("--out", type=Path, metavar="DIR", help="where to (default: figures in the first folder)")
+    p.add_argument("--out", type=Path, metavar="DIR[/NAME.pdf]",
+                   help="folder to draw into (default: figures in the first folder), as .png; with NAME.pdf or "
+                        "NAME.svg: as such files, whose names begin with NAME")  # fmt: skip
     p.add_argument("--rounds", metavar="R,R,...", help="of the relationships; 0 is before the first")
     p.add_argument("--metric", help="a column of metrics.csv (default: the score that the runs went by)")
     p.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
@@ -50,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         rounds_asked = numbers(args.rounds)
         require(args.target == args.target, "--target must be a number, got nan")
-        check_folder("--out", args.out)
+        place = place_of("--out", args.out) if args.out else None
         readable, damaged = sound(find_runs(args.folders))
         for path, why in damaged.items():
             print(f"damaged, left out: {path}: {why}", file=sys.stderr)
@@ -63,14 +65,14 @@ def main(argv: list[str] | None = None) -> int:
             not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
             f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0",
         )
-        folder = args.out or args.folders[0] / "figures"
+        place = place or Place(args.folders[0] / "figures")
         for run in runs:
             try:
-                of_run(run, folder, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, rounds_asked)
+                of_run(run, place, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, rounds_asked)
             except DAMAGE as error:
                 why = run.left_out or (str(error) or type(error).__name__).splitlines()[0]
                 print(f"damaged, not all drawn: {run.path}: {why}", file=sys.stderr)
-        together(runs, folder, Options(metric=args.metric, target=args.target))
+        together(runs, place, Options(metric=args.metric, target=args.target))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -98,38 +100,38 @@ def label(run: Run, runs: list[Run]) -> str:
     return re.sub(r"[^\w.-]+", "_", "_".join(run.path.resolve().parts[shared:]))
 
 
-def of_run(run: Run, folder: Path, prefix: str, metric: str, wanted: list[int] | None) -> None:
+def of_run(run: Run, place: Place, prefix: str, metric: str, wanted: list[int] | None) -> None:
     """The figures of one run."""
-    print_path(draw.draw_run(run, folder / f"{prefix}run.png", metric))
+    print_path(draw.draw_run(run, place.file(f"{prefix}run"), metric))
     if draw.labels_of(run)[0] is not None:
-        print_path(draw.draw_labels(run, folder / f"{prefix}labels.png"))
+        print_path(draw.draw_labels(run, place.file(f"{prefix}labels")))
     stored = draw.matrices(run)
     if "d" in stored:
-        print_path(draw.draw_relationships(run, folder / f"{prefix}d.png", wanted))
-        print_path(draw.draw_paths(run, folder / f"{prefix}d_paths.png"))
+        print_path(draw.draw_relationships(run, place.file(f"{prefix}d"), wanted))
+        print_path(draw.draw_paths(run, place.file(f"{prefix}d_paths")))
     if "sdwd" in stored:
-        print_path(draw.draw_sdwd(run, folder / f"{prefix}sdwd.png", wanted))
+        print_path(draw.draw_sdwd(run, place.file(f"{prefix}sdwd"), wanted))
     if "A" in stored:
-        print_path(draw.draw_change(run, folder / f"{prefix}A_change.png"))
+        print_path(draw.draw_change(run, place.file(f"{prefix}A_change")))
         columns, rows = draw.regressions(run)
         print(f"change in A, mean of column j against n_j: {columns}; mean of row i against n_i: {rows}")
     if len(draw.experts(run)):
-        print_path(draw.draw_experts(run, folder / f"{prefix}experts.png"))
+        print_path(draw.draw_experts(run, place.file(f"{prefix}experts")))
 
 
-def together(runs: list[Run], folder: Path, options: Options) -> None:
+def together(runs: list[Run], place: Place, options: Options) -> None:
     """The figures that compare runs, each of them the seeds of one setting."""
     groups, _ = group_runs(runs)
-    for path in figures.draw(groups, runs, options, folder):
+    for path in figures.draw(groups, runs, options, place):
         print_path(path)
     for setting, members in figures.by_setting(groups).items():
         adapted = [g for g in members if all(len(draw.adaptation(run)) for run in g.runs)]
         if adapted:
-            path = folder / f"new_clients_{figures.file_name(setting)}.png"
+            path = place.file(f"new_clients_{figures.file_name(setting)}")
             print_path(draw.draw_new_clients(adapted, path, setting))
         within = [g for g in members if all(len(draw.inside_rounds(run)[0]) for run in g.runs)]
         if within:
-            path = folder / f"inside_rounds_{figures.file_name(setting)}.png"
+            path = place.file(f"inside_rounds_{figures.file_name(setting)}")
             print_path(draw.draw_inside_rounds(within, path, setting))
 
 

@@ -16,9 +16,21 @@ from fedbench.core.files import read_json
 from fedbench.core.options import require
 from fedbench.data._files import read_npz
 from fedbench.report import scores
-from fedbench.report.figures import COLOURS, LINES, literal, pyplot
+from fedbench.report.drawing import (
+    COLOURS,
+    TUNED_HERE,
+    draw_line,
+    legend,
+    literal,
+    look,
+    pyplot,
+    save,
+    tidy,
+    whole_numbers,
+)
 from fedbench.report.runs import Run, read_columns
 from fedbench.report.summary import Group
+from fedbench.report.words import line_of, metric_axis, of_each_client
 
 MATRICES, MEASURED, NEW_CLIENTS = "matrices.npz", "measured.npz", "new_clients.csv"
 MOST_LABELS = 20  # classes told apart by colour; more are drawn as a heat map
@@ -83,14 +95,14 @@ def draw_relationships(run: Run, path: Path, wanted: list[int] | None = None, na
     shown = None
     for axes, at in zip(row[0], places):
         shown = axes.imshow(values[at], cmap="RdBu_r", vmin=-extent, vmax=extent, interpolation="nearest")
-        axes.set(title="initial" if rounds[at] == 0 else f"round {rounds[at]}", xlabel="client $j$")
+        axes.set(title="initial" if rounds[at] == 0 else f"round {rounds[at]}", xlabel="Client $j$")
         whole_numbers(axes)
-    row[0, 0].set_ylabel("client $i$")
+    row[0, 0].set_ylabel("Client $i$")
     figure.colorbar(shown, ax=row[0, : len(places)].tolist(), shrink=0.8, label=f"${name}_{{ij}}$")
     if counts is not None:
         stacked(row[0, -1], counts, classes, across=False)
         clients = values.shape[1]
-        row[0, -1].set(title="training labels", xlabel="images", ylabel="client", ylim=(clients - 0.5, -0.5))
+        row[0, -1].set(title="training labels", xlabel="Images", ylabel="Client", ylim=(clients - 0.5, -0.5))
         row[0, -1].set_box_aspect(1)  # row i beside row i of the heat maps
     figure.suptitle(title_of(run), fontsize=10)
     return save(figure, path)
@@ -108,7 +120,7 @@ def draw_sdwd(run: Run, path: Path, wanted: list[int] | None = None) -> Path:
             continue  # all clients begin with one model
         label = f"round {rounds[at]}, mean {values[at].mean():.3g}"
         axes.hist(values[at], bins, histtype="step", color=COLOURS[k % len(COLOURS)], label=label)
-    axes.set(xlabel="standard deviation over clients of a coordinate", ylabel="coordinates")
+    axes.set(xlabel="Standard deviation over clients of a coordinate", ylabel="Coordinates")
     axes.set_title(title_of(run), fontsize=10)
     axes.legend(frameon=False, fontsize=8)
     tidy(axes)
@@ -122,14 +134,14 @@ def draw_paths(run: Run, path: Path, client: int = 0, name: str = "d") -> Path:
     rounds, values = stored["rounds"], np.abs(stored[name])
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True, layout="constrained")
     for j in range(values.shape[1]):
-        look = {"color": COLOURS[j % len(COLOURS)], "ls": LINES[j // len(COLOURS) % len(LINES)], "lw": 1.2}
-        left.plot(rounds, values[:, client, j], label=f"{j}", **look)
-        right.plot(rounds, values[:, j, j], **look)
-    left.set(title=f"$|{name}_{{ij}}|$ of client {client} to every client $j$", xlabel="round")
-    right.set(title=f"$|{name}_{{jj}}|$: how much each client uses its own", xlabel="round")
+        left.plot(rounds, values[:, client, j], label=f"{j}", lw=1.2, **look(j))
+        right.plot(rounds, values[:, j, j], lw=1.2, **look(j))
+    left.set(title=f"client {client}: how much it uses every client $j$", ylabel=f"$|{name}_{{ij}}|$", xlabel="Round")
+    right.set(title="how much each client uses its own", ylabel=f"$|{name}_{{jj}}|$", xlabel="Round")
     if values.shape[1] <= WIDEST:
         figure.legend(title="client $j$", loc="outside right upper", fontsize=8, frameon=False)
     for axes in (left, right):
+        whole_numbers(axes, both=False)
         tidy(axes)
     return save(figure, path)
 
@@ -143,8 +155,8 @@ def draw_labels(run: Run, path: Path) -> Path:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     stacked(left, counts, classes)
     stacked(right, counts.T, [str(i) for i in range(len(counts))])
-    left.set(title="by class", xlabel="client", ylabel="training images")
-    right.set(title="by client", xlabel="class")
+    left.set(title="by class", xlabel="Client", ylabel="Training images")
+    right.set(title="by client", xlabel="Class", ylabel="Training images")
     return save(figure, path)
 
 
@@ -204,11 +216,11 @@ def draw_change(run: Run, path: Path, name: str = "A") -> Path:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12.5, 3.8), layout="constrained")
     shown = left.imshow(delta, cmap="RdBu_r", vmin=-extent, vmax=extent, interpolation="nearest")
     figure.colorbar(shown, ax=left, shrink=0.85)
-    left.set(title=f"$\\Delta {name}$", xlabel="client $j$", ylabel="client $i$")
+    left.set(title=f"$\\Delta {name}$", xlabel="Client $j$", ylabel="Client $i$")
     whole_numbers(left)
     panels = (
-        (middle, delta.mean(0), "j", f"column means of $\\Delta {name}$"),
-        (right, delta.mean(1), "i", f"row means of $\\Delta {name}$"),
+        (middle, delta.mean(0), "j", f"Column means of $\\Delta {name}$"),
+        (right, delta.mean(1), "i", f"Row means of $\\Delta {name}$"),
     )
     for axes, means, letter, what in panels:
         line = regression(sizes, means)
@@ -216,7 +228,7 @@ def draw_change(run: Run, path: Path, name: str = "A") -> Path:
         if np.isfinite(line.slope):
             ends = np.array([sizes.min(), sizes.max()])
             axes.plot(ends, line.slope * ends + line.intercept, color=COLOURS[1])
-        axes.set(title=f"{what}\n{line}", xlabel=f"training images $n_{letter}$")
+        axes.set(title=str(line), ylabel=what, xlabel=f"Training images $n_{letter}$")
         tidy(axes)
     figure.suptitle(title_of(run), fontsize=10)
     return save(figure, path)
@@ -239,7 +251,7 @@ def draw_experts(run: Run, path: Path) -> Path:
     for own in values:
         axes.plot(place, own, ".", color="black", ms=3, alpha=0.5)
     axes.set_xticks(place, ["local", *map(str, place[1:])])
-    axes.set(xlabel="expert (others by weight)", ylabel="mean weight", title=title_of(run))
+    axes.set(xlabel="Expert (others by weight)", ylabel="Mean weight", title=title_of(run))
     tidy(axes)
     return save(figure, path)
 
@@ -257,21 +269,24 @@ def adaptation(run: Run) -> np.ndarray:
 def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
     """A bar per method (its best epoch, mean and std over seeds; a line at epoch 0), and the curves over epochs."""
     plt = pyplot()
-    found = [(g.name, np.stack([adaptation(run) for run in g.runs])) for g in groups]  # each [seeds, epochs + 1]
+    metric = groups[0].runs[0].primary
+    scale = 100 if scores.is_fraction(metric) else 1
+    found = [(g.name, scale * np.stack([adaptation(run) for run in g.runs])) for g in groups]  # [seeds, epochs + 1]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for i, (name, curves) in enumerate(found):
-        colour, best = COLOURS[i % len(COLOURS)], 100 * curves.max(1)
-        bar = left.bar(i, best.mean(), 0.7, yerr=best.std(), color=colour, capsize=3)
-        left.bar_label(bar, fmt="%.1f", fontsize=8)
-        left.hlines(100 * curves[:, 0].mean(), i - 0.35, i + 0.35, color="black", lw=1.2)
-        mean, std, epochs = 100 * curves.mean(0), 100 * curves.std(0), np.arange(curves.shape[1])
-        look = {"color": colour, "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
-        right.plot(epochs, mean, label=literal(f"{name} (n={len(curves)})"), **look)
-        right.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+        best, several = scores.best_of(curves.T, metric), len(curves) > 1
+        bar = left.bar(i, best.mean(), 0.7, yerr=best.std() if several else None, color=look(i)["color"], capsize=3)
+        left.bar_label(bar, fmt="%.1f" if scale == 100 else "%.3g", fontsize=8, padding=2)
+        left.hlines(curves[:, 0].mean(), i - 0.35, i + 0.35, color="black", lw=1.2)
+        std = curves.std(0) if several else None
+        draw_line(right, i, np.arange(curves.shape[1]), curves.mean(0), std, f"{name} (n={len(curves)})")
     left.set_xticks(range(len(found)), [literal(name) for name, _ in found], rotation=30, ha="right", fontsize=8)
-    left.set(title="best epoch (line: before the first)", ylabel="mean accuracy of new clients (%)")
-    right.set(title="over epochs of their own", xlabel="epoch")
-    right.legend(fontsize=8, frameon=False)
+    left.set(
+        title="best epoch (line: before the first)", ylabel=metric_axis(metric).replace("clients", "new clients", 1)
+    )
+    right.set(title="over epochs of their own", xlabel="Epoch")
+    whole_numbers(right, both=False)
+    legend(figure, right)
     for axes in (left, right):
         tidy(axes)
     figure.suptitle(literal(title), fontsize=10)
@@ -290,22 +305,24 @@ def inside_rounds(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path:
-    """The training loss from each round's first local step to its last, mean over clients and seeds: the step
-    from one round's last to the next one's first is what aggregation did (FedPIA, Figure 4)."""
+    """The training loss from each round's first local step to its last, mean over clients and seeds with a band of one
+    population std over seeds: the step from one round's last to the next one's first is what aggregation did (FedPIA,
+    Figure 4)."""
     figure, axes = pyplot().subplots(figsize=(8, 4), layout="constrained")
     for i, group in enumerate(groups):
         found = [inside_rounds(run) for run in group.runs]
         rounds = found[0][0][: min(len(r) for r, _ in found)]  # [R]
-        mean = np.mean([losses[: len(rounds)] for _, losses in found], 0)  # [R, 2]
+        losses = np.array([each[: len(rounds)] for _, each in found])  # [seeds, R, 2]
+        mean, std = losses.mean(0), losses.std(0)  # [R, 2] each
         follows = np.diff(rounds) == 1  # a run that is not evaluated in every round recorded some of them
         steps = (mean[1:, 0] - mean[:-1, 1])[follows]
         label = f"{group.name} (n={len(found)})" + (f", mean step {steps.mean():+.3g}" if len(steps) else "")
         gaps = 1 + np.flatnonzero(~follows)
         when = np.insert(np.stack([rounds - 1.0, rounds], 1), gaps, np.nan, 0)  # a round lasts from r - 1 to r
-        look = {"color": COLOURS[i % len(COLOURS)], "ls": LINES[i // len(COLOURS) % len(LINES)], "lw": 1.2}
-        axes.plot(when.ravel(), np.insert(mean, gaps, np.nan, 0).ravel(), label=literal(label), **look)
-    axes.set(xlabel="round", ylabel="training loss", title=literal(title))
-    axes.legend(fontsize=8, frameon=False)
+        mean, std = (np.insert(values, gaps, np.nan, 0).ravel() for values in (mean, std))
+        draw_line(axes, i, when.ravel(), mean, std if len(found) > 1 else None, label, lw=1.2)
+    axes.set(xlabel="Round", ylabel="Training loss", title=literal(title))
+    legend(figure, axes)
     tidy(axes)
     return save(figure, path)
 
@@ -320,10 +337,10 @@ def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
     figure = plt.figure(figsize=(10, 5.6), layout="constrained")
     top, bottom = figure.subfigures(2, 1)
     left, right = top.subplots(1, 2)
-    left.plot(rounds, scale * values, color=COLOURS[0])
-    left.set(title=metric + (" (%)" if scale == 100 else ""), xlabel="round")
-    right.plot(*scores.curve(run, "train/loss"), color=COLOURS[1])
-    right.set(title="train/loss", xlabel="round")
+    draw_line(left, 0, rounds, scale * values, None, "", run.tuned)
+    left.set(ylabel=metric_axis(metric), xlabel="Round", title=f"open marker: {TUNED_HERE}" if run.tuned else "")
+    draw_line(right, 2, *scores.curve(run, "train/loss"), None, "")
+    right.set(ylabel=metric_axis("train/loss"), xlabel="Round")
     client_bars(bottom.subplots(), run, metric, best)
     for axes in (left, right):
         tidy(axes)
@@ -341,7 +358,8 @@ def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
     axes.bar(ids, own, 0.85, color=COLOURS[0])
     axes.axhline(np.nanmean(own), color=COLOURS[1], lw=1.2)
     axes.set_xlim(ids.min() - 0.6, ids.max() + 0.6)
-    axes.set(title=f"each client at the best round, {round:.0f} (line: mean {np.nanmean(own):.2f})", xlabel="client")
+    axes.set(title=f"each client at the best round, {round:.0f} (line: mean {np.nanmean(own):.2f})", xlabel="Client")
+    axes.set_ylabel(of_each_client(metric) + (" (%)" if scale == 100 else ""))
     whole_numbers(axes, both=False)
     tidy(axes)
 
@@ -349,27 +367,5 @@ def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
 # -- looks -----------------------------------------------------------------------------------------------
 def title_of(run: Run) -> str:
     """The title of a run's figure: method, data set, partition, seed."""
-    return literal(f"{run.method}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}")
-
-
-def whole_numbers(axes: Any, both: bool = True) -> None:
-    """Ticks at whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
-    for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
-        axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-
-
-def tidy(axes: Any) -> None:
-    """Draw a light grid, and no frame on the right and above."""
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def save(figure: Any, path: Path) -> Path:
-    """Write a figure, close it; returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot().close(figure)
-    return path
+    name = line_of({"method": run.method}, run.tuned)
+    return literal(f"{name}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -33,6 +33,7 @@ from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
 from fedbench.report.runs import LOADER, Run
 from fedbench.report.summary import IGNORED, over_seeds
 from fedbench.report.table import Column, Spread, Table
+from fedbench.report.words import label_columns, told
 
 PAPERS = Path(__file__).resolve().parents[1] / "papers"
 KEYS = (
@@ -44,13 +45,15 @@ KEYS = (
 RESERVED = ("table", "select")
 REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
 SEEDS = "seed=0,1,2"
+LEAST = 3  # seeds, from which on a difference is measured by their std
 
 
 @dataclass
 class Cell:
     """A printed number and ours: ``ours.std`` is what the paper's ± means, ``sigma`` our std over seeds.
 
-    overrides: what the runs depart in from their experiment file; reduced: by another file that goes beside it.
+    overrides: what the runs depart in from their experiment file; reduced: by another file that goes beside it.  tuned:
+    ours is after fine-tuning at the end.
     """
 
     row: dict[str, str]
@@ -59,6 +62,7 @@ class Cell:
     reduced: bool = False
     ours: Spread = field(default_factory=lambda: Spread(float("nan"), None, 0, 0))
     sigma: float | None = None
+    tuned: bool = False
 
     @property
     def printed(self) -> Spread:
@@ -73,8 +77,8 @@ class Cell:
 
     @property
     def in_std(self) -> float:
-        """The difference in multiples of our std over seeds; NaN where there is none but rounding."""
-        spread = self.sigma or 0.0
+        """The difference in multiples of our std over seeds; NaN below three seeds, and where only rounding differs."""
+        spread = (self.sigma or 0.0) if self.ours.count >= LEAST else 0.0
         return self.difference / spread if spread > 1e-9 * abs(self.ours.mean) else float("nan")
 
     @property
@@ -221,6 +225,7 @@ def _measure(cell: Cell, question: Question) -> None:
     answers = [RECIPES[cell.row["metric"]](run, question) for run in cell.runs]
     cell.ours = over_seeds(answer.value for answer in answers)
     cell.sigma = cell.ours.std
+    cell.tuned = any(run.tuned for run in cell.runs)
     spreads = [answer.spread for answer in answers if answer.spread is not None]
     if spreads:
         cell.ours = replace(cell.ours, std=float(np.mean(spreads)))
@@ -259,14 +264,19 @@ def _short(override: str) -> str:
     return re.sub(r"^(dataset\.path=).*[/\\]", r"\1", override.lstrip("+").replace("'", ""))
 
 
-def cell_table(name: str, cells: list[Cell], tidy: bool = False) -> Table:
-    """The cells as a table; columns that are the same everywhere are in its title only, unless it is tidy."""
+def cell_table(
+    name: str, cells: list[Cell], tidy: bool = False, wanted: Sequence[str] | None = None, title: str | None = None
+) -> Table:
+    """The cells as a table; columns that are the same everywhere are in its title only, unless it is tidy.
+
+    wanted: keys of the columns to show (default: all); ConfigError for one that there is not.
+    """
     if not cells:
         return Table(f"{name}: nothing in it is measured by a run", [])
     varying = [key for key in KEYS if len({cell.row[key] for cell in cells}) > 1]
     fixed = [f"{key} {cells[0].row[key]}" for key in KEYS if key not in varying]
     first = cells[0].row
-    labels = [Column("method", "method"), *(Column(key, key) for key in (KEYS if tidy else varying))]
+    labels = [*label_columns(["method"]), *(Column(key, key) for key in (KEYS if tidy else varying))]
     if tidy or any(cell.overrides for cell in cells):
         labels.append(Column("overrides", "run with", none=""))
     numbers = [
@@ -279,11 +289,18 @@ def cell_table(name: str, cells: list[Cell], tidy: bool = False) -> Table:
     rows = [
         {key: cell.row[key] for key in ("method", *KEYS)} | {
             "overrides": cell.overrides or None, "printed": cell.printed, "ours": _ours(cell),
-            "difference": cell.difference, "in_std": cell.in_std, "n": cell.ours.count}
+            "difference": cell.difference, "in_std": cell.in_std, "n": cell.ours.count, "tuned": cell.tuned}
         for cell in cells
     ]  # fmt: skip
-    title = f"{name}: {first['paper']}, table {first['table']}; {'; '.join(fixed)}"
-    return Table(title, [*labels, *numbers], rows)
+    if title is None:
+        title = f"{name}: {first['paper']}, table {first['table']}; {'; '.join(fixed)}"
+    table = Table(title, [*labels, *numbers], rows)
+    if wanted is not None:
+        known = {column.key: column for column in [*labels, *(Column(key, key) for key in KEYS), *numbers]}
+        odd = [key for key in wanted if key not in known]
+        require(not odd, f"a table of {name} has no column {', '.join(odd)}; there are {', '.join(known)}")
+        table.columns = [known[key] for key in wanted]
+    return table if tidy else told(table, [c.key for c in table.columns if c not in numbers])
 
 
 def _ours(cell: Cell) -> Spread | str | None:
@@ -371,7 +388,7 @@ def paper_notes(cells: list[Cell], target: float) -> list[str]:
     metrics = {cell.row["metric"] for cell in cells}
     lines = [
         "printed: mean ± std as in the paper. ours: mean ± population std (ddof=0) over n seeds. in our std: "
-        "(ours - printed) / our std over seeds.",
+        f"(ours - printed) / our std over seeds, from {LEAST} seeds on.",
     ]
     if any("std over clients" in metric for metric in metrics):
         lines.append(

@@ -61,6 +61,11 @@ class Run:
         return self.summary.get("status") == "finished"
 
     @property
+    def tuned(self) -> bool:
+        """Whether its clients fine-tuned what they deploy, after the last round only."""
+        return bool(self.summary.get("tuned_at_end"))
+
+    @property
     def seed(self) -> Any:
         """The run's seed; None where there is no summary."""
         return self.summary.get("seed")

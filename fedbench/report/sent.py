@@ -12,10 +12,12 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.report import scores
-from fedbench.report.figures import COLOURS, LINES, finished, literal, mean_curve, pyplot
+from fedbench.report.drawing import draw_line, literal, logarithmic, pyplot, tidy, whole_numbers
+from fedbench.report.figures import finished, mean_curve
 from fedbench.report.runs import Run
 from fedbench.report.summary import Group, Options, over_seeds
 from fedbench.report.table import Column, Table
+from fedbench.report.words import label_columns, lines_of, metric_axis, told
 
 DIRECTIONS = {"bytes": ("down", "up"), "bytes_down": ("down",), "bytes_up": ("up",)}  # what --against takes
 
@@ -50,15 +52,17 @@ def sent_table(groups: list[Group], options: Options) -> Table | None:
     fraction = scores.is_fraction(options.metric)
     scale, digits = (100, 2) if fraction else (1, 4)
     target = f"{options.target * scale:g}" + ("%" if fraction else "")
+    labels = list(dict.fromkeys(k for g in groups for k in g.labels))
     columns = [
-        *(Column(key, key, digits=None, none="") for key in dict.fromkeys(k for g in groups for k in g.labels)),
+        *label_columns(labels),
         Column("n", "n"),
         Column("last", "last", digits, scale),
         *(Column(f"mb_{d}", f"MB {d}", 2) for d in ("up", "down")),
         *(Column(f"part_{d}", f"{d} (% of dense)", 2, 100) for d in ("up", "down")),
         Column("mb_to_target", f"MB to {target}", 2, none="never"),
     ]
-    return Table("what was sent, by all clients together", columns, [g.labels | _row(g, options) for g in groups])
+    rows = [g.labels | {"tuned": g.tuned} | _row(g, options) for g in groups]
+    return told(Table("what was sent, by all clients together", columns, rows), labels)
 
 
 def _row(group: Group, options: Options) -> dict[str, Any]:
@@ -81,37 +85,42 @@ def _total(run: Run, direction: str, kind: str) -> float:
 
 def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     """MB sent so far over rounds, up and down, and below what a round took of its dense size (pFedNet, Figures 8 and
-    12); means over seeds, a line per group.  Only of groups that compressed something, and of the dense one."""
+    12); means over seeds with a band of one population std, a line per group.  Only of groups that compressed
+    something, and of the dense one."""
     figure, panels = pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
     least = [100.0, 100.0]  # of a round's share, up and down
+    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups])
     for i, group in enumerate(groups):
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
         for column, direction in enumerate(("up", "down")):
-            rounds, sent = _mean_sizes(group, direction, "bytes")
-            _, dense = _mean_sizes(group, direction, "dense")
-            if not len(sent) or not sent[-1]:
+            rounds, sent = _sizes(group, direction, "bytes")
+            _, dense = _sizes(group, direction, "dense")
+            if not sent.size or not sent[:, -1].any():
                 continue
-            label = literal(f"{group.name} (n={len(group.runs)})") if column == 0 else None
-            panels[0, column].plot(rounds, sent, label=label, **look)
-            of_round, of_dense = np.diff(sent, prepend=0), np.diff(dense, prepend=0)
+            of_round, of_dense = np.diff(sent, prepend=0), np.diff(dense, prepend=0)  # [seeds, R]
             share = 100 * np.divide(of_round, of_dense, out=np.full_like(of_dense, np.nan), where=of_dense > 0)
-            panels[1, column].plot(rounds, share, **look)
+            for axes, values in zip(panels[:, column], (sent, share)):
+                std = values.std(0) if len(values) > 1 else None
+                draw_line(axes, i, rounds, values.mean(0), std, f"{names[i]} (n={len(values)})")
             least[column] = min(least[column], float(np.nanmin(share)))
     for column, direction in enumerate(("up", "down")):
-        panels[0, column].set(ylabel=f"MB {direction} so far", yscale="log")
-        panels[1, column].set(xlabel="round", ylabel=f"a round's bytes {direction} (% of dense)", yscale="log")
-        panels[1, column].set_ylim(least[column] / 1.5, 150)
+        panels[0, column].set(ylabel=f"MB {direction} so far")
+        panels[1, column].set(xlabel="Round", ylabel=f"Bytes {direction} in a round (% of dense)")
         for axes in panels[:, column]:
-            axes.grid(alpha=0.3)
-    figure.suptitle(literal(title), fontsize=10)
+            drawn = [line.get_ydata() for line in axes.lines]
+            if drawn:
+                logarithmic(axes, "y", np.concatenate(drawn))
+            tidy(axes)
+        whole_numbers(panels[1, column], both=False)
+        panels[1, column].set_ylim(least[column] / 1.5, 150)
+    figure.suptitle(literal(", ".join(filter(None, (title, shared)))), fontsize=10)
     return finished(figure, panels[0, 0], path)
 
 
-def _mean_sizes(group: Group, direction: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds [R] and the mean over seeds of the MB up to and including each [R], of the rounds that all seeds have."""
+def _sizes(group: Group, direction: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds [R] and the MB up to and including each [seeds, R], of the rounds that all seeds have."""
     curves = [megabytes(run, (direction,), kind) for run in group.runs]
     least = min(len(rounds) for rounds, _ in curves)
-    return curves[0][0][:least], np.mean([sent[:least] for _, sent in curves], axis=0)
+    return curves[0][0][:least], np.array([sent[:least] for _, sent in curves])
 
 
 def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
@@ -122,21 +131,19 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     plt = pyplot()
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    drawn = 0
+    drawn: list[np.ndarray] = []
+    names, shared = lines_of([group.labels for group in groups], [group.tuned for group in groups])
     for i, group in enumerate(groups):
         rounds, mean, std = mean_curve(group, options.metric)
         sent = np.array([[sent_until(run, r, DIRECTIONS[key]) for r in rounds] for run in group.runs])  # [seeds, R]
         if not len(rounds) or np.isnan(sent).any():
             continue
-        look = {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
-        few = "o" if len(rounds) < 3 else None
-        axes.plot(sent.mean(0), scale * mean, label=literal(f"{group.name} (n={len(group.runs)})"), marker=few, **look)
-        axes.fill_between(sent.mean(0), scale * (mean - std), scale * (mean + std), color=look["color"], alpha=0.15,
-                          lw=0)  # fmt: skip
-        drawn += sent.max() > 0
-    require(drawn > 0, f"--against {key}: no run has sent anything")
+        spread = scale * std if len(group.runs) > 1 else None
+        draw_line(axes, i, sent.mean(0), scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
+        drawn.append(sent.mean(0))
+    require(any(sent.any() for sent in drawn), f"--against {key}: no run has sent anything")
     words = {"bytes": "down and up", "bytes_down": "down", "bytes_up": "up"}[key]
-    unit = " (%)" if scale == 100 else ""
-    axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=options.metric + unit, xscale="symlog")
-    axes.set_xlim(left=0)
-    return finished(figure, axes, path)
+    axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=metric_axis(options.metric))
+    logarithmic(axes, "x", np.concatenate(drawn))
+    axes.set_title(literal(shared))
+    return finished(figure, axes, path, any(group.tuned for group in groups))

@@ -14,6 +14,7 @@ from fedbench.core.options import ConfigError, require
 from fedbench.report import scores
 from fedbench.report.runs import Run, rounds_of
 from fedbench.report.table import Column, Spread, Table
+from fedbench.report.words import label_columns, line_of, printed, told
 
 SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
 # What does not make two runs different experiments: where they ran, and how they were watched.
@@ -49,8 +50,17 @@ class Group:
     @property
     def name(self) -> str:
         """One line for a legend, within a setting."""
-        labels = {key: value for key, value in self.labels.items() if key not in self.setting}
-        return " ".join(str(value) if key in ("method", "name") else f"{key}={value}" for key, value in labels.items())
+        return line_of(self.within, self.tuned)
+
+    @property
+    def within(self) -> dict[str, Any]:
+        """The labels that tell it from the others of its setting."""
+        return {key: value for key, value in self.labels.items() if key not in self.setting}
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the method fine-tunes what clients deploy, after the last round only."""
+        return any(run.tuned for run in self.runs)
 
 
 def identity(run: Run) -> dict[str, Any]:
@@ -142,18 +152,18 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
 
     It is wide, as a CSV wants it; ``narrow`` cuts it for a reader.
     """
-    rows = {id(g): g.labels | _scores(g, options) | _gains(g, runs, options) for g in groups}
+    scored = {id(g): _scores(g, options) | _gains(g, runs, options) for g in groups}
     better = -1 if scores.lower_is_better(options.metric) else 1
 
     def order(group: Group) -> tuple[Any, ...]:
-        value = rows[id(group)][options.select].mean
+        value = scored[id(group)][options.select].mean
         return *map(_sortable, group.setting.values()), np.isnan(value), -better * value
 
     groups.sort(key=order)
-    labels = [Column(key, key, digits=None, none="") for key in dict.fromkeys(k for g in groups for k in g.labels)]
+    labels = label_columns(dict.fromkeys(k for g in groups for k in g.labels))
     unit = " (%)" if scores.is_fraction(options.metric) else ""
     title = f"{options.metric}{unit}: {facts(groups)}"
-    ordered = [rows[id(group)] for group in groups]
+    ordered = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
     return Table(title, [*labels, *_columns(options), *_gain_columns(options)], ordered)
 
 
@@ -168,14 +178,13 @@ def narrow(wide: Table, options: Options) -> list[Table]:
     gain_keys = {column.key for column in _gain_columns(options)}
     score_keys = {column.key for column in _columns(options)}
     labels = [c for c in wide.columns if c.key not in gain_keys | score_keys]
-    with_val = any(row["best_val"].count for row in wide.rows)
-    columns = [c for c in wide.columns if c.key not in gain_keys and (c.key != "best_val" or with_val)]
+    columns = [c for c in wide.columns if c.key not in gain_keys]
     tables = [Table(wide.title, columns, wide.rows)]
     gained = [row for row in wide.rows if "gain_n" in row and not row["is_local"]]
     if gained:
         title = f"{options.metric}: gain over Local, mean ± std over clients"
         tables.append(Table(title, [*labels, *_gain_columns(options)], gained))
-    return tables
+    return [told(table, [column.key for column in labels]) for table in tables]
 
 
 def _columns(options: Options) -> list[Column]:
@@ -233,7 +242,7 @@ def _gains(group: Group, runs: list[Run], options: Options) -> dict[str, Any]:
         if known := [gain[name] for gain in gains if name in gain]:
             mean, std = np.mean([g.mean for g in known]), np.mean([g.std for g in known])
             row[f"gain_{name}"] = Spread(float(mean), float(std), len(known), len(known))
-    row["gain_better"] = float(np.mean([gain["own_best"].better for gain in gains]))
+    row["gain_better"] = over_seeds(gain["own_best"].better for gain in gains)
     return row
 
 
@@ -273,7 +282,8 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
     ]
     same = [g.labels["method"] for g in groups if "method" in g.labels and g.runs[0].summary.get("personal_is_global")]
     if same:
-        lines.append(f"personal equals global for {', '.join(map(str, dict.fromkeys(same)))}: one model for all.")
+        names = ", ".join(printed(str(name)) for name in dict.fromkeys(same))
+        lines.append(f"personal equals global for {names}: one model for all.")
     if repeated:
         lines.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
     hashes: dict[Any, set[Any]] = {}
@@ -287,21 +297,35 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
 
 
 def unfinished(runs: list[Run]) -> Table | None:
-    """The runs that have not finished and the command that goes on with each."""
+    """The runs that have not finished and the command that goes on with each; those that failed before their first
+    round, of which there is nothing to go on with, are counted in one line."""
     open_runs = [run for run in runs if not run.finished]
     if not open_runs:
         return None
+    status = {run.path: _status(run) for run in open_runs}
+    failed = [run for run in open_runs if status[run.path].startswith("failed") and not rounds_of(run)]
     rows = []
-    for run in open_runs:
+    for run in (run for run in open_runs if run not in failed):
         rows.append({
             "run": str(run.path),
-            "status": _status(run),
+            "status": status[run.path],
             "rounds": f"{rounds_of(run)} of {run.summary.get('rounds', run.config.get('rounds', '?'))}",
             "command": _to_finish(run),
         })  # fmt: skip
     columns = [Column("run", "run"), Column("status", "status"), Column("rounds", "rounds"),
                Column("command", "to finish it")]  # fmt: skip
-    return Table("not finished", columns, rows)
+    notes = [_failed_starts(failed, status)] if failed else []
+    return Table("not finished", columns, rows, notes) if rows else Table("", [], notes=notes)
+
+
+def _failed_starts(failed: list[Run], status: Mapping[Path, str]) -> str:
+    """How many runs failed before their first round, and why the first did."""
+    reasons = {status[run.path] for run in failed}
+    count = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
+    more = len(reasons) - 1
+    others = f" ({more} other reason{'s' * (more > 1)}: see error.txt)" if more else ""
+    first = "" if len(failed) == 1 else "the first, "
+    return f"{count} failed before the first round; {first}{failed[0].path}, {status[failed[0].path]}{others}"
 
 
 def _to_finish(run: Run) -> str:

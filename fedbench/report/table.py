@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+DAGGER = "†"
 FORMATS = ("text", "markdown", "csv", "latex")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-LATEX |= {c: rf"\{c}" for c in "&%$#_{}"}
+LATEX |= {DAGGER: r"$^\dagger$"} | {c: rf"\{c}" for c in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Spread:
 class Column:
     """``key`` is its name in a CSV, ``title`` in text, where numbers are times ``scale`` with ``digits``.
 
-    ``digits`` None: as they are.  ``none`` stands for what is missing.
+    ``digits`` None: as they are.  ``none`` stands for what is missing.  ``words`` says text as a reader is to see it,
+    which a CSV keeps as it is; ``mark``: the key under which a row says that a dagger stands behind this cell.
     """
 
     key: str
@@ -35,6 +38,8 @@ class Column:
     digits: int | None = 2
     scale: float = 1
     none: str = "-"
+    words: Callable[[str], str] | None = None
+    mark: str | None = None
 
 
 @dataclass
@@ -98,8 +103,10 @@ def as_csv(table: Table) -> str:
 
 
 def as_latex(table: Table) -> str:
-    """A table of the package booktabs, its title as the caption; notes, and what is no table, as comments."""
-    notes = [f"% {note}" for note in table.notes]
+    """A table of the package booktabs, its title as the caption; what a dagger means below it, all other notes, and
+    what is no table, as comments."""
+    notes = [f"% {note}" for note in table.notes if not note.startswith(DAGGER)]
+    below = [rf"\par\smallskip\footnotesize {latex(note)}" for note in table.notes if note.startswith(DAGGER)]
     if not table.columns:
         return "\n".join([*([f"% {table.title}"] if table.title else []), *notes]) + "\n"
     kinds = "".join("r" if _is_number(table, column) else "l" for column in table.columns)
@@ -108,7 +115,7 @@ def as_latex(table: Table) -> str:
     return "\n".join([
         r"\begin{table}", r"\centering", *([rf"\caption{{{latex(table.title)}}}"] if table.title else []),
         rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", line, r"\midrule", *lines, r"\bottomrule",
-        r"\end{tabular}", r"\end{table}", *notes]) + "\n"  # fmt: skip
+        r"\end{tabular}", *below, r"\end{table}", *notes]) + "\n"  # fmt: skip
 
 
 def latex(text: str) -> str:
@@ -122,7 +129,9 @@ def show(value: Any, column: Column) -> str:
         return _show_spread(value, column)
     if isinstance(value, float) and column.digits is not None:
         return column.none if math.isnan(value) else f"{value * column.scale:,.{column.digits}f}"
-    return column.none if value is None else one_line(str(value))
+    if value is None:
+        return column.none
+    return one_line(column.words(value) if column.words and isinstance(value, str) else str(value))
 
 
 def one_line(text: str) -> str:
@@ -140,7 +149,7 @@ def _show_spread(value: Spread, column: Column) -> str:
 
 
 def _shown(table: Table, row: dict[str, Any]) -> list[str]:
-    return [show(row.get(column.key), column) for column in table.columns]
+    return [show(row.get(c.key), c) + DAGGER * bool(c.mark and row.get(c.mark)) for c in table.columns]
 
 
 def _is_number(table: Table, column: Column) -> bool:

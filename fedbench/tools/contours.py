@@ -16,7 +16,8 @@ import torch
 
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.options import require
-from fedbench.report.figures import literal, pyplot
+from fedbench.report.drawing import SUFFIXES, literal, pyplot
+from fedbench.report.words import printed
 from fedbench.tools._telling import telling
 from fedbench.tools.export import open_run, predictions_of
 
@@ -50,7 +51,7 @@ def segmented(run_dir: Path, channel: int = 0, overrides: Sequence[str] = ()) ->
     require(
         0 <= channel < pictures.shape[1], f"--channel is {channel}; pictures have channels 0 to {pictures.shape[1] - 1}"
     )
-    name = str(sim.cfg.choices.algorithm)
+    name = printed(str(sim.cfg.choices.algorithm))
     shown = pictures[:, channel].float().cpu().numpy()
     return Segmented(name, made["client"], made["index"], shown, made["target"], made["logits"].argmax(1))
 
@@ -128,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     with telling() as status:
         require(args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}")
-        require(args.out.suffix in (".png", ".pdf", ".svg"), f"--out {args.out} must end in .png, .pdf or .svg")
+        require(args.out.suffix in SUFFIXES, f"--out {args.out} must end in .png, .pdf or .svg")
         check_file("--out", args.out)
         draw(told_apart([segmented(run, args.channel) for run in args.runs], args.runs), args.pictures, args.out)
         print(f"figure: {args.out}")

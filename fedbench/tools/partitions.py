@@ -14,6 +14,7 @@ from fedbench.core.destination import check_file
 from fedbench.core.options import ConfigError, require
 from fedbench.partition._extra import count_extra
 from fedbench.partition.base import Split
+from fedbench.report.drawing import SUFFIXES
 from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def main(argv: list[str] | None = None) -> int:
         check_file("--out", args.out)
         check_file("--figure", args.figure)
         require(
-            args.figure is None or args.figure.suffix != "",
-            f"--figure {args.figure}: its suffix says in which form it is drawn, as in partition.png",
+            args.figure is None or args.figure.suffix in SUFFIXES,
+            f"--figure {args.figure}: its suffix says in which form it is drawn: {', '.join(SUFFIXES)}",
         )
         require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}")
         arrays, split, title = build(args.overrides)
@@ -160,11 +161,11 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
         axes.grid(color="0.92")
     else:
         shown = axes.imshow(table.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
-        figure.colorbar(shown, label="samples")
+        figure.colorbar(shown, label="Samples")
     if classes <= 30:
         axes.set_yticks(range(classes), names)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="client", ylabel="class", title=title)
+    axes.set(xlabel="Client", ylabel="Class", title=title)
     figure.savefig(path, dpi=150)
 
 

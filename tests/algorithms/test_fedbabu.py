@@ -50,3 +50,7 @@ def test_fedbabu_zero_head_gives_the_base_no_first_gradient() -> None:
     rows = deployed(e, a)
     equal(a.base.take(rows), a.base.take(a.w).expand(6, -1))
     assert (a.head.take(rows) != 0).any(1).all()
+
+
+def test_fedbabu_says_that_it_is_tuned_at_the_end() -> None:
+    assert FedBABU().tuned_at_end and not FedBABU(finetune_epochs=0).tuned_at_end

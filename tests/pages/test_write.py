@@ -47,7 +47,7 @@ def test_a_page_shows_the_tables_of_the_report(sweep, tmp_path, capsys) -> None:
     shown = pipes((page / "README.md").read_text())
     assert len(shown) == len(reported) == 5 + 4
     assert [line.split(" | ")[1:] for line in shown] == [line.split(" | ")[1:] for line in reported]
-    assert [line.split(" | ")[0] for line in shown[2:5]] == ["| pgfed", "| fedavg", "| local"]
+    assert [line.split(" | ")[0] for line in shown[2:5]] == ["| PGFed", "| FedAvg", "| Local"]
     assert main(["build", str(page), "--check"]) == 0
     (page / "README.md").write_text("")
     assert main(["build", str(page), "--check"]) == 1 and (page / "README.md").read_text() == ""
@@ -78,7 +78,7 @@ def test_what_was_sent_where_and_with_which_commit(tmp_path) -> None:
     assert [float(pgfed[key]) for key in keys] == [3000, 6000, 0.25, 1, 6000]
     assert local["part_up"] == "" and local["machine"] == "P, 3 cores, no GPU; Python 3.11, torch 2.15"
     assert (local["commit"], pgfed["commit"]) == ("c" * 12, "c" * 12 + " and changes")
-    assert "| pgfed | 1 | 70.00 | 0.00 | 0.01 | 25.00 | 100.00 | 0.01 |" in (page / "README.md").read_text()
+    assert "| PGFed | 70.00 | 0.00 | 0.01 | 25.00 | 100.00 | 0.01 |" in (page / "README.md").read_text()
     header = (page / "curves.csv").read_text().splitlines()[0]
     scores = {"personal/accuracy", "personal/loss", "global/accuracy"}
     assert set(header.split(",")) == {"run", "round", "mb_up", "mb_down", "train_s"} | scores  # no _worst
@@ -109,8 +109,10 @@ def test_a_row_is_a_run(sweep, tmp_path) -> None:
     curve = [r for r in rows(page / "curves.csv") if r["run"] == mine["run"]]
     assert [(r["round"], r["personal/accuracy"]) for r in curve] == [("1", "0.65"), ("2", "0.77"), ("3", "0.73")]
     assert [float(r["train_s"]) for r in curve] == [2, 6, 12]  # so far
-    gains = [float(r["gain"]) for r in rows(page / "gains.csv") if r["group"] == "pgfed"]
-    assert gains == pytest.approx([0.07] * 4)
+    gains = {line: [r for r in rows(page / "gains.csv") if r["group"] == line] for line in ("PGFed", "FedAvg")}
+    assert [float(r["gain"]) for r in gains["PGFed"]] == pytest.approx([0.07] * 4)
+    assert [float(r["gain_std"]) for r in gains["FedAvg"]] == pytest.approx([0.005] * 4)  # of 0.01 and 0.02
+    assert {r["gain_n"] for r in gains["FedAvg"]} == {"2"}
 
 
 def test_what_people_wrote_stays_and_other_parts_too(sweep, tmp_path) -> None:
@@ -127,9 +129,9 @@ def test_what_people_wrote_stays_and_other_parts_too(sweep, tmp_path) -> None:
     found = read_page(page)
     assert found.about["tables"]["results_a"]["columns"] == found.about["tables"]["results_b"]["columns"] == ["last"]
     assert [(row["part"], row["group"]) for row in found.gains][::4] == [
-        ("a", "pgfed"),
-        ("a", "fedavg"),
-        ("b", "ditto"),
+        ("a", "PGFed"),
+        ("a", "FedAvg"),
+        ("b", "Ditto"),
     ]
     assert (page / "README.md").read_text().splitlines()[1] == "Mine alone."
     assert {r["method"] for r in found.runs if r["part"] == "b"} == {"ditto", "local"}
@@ -168,8 +170,11 @@ def test_cells_are_full_reduced_or_not_run(tmp_path, monkeypatch, capsys) -> Non
     capsys.readouterr()
     report([str(sweep), "--paper", TABLE, "--format", "markdown"])
     reported = [line for line in pipes(capsys.readouterr().out) if "CIFAR10 | 25" in line and "not run" not in line]
-    shown = [line for line in pipes((page / "README.md").read_text()) if "CIFAR10 | 25" in line]
-    assert shown == [line for line in reported if "±" in line] and len(shown) == 2
+    text = (page / "README.md").read_text()
+    assert "dataset CIFAR10; clients 25" in text  # of what was run: said above the table
+    shown = [line for line in pipes(text.partition("pgfed_table1_cifar: ")[2]) if line[2:7] in ("Local", "PGFed")]
+    numbers = [[line.split(" | ")[0], *line.split(" | ")[-4:-2]] for line in reported if "±" in line]
+    assert [[line.split(" | ")[0], *line.split(" | ")[-3:-1]] for line in shown] == numbers
 
 
 def test_a_metric_of_its_own(sweep, tmp_path) -> None:
@@ -177,8 +182,8 @@ def test_a_metric_of_its_own(sweep, tmp_path) -> None:
     assert main(["write", str(page), str(sweep), "--metric", "personal/loss", "--target", "0.3"]) == 0
     assert read_page(page).about["percent"] is False
     best = [line.split(" | ") for line in pipes((page / "README.md").read_text())][2:5]
-    assert [line[0] for line in best] == ["| pgfed", "| fedavg", "| local"]  # the smallest loss first
-    assert best[0][2] == "0.2700 ± 0.0000" and build.differences(build.make(page)) == []
+    assert [line[0] for line in best] == ["| PGFed", "| FedAvg", "| Local"]  # the smallest loss first
+    assert best[0][1] == "0.2700 ± 0.0000" and build.differences(build.make(page)) == []
 
 
 def test_what_cannot_be_read_is_said(tmp_path, capsys) -> None:

@@ -236,3 +236,11 @@ def test_the_command_is_light_until_it_draws() -> None:
 
 def test_new_clients_file_is_the_one_that_is_read() -> None:
     assert draw.NEW_CLIENTS == new_clients.FILE and draw.MATRICES == recorder.FILE
+
+
+def test_a_run_says_whether_it_was_tuned_at_the_end(tmp_path: Path) -> None:
+    at_end = ("finetune.epochs=1", "finetune.when=end")
+    run(tmp_path / "a", "algorithm=fedbabu")
+    run(tmp_path / "b", "algorithm=fedavg", *at_end)
+    run(tmp_path / "c", "algorithm=fedavg", at_end[0])
+    assert [Run(tmp_path / name).tuned for name in "abc"] == [True, True, False]

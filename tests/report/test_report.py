@@ -64,7 +64,7 @@ def test_csv_of_a_sweep(sweep, capsys):
         "gain_last_mean": 0.07,
         "gain_best_mean_mean": 0.11,
         "gain_own_best_mean": 0.11,
-        "gain_better": 1,
+        "gain_better_mean": 1,
     }
     assert {name: float(pgfed[name]) for name in expected} == pytest.approx(expected)
     assert float(rows["fedavg"]["gain_last_mean"]) == pytest.approx(-0.1)
@@ -85,11 +85,12 @@ def test_text_of_a_sweep(sweep, capsys):
     assert head < gains < text.index("± is the population") < left
     assert "digits, dirichlet partition, mlp, 4 clients, 2 a round, 3 rounds" in text
     lines = {line.split()[0]: line for line in text[head:gains].splitlines() if line.strip()}
-    assert "72.00 ± 1.63" in lines["pgfed"]
-    assert "76.00 ± 0.82" in lines["pgfed"]
-    assert "never" in lines["local"]
+    assert "72.00 ± 1.63" in lines["PGFed"]
+    assert "76.00 ± 0.82" in lines["PGFed"]
+    assert "never" in lines["Local"]
     assert "best by val" not in lines["method"]
-    assert "personal equals global for fedavg" in text
+    assert text[head:].partition("\n")[0].endswith("3 rounds, n = 3") and lines["method"].split()[1] == "last"
+    assert "personal equals global for FedAvg" in text
     assert f"resume={sweep / 'pgfed-3-9'}" in text[left:]
     assert "interrupted" in text[left:]
     assert "1 of 3" in text[left:]
@@ -100,7 +101,7 @@ def test_markdown_of_a_sweep(sweep, capsys):
     lines = capsys.readouterr().out.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("| method"))
     assert lines[head + 1].startswith("| --- | ---: |")
-    assert lines[head + 2].startswith("| pgfed | 3 | 72.00 ± 1.63 |")
+    assert lines[head + 2].startswith("| PGFed | 72.00 ± 1.63 |")
 
 
 def test_selection_orders_and_says_where_worst_and_global_come_from(tmp_path, capsys):
@@ -159,9 +160,9 @@ def test_namesakes_are_told_apart_by_what_differs(tmp_path, capsys):
         ("pgfed", 0.1, 2),
         ("pgfed", 0.2, 2),
     ]
-    assert sorted(g.name for g in groups) == ["fedavg mu=None", "pgfed mu=0.1", "pgfed mu=0.2"]
+    assert sorted(g.name for g in groups) == ["FedAvg", "PGFed mu=0.1", "PGFed mu=0.2"]
     assert main([str(tmp_path)]) == 0
-    assert "pgfed   0.1  2" in capsys.readouterr().out
+    assert "PGFed   0.1  70.00" in capsys.readouterr().out
 
 
 def test_methods_are_compared_within_a_setting(tmp_path, capsys):
@@ -232,7 +233,7 @@ def test_loss_is_ordered_upwards_and_not_in_percent(sweep, capsys):
     assert main([str(sweep), "--metric", "personal/loss", "--target", "0.26"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("personal/loss: ")
-    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["pgfed", "local", "fedavg"]
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["PGFed", "Local", "FedAvg"]
     assert "0.2800 ± 0.0163" in text
 
 
@@ -259,10 +260,27 @@ def test_cells_that_failed_before_their_first_round_are_listed(sweep, capsys):
     assert str(path) not in capsys.readouterr().out
     (path / "error.txt").write_text("more clients than samples\n")
     assert main([str(sweep)]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(str(path)))
-    assert "failed: more clients than samples" in line and "start it again" in line
+    said = f"1 run failed before the first round; {path}, failed: more clients than samples\n"
+    assert said in capsys.readouterr().out
     assert main([str(path)]) == 0
-    assert "no run has finished yet" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"no run has finished yet\n\n{said}"
+
+
+def test_failed_starts_take_one_line(sweep, capsys):
+    """However many: their number and the first reason; a run that failed later can go on and keeps its row."""
+    for seed in range(5, 25):
+        path = make_run(sweep, "ditto", seed)
+        for file in path.glob("*.*"):
+            if file.name != "config.yaml":
+                file.unlink()
+        (path / "error.txt").write_text("more clients than samples\n" if seed < 24 else "no memory\n")
+    late = with_checkpoint(make_run(sweep, "apple", status="failed"))
+    assert main([str(sweep)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("ditto" in line for line in lines) == 1 and sum(str(late) in line for line in lines) == 1
+    (line,) = (line for line in lines if "ditto" in line)
+    assert line.startswith(f"20 runs failed before the first round; the first, {sweep / 'ditto-'}")
+    assert line.endswith("failed: more clients than samples (1 other reason: see error.txt)")
 
 
 def test_run_that_died_before_its_summary_is_listed(tmp_path, capsys):
@@ -428,7 +446,7 @@ def test_latex_of_a_sweep(sweep, tmp_path, capsys):
     assert lines[:3] == [r"\begin{table}", r"\centering", r"\caption{" + lines[2].removeprefix(r"\caption{")]
     assert lines[2].startswith(r"\caption{personal/accuracy (\%)")
     top, bottom = lines.index(r"\midrule"), lines.index(r"\bottomrule")
-    assert any(line.startswith(r"pgfed & 3 & 72.00 $\pm$ 1.63 &") for line in lines[top:bottom])
+    assert any(line.startswith(r"PGFed & 72.00 $\pm$ 1.63 &") for line in lines[top:bottom])
     assert {line.count(" & ") for line in lines[top + 1 : bottom]} == {lines[top - 1].count(" & ")}
     assert all(line.endswith(r" \\") for line in lines[top + 1 : bottom])
     assert latex(r"a_b & 5% {x} \ ~^#$") == (
@@ -459,8 +477,8 @@ def test_a_metric_against_a_key(tmp_path, capsys):
             make_run(tmp_path, "pgfed", seed, (0.0, height + 0.02 * seed), config={"algorithm": {"mu": mu}})
     groups, _ = group_runs(find_runs([tmp_path]))
     lines = against(groups, Options(), "algorithm.mu")
-    assert list(lines) == ["pgfed"] and sorted(lines["pgfed"]) == [0.1, 0.5, 2.0]
-    np.testing.assert_allclose(sorted(lines["pgfed"][0.5]), [0.75, 0.77])
+    assert list(lines) == ["PGFed"] and sorted(lines["PGFed"]) == [0.1, 0.5, 2.0]
+    np.testing.assert_allclose(sorted(lines["PGFed"][0.5]), [0.75, 0.77])
     with pytest.raises(ConfigError, match=r"--against optimizer.lr: there are no runs with two different numbers"):
         against(groups, Options(), "optimizer.lr")
     pytest.importorskip("matplotlib")

@@ -83,7 +83,7 @@ def test_a_line_ends_at_what_was_sent_in_all(runs: list[Run], tmp_path: Path, mo
     monkeypatch.setattr(Axes, "plot", plot)
     groups, _ = group_runs(runs)
     draw_over_bytes(groups, Options(), "bytes_up", tmp_path / "x.png")
-    x, y = lines["fedavg compression=topk (n=2)"]
+    x, y = lines["compression=topk (n=2)"]
     assert x == pytest.approx([0.44, 0.88, 1.32]) and y == pytest.approx(100 * (BASE.mean() + np.array(CURVE)))
 
 
@@ -117,8 +117,8 @@ def test_options_of_a_chosen_operator_tell_runs_apart(tmp_path: Path) -> None:
     assert differing([Run(path) for path in runs]) == ["choices.compression", "compression.share"]
     groups, _ = group_runs([Run(path) for path in runs])
     assert sorted(group.name for group in groups) == [
-        "fedavg compression=sign share=None",
-        "fedavg compression=topk share=0.1",
-        "fedavg compression=topk share=0.2",
+        "FedAvg compression=sign",
+        "FedAvg compression=topk share=0.1",
+        "FedAvg compression=topk share=0.2",
     ]
     assert all(isinstance(group, Group) and "compression" not in group.setting for group in groups)

@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_what_is_drawn_is_what_the_run_measured(runs: list[Path]) -> None:
     one = segmented(runs[1], channel=2)
-    assert one.name == "fedrod" and one.picture.shape == one.truth.shape == one.predicted.shape == (6, 16, 16)
+    assert one.name == "FedRoD" and one.picture.shape == one.truth.shape == one.predicted.shape == (6, 16, 16)
     rows = list(csv.DictReader((runs[1] / "clients.csv").read_text().splitlines()))
     for client in range(3):
         mine = one.client == client
@@ -59,7 +59,7 @@ def test_the_figure(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
         assert (tmp_path / f"all.{end}").stat().st_size > 10_000
     assert "all.svg" in capsys.readouterr().out
     names = [run.name for run in told_apart([segmented(run) for run in runs], runs)]
-    assert names == ["fedavg (avg)", "fedrod", "fedavg (two)"]
+    assert names == ["FedAvg (avg)", "FedRoD", "FedAvg (two)"]
 
 
 def test_mistakes_are_one_sentence(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,9 +173,15 @@ class Places:
         return float(found or 0.0)
 
     def paired(self, key: str, these: Any, those: Any, part: str | None = None, **where: Any) -> Spread:
-        """The difference of two groups' scores (these less those), seed by seed, with its spread over seeds."""
-        both = [{g.rows[0]["seed"]: g for g in alone(one_group(self._page, part, [name], where))}
-                for name in (these, those)]  # fmt: skip
+        """The difference of two groups' scores (these less those), seed by seed, with its spread over seeds.
+
+        these, those: a group's name, or its labels by key.
+        """
+        both = []
+        for group in (these, those):
+            names, labels = ([], group) if isinstance(group, Mapping) else ([group], {})
+            found = one_group(self._page, part, names, {**where, **labels})
+            both.append({each.rows[0]["seed"]: each for each in alone(found)})
         shown = column_of(self._page, key)
         seeds = sorted(both[0].keys() & both[1].keys())
         require(bool(seeds), f"{self._page.folder}: {these} and {those} have no seed in common")

@@ -31,6 +31,7 @@ from fedbench.core import caller
 from fedbench.core.options import require
 from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
 from fedbench.report.runs import LOADER, Run
+from fedbench.report.scores import kendall_tau
 from fedbench.report.summary import IGNORED, over_seeds
 from fedbench.report.table import Column, Spread, Table
 from fedbench.report.words import label_columns, told
@@ -326,15 +327,6 @@ def ranking_table(cells: list[Cell]) -> Table | None:
         columns.append(Column("overrides", "run with", none=""))
     columns += [Column("tau", "tau"), Column("methods", "methods compared")]
     return Table("ranking of the methods, Kendall's tau-b between printed and ours (1: the same order)", columns, rows)
-
-
-def kendall_tau(a: Iterable[float], b: Iterable[float]) -> float:
-    """Kendall's tau-b of two rankings of the same things, in [-1, 1]; NaN where one has only ties."""
-    x, y = np.array(list(a), dtype=np.float64), np.array(list(b), dtype=np.float64)
-    i, j = np.triu_indices(len(x), 1)
-    dx, dy = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])  # [pairs]
-    known = np.sqrt(float((dx != 0).sum()) * float((dy != 0).sum()))
-    return float((dx * dy).sum() / known) if known else float("nan")
 
 
 def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]:

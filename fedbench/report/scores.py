@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -155,3 +156,12 @@ def value_row(rounds: np.ndarray, round: float | None) -> int | None:
     """Index of a round, None where it is not there."""
     where = np.flatnonzero(rounds == round)
     return int(where[0]) if len(where) else None
+
+
+def kendall_tau(a: Iterable[float], b: Iterable[float]) -> float:
+    """Kendall's tau-b of two rankings of the same things, in [-1, 1]; NaN where one has only ties."""
+    x, y = np.array(list(a), dtype=np.float64), np.array(list(b), dtype=np.float64)
+    i, j = np.triu_indices(len(x), 1)
+    dx, dy = np.sign(x[i] - x[j]), np.sign(y[i] - y[j])  # [pairs]
+    known = np.sqrt(float((dx != 0).sum()) * float((dy != 0).sum()))
+    return float((dx * dy).sum() / known) if known else float("nan")

@@ -46,11 +46,11 @@ def test_examples_of_the_architecture_are_the_methods(source: str) -> None:
     assert any(name in vars(shown) for name in ("round", "step", "loss", "upload"))
 
 
-def test_the_readme_s_own_method_is_fedprox() -> None:
-    """The two blocks of "Your own method", for a number mu."""
+def test_the_method_that_is_shown_is_fedprox() -> None:
+    """The two blocks of "A method", for a number mu."""
     from fedbench.algorithms import fedprox
 
-    source = next(s for s in examples((ROOT / "README.md").read_text()) if "class FedProx" in s)
+    source = next(s for s in examples((ROOT / "docs" / "extending.md").read_text()) if "class FedProx" in s)
     names = {name: getattr(fedprox, name) for name in ("FedAvg", "NonNegative")}
     exec(source, names)
     shown: Any = names["FedProx"]

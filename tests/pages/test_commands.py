@@ -1,0 +1,57 @@
+"""The commands that pages of results print are commands still: every cell of every sweep composes, and is checked."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+from conftest import ROOT
+
+from fedbench.cli.compose import Composer
+from fedbench.cli.config import check, with_choices
+
+PROSE = re.compile(r"\[(?:and so on|the same|a run|both)[^\]]*\]")
+SWEPT_ALIKE = re.compile(r"^seed=")  # a cell's seed changes nothing that is checked
+OF_THE_LAUNCHER = re.compile(r"^hydra/|^hydra\.launcher")
+
+
+def commands() -> dict[str, list[str]]:
+    """The words after `python -m fedbench`, by page, part and number."""
+    found = {}
+    for path in sorted((ROOT / "results").glob("*/page.json")):
+        for part, lines in json.loads(path.read_text())["commands"].items():
+            for i, line in enumerate(lines):
+                words = re.match(r"uv run python -m fedbench (.*)", line.replace("\\\n", " "), re.DOTALL)
+                if words and "[the same]" not in line:
+                    found[f"{path.parent.name}/{part}/{i}"] = shlex.split(PROSE.sub("", words[1]), comments=True)
+    return found
+
+
+COMMANDS = commands()
+
+
+def test_commands_are_found() -> None:
+    assert len(COMMANDS) > 40 and sum(words[0] == "-m" for words in COMMANDS.values()) > 30
+
+
+@pytest.fixture(scope="module")
+def composer() -> Composer:
+    return Composer()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_cell_composes(name: str, composer: Composer) -> None:
+    words = [word for word in COMMANDS[name] if word != "-m" and not OF_THE_LAUNCHER.match(word)]
+    words = [re.sub(r",.*", "", word) if SWEPT_ALIKE.match(word) else word for word in words]
+    swept = COMMANDS[name][0] == "-m"
+    if swept:
+        composer.refuse_repeated(words)
+        cells = composer.cells(composer.rewrite(composer.expand(words)))
+    else:
+        cells = [words]
+    assert cells
+    for cell in cells:
+        full = composer.compose(cell)
+        check(with_choices(full, full.hydra))

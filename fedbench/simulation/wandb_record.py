@@ -41,7 +41,7 @@ def wandb_mode(setting: str) -> tuple[str, str]:
     """
     mode = setting
     if setting == "auto":
-        given = os.environ.get("WANDB_MODE", "auto")
+        given = os.environ.get("WANDB_MODE") or "auto"
         mode = {"dryrun": "offline", "run": "online"}.get(given, given)
     if mode not in MODES:
         name = "tracking.mode" if setting != "auto" else "the variable WANDB_MODE"

@@ -203,6 +203,7 @@ def test_failed_write_of_the_summary_leaves_the_old_one(tmp_path):
         ("auto", None, True, "online"),
         ("auto", "disabled", True, "disabled"),
         ("auto", "dryrun", True, "offline"),
+        ("auto", "", False, "offline"),  # as if it were not set
         ("auto", "online", False, "offline"),  # wandb would ask for a key: never a prompt
         ("online", "offline", True, "online"),
         ("online", None, False, "offline"),
@@ -211,7 +212,7 @@ def test_failed_write_of_the_summary_leaves_the_old_one(tmp_path):
     ],
 )
 def test_mode(monkeypatch, wanted, variable, key, mode):
-    if variable:
+    if variable is not None:
         monkeypatch.setenv("WANDB_MODE", variable)
     if key:
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)

@@ -136,10 +136,10 @@ def test_code_inside_of_a_runs_folder_is_nobodys_own(tmp_path: Path, monkeypatch
     """Whoever gave away a run could have put it there.  Nothing is imported to find out."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "theirs.py").write_text("raise SystemExit('imported')")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text("raise SystemExit('imported')")
-    stored = {"model": {"_target_": "theirs.Net"}, "task": {"_target_": "mine.inner.Task"}, "x": {"_target_": "no.X"}}
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("raise SystemExit('imported')")
+    stored = {"model": {"_target_": "theirs.Net"}, "task": {"_target_": "own_package.inner.Task"}, "x": {"_target_": "no.X"}}
     stored["algorithm"] = {"_target_": "fedbench.algorithms.fedavg.FedAvg"}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "run"), *sys.path])
-    assert own_classes(stored, None, tmp_path / "run") == ["task._target_=mine.inner.Task"]
+    assert own_classes(stored, None, tmp_path / "run") == ["task._target_=own_package.inner.Task"]

@@ -1,0 +1,111 @@
+"""The site: every page there, every link inside of it leads somewhere, what is asked for is two clicks away."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from fedbench.cli.conf_tree import group_options
+from fedbench.core.options import ConfigError
+from fedbench.site.__main__ import main
+from fedbench.site.build import build, faults, markdown_pages
+from fedbench.site.markdown import Renderer, slug
+from fedbench.site.methods import departures, methods
+
+pytest.importorskip("markdown_it", reason="needs markdown-it-py: pip install 'fedbench[site]'")
+pytest.importorskip("jinja2", reason="needs jinja2: pip install 'fedbench[site]'")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    assert build(out) == len(list(out.rglob("*.html")))
+    return out
+
+
+def links(page: Path) -> set[str]:
+    return set(re.findall(r'href="([^"#]+\.html)', page.read_text()))
+
+
+def test_every_link_leads_somewhere(site: Path) -> None:
+    assert faults(site) == []
+    assert not re.search(r'(?:src|href)="https?://[^"]+\.(?:js|css|woff2?)"', (site / "index.html").read_text())
+
+
+def test_every_method_and_every_page_of_results_is_there(site: Path) -> None:
+    known = {f"{name}.html" for name in group_options("algorithm")}
+    assert links(site / "methods" / "index.html") >= known
+    pages = {path.parent.name for path in (ROOT / "results").glob("*/README.md")}
+    assert len(pages) > 20 and links(site / "results" / "index.html") >= {f"{name}/index.html" for name in pages}
+    assert all((site / place).is_file() for place in markdown_pages(ROOT).values())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("index.html", None, "uv run python -m fedbench"),  # how to start
+        ("methods/index.html", "methods/pgfed.html", 'id="departures"'),
+        ("results/index.html", "results/pgfed_table1_cifar_full/index.html", "79.3"),  # a cell
+        ("docs/extending.html", None, "conf/algorithm/fedprox.yaml"),  # how to add a method
+        ("docs/speed.html", None, "PFLlib, FedAvg"),  # how fast beside PFLlib
+    ],
+)
+def test_what_is_asked_for_is_two_clicks_away(site: Path, first: str, second: str | None, shown: str) -> None:
+    assert first == "index.html" or first in links(site / "index.html")
+    if second is not None:
+        assert second.removeprefix(f"{Path(first).parent}/") in links(site / first)
+    assert shown in (site / (second or first)).read_text()
+
+
+def test_a_methods_page_says_what_its_files_say(site: Path) -> None:
+    text = (site / "methods" / "pgfed.html").read_text()
+    for part in (
+        "the coefficient of the mean gradient is 1 / K&#39;, of the last cohort",
+        "<strong>ljaiverson/pgfed</strong> (b1d70f7)",
+        "<code>algorithm.eta2</code></td><td><code>0.01</code></td><td>learning rate of their coefficients a_ij",
+        "fedbench/algorithms/pgfed.py",
+    ):
+        assert part in text
+    assert "Reduces to" not in text[text.index('id="departures"') : text.index('id="options"')]
+    by_name = {method.name: method for method in methods(ROOT)}
+    assert by_name["fedpia"].released is None and by_name["apple"].released == ("ljaiverson/pFL-APPLE", "8078196")
+    assert any(row["page"] == "default" and row["last"] == "90.83" for row in by_name["pgfed"].runs)
+    assert not any(row["page"] == "default" for row in by_name["pgfed_mo"].runs)
+
+
+def test_departures_end_where_something_else_begins() -> None:
+    text = "A method.\nDeparts from the paper: a,\n  b.\nReduces to: c.\n\nDeparts: d.\n\nMore."
+    assert departures(text) == "Departs from the paper: a, b. Departs: d."
+
+
+def test_links_of_the_repository_become_links_of_the_site() -> None:
+    """To pages by their place, to figures as copies; what is not on the site is its name alone."""
+    pages = {"README.md": "index.html", "docs/a.md": "docs/a.html", "results/p/README.md": "results/p/index.html"}
+    renderer = Renderer(pages, {"results/p/x.svg"}.__contains__)
+    html = renderer.html(
+        "# A `b` c\n\n[p](../results/p/) [r](../README.md#a-b) [code](../x.py) ![f](../results/p/x.svg)", "docs/a.md"
+    )
+    assert '<h1 id="a-b-c">' in html and 'href="../results/p/index.html"' in html and 'href="../index.html#a-b"' in html
+    assert "x.py" not in html and ">code<" not in html and "code" in html
+    assert 'src="../results/p/x.svg"' in html and renderer.copied == {"results/p/x.svg"}
+    assert slug("FL-bench's (old) way") == "fl-benchs-old-way"
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#there"></a><a href="b.html#gone"></a><img src="c.png"><a href="#x"></a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="there"></p><a href="https://example.org/none"></a>')
+    assert faults(tmp_path) == ["a.html: b.html#gone", "a.html: c.png", "a.html: #x"]
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path / "new")]) == 0
+    assert re.match(r"\d\d+ pages: \S+index\.html\n", capsys.readouterr().out)
+    (tmp_path / "file").touch()
+    assert main(["--out", str(tmp_path / "file")]) == 1 and "is no folder" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="is no checkout of fedbench"):
+        build(tmp_path / "x", root=tmp_path)

@@ -13,6 +13,7 @@ from tiny import (
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
+from fedbench.algorithms.fedbabu import FedBABU
 from fedbench.algorithms.local import Local
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.core.options import ConfigError
@@ -77,6 +78,7 @@ def test_fine_tuning_of_a_part_and_at_the_end() -> None:
     equal(base.take(rows), base.take(algorithm.inner.w).expand(6, -1))
     assert (e.model.columns["head"].take(rows) != e.model.columns["head"].take(algorithm.inner.w)).any(1).all()
     assert algorithm.tuned_at_end and not FineTuned(FedAvg(), 2, None, "evaluation", "head").tuned_at_end
+    assert FineTuned(FedBABU(), 2, None, "evaluation", "head").tuned_at_end
     with pytest.raises(ConfigError, match=r"finetune.part needs the column group 'neck'"):
         play(four_of_six(), FineTuned(FedAvg(), 1, None, "end", "neck"))
 

@@ -177,6 +177,18 @@ def test_cells_are_full_reduced_or_not_run(tmp_path, monkeypatch, capsys) -> Non
     assert [[line.split(" | ")[0], *line.split(" | ")[-3:-1]] for line in shown] == numbers
 
 
+def test_what_is_tuned_at_the_end_is_marked_in_the_data(tmp_path, monkeypatch) -> None:
+    block = {"table": TABLE, "dataset": "CIFAR10", "clients": 25, "method": "FedBABU"}
+    make_run(tmp_path / "sweep", "fedbabu", config={"paper": block}, summary={"tuned_at_end": True})
+    make_run(tmp_path / "sweep", "pgfed")
+    assert main(["write", str(tmp_path / "mine"), str(tmp_path / "sweep"), "--paper", TABLE]) == 0
+    runs = {row["method"]: row["tuned_at_end"] for row in rows(tmp_path / "mine" / "runs.csv")}
+    assert runs == {"fedbabu": "1", "pgfed": ""}
+    marked = [row for row in rows(tmp_path / "mine" / "cells.csv") if row["tuned_at_end"]]
+    assert [(row["method"], row["clients"]) for row in marked] == [("FedBABU", "25")]
+    assert (tmp_path / "mine" / "README.md").read_text().count("| FedBABU† |") == 2
+
+
 def test_a_metric_of_its_own(sweep, tmp_path) -> None:
     page = tmp_path / "mine"
     assert main(["write", str(page), str(sweep), "--metric", "personal/loss", "--target", "0.3"]) == 0

@@ -186,6 +186,8 @@ def test_losses_inside_rounds_are_the_recorded_ones(tmp_path: Path, monkeypatch:
     np.testing.assert_array_equal(line.get_xdata(), [0, 1, 1, 2, np.nan, np.nan, 3, 4])
     np.testing.assert_array_equal(line.get_ydata(), [5, 4, 3.5, 2.5, np.nan, np.nan, 2, 1])
     assert line.get_label() == "fedpia (n=1), mean step -0.5" and is_picture(tmp_path / "inside.png")
+    draw.draw_inside_rounds([SimpleNamespace(name="fedpia", runs=group.runs * 2)], tmp_path / "two.png")
+    assert [len(figure.axes[0].collections) for figure in seen] == [0, 1]  # a band where there are several seeds
 
 
 def test_a_single_run_is_drawn_into_its_folder(tmp_path: Path) -> None:

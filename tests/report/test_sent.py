@@ -74,9 +74,10 @@ def test_the_report_prints_it_and_draws_scores_over_it(runs: list[Run], tmp_path
 def test_a_line_ends_at_what_was_sent_in_all(runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 
-    lines, real = {}, Axes.plot
+    lines, axes, real = {}, set(), Axes.plot
 
     def plot(self: Axes, x: np.ndarray, y: np.ndarray, **how: object) -> object:
+        axes.add(self)
         lines[how["label"]] = (x.tolist(), y.tolist())
         return real(self, x, y, **how)
 
@@ -84,6 +85,7 @@ def test_a_line_ends_at_what_was_sent_in_all(runs: list[Run], tmp_path: Path, mo
     groups, _ = group_runs(runs)
     draw_over_bytes(groups, Options(), "bytes_up", tmp_path / "x.png")
     x, y = lines["compression=topk (n=2)"]
+    assert axes and {(each.get_xscale(), each.get_title()) for each in axes} == {("log", "FedAvg")}
     assert x == pytest.approx([0.44, 0.88, 1.32]) and y == pytest.approx(100 * (BASE.mean() + np.array(CURVE)))
 
 

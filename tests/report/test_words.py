@@ -124,6 +124,7 @@ def test_a_method_that_is_tuned_at_the_end_has_a_dagger(tmp_path: Path, capsys) 
     assert TUNED in shown["text"] and TUNED in shown["markdown"]
     below = shown["latex"].partition(r"\end{tabular}")[2].partition(r"\end{table}")[0]
     assert r"FedBABU$^\dagger$ &" in shown["latex"] and r"$^\dagger$ fine-tuned after the last round" in below
+    assert shown["latex"].count("fine-tuned after") == 1
     assert "fedbabu," in shown["csv"] and "†" not in shown["csv"]
     (group,) = (g for g in group_runs(find_runs([tmp_path / "runs"]))[0] if g.tuned)
     assert group.name == "FedBABU†"

@@ -95,7 +95,13 @@ def write_client(folder: Path, silo: str, names: list[str], pictures: np.ndarray
 
 
 def measured(
-    real: np.ndarray, classes: np.ndarray, held_out: np.ndarray, made: np.ndarray, asked: np.ndarray, network: Any, seed: int
+    real: np.ndarray,
+    classes: np.ndarray,
+    held_out: np.ndarray,
+    made: np.ndarray,
+    asked: np.ndarray,
+    network: Any,
+    seed: int,
 ) -> dict[str, float]:
     """A client's row of the table: distances with their bounds, neighbours, diversity of real and made pictures."""
     from fedbench.core.rng import generator
@@ -174,7 +180,9 @@ def write(rows: list[dict[str, Any]], sheet: list[tuple[str, np.ndarray, np.ndar
             axes.set(xticks=[], yticks=[])
             shown = (real if place < SHOWN else made)[place % SHOWN :][:1]
             if len(shown):
-                axes.imshow(shown[0, 0] if shown.shape[1] == 1 else shown[0].transpose(1, 2, 0), "gray", vmin=0, vmax=255)
+                axes.imshow(
+                    shown[0, 0] if shown.shape[1] == 1 else shown[0].transpose(1, 2, 0), "gray", vmin=0, vmax=255
+                )
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
     grid[0][0].set_title("real training pictures", fontsize=8, loc="left")
     grid[0][SHOWN].set_title("synthesized", fontsize=8, loc="left")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedbench.data.base import EXTRA
 from fedbench.data.image_folder import ImageFolder
-from fedbench.tools.synthesize import main, synthesized, Options
+from fedbench.tools.synthesize import Options, main, synthesized
 
 QUICK = ["--steps", "3", "--ddim", "2", "--width", "8", "--batch", "4", "--share", "0.5"]
 
@@ -85,8 +85,6 @@ def test_data_it_cannot_learn_from_are_told(real: Path, tmp_path: Path, capsys: 
     assert "one client a silo" in capsys.readouterr().err
 
 
-def test_a_folder_with_pictures_in_it_is_kept(
-    real: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_pictures_in_it_is_kept(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words(real), *QUICK, "--out", str(real)]) == 2
     assert "is not empty" in capsys.readouterr().err

@@ -132,8 +132,10 @@ def pictures_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
     return images, arrays.domain_names, arrays.class_names
 
 
-def run(overrides: list[str], options: Options, out: Path, choice: str, weights: str | None) -> None:
-    """Train, sample, write and measure, client by client."""
+def run(
+    overrides: list[str], options: Options, out: Path, choice: str, weights: str | None, only: list[int] | None = None
+) -> None:
+    """Train, sample, write and measure, client by client; only: these clients (None: all)."""
     from fedbench.cli.config import check, compose
     from fedbench.simulation import build
     from fedbench.tools.fid import make_network
@@ -143,8 +145,10 @@ def run(overrides: list[str], options: Options, out: Path, choice: str, weights:
     network, arrays = make_network(choice, weights, cfg.data_dir, "cpu"), build.data(cfg)
     images, silos, names = pictures_of(arrays)
     split: Split = build.partition(cfg, arrays)
-    rows, sheet = [], []
-    for client in range(split.num_clients):
+    rows, sheet, clients = [], [], list(range(split.num_clients)) if only is None else only
+    odd = [client for client in clients if client not in range(split.num_clients)]
+    require(not odd, f"--client {(odd or [None])[0]}: the clients are 0 to {split.num_clients - 1}")
+    for client in clients:
         train, test = split.train[client], split.test[client]
         silo = silos[int(arrays.domain[train[0]])]  # type: ignore[index]
         require(silo not in [row["silo"] for row in rows], f"several clients share silo {silo}: one client a silo")
@@ -201,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=... partition=domain ...")
     p.add_argument("--out", type=Path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
+    p.add_argument("--client", type=int, action="append", metavar="N", help="one to do, again for each (all)")
     p.add_argument("--steps", type=int, default=1500, help="of training, per client (default: %(default)s)")
     p.add_argument("--batch", type=int, default=32, help="pictures a step (default: %(default)s)")
     p.add_argument("--lr", type=float, default=0.002, help="of Adam (default: %(default)s)")
@@ -223,5 +228,5 @@ def main(argv: list[str] | None = None) -> int:
         check_folder("--out", args.out)
         require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty")
         check_file("--out", args.out.with_name(args.out.name + ".csv"))
-        run(args.overrides, options, args.out, args.network, args.weights)
+        run(args.overrides, options, args.out, args.network, args.weights, args.client)
     return status.code

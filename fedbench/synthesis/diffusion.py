@@ -1,7 +1,7 @@
 """Denoising diffusion: the schedule, training with a running mean of the weights, and DDIM.
 
-Ho et al., NeurIPS 2020 (the model and its loss); Nichol and Dhariwal, ICML 2021 (the cosine schedule); Song et al.,
-ICLR 2021 (DDIM, eta = 0: the start alone is drawn).  Pictures are in [-1, 1].
+Ho et al., NeurIPS 2020 (the model and its loss); Nichol and Dhariwal, ICML 2021 (the cosine schedule); Salimans and
+Ho, ICLR 2022 (the model predicts velocity); Song et al., ICLR 2021 (DDIM, eta = 0: the start alone is drawn).  Pictures are in [-1, 1].
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ class Schedule:
         a = self.signal[t].view(-1, *[1] * (x.dim() - 1))
         return a.sqrt() * x + (1 - a).sqrt() * noise
 
+    def velocity(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """sqrt(a) noise - sqrt(1 - a) x: what the model predicts, from which picture and noise follow at any t.
+        A guess of the noise says nothing of the picture where a is near 0: sampling then starts with a wrong
+        brightness, as it did here."""
+        a = self.signal[t].view(-1, *[1] * (x.dim() - 1))
+        return a.sqrt() * noise - (1 - a).sqrt() * x
+
 
 def ddim(
     predict: Predictor, schedule: Schedule, start: Tensor, labels: Tensor, steps: int = 50, clip: bool = True
@@ -50,11 +57,11 @@ def ddim(
     x = start
     for i, t in enumerate(times):
         a = schedule.signal[t]
-        noise = predict(x, t.expand(len(x)), labels)
-        picture = (x - (1 - a).sqrt() * noise) / a.sqrt()
+        velocity = predict(x, t.expand(len(x)), labels)
+        picture = a.sqrt() * x - (1 - a).sqrt() * velocity
         if clip:
             picture = picture.clamp(-1, 1)
-            noise = (x - a.sqrt() * picture) / (1 - a).sqrt()
+        noise = (x - a.sqrt() * picture) / (1 - a).sqrt()
         after = schedule.signal[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
         x = after.sqrt() * picture + (1 - after).sqrt() * noise
     return x
@@ -94,7 +101,7 @@ def train(
         chosen = torch.randint(len(images), (batch,), generator=generator)
         t = torch.randint(len(schedule.signal), (batch,), generator=generator)
         x, noise = images[chosen], torch.randn(batch, *images.shape[1:], generator=generator)
-        loss = (model(schedule.noisy(x, t, noise), t, labels[chosen]) - noise).square().mean()
+        loss = (model(schedule.noisy(x, t, noise), t, labels[chosen]) - schedule.velocity(x, t, noise)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -45,7 +45,7 @@ def test_ddim_with_the_true_noise_gives_the_picture_back(steps: int, clip: bool)
 
     def knows(noisy: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         a = schedule.signal[t].view(-1, 1, 1, 1)
-        return (noisy - a.sqrt() * x) / (1 - a).sqrt()
+        return (a.sqrt() * noisy - x) / (1 - a).sqrt()  # velocity, of noisy = sqrt(a) x + sqrt(1 - a) noise
 
     made = ddim(knows, schedule, start, torch.zeros(3, dtype=torch.long), steps, clip)
     torch.testing.assert_close(made, x, atol=2e-2 if steps == 1 else 1e-4, rtol=0)
@@ -55,7 +55,7 @@ def test_ddim_keeps_its_guesses_within_the_pictures_range() -> None:
     schedule, start = Schedule.cosine(50), torch.full((1, 1, 2, 2), 2.0)
 
     def silent(noisy: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        return torch.zeros_like(noisy)
+        return -noisy  # of 2, which guesses pictures above 1
 
     label = torch.zeros(1, dtype=torch.long)
     assert float(ddim(silent, schedule, start, label, 5).abs().max()) <= 1

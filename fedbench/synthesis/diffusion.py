@@ -1,7 +1,8 @@
 """Denoising diffusion: the schedule, training with a running mean of the weights, and DDIM.
 
-Ho et al., NeurIPS 2020 (the model and its loss); Nichol and Dhariwal, ICML 2021 (the cosine schedule); Salimans and
-Ho, ICLR 2022 (the model predicts velocity); Song et al., ICLR 2021 (DDIM, eta = 0: the start alone is drawn).  Pictures are in [-1, 1].
+Ho et al., NeurIPS 2020 (the model and its training); Nichol and Dhariwal, ICML 2021 (the cosine schedule); Salimans and
+Ho, ICLR 2022 (the model predicts velocity); Song et al., ICLR 2021 (DDIM, eta = 0: the start alone is drawn).
+Pictures are in [-1, 1].
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Pictures for training only, drawn from diffusion models of each client's own training part."""

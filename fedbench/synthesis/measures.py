@@ -1,0 +1,57 @@
+"""How far synthesized pictures are from a client's own: Frechet distances with their bounds, neighbours, diversity.
+
+Distances between pictures are roots of the mean squared difference of pixels, in grey levels of 0 to 255.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+Features = Callable[[np.ndarray], np.ndarray]  # uint8 pictures [n, C, H, W] -> [n, d]
+Distance = Callable[[np.ndarray, np.ndarray], float]  # features [n, d], [m, d]
+
+
+def bounds(
+    real: np.ndarray, made: np.ndarray, features: Features, distance: Distance, rng: np.random.Generator
+) -> dict[str, float]:
+    """Frechet distances to one half of the real pictures: of the other half (fid_real), of synthesized ones (fid) and
+    of noise with the real pictures' mean and deviation per channel (fid_noise); n pictures on every side, n the
+    smaller of half the real and all the synthesized, since fewer pictures mean larger distances."""
+    order = rng.permutation(len(real))
+    n = min(len(real) // 2, len(made))
+    mean, std = (f(real, axis=(0, 2, 3), keepdims=True) for f in (np.mean, np.std))
+    noise = np.clip(rng.normal(mean, std, (n, *real.shape[1:])).round(), 0, 255).astype(np.uint8)
+    base = features(real[order[:n]])
+    others = {"fid_real": real[order[n : 2 * n]], "fid": made[rng.permutation(len(made))[:n]], "fid_noise": noise}
+    return {"n_fid": n, **{name: distance(base, features(pictures)) for name, pictures in others.items()}}
+
+
+def pairwise(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Distances of pictures a [n, C, H, W] to b [m, C, H, W].  # [n, m]"""
+    x, y = (p.reshape(len(p), -1).astype(np.float64) for p in (a, b))
+    squared = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
+    return np.sqrt(np.maximum(squared, 0) / x.shape[1])
+
+
+def neighbours(made: np.ndarray, train: np.ndarray, held_out: np.ndarray) -> dict[str, float]:
+    """nearest, nearest_real: median distance to the nearest training picture, of synthesized pictures and of real ones
+    that were not trained on.  closer: the share of synthesized pictures that are nearer to a training picture than
+    99% of those real ones are; copies would raise it far above 0.01."""
+    ours, theirs = pairwise(made, train).min(1), pairwise(held_out, train).min(1)
+    return {
+        "nearest": float(np.median(ours)),
+        "nearest_real": float(np.median(theirs)),
+        "closer": float((ours < np.quantile(theirs, 0.01)).mean()),
+    }
+
+
+def diversity(pictures: np.ndarray, labels: np.ndarray) -> float:
+    """Mean distance between two different pictures of one class, mean over classes of two pictures or more."""
+    each = []
+    for label in np.unique(labels):
+        mine = pictures[labels == label]
+        if len(mine) > 1:
+            each.append(pairwise(mine, mine).sum() / (len(mine) * (len(mine) - 1)))
+    return float(np.mean(each)) if each else float("nan")

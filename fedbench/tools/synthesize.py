@@ -1,0 +1,232 @@
+"""``python -m fedbench.synthesize``: pictures for training only, from a diffusion model of each client's training part.
+
+Every client trains a model of its own, of its own training pictures alone; what it draws goes to
+<out>/<silo>/<class>/, which `dataset.extra` reads, measures to <out>.csv and a sheet of samples to <out>.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbench.core.destination import check_file, check_folder, write_file
+from fedbench.core.options import ConfigError, require
+from fedbench.tools._telling import telling
+
+if TYPE_CHECKING:
+    from fedbench.data.base import Arrays
+    from fedbench.partition.base import Split
+
+SHOWN = 8  # samples of each class on the sheet
+AT_ONCE = 128  # pictures sampled together
+EXAMPLES = """examples:
+  python -m fedbench.synthesize dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 \\
+      partition=domain --out synthesized
+  python -m fedbench dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 partition=domain \\
+      dataset.extra=synthesized"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of training (steps, batch, lr, width, decay of the running mean) and sampling (ddim steps, share: synthesized
+    pictures per real training picture of the same class)."""
+
+    steps: int
+    batch: int
+    lr: float
+    width: int
+    decay: float
+    ddim: int
+    share: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "ddim"):
+            require(getattr(self, name) >= 1, f"--{name} must be at least 1, got {getattr(self, name)}")
+        require(self.lr > 0, f"--lr must be above 0, got {self.lr}")
+        require(0 <= self.decay < 1, f"--decay must be in [0, 1), got {self.decay}")
+        require(self.share > 0, f"--share must be above 0, got {self.share}")
+
+
+def synthesized(
+    images: np.ndarray, labels: np.ndarray, num_classes: int, options: Options, client: int
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Pictures uint8 [m, C, H, W] and classes [m], and the mean loss of the last tenth of the steps.
+
+    images uint8 [n, C, H, W] are all that the model sees; of each class there are round(share n_class), at least one
+    where it has any.
+    """
+    import torch
+
+    from fedbench.core.rng import torch_generator
+    from fedbench.synthesis.diffusion import Schedule, ddim, train
+
+    generator, schedule = torch_generator(options.seed, "synthesize", client), Schedule.cosine()
+    x, y = torch.from_numpy(images).float() / 127.5 - 1, torch.from_numpy(labels)
+    model, losses = train(
+        x, y, num_classes, schedule, steps=options.steps, width=options.width, batch=options.batch, lr=options.lr,
+        decay=options.decay, generator=generator,
+    )  # fmt: skip
+    counts = np.bincount(labels, minlength=num_classes)
+    wanted = np.where(counts > 0, np.maximum(1, np.rint(counts * options.share)), 0).astype(np.int64)
+    asked, made = torch.from_numpy(np.repeat(np.arange(num_classes), wanted)), []
+    with torch.no_grad():
+        for some in asked.split(AT_ONCE):
+            start = torch.randn(len(some), *x.shape[1:], generator=generator)
+            made.append(ddim(model, schedule, start, some, options.ddim))
+    pictures = ((torch.cat(made) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return pictures.numpy(), asked.numpy(), float(np.mean(losses[-max(1, len(losses) // 10) :]))
+
+
+def write_client(folder: Path, silo: str, names: list[str], pictures: np.ndarray, labels: np.ndarray) -> None:
+    """<folder>/<silo>/<class>/<number>.png."""
+    from PIL import Image
+
+    for i, (picture, label) in enumerate(zip(pictures, labels)):
+        grey = picture.shape[0] == 1
+        drawn = Image.fromarray(picture[0] if grey else np.ascontiguousarray(picture.transpose(1, 2, 0)))
+        path = folder / silo / names[label] / f"{i:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file("--out", path, lambda file, drawn=drawn: drawn.save(file, format="PNG"))
+
+
+def measured(
+    real: np.ndarray,
+    classes: np.ndarray,
+    held_out: np.ndarray,
+    made: np.ndarray,
+    asked: np.ndarray,
+    network: Any,
+    seed: int,
+) -> dict[str, float]:
+    """A client's row of the table: distances with their bounds, neighbours, diversity of real and made pictures."""
+    from fedbench.core.rng import generator
+    from fedbench.synthesis.measures import bounds, diversity, neighbours
+    from fedbench.tools.fid import features_of, frechet
+
+    def features(pictures: np.ndarray) -> np.ndarray:
+        return features_of(network, pictures, "cpu")
+
+    return {
+        **bounds(real, made, features, frechet, generator(seed, "bounds")),
+        **neighbours(made, real, held_out),
+        "diversity": diversity(made, asked),
+        "diversity_real": diversity(real, classes),
+    }
+
+
+def pictures_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
+    """Images, names of silos and of classes; ConfigError where the data set is not of labelled pictures of silos."""
+    from fedbench.data.base import EXTRA
+
+    images = arrays.inputs
+    if isinstance(images, dict) or images.dtype != np.uint8 or arrays.task != "classification":
+        raise ConfigError("synthesized are pictures (uint8 images) with one class each, which this data set has not")
+    if arrays.domain_names is None or arrays.class_names is None:
+        raise ConfigError("dataset.extra goes by names of silos and classes, which this data set has not")
+    require(not (arrays.split == EXTRA).any(), "dataset.extra is set: a generator is to learn from real pictures alone")
+    return images, arrays.domain_names, arrays.class_names
+
+
+def run(
+    overrides: list[str], options: Options, out: Path, choice: str, weights: str | None, only: list[int] | None = None
+) -> None:
+    """Train, sample, write and measure, client by client; only: these clients (None: all)."""
+    from fedbench.cli.config import check, compose
+    from fedbench.simulation import build
+    from fedbench.tools.fid import make_network
+
+    cfg = compose(overrides)
+    check(cfg)
+    network, arrays = make_network(choice, weights, cfg.data_dir, "cpu"), build.data(cfg)
+    images, silos, names = pictures_of(arrays)
+    split: Split = build.partition(cfg, arrays)
+    rows, sheet, clients = [], [], list(range(split.num_clients)) if only is None else only
+    odd = [client for client in clients if client not in range(split.num_clients)]
+    require(not odd, f"--client {(odd or [None])[0]}: the clients are 0 to {split.num_clients - 1}")
+    for client in clients:
+        train, test = split.train[client], split.test[client]
+        silo = silos[int(arrays.domain[train[0]])]  # type: ignore[index]
+        require(silo not in [row["silo"] for row in rows], f"several clients share silo {silo}: one client a silo")
+        real, classes = images[train], arrays.targets[train]
+        made, asked, loss = synthesized(real, classes, arrays.num_classes, options, client)
+        write_client(out, silo, names, made, asked)
+        row = {"client": client, "silo": silo, "real": len(real), "synthesized": len(made), "loss": loss}
+        rows.append({**row, **measured(real, classes, images[test], made, asked, network, options.seed)})
+        print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()), flush=True)
+        for label in np.unique(asked):
+            sheet.append((f"{silo}, {names[label]}", real[classes == label][:SHOWN], made[asked == label][:SHOWN]))
+        write(rows, sheet, network.name, out)  # after every client: what there is outlives an interruption
+
+
+def write(rows: list[dict[str, Any]], sheet: list[tuple[str, np.ndarray, np.ndarray]], network: str, out: Path) -> None:
+    """The table <out>.csv and the sheet <out>.png."""
+    import csv
+    import io
+
+    from fedbench.report.drawing import pyplot
+
+    text = io.StringIO()
+    table = csv.DictWriter(text, [*rows[0], "network"], lineterminator="\n")
+    table.writeheader()
+    table.writerows([{**row, "network": network} for row in rows])
+    write_file("--out", out.with_name(out.name + ".csv"), lambda file: file.write(text.getvalue().encode()))
+    plt = pyplot()
+    figure, grid = plt.subplots(
+        len(sheet), 2 * SHOWN, figsize=(1.2 * SHOWN + 2, 0.65 * len(sheet) + 0.6), squeeze=False, layout="constrained"
+    )
+    for line, (name, real, made) in zip(grid, sheet):
+        for place, axes in enumerate(line):
+            axes.set(xticks=[], yticks=[])
+            shown = (real if place < SHOWN else made)[place % SHOWN :][:1]
+            if len(shown):
+                axes.imshow(
+                    shown[0, 0] if shown.shape[1] == 1 else shown[0].transpose(1, 2, 0), "gray", vmin=0, vmax=255
+                )
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
+    grid[0][0].set_title("real training pictures", fontsize=8, loc="left")
+    grid[0][SHOWN].set_title("synthesized", fontsize=8, loc="left")
+    path = out.with_name(out.name + ".png")
+    write_file("--out", path, lambda file: figure.savefig(file, dpi=110, format="png"))
+    plt.close(figure)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="python -m fedbench.synthesize",
+        description="Draw pictures for training only from a diffusion model of each client's own training part.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=... partition=domain ...")
+    p.add_argument("--out", type=Path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
+    p.add_argument("--client", type=int, action="append", metavar="N", help="one to do, again for each (all)")
+    p.add_argument("--steps", type=int, default=1500, help="of training, per client (default: %(default)s)")
+    p.add_argument("--batch", type=int, default=32, help="pictures a step (default: %(default)s)")
+    p.add_argument("--lr", type=float, default=0.002, help="of Adam (default: %(default)s)")
+    p.add_argument("--width", type=int, default=16, help="channels of the first level (default: %(default)s)")
+    p.add_argument("--decay", type=float, default=0.99, help="of the weights' running mean (default: %(default)s)")
+    p.add_argument("--ddim", type=int, default=25, help="steps of sampling (default: %(default)s)")
+    p.add_argument("--share", type=float, default=1.0, help="synthesized per real picture (default: %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of weights, batches, noise (default: %(default)s)")
+    p.add_argument("--network", default="random", help="of distances: inception, random or a run directory")
+    p.add_argument("--weights", metavar="FILE", help="of inception")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
+    args = parser().parse_intermixed_args(argv)
+    with telling() as status:
+        named = {k: getattr(args, k) for k in ("steps", "batch", "lr", "width", "decay", "ddim", "share", "seed")}
+        options = Options(**named)
+        check_folder("--out", args.out)
+        require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty")
+        check_file("--out", args.out.with_name(args.out.name + ".csv"))
+        run(args.overrides, options, args.out, args.network, args.weights, args.client)
+    return status.code

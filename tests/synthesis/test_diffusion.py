@@ -1,0 +1,109 @@
+"""The schedule against closed forms, DDIM with a perfect predictor, the running mean by hand, keyed training."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedbench.core.options import ConfigError
+from fedbench.synthesis.diffusion import Schedule, average, ddim, train
+from fedbench.synthesis.noise_predictor import NoisePredictor, waves
+
+
+def test_the_schedule_is_the_cosine_while_no_step_is_capped() -> None:
+    """alpha-bar_t = cos^2((t/T + s)/(1 + s) pi/2) / cos^2(s/(1 + s) pi/2); the last beta is capped at 0.999."""
+    signal, s = Schedule.cosine(100).signal, 0.008
+    assert signal.shape == (100,) and bool((signal[1:] < signal[:-1]).all()) and 0 < signal[-1] < 1e-3
+    for t in (1, 40, 90):
+        wanted = (math.cos((t / 100 + s) / (1 + s) * math.pi / 2) / math.cos(s / (1 + s) * math.pi / 2)) ** 2
+        assert float(signal[t - 1]) == pytest.approx(wanted, rel=1e-5)
+    assert float(signal[-1] / signal[-2]) == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_noisy_picture_has_the_closed_forms_mean_and_variance() -> None:
+    """q(x_t | x_0) = N(sqrt(a) x_0, 1 - a)."""
+    schedule = Schedule.cosine(10)
+    noise = torch.randn(2, 1, 300, 300, generator=torch.Generator().manual_seed(0))
+    made = schedule.noisy(torch.full_like(noise, 0.5), torch.tensor([2, 7]), noise)
+    for x, t in zip(made, (2, 7)):
+        a = float(schedule.signal[t])
+        assert float(x.mean()) == pytest.approx(0.5 * a**0.5, abs=0.02)
+        assert float(x.var()) == pytest.approx(1 - a, rel=0.02)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 50])
+@pytest.mark.parametrize("clip", [True, False])
+def test_ddim_with_the_true_noise_gives_the_picture_back(steps: int, clip: bool) -> None:
+    schedule, generator = Schedule.cosine(200), torch.Generator().manual_seed(1)
+    x = torch.rand(3, 1, 4, 4, generator=generator) * 1.8 - 0.9
+    noise = torch.randn(x.shape, generator=generator)
+    start = schedule.noisy(x, torch.full((3,), 199), noise)
+
+    def knows(noisy: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        a = schedule.signal[t].view(-1, 1, 1, 1)
+        return (a.sqrt() * noisy - x) / (1 - a).sqrt()  # velocity, of noisy = sqrt(a) x + sqrt(1 - a) noise
+
+    made = ddim(knows, schedule, start, torch.zeros(3, dtype=torch.long), steps, clip)
+    torch.testing.assert_close(made, x, atol=2e-2 if steps == 1 else 1e-4, rtol=0)
+
+
+def test_ddim_keeps_its_guesses_within_the_pictures_range() -> None:
+    schedule, start = Schedule.cosine(50), torch.full((1, 1, 2, 2), 2.0)
+
+    def silent(noisy: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        return -noisy  # of 2, which guesses pictures above 1
+
+    label = torch.zeros(1, dtype=torch.long)
+    assert float(ddim(silent, schedule, start, label, 5).abs().max()) <= 1
+    assert float(ddim(silent, schedule, start, label, 5, clip=False).abs().max()) > 1
+
+
+def test_the_running_mean_by_hand() -> None:
+    """Decay min(0.5, t/(t+10)): 0 at step 0, 1/6 at step 2, 0.5 from step 10 on."""
+    model = nn.Linear(1, 1, bias=False)
+    kept = copy.deepcopy(model)
+    for value, step, wanted in ((6.0, 0, 6.0), (12.0, 2, 11.0), (1.0, 90, 6.0)):
+        nn.init.constant_(model.weight, value)
+        average(kept, model, 0.5, step)
+        assert float(kept.weight.detach()) == pytest.approx(wanted)
+
+
+def test_the_predictor_reads_step_and_class_and_refuses_odd_sides() -> None:
+    torch.manual_seed(0)
+    model, x = NoisePredictor((1, 8, 8), 2, 8), torch.randn(1, 1, 8, 8)
+    t, c = torch.tensor([3]), torch.tensor([0])
+    base = model(x, t, c)
+    assert base.shape == x.shape
+    assert not torch.allclose(base, model(x, t + 500, c)) and not torch.allclose(base, model(x, t, c + 1))
+    with pytest.raises(ConfigError, match="sides that 4 divides"):
+        NoisePredictor((1, 9, 8), 2, 8)
+    with pytest.raises(ConfigError, match="multiple of 8"):
+        NoisePredictor((1, 8, 8), 2, 12)
+
+
+def test_waves_begin_with_the_step_in_radians() -> None:
+    out = waves(torch.tensor([0, 2]), 4)
+    wanted = [math.sin(2), math.sin(0.02), math.cos(2), math.cos(0.02)]
+    torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 1.0, 1.0], wanted]))
+
+
+def trained(seed: int) -> tuple[list[float], NoisePredictor]:
+    x = torch.linspace(-1, 1, 4)[:, None, None, None].expand(4, 1, 4, 4)
+    model, losses = train(
+        x, torch.tensor([0, 0, 1, 1]), 2, Schedule.cosine(50), steps=150, width=8, batch=16, lr=0.01, decay=0.9,
+        generator=torch.Generator().manual_seed(seed),
+    )  # fmt: skip
+    return losses, model
+
+
+def test_training_learns_and_is_a_function_of_the_generator_alone() -> None:
+    losses, model = trained(0)
+    torch.manual_seed(99)
+    again, same = trained(0)
+    assert losses == again and losses != trained(1)[0]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters()))
+    assert sum(losses[-20:]) < 0.6 * sum(losses[:20])

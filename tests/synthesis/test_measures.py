@@ -1,0 +1,45 @@
+"""Bounds, neighbours and diversity on pictures whose values are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedbench.synthesis.measures import bounds, diversity, neighbours, pairwise
+from fedbench.tools.fid import frechet
+
+
+def flat(*levels: int) -> np.ndarray:
+    """Pictures [n, 1, 2, 2] of one grey level each."""
+    return np.array(levels, np.uint8)[:, None, None, None].repeat(2, 2).repeat(2, 3)
+
+
+def test_distances_are_in_grey_levels() -> None:
+    np.testing.assert_allclose(pairwise(flat(0, 10), flat(0, 4, 255)), [[0, 4, 255], [10, 6, 245]], atol=1e-9)
+
+
+def test_copies_are_seen() -> None:
+    train, held_out = flat(0, 100, 200), flat(10, 120, 170)  # 10, 20 and 30 away
+    assert neighbours(train, train, held_out) == pytest.approx({"nearest": 0, "nearest_real": 20, "closer": 1})
+    far = neighbours(flat(50, 150, 140), train, held_out)
+    assert far["nearest"] == pytest.approx(50) and far["closer"] == 0
+
+
+def test_diversity_is_within_classes() -> None:
+    """Class 0: 10 apart; class 1: 30 apart; class 2 has one picture alone."""
+    assert diversity(flat(0, 10, 100, 130, 255), np.array([0, 0, 1, 1, 2])) == pytest.approx(20)
+    assert np.isnan(diversity(flat(1), np.array([0])))
+
+
+def test_bounds_hold_for_more_of_the_same_and_for_noise() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 2, (120, 1, 1, 1)) * 100 + 50  # pictures dark or light, with a little noise
+    real = (base + rng.integers(0, 9, (120, 1, 4, 4))).astype(np.uint8)
+
+    def features(pictures: np.ndarray) -> np.ndarray:
+        return pictures.reshape(len(pictures), -1)[:, :4].astype(float)
+
+    same = bounds(real, real[:40], features, frechet, np.random.default_rng(1))
+    assert same["n_fid"] == 40 and same["fid"] < same["fid_noise"] and same["fid_real"] < same["fid_noise"]
+    black = bounds(real, real[:40] * 0, features, frechet, np.random.default_rng(1))
+    assert black["fid"] > 10 * same["fid"] and black["fid_real"] == same["fid_real"]

@@ -1,0 +1,90 @@
+"""The command on generated silos: what it writes is read by dataset.extra, and a second run writes the same."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedbench.data.base import EXTRA
+from fedbench.data.image_folder import ImageFolder
+from fedbench.tools.synthesize import Options, main, synthesized
+
+QUICK = ["--steps", "3", "--ddim", "2", "--width", "8", "--batch", "4", "--share", "0.5"]
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """Two silos of two classes, 12 pictures each."""
+    rng = np.random.default_rng(0)
+    for silo in ("east", "west"):
+        for label, low in (("ill", 0), ("well", 120)):
+            folder = tmp_path / "real" / silo / label
+            folder.mkdir(parents=True)
+            for i in range(12):
+                Image.fromarray(rng.integers(low, low + 100, (8, 8), dtype=np.uint8)).save(folder / f"{i}.png")
+    return tmp_path / "real"
+
+
+def words(real: Path, *more: str) -> list[str]:
+    cache = f"dataset.data_dir={real.parent}"
+    return ["dataset=image_folder", f"dataset.path={real}", "dataset.color=grey", "dataset.resize=8", cache,
+            "partition=domain", *more]  # fmt: skip
+
+
+def test_what_is_written_is_read_as_extra_and_is_the_same_again(real: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert main([*words(real), *QUICK, "--out", str(tmp_path / name)]) == 0
+    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.png"))
+    assert {p.parts[:2] for p in files} == {(s, c) for s in ("east", "west") for c in ("ill", "well")}
+    assert all((tmp_path / "a" / p).read_bytes() == (tmp_path / "b" / p).read_bytes() for p in files)
+    arrays = ImageFolder(str(tmp_path), str(real), 8, color="grey", extra=str(tmp_path / "a")).load()
+    assert int((arrays.split == EXTRA).sum()) == len(files) > 0
+    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
+    assert [row["silo"] for row in rows] == ["east", "west"] and sum(int(r["synthesized"]) for r in rows) == len(files)
+    assert all(np.isfinite(float(row[name])) for row in rows for name in ("fid", "fid_real", "fid_noise", "nearest"))
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_clients_learn_from_their_own_pictures_and_draws() -> None:
+    options = Options(steps=2, batch=4, lr=0.01, width=8, decay=0.9, ddim=2, share=0.5, seed=0)
+    images, labels = np.zeros((6, 1, 4, 4), np.uint8), np.array([0, 0, 0, 0, 1, 1])
+    made, asked, _ = synthesized(images, labels, 3, options, 0)
+    assert made.dtype == np.uint8 and made.shape == (3, 1, 4, 4) and asked.tolist() == [0, 0, 1]
+    assert not np.array_equal(made, synthesized(images, labels, 3, options, 1)[0])
+    assert not np.array_equal(made, synthesized(images + 255, labels, 3, options, 0)[0])
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--steps", "0"], "--steps must be at least 1, got 0"),
+        (["--decay", "1"], "--decay must be in [0, 1), got 1.0"),
+        (["--share", "0"], "--share must be above 0"),
+        (["--lr", "0"], "--lr must be above 0"),
+        (["--width", "12"], "multiple of 8"),
+    ],
+)
+def test_wrong_numbers_are_told(
+    real: Path, tmp_path: Path, more: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words(real), *QUICK, "--out", str(tmp_path / "c"), *more]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_data_it_cannot_learn_from_are_told(real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "d")]
+    assert main(["dataset=digits", "partition.num_clients=2", *QUICK, *out]) == 2
+    assert "which this data set has not" in capsys.readouterr().err
+    assert main([*words(real, f"dataset.extra={real}"), *QUICK, *out]) == 2
+    assert "learn from real pictures alone" in capsys.readouterr().err
+    assert main([*words(real, "partition.clients_per_domain=2"), *QUICK, *out]) == 2
+    assert "one client a silo" in capsys.readouterr().err
+
+
+def test_a_folder_with_pictures_in_it_is_kept(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words(real), *QUICK, "--out", str(real)]) == 2
+    assert "is not empty" in capsys.readouterr().err

@@ -138,7 +138,11 @@ def test_code_inside_of_a_runs_folder_is_nobodys_own(tmp_path: Path, monkeypatch
     (tmp_path / "run" / "theirs.py").write_text("raise SystemExit('imported')")
     (tmp_path / "own_package").mkdir()
     (tmp_path / "own_package" / "__init__.py").write_text("raise SystemExit('imported')")
-    stored = {"model": {"_target_": "theirs.Net"}, "task": {"_target_": "own_package.inner.Task"}, "x": {"_target_": "no.X"}}
+    stored = {
+        "model": {"_target_": "theirs.Net"},
+        "task": {"_target_": "own_package.inner.Task"},
+        "x": {"_target_": "no.X"},
+    }
     stored["algorithm"] = {"_target_": "fedbench.algorithms.fedavg.FedAvg"}
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "run"), *sys.path])

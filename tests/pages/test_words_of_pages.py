@@ -61,6 +61,12 @@ def test_a_printed_table_has_its_dagger_and_differences_from_three_seeds_on(tmp_
     assert shown["| PGFed"] != "-" and shown["| FedBABU†"] == "-"
 
 
+def test_a_column_that_a_printed_table_does_not_have_is_refused(tmp_path: Path) -> None:
+    make_page(tmp_path, tables={"paper": {"kind": "paper", "paper": TABLE, "columns": ["method", "oars"]}})
+    with pytest.raises(ConfigError, match="has no column oars; there are method"):
+        build.make(tmp_path)
+
+
 def test_a_curve_of_a_method_tuned_at_the_end(tmp_path: Path) -> None:
     page = make_page(tmp_path)
     drawing = make_drawing(page, "curves")

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
 from fedbench.data.base import Arrays
 from fedbench.partition.base import Ragged, Split
@@ -54,6 +55,7 @@ class File:
             self._check(name, each, len(arrays))
         if "" in lists:
             return None
+        self._check_run(arrays)
         nothing = [np.empty(0, np.int64)] * len(lists["train"])
         return Split(*(Ragged.from_lists(lists.get(part, nothing)) for part in PARTS))
 
@@ -109,6 +111,15 @@ class File:
             f"{said} has the parts {', '.join(map(str, lists))}: give train and test, and val if wanted, or none",
         )
         return lists
+
+    def _check_run(self, arrays: Arrays) -> None:
+        """ConfigError where the file lies in the folder of a run, and that run was on other data."""
+        then = read_json(self.path.parent / "summary.json").get("data_hash") if self.path.suffix == ".npz" else None
+        require(
+            then in (None, arrays.digest),
+            f"partition.path={self.path} is of other data: its run was on {str(then)[:12]}, this data set is "
+            f"{arrays.digest[:12]} (summary.json); a copy of the file elsewhere is taken for any data that it fits",
+        )
 
     def _check(self, part: str, lists: list[np.ndarray], n: int) -> None:
         """ConfigError for numbers that no sample has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import pickle
 import zipfile
@@ -88,6 +89,50 @@ def test_a_pickle_builds_arrays_alone_unless_it_is_trusted(folder: Path, capsys:
     assert "it ran" not in capsys.readouterr().out
     assert len(PFLlib(str(folder), "Digits").load()) == sum(map(sum, SIZES.values()))
     assert "it ran" in capsys.readouterr().out
+
+
+class Built:
+    """What a pickle may say: a callable, its arguments, and a state."""
+
+    def __init__(self, *said: Any):
+        self.said = said
+
+    def __reduce__(self) -> Any:
+        return self.said
+
+
+def hidden() -> Built:
+    """A dtype of objects that says that it has none."""
+    state = [*np.dtype([("a", "O")]).__reduce__()[2]]  # type: ignore[misc]
+    return Built(np.dtype, ("V8", False, True), (*state[:-1], 0))
+
+
+EMPTY = (np.empty(0).__reduce__()[0], (np.ndarray, (0,), b"b"))  # type: ignore[misc]
+SCALAR = np.float64(0).__reduce__()[0]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        (Built(np.ndarray, ((1,), np.dtype("O"), bytes(8))), "numpy.ndarray of a buffer"),
+        (Built(*EMPTY, (1, (1,), np.dtype("O"), False, bytes(8))), "an array of objects from bytes"),
+        (Built(*EMPTY, (1, (1,), hidden(), False, bytes(8))), "a dtype V8"),
+        (Built(*EMPTY, (1, (-1,), np.dtype("f8"), False, b"")), r"an array of shape \(-1,\)"),
+        (Built(codecs.encode, ("x", "rot13")), "_codecs.encode to rot13"),
+        (Built(SCALAR, (hidden(), bytes(8))), "a dtype V8"),
+        (Built(SCALAR, (np.dtype("O"), bytes(8))), "an array of objects from bytes"),
+    ],
+)
+def test_addresses_are_taken_from_no_pickle(said: Built, asked: str, folder: Path) -> None:
+    """NumPy would read these bytes as pointers to objects; all are null here, which it shows as None."""
+    path = folder / "train" / "0.npz"
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("data.npy")
+    start = content.index(b"\n") + 1
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.npy", content[:start] + pickle.dumps(said))
+    with pytest.raises(ConfigError, match=f"its pickle asks for {asked}"):
+        PFLlib(str(folder)).load()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -110,6 +110,17 @@ def test_the_partition_of_another_run_gives_its_numbers(tmp_path: Path) -> None:
     assert all((tmp_path / "first" / n).read_bytes() == (tmp_path / "second" / n).read_bytes() for n in names)
 
 
+def test_a_partition_of_a_run_on_other_data_is_refused(tmp_path: Path) -> None:
+    """By the digest that the run's summary has, however many samples there are."""
+    split = build_split(data(), File(str(written(tmp_path, "lists.json", CUT))), None, 1)
+    split.save(tmp_path / "partition.npz")
+    (tmp_path / "summary.json").write_text(json.dumps({"data_hash": data().digest}))
+    again = File(str(tmp_path / "partition.npz"))
+    assert build_split(data(), again, None, 1).hash == split.hash
+    with pytest.raises(ConfigError, match=r"is of other data: its run was on"):
+        build_split(data(20), again, None, 1)
+
+
 class Told(list):
     """What a pickle may do when it is read."""
 

@@ -91,7 +91,7 @@ class BatchLoader:
     """The batches of a chunk, gathered from the federation some steps at a time.
 
     ids [k]: its clients.  index [T, k, B]: sample numbers (padding 0); counts [T, k]: how many are real.
-    augment_key: of the keyed draws of augmentation; None: nothing is augmented.
+    draw_key: of the keyed draws of augmentation and of the task; None: batches are as evaluations see them.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BatchLoader:
         ids: np.ndarray,
         index: np.ndarray,
         counts: np.ndarray,
-        augment_key: int | None = None,
+        draw_key: int | None = None,
     ):
         self.federation, self.counts = federation, counts
         device = federation.device
@@ -109,8 +109,8 @@ class BatchLoader:
         weight = (slots < counts[..., None]) / np.maximum(counts, 1)[..., None]
         self.weight = torch.from_numpy(weight.astype(np.float32)).to(device)  # [T, k, B]
         self.mask = None if federation.class_mask is None else federation.class_mask[torch.from_numpy(ids)]
-        self.augment = federation.augment if augment_key is not None else None
-        self.keys = torch.from_numpy(client_keys(augment_key or 0, ids)).to(device)
+        self.draws = federation.draws and draw_key is not None
+        self.keys = torch.from_numpy(client_keys(draw_key or 0, ids)).to(device)
         self.first = self.stop = 0  # the steps that are loaded
         self.x: Any = None  # [steps, k, B, ...], or a dict of such
         self.y: Any = None
@@ -131,16 +131,18 @@ class BatchLoader:
         )
 
     def _load(self, t: int) -> None:
-        """Gather (and augment) the batches of step t and of as many after it as BLOCK_BYTES hold."""
+        """Gather (and draw) the batches of step t and of as many after it as BLOCK_BYTES hold."""
         stop, active = self._block(t)
         fetched = self._fetch(t) if self.federation.on_host else None
-        self.x, self.y = self.federation.gather(self.index[t:stop, :active], self.augment is not None, fetched)
-        if self.augment is not None:
-            augmented = [
-                self.augment(_at_step(self.x, i), self.y[i], RowRandom(self.keys[:active] ^ key("step", t + i) >> 1))
+        self.x, self.y = self.federation.gather(self.index[t:stop, :active], self.draws, fetched)
+        if self.draws:
+            drawn = [
+                self.federation.drawn(
+                    _at_step(self.x, i), self.y[i], RowRandom(self.keys[:active] ^ key("step", t + i) >> 1)
+                )
                 for i in range(stop - t)
             ]
-            self.x, self.y = _stacked([x for x, _ in augmented]), torch.stack([y for _, y in augmented])
+            self.x, self.y = _stacked([x for x, _ in drawn]), torch.stack([y for _, y in drawn])
         self.first, self.stop = t, stop
 
     def _block(self, t: int) -> tuple[int, int]:

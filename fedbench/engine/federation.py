@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.core.nested import map_inputs
 from fedbench.core.options import require
-from fedbench.core.rng import RowRandom, generator
+from fedbench.core.rng import RowRandom, generator, key
 from fedbench.data.base import Arrays
 from fedbench.engine.host_inputs import Fetched, HostInput, ahead, on_device, sample_size
 from fedbench.partition.base import Ragged, Split
@@ -154,10 +155,9 @@ class Federation:
 
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
-        """Shape of one sample (of each input)."""
-        if isinstance(self.inputs, dict):
-            return {k: tuple(v.shape[1:]) for k, v in self.inputs.items()}
-        return tuple(self.inputs.shape[1:])
+        """Shape of one sample (of each input), as the model is given it."""
+        stored: Any = {k: tuple(v.shape[1:]) for k, v in self._parts().items()}
+        return self.task.input_shape(stored if isinstance(self.inputs, dict) else stored["inputs"], self.num_classes)
 
     @property
     def sample_bytes(self) -> int:
@@ -168,7 +168,7 @@ class Federation:
     @property
     def outputs_per_sample(self) -> int:
         """How many numbers a model answers a sample with."""
-        one = self.targets[:1]
+        _, one = self.gather(torch.zeros(1, dtype=torch.int64, device=self.device))
         return math.prod(self.task.output_shape(one, self.task.outputs(self.num_classes)))
 
     @property
@@ -218,7 +218,7 @@ class Federation:
     def gather(self, index: Tensor, training: bool = False, fetched: Fetched | None = None) -> tuple[Inputs, Tensor]:
         """Normalized inputs [*index.shape, ...] and targets of samples, index int64 on the device.
 
-        training: what `augment` will be given, instead of what an evaluation sees.  fetched: what `fetch` returned for
+        training: what `drawn` will be given, instead of what an evaluation sees.  fetched: what `fetch` returned for
         this index; where inputs lie in host memory, its absence makes the host wait for the index.
         """
         flat = index.reshape(-1)
@@ -237,7 +237,30 @@ class Federation:
             x = self.normalized(pick(self.inputs, self._entries("inputs", flat)))
         y = pick(self.targets, flat)
         y = y.long() if y.dtype == torch.uint8 else y
-        return x if training or self.present is None else self.present(x), y
+        if training:
+            return x, y
+        return self._as_evaluated(x if self.present is None else self.present(x), y, index)
+
+    @property
+    def draws(self) -> bool:
+        """Whether training batches are drawn: augmented, or made by the task."""
+        return self.augment is not None or self.task.draws
+
+    def drawn(self, x: Inputs, y: Tensor, random: RowRandom) -> tuple[Inputs, Tensor]:
+        """A training batch x, y [k, B, ...] as it is trained on."""
+        if self.augment is not None:
+            x, y = self.augment(x, y, random)
+        return self.task.drawn(x, y, random, self.num_classes)
+
+    def _as_evaluated(self, x: Any, y: Tensor, index: Tensor) -> tuple[Inputs, Tensor]:
+        """Samples as the task draws them by their numbers index, at any time the same."""
+        if not self.task.draws:
+            return x, y
+        axes, random = index.dim(), RowRandom(index.reshape(-1) ^ key("evaluation") >> 1)
+        x, y = (map_inputs(lambda t: t.reshape(index.numel(), 1, *t.shape[axes:]), v) for v in (x, y))
+        x, y = self.task.drawn(x, y, random, self.num_classes)
+        x, y = (map_inputs(lambda t: t.reshape(*index.shape, *t.shape[2:]), v) for v in (x, y))
+        return x, y
 
     def fetch(self, index: np.ndarray) -> Fetched | None:
         """Entries of samples [*index.shape, ...], gathered in host memory; None where inputs are on the device."""

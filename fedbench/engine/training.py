@@ -202,7 +202,7 @@ class CohortTraining:
             {rows: {name: m[where] for name, m in buffers.items()} for rows, buffers in self.kept.items()},
         )
         index, counts = schedule.index[:, a:b], schedule.counts[:, a:b]
-        loader = BatchLoader(cohort.federation, chunk.ids, index, counts, augment_key=self.setup.step_key)
+        loader = BatchLoader(cohort.federation, chunk.ids, index, counts, draw_key=self.setup.step_key)
         yield from train_chunk(self.setup, chunk, loader, self.step)
         self._write(where, chunk)
 

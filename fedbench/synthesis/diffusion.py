@@ -1,56 +1,28 @@
-"""Denoising diffusion: the schedule, training with a running mean of the weights, and DDIM.
+"""Denoising diffusion outside of a federation: training with a running mean of the weights, and DDIM.
 
-Ho et al., NeurIPS 2020 (the model and its training); Nichol and Dhariwal, ICML 2021 (the cosine schedule); Salimans and
-Ho, ICLR 2022 (the model predicts velocity); Song et al., ICLR 2021 (DDIM, eta = 0: the start alone is drawn).
+Song et al., ICLR 2021 (DDIM, eta = 0: the start alone is drawn); the rest is of fedbench/tasks/denoising.py.
 Pictures are in [-1, 1].
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbench.synthesis.noise_predictor import NoisePredictor
+from fedbench.models.noise_predictor import NoisePredictor
+from fedbench.tasks.denoising import Schedule
 
-Predictor = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """signal [T]: alpha-bar, the share of a picture's variance that is left after step t; decreasing, in (0, 1)."""
-
-    signal: Tensor
-
-    @classmethod
-    def cosine(cls, steps: int = 1000, offset: float = 0.008) -> Schedule:
-        """alpha-bar of step t is the product of 1 - beta, no beta above 0.999."""
-        at = torch.arange(steps + 1, dtype=torch.float64) / steps
-        curve = torch.cos((at + offset) / (1 + offset) * math.pi / 2) ** 2  # [T + 1]
-        beta = (1 - curve[1:] / curve[:-1]).clamp(max=0.999)
-        return cls((1 - beta).cumprod(0).float())
-
-    def noisy(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """A draw of q(x_t | x_0 = x): variance 1 - alpha-bar.  x, noise [B, ...], t [B].  # [B, ...]"""
-        a = self.signal[t].view(-1, *[1] * (x.dim() - 1))
-        return a.sqrt() * x + (1 - a).sqrt() * noise
-
-    def velocity(self, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """sqrt(a) noise - sqrt(1 - a) x: what the model predicts, from which picture and noise follow at any t.
-        A guess of the noise says nothing of the picture where a is near 0: sampling then starts with a wrong
-        brightness, as it did here."""
-        a = self.signal[t].view(-1, *[1] * (x.dim() - 1))
-        return a.sqrt() * noise - (1 - a).sqrt() * x
+Predictor = Callable[[dict[str, Tensor]], Tensor]  # of "image", "step" and "label", a velocity
 
 
 def ddim(
-    predict: Predictor, schedule: Schedule, start: Tensor, labels: Tensor, steps: int = 50, clip: bool = True
+    predict: Predictor, schedule: Schedule, start: Tensor, label: Tensor, steps: int = 50, clip: bool = True
 ) -> Tensor:
-    """Pictures from noise start [B, C, H, W] of classes labels [B], by `steps` of the schedule's, evenly spread.
+    """Pictures from noise start [B, C, H, W] of classes label, one-hot [B, classes], by `steps` of the schedule's, evenly spread.
 
     clip: keep each guess of the picture within [-1, 1].  # [B, C, H, W]
     """
@@ -58,7 +30,7 @@ def ddim(
     x = start
     for i, t in enumerate(times):
         a = schedule.signal[t]
-        velocity = predict(x, t.expand(len(x)), labels)
+        velocity = predict({"image": x, "step": t.expand(len(x)), "label": label})
         picture = a.sqrt() * x - (1 - a).sqrt() * velocity
         if clip:
             picture = picture.clamp(-1, 1)
@@ -95,14 +67,16 @@ def train(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-        model = NoisePredictor(tuple(images.shape[1:]), num_classes, width)
+        model = NoisePredictor({"image": tuple(images.shape[1:]), "step": (), "label": (num_classes,)}, width)
+    one_hot = F.one_hot(labels, num_classes).float()  # [n, classes]
     kept = copy.deepcopy(model).requires_grad_(False)
     optimizer, losses = torch.optim.Adam(model.parameters(), lr), []
     for step in range(steps):
         chosen = torch.randint(len(images), (batch,), generator=generator)
         t = torch.randint(len(schedule.signal), (batch,), generator=generator)
         x, noise = images[chosen], torch.randn(batch, *images.shape[1:], generator=generator)
-        loss = (model(schedule.noisy(x, t, noise), t, labels[chosen]) - schedule.velocity(x, t, noise)).square().mean()
+        told = {"image": schedule.noisy(x, t, noise), "step": t, "label": one_hot[chosen]}
+        loss = (model(told) - schedule.velocity(x, t, noise)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -21,15 +21,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbench.core.options import ConfigError, require
+from fedbench.core.rng import RowRandom
 from fedbench.tasks.scores import Direction, declare
 
+Shape = Any  # of one sample: a tuple, or a dict of such by input
 Tally = dict[str, Tensor]  # by name: what is kept of each sample, [n, ...]
 NO_KIND = {"base", "scores", "auto"}  # modules of this folder that are no task
 
 
 class Training(Protocol):
-    """What `Task.setup` reads of a federation: the targets [n, ...] of all samples, which of them are trained on."""
+    """What `Task.setup` reads of a federation: inputs as they are stored and targets [n, ...] of all samples, which of
+    them are trained on."""
 
+    inputs: Any
     targets: Tensor
     splits: dict[str, Any]
     num_classes: int
@@ -39,6 +43,10 @@ class Training(Protocol):
         """Where targets lie, and where the loss is computed."""
         ...
 
+    def normalized(self, x: Tensor) -> Tensor:
+        """Stored inputs as models are given them."""
+        ...
+
 
 class Task:
     """Base of all tasks.
@@ -46,7 +54,7 @@ class Task:
     kind: which targets it is for, by the name that `Arrays.task` has ("": any).  primary: the score that the best
     round, the progress bar and tables go by.  higher_is_better, fractions: of every score, whether more of it is
     better, and whether it is a share of 1, shown in per cent.  single_label: whether a target is the number of one
-    class, [n].
+    class, [n].  draws: whether `drawn` makes of a batch what models are given, and what their outputs are compared with.
 
     Targets and outputs carry any leading axes: [B, ...] for one client, [k, B, ...] for many.
     """
@@ -56,6 +64,7 @@ class Task:
     higher_is_better: dict[str, bool] = {"loss": False}
     fractions: frozenset[str] = frozenset()
     single_label: bool = False
+    draws: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
@@ -93,6 +102,19 @@ class Task:
     def key(self) -> Hashable:
         """What tells two tasks of one process apart: the class, and every option and number that it holds."""
         return (type(self), *((name, _frozen(value)) for name, value in sorted(vars(self).items()) if name != "key"))
+
+    def input_shape(self, shape: Shape, num_classes: int) -> Shape:
+        """Shape of one sample (of each input) as a model is given it, of its shape as it is stored."""
+        return shape
+
+    def drawn(self, x: Any, y: Tensor, random: RowRandom, num_classes: int) -> tuple[Any, Tensor]:
+        """What a model is given, and what its outputs are compared with, of normalized inputs [k, B, ...] and targets
+        [k, B, ...].
+
+        random: keyed by client and step in training; by sample in evaluations, k = n, B = 1, so that a sample is the
+        same one at all times.  What it returns has the axes [k, B, ...], too.
+        """
+        return x, y
 
     def outputs(self, num_classes: int) -> int:
         """R, the width of the model's last layer."""

@@ -57,7 +57,7 @@ class NoisePredictor(nn.Module):
         w, e = width, 4 * width
         self.width = w
         self.time = nn.Sequential(nn.Linear(w, e), nn.SiLU(), nn.Linear(e, e))
-        self.label = nn.Linear(*input_shape["label"], e, bias=False)
+        self.label = nn.Linear(input_shape["label"][0], e, bias=False)
         self.first = nn.Conv2d(channels, w, 3, padding=1)
         self.down1, self.to_half = Block(w, w, e), nn.Conv2d(w, 2 * w, 3, 2, 1)
         self.down2, self.to_quarter = Block(2 * w, 2 * w, e), nn.Conv2d(2 * w, 2 * w, 3, 2, 1)

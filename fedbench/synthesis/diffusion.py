@@ -22,9 +22,9 @@ Predictor = Callable[[dict[str, Tensor]], Tensor]  # of "image", "step" and "lab
 def ddim(
     predict: Predictor, schedule: Schedule, start: Tensor, label: Tensor, steps: int = 50, clip: bool = True
 ) -> Tensor:
-    """Pictures from noise start [B, C, H, W] of classes label, one-hot [B, classes], by `steps` of the schedule's, evenly spread.
+    """Pictures from noise start [B, C, H, W], by `steps` of the schedule's, evenly spread.
 
-    clip: keep each guess of the picture within [-1, 1].  # [B, C, H, W]
+    label: their classes, one-hot [B, classes].  clip: keep each guess of the picture within [-1, 1].  # [B, C, H, W]
     """
     times = torch.linspace(len(schedule.signal) - 1, 0, steps).round().long()
     x = start

@@ -54,7 +54,7 @@ class Task:
     kind: which targets it is for, by the name that `Arrays.task` has ("": any).  primary: the score that the best
     round, the progress bar and tables go by.  higher_is_better, fractions: of every score, whether more of it is
     better, and whether it is a share of 1, shown in per cent.  single_label: whether a target is the number of one
-    class, [n].  draws: whether `drawn` makes of a batch what models are given, and what their outputs are compared with.
+    class, [n].  draws: whether `drawn` makes of a batch what models are given and what their outputs are compared with.
 
     Targets and outputs carry any leading axes: [B, ...] for one client, [k, B, ...] for many.
     """

@@ -46,6 +46,10 @@ class Schedule:
         a = self._at(t)
         return a.sqrt() * noise - (1 - a).sqrt() * x
 
+    def to(self, device: torch.device | str) -> Schedule:
+        """The same on a device."""
+        return Schedule(self.signal.to(device))
+
     def _at(self, t: Tensor) -> Tensor:
         return self.signal[t][..., None, None, None]
 
@@ -62,7 +66,7 @@ class Denoising(Task):
     draws = True
 
     def __init__(self, steps: Count = 1000):
-        self.schedule = Schedule.cosine(steps)
+        self.signal = Schedule.cosine(steps).signal  # [T]
         self.channels = 1
         self.black, self.white = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)  # as pictures have them  [C, 1, 1]
 
@@ -89,17 +93,22 @@ class Denoising(Task):
 
     def setup(self, federation: Training) -> None:
         """Learn which numbers black and white are in the inputs; refuse inputs that are no pictures."""
-        inputs = federation.inputs
-        found = f"{inputs.dtype} {list(inputs.shape[1:])}" if not isinstance(inputs, dict) else "several inputs"
+        inputs, device = federation.inputs, federation.device
+        found = f"{inputs.dtype} {[*inputs.shape[1:]]}" if hasattr(inputs, "dtype") else f"inputs {', '.join(inputs)}"
         require(
-            not isinstance(inputs, dict) and inputs.dtype in (torch.uint8, np.uint8) and len(inputs.shape) == 4,
+            found.startswith("torch.uint8") and len(inputs.shape) == 4,
             f"task=denoising learns from pictures, uint8 [channels, height, width]; the data set has {found}",
         )
-        self.channels, device = int(inputs.shape[1]), federation.device
+        self.channels = int(inputs.shape[1])
         levels = torch.tensor([0, 255], dtype=torch.uint8, device=device)
         shown = federation.normalized(levels.view(2, 1, 1, 1).repeat(1, self.channels, 1, 1))  # [2, C, 1, 1]
         self.black, self.white = shown
-        self.schedule = Schedule(self.schedule.signal.to(device))
+        self.signal = self.signal.to(device)
+
+    @property
+    def schedule(self) -> Schedule:
+        """By which noise is added."""
+        return Schedule(self.signal)
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:
         """Of one sample, as `drawn` gives it."""

@@ -55,7 +55,9 @@ class TaskCase:
     def federation(self, task: Task, targets: np.ndarray | None = None) -> Federation:
         """Six clients: the first 30 samples for training, five each, the others for testing."""
         y = torch.from_numpy(self.targets if targets is None else targets)
-        x = torch.randn(len(y), 16, generator=torch.Generator().manual_seed(5))
+        generator = torch.Generator().manual_seed(5)
+        pictures = torch.randint(256, (len(y), 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
+        x = pictures if task.draws else torch.randn(len(y), 16, generator=generator)
         train = Ragged.from_sizes(np.arange(30), np.full(6, 5))
         test = Ragged.from_sizes(np.arange(30, 60), SIZES)
         none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(6, np.int64))
@@ -68,14 +70,20 @@ class TaskCase:
 
     def outputs(self, *lead: int, seed: int = 0) -> Tensor:
         """Random outputs of a model for batches with these leading axes, the last of which are samples."""
-        y = torch.from_numpy(self.targets[: lead[-1]])
+        y = self.batch(lead[-1])
         shape = self.task.output_shape(y, self.task.outputs(self.num_classes))
         return torch.randn(*lead[:-1], *shape, generator=torch.Generator().manual_seed(seed))
 
     def batch(self, *lead: int) -> Tensor:
-        """Targets with these leading axes."""
+        """Targets with these leading axes, as outputs are compared with them."""
         count = int(np.prod(lead))
-        return torch.from_numpy(self.targets[:count]).view(*lead, *self.targets.shape[1:])
+        return self.compared(0, count).view(*lead, *self.compared(0, 1).shape[1:])
+
+    def compared(self, a: int, b: int) -> Tensor:
+        """Targets of samples a to b - 1, or what a task draws instead of them."""
+        if not self.task.draws:
+            return torch.from_numpy(self.targets[a:b])
+        return self.federation(self.task).gather(torch.arange(a, b))[1]
 
     @property
     def class_mask(self) -> Tensor:
@@ -91,7 +99,7 @@ class TaskCase:
     @functools.cached_property
     def tested(self) -> tuple[Tensor, Tensor, np.ndarray]:
         """Outputs and targets of the six clients' 30 test samples, and where each client's begin."""
-        return self.outputs(30, seed=3), torch.from_numpy(self.targets[30:]), np.concatenate(([0], SIZES.cumsum()))
+        return self.outputs(30, seed=3), self.compared(30, 60), np.concatenate(([0], SIZES.cumsum()))
 
 
 def case_for(

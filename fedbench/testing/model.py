@@ -158,12 +158,15 @@ def case_for(
 
 
 def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
-    """Samples of this shape with a class each, and, where they are images, with a class for every pixel."""
+    """Samples of this shape with a class each; where they are images also with a class for every pixel, and pictures to
+    be told from noise."""
     arrays, split = ragged(SIZES, shape, num_classes)
     yield arrays, split
     if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 4:
         masks = np.digitize(arrays.inputs.mean(1), np.linspace(-0.5, 0.5, num_classes - 1))  # [n, H, W]
         yield replace(arrays, targets=masks.astype(np.int64), task="segmentation"), split
+        pictures = (arrays.inputs * 40 + 128).clip(0, 255).astype(np.uint8)
+        yield replace(arrays, inputs=pictures, task="denoising"), split
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

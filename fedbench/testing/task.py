@@ -6,6 +6,7 @@ A task is shown targets of its kind for six clients, one of them without samples
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.engine.federation import Inputs
 from fedbench.testing import _probes as probes
 from fedbench.testing._federation import all_clients, engine_on
 from fedbench.testing._suite import Broken, Report, Skipped, Suite
@@ -285,15 +287,18 @@ def nothing_is_drawn(case: TaskCase) -> None:
 
 
 class _Net(nn.Module):
-    """[B, 16] -> outputs of any shape."""
+    """Inputs of any shape, or several by name -> outputs of any shape."""
 
-    def __init__(self, shape: tuple[int, ...]):
+    def __init__(self, inputs: Any, outputs: tuple[int, ...]):
         super().__init__()
-        self.head, self.shape = nn.Linear(16, int(np.prod(shape))), shape
+        shapes = inputs.values() if isinstance(inputs, dict) else [inputs]
+        self.head, self.shape = nn.Linear(sum(map(math.prod, shapes)), math.prod(outputs)), outputs
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """One matrix product."""
-        return self.head(x).view(len(x), *self.shape)
+        parts = list(x.values()) if isinstance(x, dict) else [x]
+        flat = torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)
+        return self.head(flat.tanh()).view(len(flat), *self.shape)
 
 
 @SUITE.check
@@ -301,10 +306,10 @@ def training_agrees(case: TaskCase) -> None:
     """Clients of unequal sizes learn it, alike one after the other and all at once."""
     shape, rows = tuple(case.outputs(B).shape[1:]), {}
     for plan in ("loop", "vmap"):
+        federation = case.federation(case.make())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            module = _Net(shape)
-        federation = case.federation(case.make())
+            module = _Net(federation.input_shape, shape)
         federation.splits["train"] = federation.splits["test"]  # unequal sizes, one of them 0
         engine = engine_on(federation, module, plan=plan, batch_size=4)
         rows[plan] = all_clients(engine).train(engine.model.init_row()).theta

@@ -1,12 +1,14 @@
-"""``python -m fedbench.synthesize``: pictures for training only, from a diffusion model of each client's training part.
+"""``python -m fedbench.synthesize``: pictures for training only, from diffusion models.
 
-Every client trains a model of its own, of its own training pictures alone; what it draws goes to
-<out>/<silo>/<class>/, which `dataset.extra` reads, measures to <out>.csv and a sheet of samples to <out>.png.
+Either every client trains a model of its own, of its own training pictures alone; or, with --run, it draws from the
+model that it deploys after a run of task=denoising, under any method.  Pictures go to <out>/<silo>/<class>/, which
+`dataset.extra` reads, measures to <out>.csv and a sheet of samples to <out>.png.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,66 +22,107 @@ from fedbench.tools._telling import telling
 if TYPE_CHECKING:
     from fedbench.data.base import Arrays
     from fedbench.partition.base import Split
+    from fedbench.synthesis.diffusion import Predictor
+    from fedbench.tasks.denoising import Schedule
 
 SHOWN = 8  # samples of each class on the sheet
 AT_ONCE = 128  # pictures sampled together
+TRAINING = {
+    "steps": "of a client's own training",
+    "batch": "pictures a step",
+    "lr": "of Adam",
+    "width": "channels of the first level",
+    "decay": "of the weights' running mean",
+}
 EXAMPLES = """examples:
   python -m fedbench.synthesize dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 \\
       partition=domain --out synthesized
+  python -m fedbench algorithm=fedavg task=denoising model=noise_predictor dataset=image_folder dataset.path=real \\
+      dataset.color=grey dataset.resize=28 partition=domain optimizer=adam hydra.run.dir=runs/generator
+  python -m fedbench.synthesize --run runs/generator --out synthesized
   python -m fedbench dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 partition=domain \\
       dataset.extra=synthesized"""
 
 
 @dataclass(frozen=True)
-class Options:
-    """Of training (steps, batch, lr, width, decay of the running mean) and sampling (ddim steps, share: synthesized
-    pictures per real training picture of the same class)."""
+class Training:
+    """Of a client's own model; decay: of the running mean of its weights."""
 
-    steps: int
-    batch: int
-    lr: float
-    width: int
-    decay: float
+    steps: int = 1500
+    batch: int = 32
+    lr: float = 0.002
+    width: int = 16
+    decay: float = 0.99
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            require(getattr(self, name) >= 1, f"--{name} must be at least 1, got {getattr(self, name)}")
+        require(self.width >= 8 and self.width % 8 == 0, f"--width must be a multiple of 8, got {self.width}")
+        require(self.lr > 0, f"--lr must be above 0, got {self.lr}")
+        require(0 <= self.decay < 1, f"--decay must be in [0, 1), got {self.decay}")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """ddim: steps of a picture.  share: synthesized pictures per real training picture of the same class."""
+
     ddim: int
     share: float
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "ddim"):
-            require(getattr(self, name) >= 1, f"--{name} must be at least 1, got {getattr(self, name)}")
-        require(self.lr > 0, f"--lr must be above 0, got {self.lr}")
-        require(0 <= self.decay < 1, f"--decay must be in [0, 1), got {self.decay}")
+        require(self.ddim >= 1, f"--ddim must be at least 1, got {self.ddim}")
         require(self.share > 0, f"--share must be above 0, got {self.share}")
 
 
-def synthesized(
-    images: np.ndarray, labels: np.ndarray, num_classes: int, options: Options, client: int
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Pictures uint8 [m, C, H, W] and classes [m], and the mean loss of the last tenth of the steps.
+@dataclass(frozen=True)
+class Learned:
+    """What a client draws from: what predicts velocities, of which schedule; facts: further columns of its row."""
 
-    images uint8 [n, C, H, W] are all that the model sees; of each class there are round(share n_class), at least one
-    where it has any.
-    """
+    predict: Predictor
+    schedule: Schedule
+    facts: dict[str, float]
+
+
+def learn(
+    images: np.ndarray, labels: np.ndarray, num_classes: int, training: Training, seed: int, client: int
+) -> Learned:
+    """A client's own model: images uint8 [n, C, H, W] and their classes are all that it sees."""
     import torch
 
     from fedbench.core.rng import torch_generator
-    from fedbench.synthesis.diffusion import Schedule, ddim, train
+    from fedbench.synthesis.diffusion import train
+    from fedbench.tasks.denoising import Schedule
 
-    generator, schedule = torch_generator(options.seed, "synthesize", client), Schedule.cosine()
-    x, y = torch.from_numpy(images).float() / 127.5 - 1, torch.from_numpy(labels)
+    schedule, x = Schedule.cosine(), torch.from_numpy(images).float() / 127.5 - 1
     model, losses = train(
-        x, y, num_classes, schedule, steps=options.steps, width=options.width, batch=options.batch, lr=options.lr,
-        decay=options.decay, generator=generator,
+        x, torch.from_numpy(labels), num_classes, schedule, generator=torch_generator(seed, "synthesize", client),
+        **vars(training),
     )  # fmt: skip
+    return Learned(model, schedule, {"loss": float(np.mean(losses[-max(1, len(losses) // 10) :]))})
+
+
+def draw(
+    learned: Learned, labels: np.ndarray, num_classes: int, shape: tuple[int, ...], sampling: Sampling, client: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures uint8 [m, C, H, W] and classes [m]: round(share n_class) of each class, at least one where labels [n]
+    has any."""
+    import torch
+    import torch.nn.functional as F
+
+    from fedbench.core.rng import torch_generator
+    from fedbench.synthesis.diffusion import ddim
+
+    generator = torch_generator(sampling.seed, "samples", client)
     counts = np.bincount(labels, minlength=num_classes)
-    wanted = np.where(counts > 0, np.maximum(1, np.rint(counts * options.share)), 0).astype(np.int64)
+    wanted = np.where(counts > 0, np.maximum(1, np.rint(counts * sampling.share)), 0).astype(np.int64)
     asked, made = torch.from_numpy(np.repeat(np.arange(num_classes), wanted)), []
     with torch.no_grad():
         for some in asked.split(AT_ONCE):
-            start = torch.randn(len(some), *x.shape[1:], generator=generator)
-            made.append(ddim(model, schedule, start, some, options.ddim))
+            start, label = torch.randn(len(some), *shape, generator=generator), F.one_hot(some, num_classes).float()
+            made.append(ddim(learned.predict, learned.schedule, start, label, sampling.ddim))
     pictures = ((torch.cat(made) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return pictures.numpy(), asked.numpy(), float(np.mean(losses[-max(1, len(losses) // 10) :]))
+    return pictures.numpy(), asked.numpy()
 
 
 def write_client(folder: Path, silo: str, names: list[str], pictures: np.ndarray, labels: np.ndarray) -> None:
@@ -132,19 +175,62 @@ def pictures_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
     return images, arrays.domain_names, arrays.class_names
 
 
-def run(
-    overrides: list[str], options: Options, out: Path, choice: str, weights: str | None, only: list[int] | None = None
-) -> None:
-    """Train, sample, write and measure, client by client; only: these clients (None: all)."""
+@dataclass(frozen=True)
+class Source:
+    """Pictures, who has which of them, and from what each client draws: learned(client)."""
+
+    data_dir: str
+    arrays: Arrays
+    split: Split
+    learned: Callable[[int], Learned]
+
+
+def own_models(overrides: list[str], training: Training, seed: int) -> Source:
+    """Every client learns from its own training part."""
     from fedbench.cli.config import check, compose
     from fedbench.simulation import build
-    from fedbench.tools.fid import make_network
 
     cfg = compose(overrides)
     check(cfg)
-    network, arrays = make_network(choice, weights, cfg.data_dir, "cpu"), build.data(cfg)
-    images, silos, names = pictures_of(arrays)
+    arrays = build.data(cfg)
+    images, _, _ = pictures_of(arrays)
     split: Split = build.partition(cfg, arrays)
+
+    def learned(client: int) -> Learned:
+        mine = split.train[client]
+        return learn(images[mine], arrays.targets[mine], arrays.num_classes, training, seed, client)
+
+    return Source(cfg.data_dir, arrays, split, learned)
+
+
+def models_of_run(path: Path, overrides: list[str]) -> Source:
+    """Every client draws from the model that it would deploy after a run.  overrides: as for fedbench.export."""
+    from fedbench.simulation import build
+    from fedbench.tasks.denoising import Denoising
+    from fedbench.tools.export import client_module, open_run
+
+    sim = open_run(path, overrides)
+    task, arrays = sim.engine.task, build.data(sim.cfg)
+    if not isinstance(task, Denoising):
+        raise ConfigError(f"--run {path}: pictures are drawn from runs of task=denoising, not of {task.kind}")
+    schedule = task.schedule.to("cpu")
+    return Source(
+        sim.cfg.data_dir,
+        arrays,
+        build.partition(sim.cfg, arrays),
+        lambda client: Learned(client_module(sim, client), schedule, {}),
+    )
+
+
+def synthesize(
+    source: Source, sampling: Sampling, out: Path, choice: str, weights: str | None, only: list[int] | None = None
+) -> None:
+    """Draw, write and measure, client by client; only: these clients (None: all)."""
+    from fedbench.tools.fid import make_network
+
+    arrays, split = source.arrays, source.split
+    images, silos, names = pictures_of(arrays)
+    network = make_network(choice, weights, source.data_dir, "cpu")
     rows, sheet, clients = [], [], list(range(split.num_clients)) if only is None else only
     odd = [client for client in clients if client not in range(split.num_clients)]
     require(not odd, f"--client {(odd or [None])[0]}: the clients are 0 to {split.num_clients - 1}")
@@ -152,11 +238,11 @@ def run(
         train, test = split.train[client], split.test[client]
         silo = silos[int(arrays.domain[train[0]])]  # type: ignore[index]
         require(silo not in [row["silo"] for row in rows], f"several clients share silo {silo}: one client a silo")
-        real, classes = images[train], arrays.targets[train]
-        made, asked, loss = synthesized(real, classes, arrays.num_classes, options, client)
+        real, classes, learned = images[train], arrays.targets[train], source.learned(client)
+        made, asked = draw(learned, classes, arrays.num_classes, images.shape[1:], sampling, client)
         write_client(out, silo, names, made, asked)
-        row = {"client": client, "silo": silo, "real": len(real), "synthesized": len(made), "loss": loss}
-        rows.append({**row, **measured(real, classes, images[test], made, asked, network, options.seed)})
+        row = {"client": client, "silo": silo, "real": len(real), "synthesized": len(made), **learned.facts}
+        rows.append({**row, **measured(real, classes, images[test], made, asked, network, sampling.seed)})
         print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()), flush=True)
         for label in np.unique(asked):
             sheet.append((f"{silo}, {names[label]}", real[classes == label][:SHOWN], made[asked == label][:SHOWN]))
@@ -199,18 +285,18 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = argparse.ArgumentParser(
         prog="python -m fedbench.synthesize",
-        description="Draw pictures for training only from a diffusion model of each client's own training part.",
+        description="Draw pictures for training only, from a diffusion model of each client's own training part or "
+        "from the models of a run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=... partition=domain ...")
     p.add_argument("--out", type=Path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
+    p.add_argument("--run", type=Path, metavar="FOLDER", help="draw from a run of task=denoising; nothing is trained")
     p.add_argument("--client", type=int, action="append", metavar="N", help="one to do, again for each (all)")
-    p.add_argument("--steps", type=int, default=1500, help="of training, per client (default: %(default)s)")
-    p.add_argument("--batch", type=int, default=32, help="pictures a step (default: %(default)s)")
-    p.add_argument("--lr", type=float, default=0.002, help="of Adam (default: %(default)s)")
-    p.add_argument("--width", type=int, default=16, help="channels of the first level (default: %(default)s)")
-    p.add_argument("--decay", type=float, default=0.99, help="of the weights' running mean (default: %(default)s)")
+    for name, what in TRAINING.items():
+        default = getattr(Training, name)
+        p.add_argument(f"--{name}", type=type(default), help=f"{what} (default: {default})")
     p.add_argument("--ddim", type=int, default=25, help="steps of sampling (default: %(default)s)")
     p.add_argument("--share", type=float, default=1.0, help="synthesized per real picture (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of weights, batches, noise (default: %(default)s)")
@@ -223,10 +309,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
     args = parser().parse_intermixed_args(argv)
     with telling() as status:
-        named = {k: getattr(args, k) for k in ("steps", "batch", "lr", "width", "decay", "ddim", "share", "seed")}
-        options = Options(**named)
+        sampling, given = Sampling(args.ddim, args.share, args.seed), {k: getattr(args, k) for k in TRAINING}
+        given = {name: value for name, value in given.items() if value is not None}
+        training = Training(**given)
+        require(
+            args.run is None or not given,
+            f"--{next(iter(given), None)} is of a training, and --run {args.run} draws from one that is over",
+        )
         check_folder("--out", args.out)
         require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty")
         check_file("--out", args.out.with_name(args.out.name + ".csv"))
-        run(args.overrides, options, args.out, args.network, args.weights, args.client)
+        if args.run is None:
+            source = own_models(args.overrides, training, args.seed)
+        else:
+            source = models_of_run(args.run, args.overrides)
+        synthesize(source, sampling, args.out, args.network, args.weights, args.client)
     return status.code

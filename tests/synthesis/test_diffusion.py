@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
-from fedbench.synthesis.diffusion import Schedule, average, ddim, train
-from fedbench.synthesis.noise_predictor import NoisePredictor, waves
+from fedbench.models.noise_predictor import NoisePredictor, waves
+from fedbench.synthesis.diffusion import average, ddim, train
+from fedbench.tasks.denoising import Schedule
 
 
 def test_the_schedule_is_the_cosine_while_no_step_is_capped() -> None:
@@ -43,21 +44,21 @@ def test_ddim_with_the_true_noise_gives_the_picture_back(steps: int, clip: bool)
     noise = torch.randn(x.shape, generator=generator)
     start = schedule.noisy(x, torch.full((3,), 199), noise)
 
-    def knows(noisy: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        a = schedule.signal[t].view(-1, 1, 1, 1)
-        return (a.sqrt() * noisy - x) / (1 - a).sqrt()  # velocity, of noisy = sqrt(a) x + sqrt(1 - a) noise
+    def knows(told: dict[str, Tensor]) -> Tensor:
+        a = schedule.signal[told["step"]].view(-1, 1, 1, 1)
+        return (a.sqrt() * told["image"] - x) / (1 - a).sqrt()  # velocity, of noisy = sqrt(a) x + sqrt(1 - a) noise
 
-    made = ddim(knows, schedule, start, torch.zeros(3, dtype=torch.long), steps, clip)
+    made = ddim(knows, schedule, start, torch.zeros(3, 2), steps, clip)
     torch.testing.assert_close(made, x, atol=2e-2 if steps == 1 else 1e-4, rtol=0)
 
 
 def test_ddim_keeps_its_guesses_within_the_pictures_range() -> None:
     schedule, start = Schedule.cosine(50), torch.full((1, 1, 2, 2), 2.0)
 
-    def silent(noisy: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        return -noisy  # of 2, which guesses pictures above 1
+    def silent(told: dict[str, Tensor]) -> Tensor:
+        return -told["image"]  # of 2, which guesses pictures above 1
 
-    label = torch.zeros(1, dtype=torch.long)
+    label = torch.zeros(1, 2)
     assert float(ddim(silent, schedule, start, label, 5).abs().max()) <= 1
     assert float(ddim(silent, schedule, start, label, 5, clip=False).abs().max()) > 1
 
@@ -74,15 +75,16 @@ def test_the_running_mean_by_hand() -> None:
 
 def test_the_predictor_reads_step_and_class_and_refuses_odd_sides() -> None:
     torch.manual_seed(0)
-    model, x = NoisePredictor((1, 8, 8), 2, 8), torch.randn(1, 1, 8, 8)
-    t, c = torch.tensor([3]), torch.tensor([0])
-    base = model(x, t, c)
+    model, x = NoisePredictor({"image": (1, 8, 8), "step": (), "label": (2,)}, 8), torch.randn(1, 1, 8, 8)
+    told = {"image": x, "step": torch.tensor([3]), "label": torch.tensor([[1.0, 0.0]])}
+    base = model(told)
     assert base.shape == x.shape
-    assert not torch.allclose(base, model(x, t + 500, c)) and not torch.allclose(base, model(x, t, c + 1))
-    with pytest.raises(ConfigError, match="sides that 4 divides"):
-        NoisePredictor((1, 9, 8), 2, 8)
-    with pytest.raises(ConfigError, match="multiple of 8"):
-        NoisePredictor((1, 8, 8), 2, 12)
+    for other in ({"step": told["step"] + 500}, {"label": told["label"].flip(1)}):
+        assert not torch.allclose(base, model(told | other))
+    with pytest.raises(ConfigError, match=r"sides that 4 divides, the data set's are \[9, 8\]"):
+        NoisePredictor({"image": (1, 9, 8), "step": (), "label": (2,)}, 8)
+    with pytest.raises(ConfigError, match=r"model\.width must be a multiple of 8"):
+        NoisePredictor({"image": (1, 8, 8), "step": (), "label": (2,)}, 12)
 
 
 def test_waves_begin_with_the_step_in_radians() -> None:

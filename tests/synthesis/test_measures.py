@@ -43,3 +43,18 @@ def test_bounds_hold_for_more_of_the_same_and_for_noise() -> None:
     assert same["n_fid"] == 40 and same["fid"] < same["fid_noise"] and same["fid_real"] < same["fid_noise"]
     black = bounds(real, real[:40] * 0, features, frechet, np.random.default_rng(1))
     assert black["fid"] > 10 * same["fid"] and black["fid_real"] == same["fid_real"]
+
+
+def test_bounds_are_means_over_ten_divisions_of_the_real_pictures() -> None:
+    """Each of two halves that share no picture; a distance that counts its calls tells which are averaged."""
+    halves = []
+
+    def counted(a: np.ndarray, b: np.ndarray) -> float:
+        halves.append((set(a[:, 0]), set(b[:, 0])))
+        return float(len(halves))
+
+    real, made = flat(*range(40)), flat(*range(100, 110))
+    found = bounds(real, made, lambda x: x.reshape(len(x), -1)[:, :1].astype(float), counted, np.random.default_rng(0))
+    assert found == {"n_fid": 10, "fid_real": 14.5, "fid": 15.5, "fid_noise": 16.5}  # calls 1, 4, ..., 28, and so on
+    assert all(not a & b and len(a) == len(b) == 10 for a, b in halves[::3])
+    assert all(b == set(range(100, 110)) for _, b in halves[1::3]) and len({frozenset(a) for a, _ in halves}) == 10

@@ -209,7 +209,7 @@ def test_partitions_of_a_regression_see_quantiles() -> None:
 
 # -- which task, and what its scores mean ----------------------------------------------------------------------
 def test_the_kinds_are_the_files() -> None:
-    assert kinds() == ("classification", "mixed", "multilabel", "regression", "segmentation", "vqa")
+    assert kinds() == ("classification", "denoising", "mixed", "multilabel", "regression", "segmentation", "vqa")
     assert [task_for(kind).kind for kind in kinds()] == list(kinds())
 
 

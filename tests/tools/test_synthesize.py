@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedbench.cli.app import main as fedbench
 from fedbench.data.base import EXTRA
 from fedbench.data.image_folder import ImageFolder
-from fedbench.tools.synthesize import Options, main, synthesized
+from fedbench.tools.synthesize import Learned, Sampling, Training, draw, learn, main
 
 QUICK = ["--steps", "3", "--ddim", "2", "--width", "8", "--batch", "4", "--share", "0.5"]
 
@@ -50,12 +51,65 @@ def test_what_is_written_is_read_as_extra_and_is_the_same_again(real: Path, tmp_
 
 
 def test_clients_learn_from_their_own_pictures_and_draws() -> None:
-    options = Options(steps=2, batch=4, lr=0.01, width=8, decay=0.9, ddim=2, share=0.5, seed=0)
+    training, sampling = Training(2, 4, 0.01, 8, 0.9), Sampling(2, 0.5, 0)
     images, labels = np.zeros((6, 1, 4, 4), np.uint8), np.array([0, 0, 0, 0, 1, 1])
-    made, asked, _ = synthesized(images, labels, 3, options, 0)
-    assert made.dtype == np.uint8 and made.shape == (3, 1, 4, 4) and asked.tolist() == [0, 0, 1]
-    assert not np.array_equal(made, synthesized(images, labels, 3, options, 1)[0])
-    assert not np.array_equal(made, synthesized(images + 255, labels, 3, options, 0)[0])
+
+    def made(images: np.ndarray, client: int, learner: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        learned = learn(images, labels, 3, training, 0, client if learner is None else learner)
+        return draw(learned, labels, 3, (1, 4, 4), sampling, client)
+
+    pictures, asked = made(images, 0)
+    assert pictures.dtype == np.uint8 and pictures.shape == (3, 1, 4, 4) and asked.tolist() == [0, 0, 1]
+    assert np.array_equal(pictures, made(images, 0)[0])
+    for other in (made(images, 1), made(images, 0, 1), made(images, 1, 0), made(images + 255, 0)):
+        assert not np.array_equal(pictures, other[0])
+
+
+@pytest.fixture
+def trained(real: Path, tmp_path: Path) -> Path:
+    """A run of FedPer that learned to tell these silos' pictures from noise."""
+    learning = ["algorithm=fedper", "task=denoising", "model=noise_predictor", "model.width=8", "rounds=2"]
+    quick = ["sample_rate=1", "local.epochs=2", "optimizer=adam", "hardware=cpu", "tracking=disabled"]
+    assert fedbench([*words(real), *learning, *quick, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    return tmp_path / "run"
+
+
+def test_clients_draw_from_what_they_deploy_after_a_run(trained: Path, tmp_path: Path) -> None:
+    """Each has its own head, so that one start becomes other pictures; nothing else is drawn for the same command."""
+    import torch
+
+    from fedbench.tools.export import client_module, open_run
+
+    few = ["--ddim", "2", "--share", "0.5"]
+    for name in ("a", "b"):
+        assert main(["--run", str(trained), *few, "--out", str(tmp_path / name)]) == 0
+    rows = list(csv.DictReader((tmp_path / "a.csv").open()))
+    assert [(r["silo"], r["synthesized"]) for r in rows] == [("east", "10"), ("west", "9")] and "loss" not in rows[0]
+    files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.png"))
+    assert all((tmp_path / "a" / p).read_bytes() == (tmp_path / "b" / p).read_bytes() for p in files)
+    sim = open_run(trained)
+    schedule = sim.engine.task.schedule  # type: ignore[attr-defined]
+    labels = sim.engine.federation.targets[sim.engine.federation.splits["train"][1]].numpy()
+    learned = Learned(client_module(sim, 1), schedule, {})
+    pictures, asked = draw(learned, labels, 2, (1, 8, 8), Sampling(2, 0.5, 0), 1)
+    written = sorted((tmp_path / "a" / "west").rglob("*.png"))
+    assert [p.parent.name for p in written] == [("ill", "well")[label] for label in asked]
+    assert all(np.array_equal(np.asarray(Image.open(p)), x[0]) for p, x in zip(written, pictures))
+    first = Learned(client_module(sim, 0), schedule, {})
+    assert not np.array_equal(pictures, draw(first, labels, 2, (1, 8, 8), Sampling(2, 0.5, 0), 1)[0])
+    assert torch.is_grad_enabled()
+
+
+def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
+    real: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "e")]
+    assert main(["--run", str(trained), "--steps", "5", *out]) == 2
+    assert "--steps is of a training, and --run" in capsys.readouterr().err
+    other = ["algorithm=local", "model=logistic", "rounds=1", "hardware=cpu", "tracking=disabled"]
+    assert fedbench([*words(real), *other, f"hydra.run.dir={tmp_path / 'other'}"]) == 0
+    assert main(["--run", str(tmp_path / "other"), *out]) == 2
+    assert "pictures are drawn from runs of task=denoising, not of classification" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

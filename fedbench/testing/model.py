@@ -158,15 +158,13 @@ def case_for(
 
 
 def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
-    """Samples of this shape with a class each; where they are images also with a class for every pixel, and pictures to
-    be told from noise."""
+    """Samples of this shape with a class each; images also with a class for every pixel, and to be told from noise."""
     arrays, split = ragged(SIZES, shape, num_classes)
     yield arrays, split
     if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 4:
         masks = np.digitize(arrays.inputs.mean(1), np.linspace(-0.5, 0.5, num_classes - 1))  # [n, H, W]
         yield replace(arrays, targets=masks.astype(np.int64), task="segmentation"), split
-        pictures = (arrays.inputs * 40 + 128).clip(0, 255).astype(np.uint8)
-        yield replace(arrays, inputs=pictures, task="denoising"), split
+        yield replace(arrays, inputs=(arrays.inputs * 40 + 128).clip(0, 255).astype(np.uint8), task="denoising"), split
 
 
 def _apart(a: Tensor, b: Tensor) -> float:

@@ -43,7 +43,7 @@ def _pixels(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
     parts = list(inputs.values()) if several else [inputs]
     if not several and parts[0].dim() == 5:
         return parts[0].flatten(3)
-    return torch.cat([x.flatten(2).float() for x in parts], 2)[:, :, None]
+    return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in parts], 2)[:, :, None]
 
 
 def _sketch_of(x: Tensor, kind: Sketch) -> Tensor:

@@ -136,16 +136,29 @@ def test_classes_of_the_menu_go_on_as_they_were() -> None:
     assert not data.draws and isinstance(x, Tensor) and torch.equal(y, torch.arange(4) % 3)
 
 
+def words(tmp_path: Path, algorithm: str) -> list[str]:
+    """Of a run on grey pictures, two clients."""
+    np.savez(tmp_path / "x.npz", X=pictures().inputs[:, 0], y=pictures().targets)
+    return [f"algorithm={algorithm}", "task=denoising", "model=noise_predictor", "model.width=8", "dataset=npz",
+            f"dataset.path={tmp_path / 'x.npz'}", "partition=iid", "partition.num_clients=2", "sample_rate=1",
+            "local.epochs=1", "local.batch_size=2", "hardware=cpu", "tracking=disabled"]  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["apple", "fedrep", "pfednet", "pgfed"])
+def test_methods_train_generators(tmp_path: Path, algorithm: str) -> None:
+    """Weighted models, a personal way up, a graph by what inputs look like, gradients of others."""
+    done = run(
+        *words(tmp_path, algorithm), "rounds=2", "hardware.executor=threads", f"hydra.run.dir={tmp_path / 'run'}"
+    )
+    assert np.isfinite(done.summary["last"]["personal/loss"]) and done.status == "finished"
+
+
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_a_run_goes_on_with_the_same_draws(tmp_path: Path, executor: str) -> None:
     """Two rounds, and one that is resumed for another: the same bytes; SCAFFOLD keeps state besides."""
-    np.savez(tmp_path / "x.npz", X=pictures().inputs[:, 0], y=pictures().targets)
-    words = ["algorithm=scaffold", "task=denoising", "model=noise_predictor", "model.width=8", "dataset=npz",
-             f"dataset.path={tmp_path / 'x.npz'}", "partition=iid", "partition.num_clients=2", "sample_rate=1",
-             "local.epochs=1", "local.batch_size=2", f"hardware.executor={executor}", "hardware=cpu",
-             "tracking=disabled"]  # fmt: skip
-    run(*words, "rounds=2", f"hydra.run.dir={tmp_path / 'whole'}")
-    run(*words, "rounds=1", f"hydra.run.dir={tmp_path / 'part'}")
+    same = [*words(tmp_path, "scaffold"), f"hardware.executor={executor}"]
+    run(*same, "rounds=2", f"hydra.run.dir={tmp_path / 'whole'}")
+    run(*same, "rounds=1", f"hydra.run.dir={tmp_path / 'part'}")
     run(f"resume={tmp_path / 'part'}", "rounds=2")
     for name in ("metrics.csv", "clients.csv"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "part" / name).read_bytes()

@@ -30,7 +30,7 @@ AT_ONCE = 128  # pictures sampled together
 TRAINING = {
     "steps": "of a client's own training",
     "batch": "pictures a step",
-    "lr": "of Adam",
+    "lr": "of Adam at first",
     "width": "channels of the first level",
     "decay": "of the weights' running mean",
 }

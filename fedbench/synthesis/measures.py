@@ -11,6 +11,7 @@ import numpy as np
 
 Features = Callable[[np.ndarray], np.ndarray]  # uint8 pictures [n, C, H, W] -> [n, d]
 Distance = Callable[[np.ndarray, np.ndarray], float]  # features [n, d], [m, d]
+AT_ONCE = 64  # pictures whose distances to all others are held
 HALVINGS = 10  # over which bounds are averaged
 
 
@@ -22,9 +23,11 @@ def bounds(
     smaller of half the real and all the synthesized, since fewer pictures mean larger distances.
 
     Means over HALVINGS divisions of the real pictures: of one alone, a few odd pictures in one half may raise
-    fid_real of a small client above fid.
+    fid_real of a small client above fid.  NaN where n is below 2.
     """
-    n = min(len(real) // 2, len(made))
+    n, names = min(len(real) // 2, len(made)), ("fid_real", "fid", "fid_noise")
+    if n < 2:
+        return {"n_fid": n, **dict.fromkeys(names, np.nan)}
     mean, std = (f(real, axis=(0, 2, 3), keepdims=True) for f in (np.mean, np.std))
     noise = np.clip(rng.normal(mean, std, (n, *real.shape[1:])).round(), 0, 255).astype(np.uint8)
     theirs, ours, theirs_noisy = features(real), features(made), features(noise)
@@ -33,7 +36,7 @@ def bounds(
         order = rng.permutation(len(real))
         base, other = theirs[order[:n]], theirs[order[n : 2 * n]]
         each.append([distance(base, x) for x in (other, ours[rng.permutation(len(made))[:n]], theirs_noisy)])
-    return {"n_fid": n, **dict(zip(("fid_real", "fid", "fid_noise"), np.mean(each, 0).tolist()))}
+    return {"n_fid": n, **dict(zip(names, np.mean(each, 0).tolist()))}
 
 
 def pairwise(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -43,11 +46,19 @@ def pairwise(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(squared, 0) / x.shape[1])
 
 
+def nearest(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Distance of each picture of a [n, C, H, W] to the nearest of b [m, C, H, W], few at a time.  # [n]"""
+    return np.concatenate([pairwise(some, b).min(1) for some in np.split(a, range(AT_ONCE, len(a), AT_ONCE))])
+
+
 def neighbours(made: np.ndarray, train: np.ndarray, held_out: np.ndarray) -> dict[str, float]:
     """nearest, nearest_real: median distance to the nearest training picture, of synthesized pictures and of real ones
     that were not trained on.  closer: the share of synthesized pictures that are nearer to a training picture than
-    99% of those real ones are; copies would raise it far above 0.01."""
-    ours, theirs = pairwise(made, train).min(1), pairwise(held_out, train).min(1)
+    99% of those real ones are; copies would raise it far above 0.01.  NaN where there are no such pictures."""
+    ours = nearest(made, train)
+    if not len(held_out):
+        return {"nearest": float(np.median(ours)), "nearest_real": np.nan, "closer": np.nan}
+    theirs = nearest(held_out, train)
     return {
         "nearest": float(np.median(ours)),
         "nearest_real": float(np.median(theirs)),

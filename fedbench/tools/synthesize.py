@@ -177,12 +177,14 @@ def pictures_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
 
 @dataclass(frozen=True)
 class Source:
-    """Pictures, who has which of them, and from what each client draws: learned(client)."""
+    """Pictures, who has which of them, and from what each client draws: learned(client); is_shared: whether others'
+    training parts may be in that."""
 
     data_dir: str
     arrays: Arrays
     split: Split
     learned: Callable[[int], Learned]
+    is_shared: bool
 
 
 def own_models(overrides: list[str], training: Training, seed: int) -> Source:
@@ -200,7 +202,7 @@ def own_models(overrides: list[str], training: Training, seed: int) -> Source:
         mine = split.train[client]
         return learn(images[mine], arrays.targets[mine], arrays.num_classes, training, seed, client)
 
-    return Source(cfg.data_dir, arrays, split, learned)
+    return Source(cfg.data_dir, arrays, split, learned, False)
 
 
 def models_of_run(path: Path, overrides: list[str]) -> Source:
@@ -219,6 +221,7 @@ def models_of_run(path: Path, overrides: list[str]) -> Source:
         arrays,
         build.partition(sim.cfg, arrays),
         lambda client: Learned(client_module(sim, client), schedule, {}),
+        True,
     )
 
 
@@ -226,6 +229,7 @@ def synthesize(
     source: Source, sampling: Sampling, out: Path, choice: str, weights: str | None, only: list[int] | None = None
 ) -> None:
     """Draw, write and measure, client by client; only: these clients (None: all)."""
+    from fedbench.synthesis.measures import neighbours
     from fedbench.tools.fid import make_network
 
     arrays, split = source.arrays, source.split
@@ -242,7 +246,11 @@ def synthesize(
         made, asked = draw(learned, classes, arrays.num_classes, images.shape[1:], sampling, client)
         write_client(out, silo, names, made, asked)
         row = {"client": client, "silo": silo, "real": len(real), "synthesized": len(made), **learned.facts}
-        rows.append({**row, **measured(real, classes, images[test], made, asked, network, sampling.seed)})
+        row |= measured(real, classes, images[test], made, asked, network, sampling.seed)
+        if source.is_shared and split.num_clients > 1:
+            others = np.concatenate([split.train[other] for other in range(split.num_clients) if other != client])
+            row |= {f"{name}_others": x for name, x in neighbours(made, images[others], images[test]).items()}
+        rows.append(row)
         print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()), flush=True)
         for label in np.unique(asked):
             sheet.append((f"{silo}, {names[label]}", real[classes == label][:SHOWN], made[asked == label][:SHOWN]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedbench.synthesis.measures import bounds, diversity, neighbours, pairwise
+from fedbench.synthesis.measures import bounds, diversity, nearest, neighbours, pairwise
 from fedbench.tools.fid import frechet
 
 
@@ -23,6 +23,12 @@ def test_copies_are_seen() -> None:
     assert neighbours(train, train, held_out) == pytest.approx({"nearest": 0, "nearest_real": 20, "closer": 1})
     far = neighbours(flat(50, 150, 140), train, held_out)
     assert far["nearest"] == pytest.approx(50) and far["closer"] == 0
+
+
+def test_the_nearest_of_many_is_found_in_parts() -> None:
+    levels = np.random.default_rng(0).integers(0, 256, 150)
+    wanted = [min(abs(int(level) - other) for other in (0, 60, 200)) for level in levels]
+    np.testing.assert_allclose(nearest(flat(*levels), flat(0, 60, 200)), wanted, atol=1e-6)
 
 
 def test_diversity_is_within_classes() -> None:
@@ -58,3 +64,10 @@ def test_bounds_are_means_over_ten_divisions_of_the_real_pictures() -> None:
     assert found == {"n_fid": 10, "fid_real": 14.5, "fid": 15.5, "fid_noise": 16.5}  # calls 1, 4, ..., 28, and so on
     assert all(not a & b and len(a) == len(b) == 10 for a, b in halves[::3])
     assert all(b == set(range(100, 110)) for _, b in halves[1::3]) and len({frozenset(a) for a, _ in halves}) == 10
+
+
+def test_what_too_few_pictures_cannot_tell_is_not_a_number() -> None:
+    alone = neighbours(flat(3, 5), flat(1), flat())
+    assert alone["nearest"] == 3 and np.isnan([alone["nearest_real"], alone["closer"]]).all()
+    few = bounds(flat(1, 2, 3), flat(4, 5), lambda x: x.reshape(len(x), -1), frechet, np.random.default_rng(0))
+    assert few.pop("n_fid") == 1 and len(few) == 3 and np.isnan(list(few.values())).all()

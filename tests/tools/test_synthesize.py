@@ -85,6 +85,8 @@ def test_clients_draw_from_what_they_deploy_after_a_run(trained: Path, tmp_path:
         assert main(["--run", str(trained), *few, "--out", str(tmp_path / name)]) == 0
     rows = list(csv.DictReader((tmp_path / "a.csv").open()))
     assert [(r["silo"], r["synthesized"]) for r in rows] == [("east", "10"), ("west", "9")] and "loss" not in rows[0]
+    away = [[float(row[f"nearest{of}"]) for row in rows] for of in ("", "_others")]
+    assert min(away[0] + away[1]) > 0 and away[0] != away[1] and float(rows[0]["closer_others"]) <= 1
     files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.png"))
     assert all((tmp_path / "a" / p).read_bytes() == (tmp_path / "b" / p).read_bytes() for p in files)
     sim = open_run(trained)

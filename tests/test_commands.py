@@ -16,14 +16,14 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 from silo_files import make_table
-from test_docs import PAGES, examples
+from test_docs import PAGES, examples, files
 
 NOT_HERE = {  # the commands that are not run, and why
     r"^pip install": "changes the environment",
     r"dataset=dtd": "downloads CLIP's weights and the pictures",
 }
 FEWER = {  # by pattern, what a run is given, in place of its own word for the same key
-    r"-m fedbench( |$)(?!resume)": ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"],
+    r"-m fedbench( |$)(?!resume|check)": ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"],
     r"num_clients=1000000": ["partition.num_clients=1000", "dataset.n=10000", "eval.clients=100"],
     r"tiny_clip": ["model.pretrained=null", "seed=0"],
     r"new_clients": ["new_clients.epochs=1"],
@@ -98,11 +98,9 @@ def folder(tmp_path: Path) -> Path:
         path = tmp_path / "DIR" / f"class {label}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
-    (tmp_path / "my_package.py").write_text(
-        "import math\nfrom torch import nn\n\n\nclass MyNet(nn.Sequential):\n"
-        "    def __init__(self, input_shape, num_classes):\n"
-        "        super().__init__(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))\n"
-    )
+    for name, source in files((ROOT / "docs" / "extending.md").read_text()).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
     return tmp_path
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from by_hand import COHORTS, six_clients
 from conftest import ROOT
-from tiny import close, deployed, equal, play
+from tiny import close, deployed, play
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedrep import FedRep
@@ -21,6 +21,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def examples(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def files(text: str) -> dict[str, str]:
+    """The files that a page shows whole: blocks whose first line is their path, by path."""
+    found = re.findall(r"```\w+\n(# ((?:my_\w+|conf/\w+/\w+)\.(?:py|yaml))\n.*?)```", text, re.DOTALL)
+    return {path: source for source, path in found}
 
 
 def example(source: str) -> type[Algorithm]:
@@ -44,21 +50,6 @@ def test_examples_of_the_architecture_are_the_methods(source: str) -> None:
     if released is not FedRep:  # which has no global row
         close(*(global_row for _, global_row in rows), 1e-6)
     assert any(name in vars(shown) for name in ("round", "step", "loss", "upload"))
-
-
-def test_the_method_that_is_shown_is_fedprox() -> None:
-    """The two blocks of "A method", for a number mu."""
-    from fedbench.algorithms import fedprox
-
-    source = next(s for s in examples((ROOT / "docs" / "extending.md").read_text()) if "class FedProx" in s)
-    names = {name: getattr(fedprox, name) for name in ("FedAvg", "NonNegative")}
-    exec(source, names)
-    shown: Any = names["FedProx"]
-    rows = []
-    for method in (shown(0.3), fedprox.FedProx(0.3)):
-        e = six_clients(epochs=2)
-        rows.append(play(e, method, 3, COHORTS).w)
-    equal(*rows)
 
 
 def public(kind: type) -> set[str]:

@@ -14,13 +14,23 @@ PUBLIC = {  # what users call, by heading: names by file
         "engine/step.py": "Step",
         "engine/training.py": "LocalTraining",
     },
-    "Rows": {"engine/rows.py": "RowStore", "nn/flat.py": "FlatModel", "engine/federation.py": "Federation"},
+    "Rows": {"engine/rows.py": "Rows RowStore", "nn/flat.py": "FlatModel", "engine/federation.py": "Federation"},
     "Data, partitions, tasks": {
         "data/base.py": "Arrays",
+        "data/spec.py": "DataSpec",
         "partition/base.py": "Partition Split Ragged",
         "tasks/base.py": "Task",
     },
     "Adapters and compression": {"adapters/base.py": "Adapter", "compression/base.py": "Operator"},
+    "Optimizers": {"engine/optim.py": "SGD Adam"},
+    "Checks of one's own": {
+        "testing/algorithm.py": "check_algorithm",
+        "testing/model.py": "check_model",
+        "testing/partition.py": "check_partition",
+        "testing/task.py": "check_task",
+        "testing/compression.py": "check_compression",
+        "testing/adapter.py": "check_adapter",
+    },
     "Out of a run": {"tools/export.py": "open_run client_state client_module predictions save_peft"},
 }
 
@@ -36,17 +46,17 @@ class Entry:
 
 
 def reference(package: Path) -> dict[str, list[tuple[str, list[Entry]]]]:
-    """By heading, each file with its entries."""
+    """By heading, each file with its entries; KeyError for a name that its file does not define."""
     return {
-        heading: [(file, found) for file, names in files.items() if (found := _entries(package / file, names.split()))]
+        heading: [(file, _entries(package / file, names.split())) for file, names in files.items()]
         for heading, files in PUBLIC.items()
     }
 
 
 def _entries(path: Path, names: list[str]) -> list[Entry]:
-    tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     by_name = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    return [_entry(by_name[name]) for name in names if name in by_name]
+    return [_entry(by_name[name]) for name in names]
 
 
 def _entry(node: ast.FunctionDef | ast.ClassDef) -> Entry:

@@ -20,7 +20,7 @@ NAVIGATION = (
     ("Start", "index.html"),
     ("Methods", "methods/index.html"),
     ("Running", "docs/running.html"),
-    ("Your own", "docs/extending.html"),
+    ("Recipes", "docs/extending.html"),
     ("Results", "results/index.html"),
     ("Speed", "docs/speed.html"),
     ("Migration", "docs/migration.html"),
@@ -28,6 +28,7 @@ NAVIGATION = (
     ("API", "api.html"),
     ("All pages", "pages.html"),
 )
+HEADINGS = {"docs": "Guides", "methods": "Methods", "results": "Results", "": "Beside them"}  # of all pages, by folder
 
 
 def markdown_pages(root: Path) -> dict[str, str]:
@@ -63,9 +64,11 @@ def build(out: Path, root: Path = ROOT) -> int:
         pages[place] = ("text.html", {"title": _title(text), "body": renderer.html(text, source)})
     pages["methods/index.html"] = ("methods.html", {"title": "Methods", "methods": known})
     for method in known:
-        pages[f"methods/{method.name}.html"] = ("method.html", {"title": method.name, "method": method})
+        pages[f"methods/{method.name}.html"] = ("method.html", {"title": method.printed, "method": method})
     pages["api.html"] = ("api.html", {"title": "API", "reference": reference(root / "fedbench")})
-    titles = sorted((given["title"], place) for place, (_, given) in pages.items())
+    titles: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS.values()}
+    for place, (_, given) in pages.items():
+        titles[HEADINGS.get(place.split("/")[0], HEADINGS[""])].append((given["title"], place))
     pages["pages.html"] = ("pages.html", {"title": "All pages", "titles": titles})
     for place, (template, given) in pages.items():
         path = out / place

@@ -1,14 +1,16 @@
-"""A method's facts, read from its source and YAML without building anything: header, docstring, options, results."""
+"""A method's facts, read from its source and YAML without building anything: header, docstring, options."""
 
 from __future__ import annotations
 
 import ast
-import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from fedbench.report.words import printed
+from fedbench.site.results import Result, results_of
 
 DEPARTURES = ("Departs", "As in the released code")  # how a header begins to say what is not as in the paper
 
@@ -23,12 +25,22 @@ class Option:
 
 
 @dataclass
+class Released:
+    """A row of docs/released.md: whose code, at which commit, and the largest difference of a number."""
+
+    code: str
+    commit: str
+    apart: str
+
+
+@dataclass
 class Method:
-    """name: what algorithm= takes.  title: the header's first line.  text: the header's other lines, as they are laid
-    out.  departs: those of them that say what is not as in the paper.  about: the class's docstring.  released: a row
-    of docs/released.md (code, commit), or None.  runs: of results/, as rows of page, setting, last, best."""
+    """name: what algorithm= takes.  printed: what papers call it.  title: the header's first line.  text: the header's
+    other lines, as they are laid out.  departs: those of them that say what is not as in the paper.  about: the class's
+    docstring.  released: the code that it equals, or None.  results: what results/ has of it."""
 
     name: str
+    printed: str
     file: str
     yaml: str
     title: str
@@ -36,17 +48,18 @@ class Method:
     departs: str
     about: str
     options: list[Option]
-    released: tuple[str, str] | None
-    runs: list[dict[str, str]]
+    released: Released | None
+    results: list[Result]
 
 
 def methods(root: Path) -> list[Method]:
     """All options of algorithm=, by name."""
-    released, runs = _released(root / "docs" / "released.md"), _runs(root / "results")
-    return [_method(path, root, released, runs) for path in sorted((root / "conf" / "algorithm").glob("*.yaml"))]
+    released, paths = _released(root / "docs" / "released.md"), sorted((root / "conf" / "algorithm").glob("*.yaml"))
+    results = results_of(root / "results", [path.stem for path in paths])
+    return [_method(path, root, released.get(path.stem), results[path.stem]) for path in paths]
 
 
-def _method(path: Path, root: Path, released: dict[str, tuple[str, str]], runs: dict[str, list]) -> Method:
+def _method(path: Path, root: Path, released: Released | None, results: list[Result]) -> Method:
     source = path.read_text(encoding="utf-8")
     target = yaml.safe_load(source)["_target_"]
     module, _, name = target.rpartition(".")
@@ -56,6 +69,7 @@ def _method(path: Path, root: Path, released: dict[str, tuple[str, str]], runs: 
     classes = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
     return Method(
         path.stem,
+        printed(path.stem),
         str(file.relative_to(root)),
         source,
         title.strip(),
@@ -63,8 +77,8 @@ def _method(path: Path, root: Path, released: dict[str, tuple[str, str]], runs: 
         departures(text),
         classes.get(name, ""),
         _options(source),
-        released.get(path.stem),
-        [row for found, rows in runs.items() for row in rows if key(found) == key(path.stem)],
+        released,
+        results,
     )
 
 
@@ -78,47 +92,12 @@ def departures(text: str) -> str:
     return " ".join(kept)
 
 
-def key(name: str) -> str:
-    """A method's name without the differences of spelling: FedAvg-local, fedavg_local."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def _options(source: str) -> list[Option]:
     rows = re.findall(r"^(\w+):[ \t]*([^#\n]*?)[ \t]*(?:#[ \t]*(.*))?$", source, re.MULTILINE)
     return [Option(name, default, note) for name, default, note in rows if name not in ("_target_", "defaults")]
 
 
-def _released(page: Path) -> dict[str, tuple[str, str]]:
-    """The table of docs/released.md: code and commit by method."""
-    found = {}
-    for names, code, commit in re.findall(
-        r"^\| (`[^|]+) \| ([^|]+) \| (\w+) \|$", page.read_text("utf-8"), re.MULTILINE
-    ):
-        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), (code, commit))
-    return found
-
-
-def _runs(results: Path) -> dict[str, list[dict[str, str]]]:
-    """By method's label, the groups of runs.csv of every page: page, part, n, last and best, means over seeds."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for path in sorted(results.glob("*/runs.csv")):
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("status") == "finished" and row.get("last")]
-        groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
-        for row in rows:
-            labels = [row.get("part") or "", row.get("method") or row.get("name") or ""]
-            groups.setdefault(tuple(labels), []).append(row)
-        for (part, method), of in groups.items():
-            shown = {"page": path.parent.name, "part": part, "runs": str(sum(int(r.get("n") or 1) for r in of))}
-            shown |= {score: _mean([r[score] for r in of if r.get(score)]) for score in ("last", "best")}
-            found.setdefault(method, []).append(shown)
-    return found
-
-
-def _mean(values: list[str]) -> str:
-    """The mean of scores: in % where all are shares."""
-    numbers = [float(value) for value in values]
-    if not numbers:
-        return ""
-    mean = sum(numbers) / len(numbers)
-    return f"{100 * mean:.2f}" if all(0 <= n <= 1 for n in numbers) else f"{mean:.3g}"
+def _released(page: Path) -> dict[str, Released]:
+    """The table of docs/released.md, by method."""
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (\w+) \| ([^|]+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    return {name: Released(code, commit, apart) for name, code, commit, apart in rows}

@@ -13,7 +13,8 @@ from fedbench.core.options import ConfigError
 from fedbench.site.__main__ import main
 from fedbench.site.build import build, faults, markdown_pages
 from fedbench.site.markdown import Renderer, slug
-from fedbench.site.methods import departures, methods
+from fedbench.site.methods import Released, departures, methods
+from fedbench.site.results import key, option_of, results_of
 
 pytest.importorskip("markdown_it", reason="needs markdown-it-py: pip install 'fedbench[site]'")
 pytest.importorskip("jinja2", reason="needs jinja2: pip install 'fedbench[site]'")
@@ -49,7 +50,8 @@ def test_every_method_and_every_page_of_results_is_there(site: Path) -> None:
         ("index.html", None, "uv run python -m fedbench"),  # how to start
         ("methods/index.html", "methods/pgfed.html", 'id="departures"'),
         ("results/index.html", "results/pgfed_table1_cifar_full/index.html", "79.3"),  # a cell
-        ("docs/extending.html", None, "conf/algorithm/fedprox.yaml"),  # how to add a method
+        ("docs/extending.html", None, "conf/algorithm/server_momentum.yaml"),  # how to add a method
+        ("docs/architecture.html", None, "federation.svg"),  # the idea
         ("docs/speed.html", None, "PFLlib, FedAvg"),  # how fast beside PFLlib
     ],
 )
@@ -64,16 +66,46 @@ def test_a_methods_page_says_what_its_files_say(site: Path) -> None:
     text = (site / "methods" / "pgfed.html").read_text()
     for part in (
         "the coefficient of the mean gradient is 1 / K&#39;, of the last cohort",
-        "<strong>ljaiverson/pgfed</strong> (b1d70f7)",
+        "<strong>ljaiverson/pgfed</strong> (b1d70f7), round by round, to 2e-7",
         "<code>algorithm.eta2</code></td><td><code>0.01</code></td><td>learning rate of their coefficients a_ij",
         "fedbench/algorithms/pgfed.py",
     ):
         assert part in text
     assert "Reduces to" not in text[text.index('id="departures"') : text.index('id="options"')]
     by_name = {method.name: method for method in methods(ROOT)}
-    assert by_name["fedpia"].released is None and by_name["apple"].released == ("ljaiverson/pFL-APPLE", "8078196")
-    assert any(row["page"] == "default" and row["last"] == "90.83" for row in by_name["pgfed"].runs)
-    assert not any(row["page"] == "default" for row in by_name["pgfed_mo"].runs)
+    assert by_name["fedpia"].released is None
+    assert by_name["apple"].released == Released("ljaiverson/pFL-APPLE", "8078196", "3e-8")
+
+
+def test_the_released_code_is_told_of_every_method_that_is_held_against_it() -> None:
+    """docs/released.md names them all, and no difference is larger than the test of them allows."""
+    told = {method.name: method.released for method in methods(ROOT) if method.released}
+    assert len(told) == 19 and all(0 < float(of.apart) <= 3e-6 for of in told.values())
+
+
+def test_results_of_a_method_are_one_row_for_each_setting() -> None:
+    """Means over seeds, never over settings; what a page has in two parts is shown once."""
+    found = results_of(ROOT / "results", group_options("algorithm"))
+    rows = {(of.page, of.setting): (of.n, of.last) for of in found["pgfed"]}
+    assert rows["default", ""] == (5, "90.83 ± 1.97")
+    assert rows["compression", "compression=qsgd"] == (3, "95.26 ± 2.59")
+    assert ("pgfed_table1_cifar_full", "PGFed, bounded") in rows and len(found["pgfed"]) == len(rows)
+    assert len([of for of in found["pgfed"] if of.page == "pgfed_table1_cifar_full"]) == 2
+    assert {of.metric for of in found["apple"] if of.page == "pneumonia_silos"} == {"AUC, mean over clients"}
+    assert ("prompt_methods", "Prompt+FedPer") in {(of.page, of.setting) for of in found["fedper"]}
+    assert not any(of.page == "default" for of in found["pgfed_mo"])
+
+
+@pytest.mark.parametrize(
+    ("label", "option"),
+    [
+        ("PGFed, bounded", "pgfed"), ("PGFedMo", "pgfed_mo"), ("fedavg+ft", "fedavg"), ("FedAvg-local", "fedavg_local"),
+        ("APPLE (mu!=0)", "apple"), ("Prompt+FedPer", "fedper"), ("CoOp", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_label_names_a_method(label: str, option: str | None) -> None:
+    names = {key(name): name for name in ("pgfed", "pgfed_mo", "fedavg", "fedavg_local", "apple", "fedper")}
+    assert option_of(label, names) == option
 
 
 def test_departures_end_where_something_else_begins() -> None:

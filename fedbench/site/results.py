@@ -1,0 +1,76 @@
+"""What results/ has of a method: the groups of runs of every page that are the method's, and what tells them apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbench.pages.groups import Group, groups_of
+from fedbench.pages.store import Page, read_page
+from fedbench.report.table import Column, show
+from fedbench.report.words import METHOD, metric_in_words, printed
+
+
+@dataclass(frozen=True)
+class Result:
+    """Runs that differ in their seed only.
+
+    page: its folder's name.  title: what the page is about.  setting: what else tells the runs apart on that page.
+    metric: in words.  form: full or reduced.  n: how many runs.  last, best: mean ± standard deviation over them.
+    """
+
+    page: str
+    title: str
+    setting: str
+    metric: str
+    form: str
+    n: int
+    last: str
+    best: str
+
+
+def results_of(results: Path, options: Iterable[str]) -> dict[str, list[Result]]:
+    """By option of algorithm=, what the pages of results/ have of it, each once."""
+    found: dict[str, list[Result]] = {option: [] for option in options}
+    names = {key(name): option for option in found for name in (printed(option), option)}
+    for folder in sorted(path.parent for path in results.glob("*/runs.csv")):
+        page = read_page(folder)
+        shown = set()  # a page may have the same runs in two parts
+        for part in page.parts:
+            for group in groups_of(page, part):
+                label = next((str(group.labels[name]) for name in METHOD if group.labels.get(name)), "")
+                option = option_of(label, names)
+                if option is not None:
+                    result = _result(page, part, group, label, option)
+                    found[option] += [result] if (seen := (label, result.last, result.best)) not in shown else []
+                    shown.add(seen)
+    return found
+
+
+def option_of(label: str, names: Mapping[str, str]) -> str | None:
+    """The option that a label names: pgfed for "PGFed" and "PGFed, bounded", fedper for "Prompt+FedPer"; None for none.
+
+    names: options by the `key` of their names.
+    """
+    words = re.split(r"[^\w]+", label)
+    return next((names[name] for name in map(key, [label, *words]) if name in names), None)
+
+
+def key(name: str) -> str:
+    """A method's name without the differences of spelling: FedAvg-local, fedavg_local."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _result(page: Page, part: str, group: Group, label: str, option: str) -> Result:
+    metric, scale = str(page.about["metric"]), 100 if page.about["percent"] else 1
+    of_part = [part] if part != page.parts[0] else []
+    of_label = [] if key(label) == key(option) else [printed(label)]
+    others = [f"{name.rpartition('.')[2]}={value}" for name, value in group.labels.items()
+              if name not in METHOD and value is not None]  # fmt: skip
+    last, best = (show(group.value(name), Column(name, name, scale=scale)) for name in ("last", "best"))
+    forms = sorted({str(row["form"]) for row in group.rows})
+    words = ", ".join([*of_part, *of_label, *others])
+    title = str(page.about["title"])
+    return Result(page.name, title, words, metric_in_words(metric), ", ".join(forms), group.n, last, best)

@@ -1,0 +1,83 @@
+"""The files of docs/extending.md, written into a folder as they stand: their commands run, their equations hold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from by_hand import COHORTS, six_clients
+from conftest import ROOT
+from test_commands import commands
+from test_docs import files
+from tiny import close, play
+
+from fedbench import commands as programs
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.partition.base import Ragged
+
+PAGE = ROOT / "docs" / "extending.md"
+FILES = files(PAGE.read_text())
+FEWER = ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"]
+OWN = [command for command in commands(PAGE) if "--config-dir" in command or " check " in command]
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the files of the page; the modules in it are forgotten afterwards."""
+    for path, source in FILES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    yield tmp_path
+    for path in FILES:
+        sys.modules.pop(path.removesuffix(".py"), None)
+
+
+def own(module: str) -> Any:
+    return __import__(module)
+
+
+def test_the_page_shows_two_files_of_each_kind() -> None:
+    kinds = {path.split("/")[1] for path in FILES if path.startswith("conf/")}
+    assert kinds == {"algorithm", "dataset", "model", "partition"} and len(FILES) == 8
+    assert len(OWN) == 8
+
+
+@pytest.mark.parametrize("command", OWN)
+def test_its_commands_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With one round; a check says that nothing is broken."""
+    words = command.removeprefix("uv run python -m fedbench ").split()
+    if words[0] != "check":
+        words = [word for word in words if word.split("=")[0] != "rounds"] + FEWER
+    assert programs.main(words) == 0, capsys.readouterr().err
+    assert words[0] != "check" or ", 0 broken" in capsys.readouterr().out
+
+
+def test_the_method_is_its_equation() -> None:
+    """At beta = 0 it is FedAvg; else it ends its first round where FedAvg does, and its second half of that step on."""
+    method, e = own("my_methods").ServerMomentum, six_clients(epochs=2)
+    close(play(e, method(0.0), 3, COHORTS).w, play(e, FedAvg(), 3, COHORTS).w, 1e-6)
+    one, both = play(e, method(0.5), 1, COHORTS), play(e, method(0.5), 2, COHORTS)
+    close(one.w, play(e, FedAvg(), 1, COHORTS).w, 1e-6)
+    close(both.w, play(e, FedAvg(), 2, COHORTS).w - 0.5 * one.v, 1e-6)
+    assert float(one.v.abs().max()) > 1e-3
+
+
+def test_the_data_are_what_the_page_says() -> None:
+    arrays = own("my_data").Wards(n=800, wards=4, noise=0).load()
+    angle = (
+        np.arctan2(arrays.inputs[:, 1], arrays.inputs[:, 0]) - np.pi / 2 * arrays.targets - np.pi * arrays.domain / 4
+    )
+    assert np.allclose(np.cos(angle), 1) and arrays.num_domains == 4
+
+
+def test_the_partition_is_what_the_page_says() -> None:
+    [found] = own("my_partitions").Zipf(1.0).assign(np.zeros(1100, int), [np.arange(1100)], 3, np.random.RandomState(0))
+    assert isinstance(found, Ragged) and found.sizes.tolist() == [600, 300, 200]
+    assert sorted(found.indices) == list(range(1100))

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedbench.core.options import ConfigError
 
+WORDS = 40  # letters from which a cell of a table is kept wide on a narrow screen
 FILES = (".svg", ".png", ".csv", ".json", ".ipynb")  # what is copied beside the pages
 
 
@@ -36,6 +37,8 @@ class Renderer:
         for i, token in enumerate(tokens):
             if token.type == "heading_open":
                 token.attrSet("id", slug(re.sub(r"[`*]", "", tokens[i + 1].content)))
+            if token.type == "td_open" and len(tokens[i + 1].content) >= WORDS:
+                token.attrJoin("class", "words")
             for child in token.children or ():
                 self._relink(child, token.children or [], source)
         return self._parser.renderer.render(tokens, self._parser.options, {})

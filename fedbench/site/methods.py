@@ -35,9 +35,10 @@ class Released:
 
 @dataclass
 class Method:
-    """name: what algorithm= takes.  printed: what papers call it.  title: the header's first line.  text: the header's
-    other lines, as they are laid out.  departs: those of them that say what is not as in the paper.  about: the class's
-    docstring.  released: the code that it equals, or None.  results: what results/ has of it."""
+    """name: what algorithm= takes.  printed: what papers call it.  title: the header's first line, or of a variant the
+    YAML's.  text: the header's other lines, as they are laid out.  departs: those of them that say what is not as in
+    the paper.  about: the class's docstring.  released: the code that it equals, or None.  results: what results/ has
+    of it."""
 
     name: str
     printed: str
@@ -67,12 +68,13 @@ def _method(path: Path, root: Path, released: Released | None, results: list[Res
     tree = ast.parse(file.read_text(encoding="utf-8"))
     title, _, text = (ast.get_docstring(tree) or name).partition("\n")
     classes = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
+    shown = printed(path.stem)
     return Method(
         path.stem,
-        printed(path.stem),
+        shown,
         str(file.relative_to(root)),
         source,
-        title.strip(),
+        title.strip() if title.startswith(f"{shown}:") else source.partition("\n")[0].removeprefix("# "),
         text.strip("\n"),
         departures(text),
         classes.get(name, ""),

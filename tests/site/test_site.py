@@ -67,7 +67,7 @@ def test_a_methods_page_says_what_its_files_say(site: Path) -> None:
     for part in (
         "the coefficient of the mean gradient is 1 / K&#39;, of the last cohort",
         "<strong>ljaiverson/pgfed</strong> (b1d70f7), round by round, to 2e-7",
-        "<code>algorithm.eta2</code></td><td><code>0.01</code></td><td>learning rate of their coefficients a_ij",
+        '<code>algorithm.eta2</code></td><td><code>0.01</code></td><td class="words">learning rate of their',
         "fedbench/algorithms/pgfed.py",
     ):
         assert part in text

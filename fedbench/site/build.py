@@ -13,6 +13,7 @@ from fedbench.core.options import require
 from fedbench.site.api import reference
 from fedbench.site.markdown import Renderer, relative
 from fedbench.site.methods import methods
+from fedbench.site.printed import printed_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = Path(__file__).parent / "templates"
@@ -22,13 +23,20 @@ NAVIGATION = (
     ("Running", "docs/running.html"),
     ("Recipes", "docs/extending.html"),
     ("Results", "results/index.html"),
+    ("Tables", "tables/index.html"),
     ("Speed", "docs/speed.html"),
     ("Migration", "docs/migration.html"),
     ("Concepts", "docs/architecture.html"),
     ("API", "api.html"),
     ("All pages", "pages.html"),
 )
-HEADINGS = {"docs": "Guides", "methods": "Methods", "results": "Results", "": "Beside them"}  # of all pages, by folder
+HEADINGS = {  # of all pages, by folder
+    "docs": "Guides",
+    "methods": "Methods",
+    "results": "Results",
+    "tables": "Tables of papers",
+    "": "Beside them",
+}
 
 
 def markdown_pages(root: Path) -> dict[str, str]:
@@ -65,6 +73,10 @@ def build(out: Path, root: Path = ROOT) -> int:
     pages["methods/index.html"] = ("methods.html", {"title": "Methods", "methods": known})
     for method in known:
         pages[f"methods/{method.name}.html"] = ("method.html", {"title": method.printed, "method": method})
+    tables = printed_tables(root)
+    pages["tables/index.html"] = ("tables.html", {"title": "The papers' tables", "tables": tables})
+    for table in tables:
+        pages[f"tables/{table.name}.html"] = ("table.html", {"title": table.name, "table": table})
     pages["api.html"] = ("api.html", {"title": "API", "reference": reference(root / "fedbench")})
     titles: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS.values()}
     for place, (_, given) in pages.items():

@@ -10,10 +10,12 @@ from conftest import ROOT
 
 from fedbench.cli.conf_tree import group_options
 from fedbench.core.options import ConfigError
+from fedbench.pages.store import FORMS
 from fedbench.site.__main__ import main
 from fedbench.site.build import build, faults, markdown_pages
 from fedbench.site.markdown import Renderer, slug
 from fedbench.site.methods import Released, departures, methods
+from fedbench.site.printed import printed_tables
 from fedbench.site.results import key, option_of, results_of
 
 pytest.importorskip("markdown_it", reason="needs markdown-it-py: pip install 'fedbench[site]'")
@@ -50,6 +52,8 @@ def test_every_method_and_every_page_of_results_is_there(site: Path) -> None:
         ("index.html", None, "uv run python -m fedbench"),  # how to start
         ("methods/index.html", "methods/pgfed.html", 'id="departures"'),
         ("results/index.html", "results/pgfed_table1_cifar_full/index.html", "79.3"),  # a cell
+        ("tables/index.html", "tables/pgfed_table1_cifar.html", "72.49 ± 0.32"),  # the same beside print
+        ("tables/index.html", "tables/pfedmoap_table1_clip.html", "+experiment=pfedmoap_table1_clip/"),  # not run
         ("docs/extending.html", None, "conf/algorithm/server_momentum.yaml"),  # how to add a method
         ("docs/architecture.html", None, "federation.svg"),  # the idea
         ("docs/speed.html", None, "PFLlib, FedAvg"),  # how fast beside PFLlib
@@ -94,6 +98,24 @@ def test_results_of_a_method_are_one_row_for_each_setting() -> None:
     assert {of.metric for of in found["apple"] if of.page == "pneumonia_silos"} == {"AUC, mean over clients"}
     assert ("prompt_methods", "Prompt+FedPer") in {(of.page, of.setting) for of in found["fedper"]}
     assert not any(of.page == "default" for of in found["pgfed_mo"])
+
+
+def test_every_printed_cell_has_its_form() -> None:
+    """Full before reduced; a cell that both pages answer counts once, as full."""
+    tables = {table.name: table for table in printed_tables(ROOT)}
+    assert len(tables) > 30 and {form for table in tables.values() for form in table.forms} == set(FORMS)
+    table = tables["pgfed_table1_cifar"]
+    assert table.forms == {"full": 4, "reduced": 10, "not run": 70} and table.heads == ["method", "dataset", "clients"]
+    local = [row for row in table.rows if row.labels == ["Local", "CIFAR10", "25"]]
+    assert [(row.form, row.page) for row in local] == [
+        ("full", "pgfed_table1_cifar_full"),
+        ("reduced", "pgfed_table1_cifar"),
+    ]
+    assert (local[0].printed, local[0].ours, local[0].difference) == ("72.40 ± 0.45", "72.49 ± 0.32", "+0.09")
+    assert local[1].run_with == "reduced/ten_rounds"
+    [far] = [row for row in table.rows if row.labels == ["PGFed", "CIFAR100", "100"]]
+    assert (far.form, far.ours, far.page) == ("not run", "", "")
+    assert table.commands[0].startswith("80 of 84 cells are not run")
 
 
 @pytest.mark.parametrize(

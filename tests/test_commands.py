@@ -98,7 +98,7 @@ def folder(tmp_path: Path) -> Path:
         path = tmp_path / "DIR" / f"class {label}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
-    for name, source in files((ROOT / "docs" / "extending.md").read_text()).items():
+    for name, source in [of for page in PAGES for of in files(page.read_text()).items()]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
     return tmp_path

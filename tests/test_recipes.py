@@ -1,7 +1,8 @@
-"""The files of docs/extending.md, written into a folder as they stand: their commands run, their equations hold."""
+"""The files of classes of one's own that docs/ shows, written into a folder as they stand: their commands run."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +20,10 @@ from fedbench import commands as programs
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.partition.base import Ragged
 
-PAGE = ROOT / "docs" / "extending.md"
-FILES = files(PAGE.read_text())
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "tasks", "compression", "adapters")]
+FILES = {path: source for page in PAGES for path, source in files(page.read_text()).items()}
 FEWER = ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"]
-OWN = [command for command in commands(PAGE) if "--config-dir" in command or " check " in command]
+OWN = [command for page in PAGES for command in commands(page) if re.search("--config-dir| check ", command)]
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +44,10 @@ def own(module: str) -> Any:
     return __import__(module)
 
 
-def test_the_page_shows_two_files_of_each_kind() -> None:
+def test_the_pages_show_two_files_of_each_kind() -> None:
     kinds = {path.split("/")[1] for path in FILES if path.startswith("conf/")}
-    assert kinds == {"algorithm", "dataset", "model", "partition"} and len(FILES) == 8
-    assert len(OWN) == 8
+    assert kinds == {"algorithm", "dataset", "model", "partition", "task", "compression", "adapter"}
+    assert len(FILES) == 2 * len(kinds) and len(OWN) == 14
 
 
 @pytest.mark.parametrize("command", OWN)

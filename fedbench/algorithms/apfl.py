@@ -3,7 +3,7 @@
 Deng et al., 2020, Algorithm 1.  A batch, all at the values before it:  vbar = a v + (1 - a) w;
 w <- w - lr grad f(w);  v <- v - lr a grad f(vbar);  adaptive, at the first step of a round:
 a <- clip(a - lr <v - w, grad f(vbar)>, 0, 1).  A client deploys a v_i + (1 - a) w with the newly aggregated w.
-Departs from the paper: aggregation weighted by samples; a stays as it is by default, as in the released code.
+Departs from the paper: aggregation weighted by samples; unless adaptive, a stays as it is, as in the released code.
 BatchNorm buffers of v are those that the mixture saw.
 Reduces to: FedAvg at alpha = 0; Local, beside an unchanged FedAvg, at alpha = 1.
 """

@@ -1,8 +1,8 @@
 """FedAvg: local SGD from the server's model, then the mean weighted by samples.
 
-McMahan et al., AISTATS 2017, Algorithm 1.  Departs from the paper: weights are normalized over the cohort, as all
-released codes do.   With deploy="local" it is FedAvg-local: the same training, but client i deploys its model as it
-was after its own last local training, before aggregation (PGFed with mu = 0).
+McMahan et al., AISTATS 2017, Algorithm 1.  With deploy="local" it is FedAvg-local: the same training, but client i
+deploys its model as it was after its own last local training, before aggregation (PGFed with mu = 0).
+Departs from the paper: weights are normalized over the cohort, as all released codes do.
 """
 
 from typing import Literal

@@ -174,7 +174,7 @@ def fault(run: Run) -> str | None:
             "config.yaml is damaged: choices are not names",
         )
         given = run.path / ".hydra" / "overrides.yaml"
-        require(not given.is_file() or isinstance(read_yaml(given), list | None), f"{given.name} is damaged")
+        require(not given.is_file() or isinstance(read_yaml(given) or [], list), f"{given.name} is damaged")
         done, rounds = rounds_of(run), run.summary.get("rounds")
         require(not run.finished or rounds is None or done >= rounds, f"its tables end at round {done} of {rounds}")
     except (ConfigError, OSError) as error:

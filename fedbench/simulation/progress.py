@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -16,9 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from fedbench.core import caller
 
 LINES = 20  # a run prints about so many where there is no terminal
+NOT_THE_SAME = ("algorithm", "seed", "hydra", "name")  # keys in which compared runs differ
 REDRAWN = 0.1  # s at least between two states of a notebook's line
 
 
@@ -247,16 +251,29 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     algorithm, dataset, classes = summary["algorithm"], summary["dataset"], summary.get("classes") or {}
     runs = run_dir.parents[2] if run_dir.parts[-3:-1] == (algorithm, dataset) else run_dir.parent
     methods = ",".join(dict.fromkeys(["local", "fedavg", *([] if "algorithm" in classes else [algorithm])]))
-    chosen = "" if dataset == "digits" else f" dataset={dataset}"
-    sweep = f"python -m fedbench -m algorithm={methods} seed=0,1,2{chosen}"
+    folder, words = typed(run_dir)
+    same = [word for word in words if re.split(r"[.=]", word.lstrip("+~"))[0] not in NOT_THE_SAME]
+    own = [] if folder is None else ["--config-dir", folder]
+    sweep = shlex.join(["python", "-m", "fedbench", *own, "-m", f"algorithm={methods}", "seed=0,1,2", *same])
     commands = {
         f"python -m fedbench.report {shlex.quote(str(runs))}": "tables of your runs",
-        **({} if "dataset" in classes else {sweep: "compare methods over seeds"}),
+        sweep: "compare methods over seeds",
         "python -m fedbench --help": "methods, data sets, options",
     }
-    typed = [caller.suggested(command) for command in commands]
-    width = max(map(len, typed))
-    return [f"  {command:<{width}}  {why}" for command, why in zip(typed, commands.values(), strict=True)]
+    suggested = [caller.suggested(command) for command in commands]
+    width = min(max(map(len, suggested)), 72)
+    return [f"  {command:<{width}}  {why}" for command, why in zip(suggested, commands.values(), strict=True)]
+
+
+def typed(run_dir: Path) -> tuple[str | None, list[str]]:
+    """The --config-dir, relative where it is below the working directory, and the overrides that a run was given."""
+    given, hydra = (run_dir / ".hydra" / f"{name}.yaml" for name in ("overrides", "hydra"))
+    words = OmegaConf.to_container(OmegaConf.load(given)) if given.is_file() else []
+    sources = OmegaConf.select(OmegaConf.load(hydra), "hydra.runtime.config_sources") if hydra.is_file() else None
+    own = [Path(str(source.path)) for source in sources or () if source.provider == "command-line"]
+    here = Path.cwd()
+    folders = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in own]
+    return (folders or [None])[0], [str(word) for word in words]  # type: ignore[union-attr]
 
 
 def duration(seconds: float) -> str:

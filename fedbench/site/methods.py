@@ -12,7 +12,8 @@ import yaml
 from fedbench.report.words import printed
 from fedbench.site.results import Result, results_of
 
-DEPARTURES = ("Departs", "As in the released code")  # how a header begins to say what is not as in the paper
+DEPARTS = re.compile(r"(?:Departs from|Departs:|As in the released code).*?(?=\s*Reduces to|$)")  # of a paragraph
+RECONSTRUCTED = "A reconstruction: the paper's own text or code could not be had, so that all of it may depart."
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Method:
 def methods(root: Path) -> list[Method]:
     """All options of algorithm=, by name."""
     released, paths = _released(root / "docs" / "released.md"), sorted((root / "conf" / "algorithm").glob("*.yaml"))
-    results = results_of(root / "results", [path.stem for path in paths])
+    results = results_of(root, [path.stem for path in paths])
     return [_method(path, root, released.get(path.stem), results[path.stem]) for path in paths]
 
 
@@ -76,7 +77,7 @@ def _method(path: Path, root: Path, released: Released | None, results: list[Res
         source,
         title.strip() if title.startswith(f"{shown}:") else source.partition("\n")[0].removeprefix("# "),
         text.strip("\n"),
-        departures(text),
+        departures(f"{title}\n{text}"),
         classes.get(name, ""),
         _options(source),
         released,
@@ -84,14 +85,11 @@ def _method(path: Path, root: Path, released: Released | None, results: list[Res
     )
 
 
-def departures(text: str) -> str:
-    """The lines of a header from where it says what is not as in the paper, to what it reduces to or an empty line."""
-    kept, taking = [], False
-    for line in text.splitlines():
-        ends = not line.strip() or line.startswith("Reduces to")
-        taking = line.startswith(DEPARTURES) or (taking and not ends)
-        kept += [line.strip()] if taking else []
-    return " ".join(kept)
+def departures(header: str) -> str:
+    """What a header says is not as in the paper, from "Departs" to what the method reduces to or an empty line."""
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", header)]
+    said = [found for part in paragraphs for found in DEPARTS.findall(part)]
+    return " ".join([RECONSTRUCTED] * ("A reconstruction" in header) + said)
 
 
 def _options(source: str) -> list[Option]:

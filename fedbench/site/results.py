@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from fedbench.pages.groups import Group, groups_of
 from fedbench.pages.store import Page, read_page
@@ -18,7 +21,8 @@ class Result:
     """Runs that differ in their seed only.
 
     page: its folder's name.  title: what the page is about.  setting: what else tells the runs apart on that page.
-    metric: in words.  form: full or reduced.  n: how many runs.  last, best: mean ± standard deviation over them.
+    metric: in words.  form: full or reduced.  n: how many runs.  last, best: mean ± standard deviation over them; last
+    says where the page has neither.
     """
 
     page: str
@@ -31,11 +35,12 @@ class Result:
     best: str
 
 
-def results_of(results: Path, options: Iterable[str]) -> dict[str, list[Result]]:
+def results_of(root: Path, options: Iterable[str]) -> dict[str, list[Result]]:
     """By option of algorithm=, what the pages of results/ have of it, each once."""
     found: dict[str, list[Result]] = {option: [] for option in options}
-    names = {key(name): option for option in found for name in (printed(option), option)}
-    for folder in sorted(path.parent for path in results.glob("*/runs.csv")):
+    names = rows_of_papers(root / "conf" / "experiment")
+    names |= {key(name): option for option in found for name in (printed(option), option)}
+    for folder in sorted(path.parent for path in (root / "results").glob("*/runs.csv")):
         page = read_page(folder)
         shown = set()  # a page may have the same runs in two parts
         for part in page.parts:
@@ -47,6 +52,29 @@ def results_of(results: Path, options: Iterable[str]) -> dict[str, list[Result]]
                     found[option] += [result] if (seen := (label, result.last, result.best)) not in shown else []
                     shown.add(seen)
     return found
+
+
+def rows_of_papers(folder: Path) -> dict[str, str]:
+    """The option of algorithm= of each printed row (CoOp: local), by the `key` of its name, as experiment files say: as
+    most of them say, where one name is another method in another paper (PromptFL)."""
+    found: dict[str, Counter[str]] = {}
+    for path in folder.glob("*/*.yaml"):
+        said = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        row, option = (said.get("paper") or {}).get("method"), _algorithm(path, folder)
+        if isinstance(row, str) and option is not None:
+            found.setdefault(key(row), Counter()).update([option])
+    return {row: options.most_common(1)[0][0] for row, options in found.items()}
+
+
+def _algorithm(path: Path, folder: Path) -> str | None:
+    """What an experiment file chooses as algorithm, itself or by the files in its defaults; None: it chooses none."""
+    chosen = None
+    for entry in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults") or []:
+        if isinstance(entry, dict):
+            chosen = entry.get("override /algorithm", chosen)
+        elif entry.startswith("/experiment/"):
+            chosen = _algorithm((folder / entry.removeprefix("/experiment/")).with_suffix(".yaml"), folder) or chosen
+    return chosen
 
 
 def option_of(label: str, names: Mapping[str, str]) -> str | None:
@@ -69,7 +97,8 @@ def _result(page: Page, part: str, group: Group, label: str, option: str) -> Res
     of_label = [] if key(label) == key(option) else [printed(label)]
     others = [f"{name.rpartition('.')[2]}={value}" for name, value in group.labels.items()
               if name not in METHOD and value is not None]  # fmt: skip
-    last, best = (show(group.value(name), Column(name, name, scale=scale)) for name in ("last", "best"))
+    last, best = (show(group.value(name), Column(name, name, scale=scale, none="")) for name in ("last", "best"))
+    last = last or best or "other scores: see the page"
     forms = sorted({str(row["form"]) for row in group.rows})
     words = ", ".join([*of_part, *of_label, *others])
     title = str(page.about["title"])

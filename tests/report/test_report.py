@@ -575,3 +575,14 @@ def test_summary_that_is_no_object_counts_as_missing(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps([1]))
     assert Run(tmp_path).summary == {}
     assert Options().metric == "personal/accuracy"
+
+
+@pytest.mark.parametrize("given", ["[]\n", "", "- rounds=3\n"])
+def test_a_run_without_overrides_is_reported(sweep, capsys, given):
+    """As `python -m fedbench` alone leaves it."""
+    bare = make_run(sweep, "ditto", 7)
+    (bare / ".hydra").mkdir()
+    (bare / ".hydra" / "overrides.yaml").write_text(given)
+    assert main([str(sweep)]) == 0
+    said = capsys.readouterr().out
+    assert "damaged" not in said and "Ditto" in said

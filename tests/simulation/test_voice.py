@@ -83,3 +83,21 @@ def test_commands_are_suggested_as_they_are_typed(monkeypatch: pytest.MonkeyPatc
         assert resume_command(tmp_path).startswith(f"{start} fedbench ")
         assert caller.suggested("python -m fedbench") == f"{start} fedbench"
     assert commands("t", [], []) == ["Every cell has a run."]
+
+
+def test_the_comparison_that_is_suggested_is_of_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data, files and options, also those of a --config-dir; not its method, seed or folder."""
+    monkeypatch.setenv("UV", "")
+    monkeypatch.chdir(tmp_path)
+    run_dir, hydra = tmp_path / "run", tmp_path / "run" / ".hydra"
+    hydra.mkdir(parents=True)
+    summary = {"algorithm": "nova", "dataset": "npz"}
+    given = ["algorithm=nova", "algorithm.mu=1", "seed=3", "hydra.run.dir=run", "dataset=npz", "dataset.path=a b.npz"]
+    (hydra / "overrides.yaml").write_text("".join(f"- {word}\n" for word in [*given, "+experiment=debug"]))
+    sources = [{"path": "/else/conf", "provider": "main"}, {"path": str(tmp_path / "mine"), "provider": "command-line"}]
+    (hydra / "hydra.yaml").write_text(json.dumps({"hydra": {"runtime": {"config_sources": sources}}}))
+    [line] = [line for line in next_lines(summary, run_dir) if "compare methods" in line]
+    assert line.split("  ")[1] == (
+        "python -m fedbench --config-dir mine -m algorithm=local,fedavg,nova seed=0,1,2 dataset=npz "
+        "'dataset.path=a b.npz' +experiment=debug"
+    )

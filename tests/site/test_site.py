@@ -89,7 +89,7 @@ def test_the_released_code_is_told_of_every_method_that_is_held_against_it() -> 
 
 def test_results_of_a_method_are_one_row_for_each_setting() -> None:
     """Means over seeds, never over settings; what a page has in two parts is shown once."""
-    found = results_of(ROOT / "results", group_options("algorithm"))
+    found = results_of(ROOT, group_options("algorithm"))
     rows = {(of.page, of.setting): (of.n, of.last) for of in found["pgfed"]}
     assert rows["default", ""] == (5, "90.83 ± 1.97")
     assert rows["compression", "compression=qsgd"] == (3, "95.26 ± 2.59")
@@ -98,6 +98,9 @@ def test_results_of_a_method_are_one_row_for_each_setting() -> None:
     assert {of.metric for of in found["apple"] if of.page == "pneumonia_silos"} == {"AUC, mean over clients"}
     assert ("prompt_methods", "Prompt+FedPer") in {(of.page, of.setting) for of in found["fedper"]}
     assert not any(of.page == "default" for of in found["pgfed_mo"])
+    by_row = {(of.page, of.setting) for option in ("local", "fedavg", "zero_shot") for of in found[option]}
+    assert {("prompt_methods", row) for row in ("CoOp", "PromptFL", "ZS-CLIP")} <= by_row  # as experiments name them
+    assert all(of.last for results in found.values() for of in results)
 
 
 def test_every_printed_cell_has_its_form() -> None:
@@ -133,6 +136,9 @@ def test_a_label_names_a_method(label: str, option: str | None) -> None:
 def test_departures_end_where_something_else_begins() -> None:
     text = "A method.\nDeparts from the paper: a,\n  b.\nReduces to: c.\n\nDeparts: d.\n\nMore."
     assert departures(text) == "Departs from the paper: a, b. Departs: d."
+    inside = "Someone, 2020, Algorithm 1.  Departs from the paper: a\nand b.   Reduces to: c."
+    assert departures(inside) == "Departs from the paper: a and b."
+    assert departures("X: y.  A reconstruction.\n\nMore.").startswith("A reconstruction: the paper's own")
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:

@@ -1,5 +1,4 @@
-"""LC-Fed: a shared body whose features are calibrated by who the client is, and personal heads that learn from where
-all clients' heads disagree.
+"""LC-Fed: features calibrated by who the client is, and personal heads that learn from where all heads disagree.
 
 Wang et al., ECCV 2022, for segmentation; printed as FedLC in pFedNet's tables.
 PCS, behind the bottleneck, shared but for the client's number e (one-hot): with m = E(e),

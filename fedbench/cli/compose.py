@@ -200,7 +200,8 @@ class Composer:
             shown = value if isinstance(value, str) else show(value)
             same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
             listed = ", ".join(same or menu(options)) or "none"
-            raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}")
+            own = "" if hint or len(self.folders) > 1 else "; an option of your own needs --config-dir"
+            raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}{own}")
         why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
         written = bool(plus) == (override.type is not OverrideType.CHANGE)
         require(written, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")

@@ -72,6 +72,10 @@ def perform(argv: list[str]) -> Outcome:
     command = parse_command(argv)
     args = command.args
     shows_config = args.cfg or args.info
+    require(
+        not (args.multirun and shows_config),
+        "--cfg and --info show what one run would be: leave -m out, and give each key one value",
+    )
     require(not args.package or args.cfg == "job", "--package shows a part of what --cfg job shows: add --cfg job")
     if os.getcwd() not in sys.path:  # the console script, too, finds a user's own module where it is started
         sys.path.append(os.getcwd())
@@ -87,7 +91,7 @@ def perform(argv: list[str]) -> Outcome:
     composer = Composer(args.config_dir)
     composer.refuse_repeated(command.overrides)
     command.overrides = composer.expand(command.overrides)
-    if args.multirun and not shows_config:
+    if args.multirun:
         return sweep(composer, command.flags, command.overrides)
     full = compose_checked(composer, command.overrides)
     if shows_config:

@@ -63,6 +63,8 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
         (["-m", "seed=glob(*)"], "seed=glob(*) is no value at all"),
         (["-m", "seed=range(0,9,0)"], "seed=range(0,9,0) cannot be counted out"),
         (["-m", "seed=interval(0,1)"], "seed=interval(0,1) is an interval"),
+        (["-m", "algorithm=local,fedavg", "--cfg", "job"], "--cfg and --info show what one run would be: leave -m out"),
+        (["dataset=quilts"], "; an option of your own needs --config-dir"),
         (["algorithm=[a,b]"], "algorithm=[a,b] is a list, and a run takes one option of algorithm"),
         (["dataset=[digits,mnist]"], "dataset=[digits,mnist] is a list"),
         (["-m", "model=[mlp,logistic],mlp"], "model=[mlp,logistic],mlp is a list"),

@@ -141,6 +141,16 @@ class Closure(FedAvg):
         self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
 
 
+class Misfit(FedAvg):
+    """Reads one whose rows do not even fit those of a step."""
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w
+        anchor = w.expand(len(cohort), -1)                            # [K, P]
+        out = cohort.train(w, extra_grad=lambda s: s.theta - anchor)
+        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+
+
 class Unsaved(FedAvg):
     """Keeps the server's momentum in a list, which no checkpoint holds."""
 
@@ -488,6 +498,11 @@ def test_a_closure_over_the_cohort_is_named() -> None:
     report = check_algorithm("broken_things.Closure", only=["no_closure_over_the_cohort", "executor_loop", "resume"])
     sentence(report, "no_closure_over_the_cohort", "reads strength,", "cohort.train(strength=strength)", "s.strength")
     assert report.held == ["resume"]
+
+
+def test_a_closure_whose_rows_do_not_fit_is_named() -> None:
+    report = check_algorithm("broken_things.Misfit", only=["no_closure_over_the_cohort"])
+    sentence(report, "no_closure_over_the_cohort", "reads anchor,", "cohort.train(anchor=anchor)", "s.anchor")
 
 
 def test_state_that_is_not_saved_is_named() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
+from fedbench.core.options import RunError
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.whole_split import select_rows
 
@@ -31,8 +32,19 @@ def personal(
         cohort = Cohort(engine, slice_ids, round, "evaluation")
         with torch.no_grad():
             rows = algorithm.personalized(cohort, final)
+        _require_rows(algorithm, rows, len(cohort))
         metrics.append(score(cohort, rows, algorithm.predict, part))
     return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
+
+
+def _require_rows(algorithm: Algorithm, rows: Any, clients: int) -> None:
+    """RunError where what clients deploy is neither one row that all share nor a row for each of them."""
+    for found in rows.values() if isinstance(rows, dict) else [rows]:
+        if isinstance(found, Tensor) and found.dim() > 1 and len(found) != clients:
+            raise RunError(
+                f"{type(algorithm).__name__}.personalized gave {[*found.shape]} for {clients} clients: it is one row [P] "
+                f"that all of them share, or [{clients}, ...] with a row for each"
+            )
 
 
 def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, part: str = "test") -> dict[str, np.ndarray]:

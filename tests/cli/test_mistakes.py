@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -134,6 +135,13 @@ def method(name: str, body: str) -> list[str]:
         f"    def round(self, cohort):\n        {body}\n"
     )
     return ["--config-dir", "mine", f"algorithm={name}"]
+
+
+def test_rows_that_are_nobodys_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that keeps the uploads where it should have their mean."""
+    words = method("unmixed", "self.w = cohort.train(cohort.broadcast(w=self.w).w).theta")
+    assert main([*SMALL, *words]) == jobs.FAILED
+    assert re.search(r"Own\.personalized gave \[\d+, \d+\] for \d+ clients: it is one row \[P\]", sentence(capsys))
 
 
 @pytest.mark.parametrize("code", ["", "0", "'done'"])

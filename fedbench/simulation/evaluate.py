@@ -42,7 +42,7 @@ def _require_rows(algorithm: Algorithm, rows: Any, clients: int) -> None:
     for found in rows.values() if isinstance(rows, dict) else [rows]:
         if isinstance(found, Tensor) and found.dim() > 1 and len(found) != clients:
             raise RunError(
-                f"{type(algorithm).__name__}.personalized gave {[*found.shape]} for {clients} clients: it is one row [P] "
+                f"{type(algorithm).__name__}.personalized gave {[*found.shape]} for {clients} clients: it is a row [P] "
                 f"that all of them share, or [{clients}, ...] with a row for each"
             )
 

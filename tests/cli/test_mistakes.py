@@ -141,7 +141,7 @@ def test_rows_that_are_nobodys_are_told(capsys: pytest.CaptureFixture[str]) -> N
     """A server that keeps the uploads where it should have their mean."""
     words = method("unmixed", "self.w = cohort.train(cohort.broadcast(w=self.w).w).theta")
     assert main([*SMALL, *words]) == jobs.FAILED
-    assert re.search(r"Own\.personalized gave \[\d+, \d+\] for \d+ clients: it is one row \[P\]", sentence(capsys))
+    assert re.search(r"Own\.personalized gave \[\d+, \d+\] for \d+ clients: it is a row \[P\]", sentence(capsys))
 
 
 @pytest.mark.parametrize("code", ["", "0", "'done'"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedbench.partition.base import Ragged
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "tasks", "compression", "adapters")]
 FILES = {path: source for page in PAGES for path, source in files(page.read_text()).items()}
 FEWER = ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"]
-OWN = [command for page in PAGES for command in commands(page) if re.search("--config-dir| check ", command)]
+OWN = [command for page in PAGES for command in commands(page) if "--config-dir" in command]
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +46,15 @@ def own(module: str) -> Any:
 def test_the_pages_show_two_files_of_each_kind() -> None:
     kinds = {path.split("/")[1] for path in FILES if path.startswith("conf/")}
     assert kinds == {"algorithm", "dataset", "model", "partition", "task", "compression", "adapter"}
-    assert len(FILES) == 2 * len(kinds) and len(OWN) == 14
+    assert len(FILES) == 2 * len(kinds) and len(OWN) == 8
 
 
 @pytest.mark.parametrize("command", OWN)
 def test_its_commands_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With one round; a check says that nothing is broken."""
+    """With one round; what `check` says of the classes is in tests/testing and in the slow run of all commands."""
     words = command.removeprefix("uv run python -m fedbench ").split()
-    if words[0] != "check":
-        words = [word for word in words if word.split("=")[0] != "rounds"] + FEWER
+    words = [word for word in words if word.split("=")[0] != "rounds"] + FEWER
     assert programs.main(words) == 0, capsys.readouterr().err
-    assert words[0] != "check" or ", 0 broken" in capsys.readouterr().out
 
 
 def test_the_method_is_its_equation() -> None:

@@ -253,11 +253,13 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     methods = ",".join(dict.fromkeys(["local", "fedavg", *([] if "algorithm" in classes else [algorithm])]))
     folder, words = typed(run_dir)
     same = [word for word in words if re.split(r"[.=]", word.lstrip("+~"))[0] not in NOT_THE_SAME]
+    if not words and dataset != "digits":  # in other hands than the command line's
+        same = [f"dataset={dataset}"]
     own = [] if folder is None else ["--config-dir", folder]
     sweep = shlex.join(["python", "-m", "fedbench", *own, "-m", f"algorithm={methods}", "seed=0,1,2", *same])
     commands = {
         f"python -m fedbench.report {shlex.quote(str(runs))}": "tables of your runs",
-        sweep: "compare methods over seeds",
+        **({} if "dataset" in classes and not words else {sweep: "compare methods over seeds"}),
         "python -m fedbench --help": "methods, data sets, options",
     }
     suggested = [caller.suggested(command) for command in commands]

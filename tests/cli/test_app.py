@@ -195,7 +195,7 @@ def test_completion_is_hydras(capsys: pytest.CaptureFixture[str], monkeypatch: p
     [
         (["--nothing"], "unrecognized arguments: --nothing"),
         (["--cfg", "nothing"], "invalid choice: 'nothing'"),
-        (["--cfg", "job", "-m"], "Only one of"),
+        (["--cfg", "job", "-m"], "leave -m out"),
         (["--config-path", "x"], "--config-path is not used here"),
         (["--experimental-rerun", "x.pickle"], "--experimental-rerun is not used here"),
         (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),

@@ -41,7 +41,7 @@ class FedRoD(Algorithm):
         """Classes to balance, and a linear head, which is doubled."""
         super().check(federation, model, optimizer)
         require(
-            bool(federation.label_counts.any()),
+            bool(federation.label_counts.any()) and not federation.task.draws,
             "algorithm=fedrod balances classes: it needs one class a sample, or pixel, not "
             f"task={federation.task.kind}",
         )

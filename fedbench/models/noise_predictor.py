@@ -78,7 +78,7 @@ class NoisePredictor(nn.Module):
 
 
 def waves(t: Tensor, width: int) -> Tensor:
-    """Sines and cosines of the step t [B], of width/2 wavelengths from 2 pi to 20,000 pi.  # [B, width]"""
+    """Sines and cosines of the step t [B], of width/2 wavelengths, 2 pi 10,000^(2 i / width).  # [B, width]"""
     rates = torch.exp(-math.log(10_000) * torch.arange(width // 2, device=t.device) / (width // 2))
     angles = t[:, None].float() * rates
     return torch.cat([angles.sin(), angles.cos()], 1)

@@ -53,8 +53,8 @@ def nearest(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def neighbours(made: np.ndarray, train: np.ndarray, held_out: np.ndarray) -> dict[str, float]:
     """nearest, nearest_real: median distance to the nearest training picture, of synthesized pictures and of real ones
-    that were not trained on.  closer: the share of synthesized pictures that are nearer to a training picture than
-    99% of those real ones are; copies would raise it far above 0.01.  NaN where there are no such pictures."""
+    that were not trained on.  closer: the share of synthesized pictures that are as near to a training picture as the
+    nearest 1% of those real ones are; copies would raise it far above 0.01.  NaN where there are no such pictures."""
     ours = nearest(made, train)
     if not len(held_out):
         return {"nearest": float(np.median(ours)), "nearest_real": np.nan, "closer": np.nan}
@@ -62,7 +62,7 @@ def neighbours(made: np.ndarray, train: np.ndarray, held_out: np.ndarray) -> dic
     return {
         "nearest": float(np.median(ours)),
         "nearest_real": float(np.median(theirs)),
-        "closer": float((ours < np.quantile(theirs, 0.01)).mean()),
+        "closer": float((ours <= np.quantile(theirs, 0.01)).mean()),  # copies are at 0, as twins in the data are
     }
 
 

@@ -8,6 +8,8 @@ model that it deploys after a run of task=denoising, under any method.  Pictures
 from __future__ import annotations
 
 import argparse
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
     from fedbench.tasks.denoising import Schedule
 
 SHOWN = 8  # samples of each class on the sheet
+MOST_LINES = 60  # of the sheet
 AT_ONCE = 128  # pictures sampled together
+MOST_SHARE = 1000
+NO_FOLDER = re.compile(r"|\.{1,2}|.*[/\\\0].*", re.DOTALL)  # names that lead elsewhere, or nowhere
 TRAINING = {
     "steps": "of a client's own training",
     "batch": "pictures a step",
@@ -58,7 +63,7 @@ class Training:
         for name in ("steps", "batch"):
             require(getattr(self, name) >= 1, f"--{name} must be at least 1, got {getattr(self, name)}")
         require(self.width >= 8 and self.width % 8 == 0, f"--width must be a multiple of 8, got {self.width}")
-        require(self.lr > 0, f"--lr must be above 0, got {self.lr}")
+        require(0 < self.lr < math.inf, f"--lr must be above 0 and finite, got {self.lr}")
         require(0 <= self.decay < 1, f"--decay must be in [0, 1), got {self.decay}")
 
 
@@ -72,7 +77,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         require(self.ddim >= 1, f"--ddim must be at least 1, got {self.ddim}")
-        require(self.share > 0, f"--share must be above 0, got {self.share}")
+        require(0 < self.share <= MOST_SHARE, f"--share must be above 0 and at most {MOST_SHARE}, got {self.share}")
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,9 @@ def learn(
         x, torch.from_numpy(labels), num_classes, schedule, generator=torch_generator(seed, "synthesize", client),
         **vars(training),
     )  # fmt: skip
-    return Learned(model, schedule, {"loss": float(np.mean(losses[-max(1, len(losses) // 10) :]))})
+    loss = float(np.mean(losses[-max(1, len(losses) // 10) :]))
+    require(math.isfinite(loss), f"--lr {training.lr}: the training of client {client} diverged; choose a smaller one")
+    return Learned(model, schedule, {"loss": loss})
 
 
 def draw(
@@ -121,6 +128,7 @@ def draw(
         for some in asked.split(AT_ONCE):
             start, label = torch.randn(len(some), *shape, generator=generator), F.one_hot(some, num_classes).float()
             made.append(ddim(learned.predict, learned.schedule, start, label, sampling.ddim))
+    require(all(bool(x.isfinite().all()) for x in made), f"client {client}: what its model draws is not finite")
     pictures = ((torch.cat(made) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return pictures.numpy(), asked.numpy()
 
@@ -172,17 +180,33 @@ def pictures_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
     if arrays.domain_names is None or arrays.class_names is None:
         raise ConfigError("dataset.extra goes by names of silos and classes, which this data set has not")
     require(not (arrays.split == EXTRA).any(), "dataset.extra is set: a generator is to learn from real pictures alone")
+    odd = [name for name in [*arrays.domain_names, *arrays.class_names] if NO_FOLDER.fullmatch(name)]
+    require(not odd, f"{(odd or [''])[0]!r} is no name of a folder, and silos and classes become folders of --out")
     return images, arrays.domain_names, arrays.class_names
+
+
+def silos_of(arrays: Arrays, split: Split, clients: int) -> list[str]:
+    """The silo of each of the first `clients` clients; ConfigError unless each has one, and one of its own."""
+    found: dict[str, int] = {}
+    for client in range(clients):
+        own = np.unique(arrays.domain[split.train[client]])  # type: ignore[index]
+        silos = [arrays.domain_names[at] for at in own.tolist()]  # type: ignore[index]
+        one = "pictures are written by silo, one client a silo: choose partition=domain"
+        require(len(silos) == 1, f"client {client} has pictures of {len(silos)} silos, and {one}")
+        require(silos[0] not in found, f"clients {found.get(silos[0])} and {client} share silo {silos[0]}, and {one}")
+        found[silos[0]] = client
+    return list(found)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Pictures, who has which of them, and from what each client draws: learned(client); is_shared: whether others'
-    training parts may be in that."""
+    """Pictures, who has which of them, and from what each of the first `clients` clients draws: learned(client);
+    is_shared: whether others' training parts may be in that."""
 
     data_dir: str
     arrays: Arrays
     split: Split
+    clients: int
     learned: Callable[[int], Learned]
     is_shared: bool
 
@@ -202,11 +226,12 @@ def own_models(overrides: list[str], training: Training, seed: int) -> Source:
         mine = split.train[client]
         return learn(images[mine], arrays.targets[mine], arrays.num_classes, training, seed, client)
 
-    return Source(cfg.data_dir, arrays, split, learned, False)
+    return Source(cfg.data_dir, arrays, split, split.num_clients, learned, False)
 
 
 def models_of_run(path: Path, overrides: list[str]) -> Source:
     """Every client draws from the model that it would deploy after a run.  overrides: as for fedbench.export."""
+    from fedbench.algorithms.base import Algorithm
     from fedbench.simulation import build
     from fedbench.tasks.denoising import Denoising
     from fedbench.tools.export import client_module, open_run
@@ -215,11 +240,17 @@ def models_of_run(path: Path, overrides: list[str]) -> Source:
     task, arrays = sim.engine.task, build.data(sim.cfg)
     if not isinstance(task, Denoising):
         raise ConfigError(f"--run {path}: pictures are drawn from runs of task=denoising, not of {task.kind}")
+    method = type(sim.algorithm)
+    require(
+        method.predict is Algorithm.predict,
+        f"--run {path}: {method.__name__} predicts with more than one module, which pictures are drawn from",
+    )
     schedule = task.schedule.to("cpu")
     return Source(
         sim.cfg.data_dir,
         arrays,
         build.partition(sim.cfg, arrays),
+        sim.engine.federation.num_clients,  # without those that come after training
         lambda client: Learned(client_module(sim, client), schedule, {}),
         True,
     )
@@ -233,42 +264,51 @@ def synthesize(
     from fedbench.tools.fid import make_network
 
     arrays, split = source.arrays, source.split
-    images, silos, names = pictures_of(arrays)
+    images, _, names = pictures_of(arrays)
+    silos = silos_of(arrays, split, source.clients)
+    clients = list(range(source.clients)) if only is None else only
+    odd = [client for client in clients if client not in range(source.clients)]
+    require(not odd, f"--client {(odd or [None])[0]}: the clients are 0 to {source.clients - 1}")
+    require(len(set(clients)) == len(clients), "--client: one of them is named twice")
     network = make_network(choice, weights, source.data_dir, "cpu")
-    rows, sheet, clients = [], [], list(range(split.num_clients)) if only is None else only
-    odd = [client for client in clients if client not in range(split.num_clients)]
-    require(not odd, f"--client {(odd or [None])[0]}: the clients are 0 to {split.num_clients - 1}")
-    for client in clients:
-        train, test = split.train[client], split.test[client]
-        silo = silos[int(arrays.domain[train[0]])]  # type: ignore[index]
-        require(silo not in [row["silo"] for row in rows], f"several clients share silo {silo}: one client a silo")
-        real, classes, learned = images[train], arrays.targets[train], source.learned(client)
-        made, asked = draw(learned, classes, arrays.num_classes, images.shape[1:], sampling, client)
-        write_client(out, silo, names, made, asked)
-        row = {"client": client, "silo": silo, "real": len(real), "synthesized": len(made), **learned.facts}
-        row |= measured(real, classes, images[test], made, asked, network, sampling.seed)
-        if source.is_shared and split.num_clients > 1:
-            others = np.concatenate([split.train[other] for other in range(split.num_clients) if other != client])
-            row |= {f"{name}_others": x for name, x in neighbours(made, images[others], images[test]).items()}
-        rows.append(row)
-        print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in rows[-1].items()), flush=True)
-        for label in np.unique(asked):
-            sheet.append((f"{silo}, {names[label]}", real[classes == label][:SHOWN], made[asked == label][:SHOWN]))
-        write(rows, sheet, network.name, out)  # after every client: what there is outlives an interruption
+    rows, sheet = [], []
+    try:
+        for client in clients:
+            train, test, silo = split.train[client], split.test[client], silos[client]
+            real, classes, learned = images[train], arrays.targets[train], source.learned(client)
+            made, asked = draw(learned, classes, arrays.num_classes, images.shape[1:], sampling, client)
+            write_client(out, silo, names, made, asked)
+            row = {"client": client, "silo": silo, "real": len(real), "synthesized": len(made), **learned.facts}
+            row |= measured(real, classes, images[test], made, asked, network, sampling.seed)
+            if source.is_shared and source.clients > 1:
+                others = np.concatenate([split.train[other] for other in range(source.clients) if other != client])
+                row |= {f"{name}_others": x for name, x in neighbours(made, images[others], images[test]).items()}
+            rows.append(row)
+            print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
+            write_table(rows, network.name, out)  # after every client: what there is outlives an interruption
+            for label in np.unique(asked):
+                sheet.append((f"{silo}, {names[label]}", real[classes == label][:SHOWN], made[asked == label][:SHOWN]))
+    finally:
+        if sheet:
+            write_sheet(sheet[:MOST_LINES], out)
 
 
-def write(rows: list[dict[str, Any]], sheet: list[tuple[str, np.ndarray, np.ndarray]], network: str, out: Path) -> None:
-    """The table <out>.csv and the sheet <out>.png."""
+def write_table(rows: list[dict[str, Any]], network: str, out: Path) -> None:
+    """<out>.csv."""
     import csv
     import io
-
-    from fedbench.report.drawing import pyplot
 
     text = io.StringIO()
     table = csv.DictWriter(text, [*rows[0], "network"], lineterminator="\n")
     table.writeheader()
     table.writerows([{**row, "network": network} for row in rows])
     write_file("--out", out.with_name(out.name + ".csv"), lambda file: file.write(text.getvalue().encode()))
+
+
+def write_sheet(sheet: list[tuple[str, np.ndarray, np.ndarray]], out: Path) -> None:
+    """<out>.png: a line for each silo and class, its first real pictures and its first synthesized ones."""
+    from fedbench.report.drawing import pyplot
+
     plt = pyplot()
     figure, grid = plt.subplots(
         len(sheet), 2 * SHOWN, figsize=(1.2 * SHOWN + 2, 0.65 * len(sheet) + 0.6), squeeze=False, layout="constrained"
@@ -281,7 +321,7 @@ def write(rows: list[dict[str, Any]], sheet: list[tuple[str, np.ndarray, np.ndar
                 axes.imshow(
                     shown[0, 0] if shown.shape[1] == 1 else shown[0].transpose(1, 2, 0), "gray", vmin=0, vmax=255
                 )
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7, parse_math=False)
     grid[0][0].set_title("real training pictures", fontsize=8, loc="left")
     grid[0][SHOWN].set_title("synthesized", fontsize=8, loc="left")
     path = out.with_name(out.name + ".png")
@@ -326,7 +366,9 @@ def main(argv: list[str] | None = None) -> int:
         )
         check_folder("--out", args.out)
         require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty")
-        check_file("--out", args.out.with_name(args.out.name + ".csv"))
+        for suffix in (".csv", ".png"):
+            check_file("--out", args.out.with_name(args.out.name + suffix))
+        require(args.weights is None or args.network == "inception", "--weights is of --network inception")
         if args.run is None:
             source = own_models(args.overrides, training, args.seed)
         else:

@@ -63,6 +63,45 @@ def test_ddim_keeps_its_guesses_within_the_pictures_range() -> None:
     assert float(ddim(silent, schedule, start, label, 5, clip=False).abs().max()) > 1
 
 
+def test_ddim_goes_on_from_what_was_kept_of_its_guess() -> None:
+    """Song et al., equation 12 at eta 0, with a guess that is cut off: the noise is that of the guess that was kept."""
+    schedule, start = Schedule.cosine(50), torch.full((1, 1, 2, 2), 1.5)
+
+    def guess(told: dict[str, Tensor]) -> Tensor:
+        return -0.5 * told["image"]
+
+    x, times = start, [49, 24, 0]
+    for t, after in zip(times, [24, 0, None]):
+        a = schedule.signal[t]
+        picture = (a.sqrt() * x + (1 - a).sqrt() * 0.5 * x).clamp(-1, 1)
+        noise = (x - a.sqrt() * picture) / (1 - a).sqrt()
+        b = torch.tensor(1.0) if after is None else schedule.signal[after]
+        x = b.sqrt() * picture + (1 - b).sqrt() * noise
+    torch.testing.assert_close(ddim(guess, schedule, start, torch.zeros(1, 2), 3), x)
+
+
+def test_the_first_step_of_training_by_hand() -> None:
+    """The loss of velocity at drawn steps, of pictures and classes drawn with replacement, by the generator's draws."""
+    images = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    labels, schedule = torch.tensor([0, 1, 2, 1, 0]), Schedule.cosine(30)
+    how = {"steps": 1, "width": 8, "batch": 3, "lr": 0.01, "decay": 0.5}
+    kept, [loss] = train(images, labels, 3, schedule, generator=torch.Generator().manual_seed(7), **how)  # type: ignore
+    g = torch.Generator().manual_seed(7)
+    torch.manual_seed(int(torch.randint(2**62, (1,), generator=g)))
+    model = NoisePredictor({"image": (1, 4, 4), "step": (), "label": (3,)}, 8)
+    chosen, t = torch.randint(5, (3,), generator=g), torch.randint(30, (3,), generator=g)
+    noise = torch.randn(3, 1, 4, 4, generator=g)
+    a = schedule.signal[t].view(-1, 1, 1, 1)
+    noisy = a.sqrt() * images[chosen] + (1 - a).sqrt() * noise
+    label = torch.eye(3)[labels[chosen]]
+    wanted = a.sqrt() * noise - (1 - a).sqrt() * images[chosen]
+    by_hand = (model({"image": noisy, "step": t, "label": label}) - wanted).square().mean()
+    assert loss == pytest.approx(float(by_hand.detach()), rel=1e-5)
+    by_hand.backward()
+    torch.optim.Adam(model.parameters(), 0.01).step()
+    assert all(torch.allclose(p, q) for p, q in zip(model.parameters(), kept.parameters()))  # decay 0 at step 0
+
+
 def test_the_running_mean_by_hand() -> None:
     """Decay min(0.5, t/(t+10)): 0 at step 0, 1/6 at step 2, 0.5 from step 10 on."""
     model = nn.Linear(1, 1, bias=False)

@@ -21,6 +21,10 @@ def test_distances_are_in_grey_levels() -> None:
 def test_copies_are_seen() -> None:
     train, held_out = flat(0, 100, 200), flat(10, 120, 170)  # 10, 20 and 30 away
     assert neighbours(train, train, held_out) == pytest.approx({"nearest": 0, "nearest_real": 20, "closer": 1})
+    some = neighbours(flat(0, 150, 100, 201), train, held_out)  # copies, and one a grey level away
+    assert some["closer"] == pytest.approx(0.75)
+    twins = neighbours(train, train, flat(0, 100, 120))  # test pictures that are training pictures, too
+    assert twins["closer"] == 1
     far = neighbours(flat(50, 150, 140), train, held_out)
     assert far["nearest"] == pytest.approx(50) and far["closer"] == 0
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedbench.algorithms.fedrod import FedRoD
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom
 from fedbench.data.base import Arrays
+from fedbench.engine import batch
 from fedbench.engine.batch import BatchLoader
 from fedbench.engine.federation import Federation
 from fedbench.interactive.commands import run
@@ -66,7 +68,8 @@ def test_an_evaluation_draws_a_sample_alike_at_all_times_and_places() -> None:
     some, part = data.gather(torch.tensor([[7, 2], [2, 0]]))
     assert torch.equal(part[0, 0], velocity[7]) and torch.equal(part[1, 0], part[0, 1])
     assert all(torch.equal(some[name][1], whole[name][[2, 0]]) for name in whole)  # type: ignore[index, call-overload]
-    assert not torch.equal(velocity[0], velocity[3])
+    noise = undone(whole, velocity)[1]  # type: ignore[arg-type]
+    assert float((noise[0] - noise[3]).abs().max()) > 0.1
 
 
 def test_a_training_batch_is_drawn_by_client_and_step() -> None:
@@ -76,11 +79,23 @@ def test_a_training_batch_is_drawn_by_client_and_step() -> None:
     both = BatchLoader(data, np.array([0, 1]), index, counts, draw_key=5)
     alone = BatchLoader(data, np.array([1]), index[:, 1:], counts[:, 1:], draw_key=5)
     first, second = both(0, 2), both(1, 2)
+    noise = [undone(step.x, step.y)[1] for step in (first, second)]  # type: ignore[arg-type]
+    assert float((noise[0] - noise[1]).abs().min()) > 0 and float((noise[0][0] - noise[0][1]).abs().max()) > 0.1
     assert torch.equal(first.y[1], alone(0, 1).y[0]) and torch.equal(second.y[1], alone(1, 1).y[0])
     assert not torch.equal(first.y, second.y)
     assert torch.equal(first.x["image"][1], alone(0, 1).x["image"][0])  # type: ignore[index, call-overload]
     evaluated = BatchLoader(data, np.array([0]), index[:, :1], counts[:, :1])
     assert torch.equal(evaluated(0, 1).y[0], data.gather(torch.tensor([0, 1]))[1])
+
+
+def test_blocks_of_steps_change_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's noise is its own, whether it is loaded with the one before or alone."""
+    data, index, counts = federation(), np.array([[[0, 1]], [[0, 1]], [[0, 1]]]), np.full((3, 1), 2)
+    together = BatchLoader(data, np.array([0]), index, counts, draw_key=5)
+    at_once = [together(t, 1).y for t in range(3)]
+    monkeypatch.setattr(batch, "BLOCK_BYTES", 1)
+    alone = BatchLoader(data, np.array([0]), index, counts, draw_key=5)
+    assert all(torch.equal(alone(t, 1).y, at_once[t]) for t in range(3))
 
 
 def test_pictures_are_augmented_before_noise_is_added() -> None:
@@ -162,3 +177,10 @@ def test_a_run_goes_on_with_the_same_draws(tmp_path: Path, executor: str) -> Non
     run(f"resume={tmp_path / 'part'}", "rounds=2")
     for name in ("metrics.csv", "clients.csv"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "part" / name).read_bytes()
+
+
+def test_a_method_that_weighs_classes_of_outputs_is_refused() -> None:
+    module = seeded(lambda: NoisePredictor({"image": SHAPE, "step": (), "label": (3,)}, 8))
+    engine = engine_on(federation(), module, columns={"base": ["first.*"], "head": ["last.*"]})
+    with pytest.raises(ConfigError, match=r"fedrod balances classes.*not task=denoising"):
+        FedRoD().check(engine.federation, engine.model, engine.optimizer)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedbench.algorithms.fedper import FedPer
 from fedbench.cli.app import main as fedbench
+from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA
 from fedbench.data.image_folder import ImageFolder
-from fedbench.tools.synthesize import Learned, Sampling, Training, draw, learn, main
+from fedbench.synthesis.measures import neighbours
+from fedbench.tools.synthesize import (
+    Learned,
+    Sampling,
+    Training,
+    draw,
+    learn,
+    main,
+    models_of_run,
+    pictures_of,
+    synthesize,
+)
 
 QUICK = ["--steps", "3", "--ddim", "2", "--width", "8", "--batch", "4", "--share", "0.5"]
 
@@ -102,6 +116,14 @@ def test_clients_draw_from_what_they_deploy_after_a_run(trained: Path, tmp_path:
     assert torch.is_grad_enabled()
 
 
+def test_a_method_that_predicts_with_more_is_refused(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FedPer, "predict", lambda self, model, rows, inputs: model.predict(rows, inputs))
+    assert main(["--run", str(trained), "--out", str(tmp_path / "a")]) == 2
+    assert "FedPer predicts with more than one module" in capsys.readouterr().err
+
+
 def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
     real: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +142,9 @@ def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--decay", "1"], "--decay must be in [0, 1), got 1.0"),
         (["--share", "0"], "--share must be above 0"),
+        (["--share", "inf"], "--share must be above 0 and at most 1000"),
+        (["--lr", "inf"], "--lr must be above 0 and finite"),
+        (["--weights", "x.pth"], "--weights is of --network inception"),
         (["--lr", "0"], "--lr must be above 0"),
         (["--width", "12"], "multiple of 8"),
     ],
@@ -144,3 +169,83 @@ def test_data_it_cannot_learn_from_are_told(real: Path, tmp_path: Path, capsys: 
 def test_a_folder_with_pictures_in_it_is_kept(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words(real), *QUICK, "--out", str(real)]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_client_learns_from_its_training_part_and_is_measured_against_it(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else reaches `learn`; neighbours are looked for in the training part, beside test pictures."""
+    from fedbench.synthesis import measures
+    from fedbench.tools import synthesize as tool
+
+    seen: list[np.ndarray] = []
+    looked: list[tuple[np.ndarray, np.ndarray]] = []
+    monkeypatch.setattr(tool, "learn", lambda images, *rest: seen.append(images) or learn(images, *rest))
+    monkeypatch.setattr(
+        measures, "neighbours", lambda made, train, held: looked.append((train, held)) or neighbours(made, train, held)
+    )
+    source = tool.own_models(words(real), Training(1, 4, 0.01, 8, 0.9), 0)
+    synthesize(source, Sampling(1, 0.5, 0), tmp_path / "x", "random", None)
+    images, split = source.arrays.inputs, source.split
+    assert isinstance(images, np.ndarray) and len(seen) == len(looked) == 2
+    for client in (0, 1):
+        assert np.array_equal(seen[client], images[split.train[client]])
+        train, held = looked[client]
+        assert np.array_equal(train, images[split.train[client]]) and np.array_equal(held, images[split.test[client]])
+
+
+def test_others_are_all_other_clients_training_parts(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedbench.synthesis import measures
+
+    looked: list[tuple[np.ndarray, np.ndarray]] = []
+    monkeypatch.setattr(
+        measures, "neighbours", lambda made, train, held: looked.append((train, held)) or neighbours(made, train, held)
+    )
+    source = models_of_run(trained, [])
+    synthesize(source, Sampling(1, 0.5, 0), tmp_path / "x", "random", None)
+    images, split = source.arrays.inputs, source.split
+    assert isinstance(images, np.ndarray) and len(looked) == 4
+    for client in (0, 1):
+        others, held = looked[2 * client + 1]
+        assert np.array_equal(others, images[split.train[1 - client]])
+        assert np.array_equal(held, images[split.test[client]])
+
+
+def test_seeds_and_steps_of_sampling_matter() -> None:
+    images, labels = np.zeros((6, 1, 4, 4), np.uint8), np.zeros(6, np.int64)
+
+    def made(learner: int = 0, sampler: int = 0, ddim: int = 2) -> np.ndarray:
+        learned = learn(images, labels, 2, Training(2, 4, 0.01, 8, 0.9), learner, 0)
+        return draw(learned, labels, 2, (1, 4, 4), Sampling(ddim, 1, sampler), 0)[0]
+
+    assert np.array_equal(made(), made())
+    assert not any(np.array_equal(made(), other) for other in (made(learner=1), made(sampler=1), made(ddim=3)))
+
+
+def test_one_picture_at_least_is_drawn_of_a_class_that_is_there() -> None:
+    labels = np.array([0, 1, 1, 1])
+    learned = learn(np.zeros((4, 1, 4, 4), np.uint8), labels, 3, Training(1, 4, 0.01, 8, 0.9), 0, 0)
+    assert draw(learned, labels, 3, (1, 4, 4), Sampling(1, 0.1, 0), 0)[1].tolist() == [0, 1]
+
+
+def test_silos_that_are_mixed_or_named_as_paths_are_told(
+    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is trained: pictures of one silo would reach another."""
+    out = ["--out", str(tmp_path / "d")]
+    mixed = [word for word in words(real) if not word.startswith("partition")]
+    assert main([*mixed, "partition=iid", "partition.num_clients=2", *QUICK, *out]) == 2
+    assert "client 0 has pictures of 2 silos" in capsys.readouterr().err
+    assert main([*words(real, "partition.clients_per_domain=2"), *QUICK, "--client", "0", *out]) == 2
+    assert "clients 0 and 1 share silo east" in capsys.readouterr().err
+    assert main([*words(real), *QUICK, "--client", "1", "--client", "1", *out]) == 2
+    assert "one of them is named twice" in capsys.readouterr().err
+    assert main([*words(real), *QUICK, "--lr", "1e20", *out]) == 2
+    assert "diverged; choose a smaller one" in capsys.readouterr().err
+    arrays = ImageFolder(str(tmp_path), str(real), 8, color="grey").load()
+    for name in ("../up", "", "..", "a/b", "a\\b"):
+        with pytest.raises(ConfigError, match="is no name of a folder"):
+            pictures_of(replace(arrays, class_names=["ill", name]))
+    assert not (tmp_path / "d").exists() or not any((tmp_path / "d").rglob("*.png"))

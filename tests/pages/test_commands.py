@@ -1,4 +1,4 @@
-"""The commands that pages of results print are commands still: every cell of every sweep composes, and is checked."""
+"""The commands that pages of results print are commands still: cells of every sweep compose, and are checked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def composer() -> Composer:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_cell_composes(name: str, composer: Composer) -> None:
+def test_every_value_of_a_sweep_composes(name: str, composer: Composer) -> None:
+    """Each value of each key, beside the first values of the others."""
     words = [word for word in COMMANDS[name] if word != "-m" and not OF_THE_LAUNCHER.match(word)]
     words = [re.sub(r",.*", "", word) if SWEPT_ALIKE.match(word) else word for word in words]
     swept = COMMANDS[name][0] == "-m"
@@ -52,6 +53,6 @@ def test_every_cell_composes(name: str, composer: Composer) -> None:
     else:
         cells = [words]
     assert cells
-    for cell in cells:
+    for cell in (cell for cell in cells if sum(map(str.__ne__, cell, cells[0])) <= 1):
         full = composer.compose(cell)
         check(with_choices(full, full.hydra))

@@ -76,6 +76,10 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
         except ConfigError as error:
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in tried:
+                if isinstance(data, Federation) and data.task.draws:
+                    made = ", ".join(data.input_shape) if isinstance(data.input_shape, dict) else "inputs"
+                    words = f"task={data.task.kind} gives a model what it draws ({made}): choose one that reads that"
+                    raise ConfigError(f"{error}; {words}") from error
                 raise
             tried.remove(unknown[1])
 

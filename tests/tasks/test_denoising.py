@@ -159,6 +159,12 @@ def words(tmp_path: Path, algorithm: str) -> list[str]:
             "local.epochs=1", "local.batch_size=2", "hardware=cpu", "tracking=disabled"]  # fmt: skip
 
 
+def test_a_model_that_reads_something_else_is_told_what_it_is_given(tmp_path: Path) -> None:
+    given = [*words(tmp_path, "fedavg")[:2], "model=mlp", *words(tmp_path, "fedavg")[4:]]
+    with pytest.raises(ConfigError, match=r"task=denoising gives a model what it draws \(image, step, label\)"):
+        run(*given, "rounds=1", f"hydra.run.dir={tmp_path / 'run'}")
+
+
 @pytest.mark.parametrize("algorithm", ["apple", "fedrep", "pfednet", "pgfed"])
 def test_methods_train_generators(tmp_path: Path, algorithm: str) -> None:
     """Weighted models, a personal way up, a graph by what inputs look like, gradients of others."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from fedbench.core import caller
 
@@ -269,13 +269,17 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
 
 def typed(run_dir: Path) -> tuple[str | None, list[str]]:
     """The --config-dir, relative where it is below the working directory, and the overrides that a run was given."""
-    given, hydra = (run_dir / ".hydra" / f"{name}.yaml" for name in ("overrides", "hydra"))
-    words = OmegaConf.to_container(OmegaConf.load(given)) if given.is_file() else []
-    sources = OmegaConf.select(OmegaConf.load(hydra), "hydra.runtime.config_sources") if hydra.is_file() else None
-    own = [Path(str(source.path)) for source in sources or () if source.provider == "command-line"]
+    words, hydra = (_yaml(run_dir / ".hydra" / f"{name}.yaml") for name in ("overrides", "hydra"))
+    sources = ((hydra.get("hydra") or {}).get("runtime") or {}).get("config_sources") if hydra else None
+    own = [Path(source["path"]) for source in sources or () if source["provider"] == "command-line"]
     here = Path.cwd()
     folders = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in own]
-    return (folders or [None])[0], [str(word) for word in words]  # type: ignore[union-attr]
+    return (folders or [None])[0], [str(word) for word in words or ()]
+
+
+def _yaml(path: Path) -> Any:
+    """What a YAML file holds, as it stands; None where there is none."""
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def duration(seconds: float) -> str:

@@ -22,6 +22,7 @@ from typing import IO
 import numpy as np
 
 from fedbench.core.files import replacing
+from fedbench.core.memory import physical_memory
 from fedbench.core.options import ConfigError, require
 
 log = logging.getLogger("fedbench.data")
@@ -128,6 +129,20 @@ def _claimed(file: IO[bytes]) -> int | None:
         return None
     shape, _, dtype = readers[version](file)
     return None if dtype.hasobject else math.prod(shape) * dtype.itemsize
+
+
+def require_memory(size: int, what: str) -> None:
+    """Refuse what does not fit in memory once it is unpacked.
+
+    Args:
+        size: Bytes that the header announces.
+        what: The file or array, for the error message.
+
+    Raises:
+        ConfigError: `size` exceeds the physical memory of the machine.
+    """
+    memory = physical_memory()
+    require(size <= memory, f"{what} unpacks to {size / 1e9:,.1f} GB, more than the {memory / 1e9:,.1f} GB of memory")
 
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:

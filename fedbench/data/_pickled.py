@@ -1,15 +1,17 @@
-"""Arrays inside of pickles, read without letting the pickle call anything but the builders of arrays below.
+"""Pickles of arrays, lists and plain values, read without calling anything that the pickle names.
 
-`np.savez(file, data={"x": x, "y": y})` stores an object array, which is a pickle.  Reading a pickle calls whatever it
-names, with arguments that it chooses.  NumPy's own builders are no safe things to call so: np.ndarray takes bytes as
-the addresses of objects, and a dtype's state can hide that it holds objects.  The names that NumPy writes therefore
-stand for builders of this file, which make arrays of numbers, of text and of objects that the pickle itself built.
+A pickle names callables, and unpickling calls them with arguments of the pickle's choice.  NumPy's builders are no
+safe exception: an array over a foreign buffer, or an array of objects, lets later opcodes write over pointers.  Here
+unpickling only records the names that NumPy writes.  Arrays are built afterwards, from bytes that were copied.  Arrays
+of objects become lists.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
+import pickletools
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,104 +19,214 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.options import ConfigError
+from fedbench.data._files import require_memory
 
-PLAIN = "biufcSU"  # kinds of dtypes whose bytes are no addresses
-
-
-class _Dtype:
-    """A dtype as pickles build it: a code like f8, then a state that has the order of its bytes."""
-
-    def __init__(self, code: str, align: bool = False, copy: bool = True):
-        self.code, self.order = code, "|"
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.order = state[1]
-
-    def real(self) -> np.dtype[Any]:
-        """The dtype made anew from code and order alone; ConfigError where it has fields, or is no plain one."""
-        found = np.dtype(f"{self.order}{self.code}") if isinstance(self.code, str) else np.dtype("V")
-        if found.kind not in PLAIN + "O" or found.names is not None or found.subdtype is not None:
-            raise ConfigError(f"a dtype {self.code}")
-        return found
+NUMBERS_AND_TEXT = "biufcSU"  # kinds of dtypes that hold no pointers
+ARRAY = ("numpy", "ndarray")
+DTYPE = ("numpy", "dtype")
+ENCODE = ("_codecs", "encode")  # how protocol 2 carries bytes
+NO_BYTES = [("__builtin__", "bytes"), ("builtins", "bytes")]  # b"" in protocol 2
+EMPTY = [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]  # NumPy 1 and NumPy 2
+SCALAR = [(f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")]
+BUFFER = [(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")]
+ALLOWED = {ARRAY, DTYPE, ENCODE, *NO_BYTES, *EMPTY, *SCALAR, *BUFFER}
+MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 
 
-class _Array(np.ndarray):
-    """An array whose state is set by this file; nothing in a pickle may call the class itself."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _Array:
-        raise ConfigError("numpy.ndarray of a buffer")
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        version, shape, dtype, fortran, content = state
-        real = _Dtype.real(dtype)
-        if not all(isinstance(n, int) and n >= 0 for n in shape):
-            raise ConfigError(f"an array of shape {shape}")
-        if isinstance(content, list) != (real.kind == "O"):
-            raise ConfigError("an array of objects from bytes")
-        super().__setstate__((version, shape, real, fortran, content))  # type: ignore[misc]
+class NotPlainError(Exception):
+    """The pickle asks for something else than arrays and plain values; the message names it."""
 
 
-def _reconstruct(*_: Any) -> np.ndarray:
-    """An empty array, whatever was asked for: its state says the rest."""
-    return np.ndarray.__new__(_Array, (0,))
+class _Call:
+    """A recorded call of an allowed name, and the state that the pickle sets on its result."""
+
+    __slots__ = ("args", "name", "state")
+
+    def __init__(self, name: tuple[str, str], args: tuple[Any, ...]):
+        self.name, self.args, self.state = name, args, None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
-def _scalar(dtype: _Dtype, content: bytes) -> Any:
-    return _from_buffer(content, dtype, ())[()]
+class _Name:
+    """An allowed name.  A call of it is recorded, not made."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: tuple[str, str]):
+        self.name = name
+
+    def __call__(self, *args: Any) -> _Call:
+        return _Call(self.name, args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise NotPlainError(f"a state of {'.'.join(self.name)}")
 
 
-def _from_buffer(content: Any, dtype: _Dtype, shape: Any, order: str = "C") -> np.ndarray:
-    real = _Dtype.real(dtype)
-    if real.kind == "O":
-        raise ConfigError("an array of objects from bytes")
-    return np.frombuffer(content, real).reshape(shape, order=order)  # type: ignore[call-overload]
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise ConfigError(f"_codecs.encode to {encoding}")
-    return text.encode("latin1")
-
-
-BUILDERS: dict[tuple[str, str], Any] = {("numpy", "ndarray"): _Array, ("numpy", "dtype"): _Dtype}
-BUILDERS[("_codecs", "encode")] = _encode
-for _core in ("core", "_core"):  # as NumPy 1 and NumPy 2 name them
-    BUILDERS[(f"numpy.{_core}.multiarray", "_reconstruct")] = _reconstruct
-    BUILDERS[(f"numpy.{_core}.multiarray", "scalar")] = _scalar
-    BUILDERS[(f"numpy.{_core}.numeric", "_frombuffer")] = _from_buffer
-
-
-class _Reader(pickle.Unpickler):
+class _Recorder(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in BUILDERS:
-            raise ConfigError(f"{module}.{name}")
-        return BUILDERS[(module, name)]
+        if (module, name) not in ALLOWED:
+            raise NotPlainError(f"{module}.{name}")
+        return _Name((module, name))
+
+
+def read_plain(content: bytes) -> Any:
+    """Read a pickle of arrays, lists, dicts and plain values, from Python 2 too.
+
+    Args:
+        content: The pickle.
+
+    Returns:
+        The object.  Arrays of objects are lists, and an array of one object without a dimension is that object.
+
+    Raises:
+        NotPlainError: The pickle names anything else than what NumPy writes for arrays of numbers and text.
+        Exception: The pickle is damaged.  Any class of exception may come.
+    """
+    for opcode, value, _ in pickletools.genops(content):
+        # The unpickler would allocate a table of this many entries.
+        if opcode.name in MEMO and isinstance(value, int) and value > len(content):
+            raise ValueError(f"memo index {value} in a pickle of {len(content)} bytes")
+    return _Builder(len(content)).build(_Recorder(io.BytesIO(content), encoding="latin1").load())
 
 
 def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> Any:
-    """What `np.savez(path, name=object)` stored: dicts and lists of arrays and numbers.
+    """Read what `np.savez(path, name=object)` stored: dicts and lists of arrays and plain values.
 
-    trusted: whether the pickle in it may call what it likes.  ConfigError for a damaged file, for one without this
-    name, and for a pickle that names anything but arrays; `key` is the option that says where the file is, and `trust`
-    the one that trusts it.
+    Args:
+        path: The npz file.
+        name: The name of the array in it.
+        key: The option that says where the file is, for error messages.
+        trust: The option that trusts the file, for error messages.
+        trusted: Whether the pickle may call what it names.
+
+    Raises:
+        ConfigError: The file is damaged or lacks the name, or its pickle names more than arrays.
     """
     try:
         if trusted:
             with np.load(path, allow_pickle=True) as file:
                 return file[name].tolist()
         with zipfile.ZipFile(path) as archive:
-            content = io.BytesIO(archive.read(f"{name}.npy"))
+            info = archive.getinfo(f"{name}.npy")
+            require_memory(info.file_size, f"{key}: {name} of {path}")
+            content = io.BytesIO(archive.read(info))
         version = np.lib.format.read_magic(content)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         _, _, dtype = header(content)
         if not dtype.hasobject:
             content.seek(0)
             return np.lib.format.read_array(content, allow_pickle=False)
-        return _Reader(content).load().tolist()
-    except ConfigError as refused:
-        raise ConfigError(
-            f"{key}: {path} holds more than arrays (its pickle asks for {refused}), which may run code when it is "
-            f"read: say {trust} if you know who wrote it"
-        ) from None
+        return read_plain(content.read())
+    except ConfigError:
+        raise
+    except NotPlainError as refused:
+        raise ConfigError(not_plain(f"{key}: {path}", refused, trust)) from None
     except Exception as error:  # of zip files, zlib, NumPy and pickles: all mean the same to the user
         raise ConfigError(f"{key}: {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def not_plain(file: str, refused: NotPlainError, trust: str) -> str:
+    """Return the sentence that refuses a pickle."""
+    return (
+        f"{file} holds more than arrays (its pickle asks for {refused}), which may run code when it is "
+        f"read: say {trust} if you know who wrote it"
+    )
+
+
+class _Builder:
+    """Replaces each recorded call in a value by the array or number that it stands for.
+
+    size: Bytes of the pickle.  A pickle may name one list many times, so that a short pickle stands for a huge value.
+    """
+
+    def __init__(self, size: int):
+        self.left = 4 * size + 1000
+
+    def build(self, value: Any) -> Any:
+        """Return the value without recorded calls; NotPlainError for a call that builds no array."""
+        if isinstance(value, _Call):
+            return self._call(value)
+        if isinstance(value, dict):
+            self._count(len(value))
+            return {self.build(k): self.build(v) for k, v in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            self._count(len(value))
+            # A list may hold millions of numbers: no call for each.
+            return type(value)([v if type(v) in (int, float, str) else self.build(v) for v in value])
+        if isinstance(value, _Name):
+            raise NotPlainError(".".join(value.name))
+        return value
+
+    def _count(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise ValueError("the pickle repeats its lists too often")
+
+    def _call(self, call: _Call) -> Any:
+        if call.name in EMPTY:
+            _, shape, dtype, fortran, content = call.state
+            if isinstance(content, list) and _code(dtype).startswith("O"):
+                return self._objects(content, shape)
+            return self._array(content, dtype, shape, "F" if fortran else "C")
+        if call.name in SCALAR:
+            dtype, content = call.args
+            return self._array(content, dtype, (), "C")[()]
+        if call.name in BUFFER:
+            content, dtype, shape, order = call.args
+            return self._array(content, dtype, shape, order)
+        if call.name == ENCODE:
+            return _encoded(*call.args)
+        if call.name in NO_BYTES and not call.args:
+            return b""
+        raise NotPlainError(f"{'.'.join(call.name)} of {len(call.args)} arguments")
+
+    def _objects(self, content: list[Any], shape: Any) -> Any:
+        """Return the objects as nested lists of this shape, and the object itself where the shape is ()."""
+        if not _is_shape(shape) or math.prod(shape) != len(content):
+            raise NotPlainError(f"an array of objects of shape {shape!r}")
+        values = self.build(content)
+        for size in reversed(shape[1:]):
+            values = [values[i : i + size] for i in range(0, len(values), size)] if size else []
+        return values if shape else values[0]
+
+    def _array(self, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+        """Return a copy of bytes as an array."""
+        if isinstance(content, _Call):
+            content = self._call(content)
+        if isinstance(content, str):  # bytes of Python 2
+            content = content.encode("latin1")
+        if not isinstance(content, bytes | bytearray):
+            raise NotPlainError(f"an array from a {type(content).__name__}")
+        if not _is_shape(shape):
+            raise NotPlainError(f"an array of shape {shape!r}")
+        self._count(len(content))
+        return np.frombuffer(content, _dtype(dtype)).reshape(shape, order="F" if order == "F" else "C").copy()
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
+
+
+def _code(dtype: Any) -> str:
+    """Return the code of a recorded dtype, such as f8."""
+    if not (isinstance(dtype, _Call) and dtype.name == DTYPE and dtype.args and isinstance(dtype.args[0], str)):
+        raise NotPlainError("an array without a dtype")
+    return dtype.args[0].removeprefix("|")
+
+
+def _dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype of a code and a byte order alone, so that it can hide neither fields nor objects."""
+    code, state = _code(dtype), dtype.state
+    order = state[1] if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "=") else "|"
+    found = np.dtype(f"{order}{code}")
+    if found.kind not in NUMBERS_AND_TEXT or found.names is not None or found.subdtype is not None:
+        raise NotPlainError(f"a dtype {code}")
+    return found
+
+
+def _encoded(text: Any, encoding: Any) -> bytes:
+    if not (isinstance(text, str) and encoding == "latin1"):
+        raise NotPlainError(f"_codecs.encode to {encoding}")
+    return text.encode("latin1")

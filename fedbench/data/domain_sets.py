@@ -10,18 +10,17 @@ tables (zero-shot CLIP at chance): a client has the labels of its own samples, b
 domain's list, which the domain's clients therefore share; and class names are in another order than labels.
 """
 
-import codecs
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Seed, require
 from fedbench.data._files import log
 from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares
+from fedbench.data._pickled import NotPlainError, read_plain
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.image_folder import SUFFIXES
 
@@ -30,15 +29,6 @@ if TYPE_CHECKING:
 
 PARTS = {"train": TRAIN, "test": TEST}
 TEST_SHARE = 0.2  # of every domain, where no list says
-# What a pickled array names, and what is taken for it, whatever module it is said to come from.
-ARRAYS = {
-    "_reconstruct": np.empty(0).__reduce__()[0],
-    "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
-    "scalar": np.int64(0).__reduce__()[0],
-    "ndarray": np.ndarray,
-    "dtype": np.dtype,
-    "encode": codecs.encode,  # how protocol 2 carries bytes
-}
 
 
 class DomainSet:
@@ -195,22 +185,13 @@ def top_of_list(domain: np.ndarray, part: np.ndarray, order: np.ndarray) -> "Cal
     return fit
 
 
-class _ListReader(pickle.Unpickler):
-    """Reads arrays and plain values; anything else a pickle may name, code to run included, is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Of arrays; UnpicklingError for anything else."""
-        if module.split(".")[0] not in ("numpy", "_codecs") or name not in ARRAYS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return ARRAYS[name]
-
-
 def read_list(path: Path) -> tuple[list[str], list[str]]:
     """The paths and class names of one of FedBN's lists; ConfigError where it is none."""
     try:
-        with open(path, "rb") as file:
-            paths, names = _ListReader(file).load()
+        paths, names = read_plain(path.read_bytes())
         files, classes = [str(p) for p in paths], [str(n) for n in names]
+    except NotPlainError as error:
+        raise ConfigError(f"{path} is not a pickled pair of paths and class names: it names {error}") from None
     except Exception as error:  # a damaged pickle may raise anything
         raise ConfigError(f"{path} is not a pickled pair of paths and class names ({error})") from error
     fits = len(files) == len(classes) > 0

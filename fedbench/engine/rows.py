@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.core.memory import physical_memory
 from fedbench.core.options import require
 
 Ids = np.ndarray
@@ -156,7 +157,7 @@ def memory(device: torch.device) -> int:
     """Bytes: what is free on a GPU, what this machine has elsewhere."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 16 << 30
+    return physical_memory()
 
 
 def disk_space() -> int:

@@ -6,8 +6,8 @@ Read are, by suffix:
             (and "val"); or {"train": [[...], ...], "test": [[...], ...]}
     .csv    columns index and client, and part (train, val or test) if wanted
     .npy    [n] whole numbers: the client of each sample, -1 where nobody has it
-    .pkl    one of the forms of .json, pickled, as FL-bench's partition.pkl (data_indices); only where `trust` names the
-            file: reading a pickle runs whatever it says
+    .pkl    one of the forms of .json, pickled, as FL-bench's partition.pkl (data_indices).  A pickle that names more
+            than arrays may run code: it is refused unless `trust` names the file
 
 Samples are numbered as the data set has them.  Parts that a file gives are taken as they are; lists without parts are
 cut as dataset.split, test_fraction and val_fraction say.
@@ -26,6 +26,7 @@ import numpy as np
 
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
+from fedbench.data._pickled import NotPlainError, not_plain, read_plain
 from fedbench.data.base import Arrays
 from fedbench.partition.base import Ragged, Split
 
@@ -35,7 +36,7 @@ Lists = dict[str, list[np.ndarray]]  # by part, or by "" where there are none: o
 
 
 class File:
-    """path: the file.  trust: the name of a pickle that may be read (null: none is)."""
+    """path: the file.  trust: the name of a pickle that may run code (null: none may)."""
 
     leaves_out = True  # what the file names nowhere
 
@@ -86,20 +87,17 @@ class File:
             ".json": _from_json,
             ".csv": _from_csv,
             ".npy": _from_npy,
-            ".pkl": _from_pickle,
+            ".pkl": _from_trusted_pickle if self.trust == self.path.name else _from_pickle,
         }
         reader, said = readers.get(self.path.suffix.lower()), f"partition.path={self.path}"
         require(reader is not None, f"{said} must end in {', '.join(readers)}")
         require(self.path.is_file(), f"{said} is no file")
-        require(
-            reader is not _from_pickle or self.trust == self.path.name,
-            f"{said} is a pickle, which may run code when it is read: say partition.trust={self.path.name} if you know "
-            "who wrote it",
-        )
         try:
             lists = reader(self.path)  # type: ignore[misc]
         except ConfigError:
             raise
+        except NotPlainError as refused:
+            raise ConfigError(not_plain(said, refused, f"partition.trust={self.path.name}")) from None
         except Exception as error:  # of zip files, JSON, numbers, pickles: all mean the same to the user
             raise ConfigError(f"{said} cannot be read as index lists: {type(error).__name__}: {error}") from error
         sizes = {len(each) for each in lists.values()}
@@ -155,6 +153,10 @@ def _from_json(path: Path) -> Lists:
 
 
 def _from_pickle(path: Path) -> Lists:
+    return _lists_of(read_plain(path.read_bytes()))
+
+
+def _from_trusted_pickle(path: Path) -> Lists:
     with path.open("rb") as file:
         return _lists_of(pickle.load(file))
 

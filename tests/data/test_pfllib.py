@@ -114,13 +114,13 @@ SCALAR = np.float64(0).__reduce__()[0]  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("said", "asked"),
     [
-        (Built(np.ndarray, ((1,), np.dtype("O"), bytes(8))), "numpy.ndarray of a buffer"),
-        (Built(*EMPTY, (1, (1,), np.dtype("O"), False, bytes(8))), "an array of objects from bytes"),
+        (Built(np.ndarray, ((1,), np.dtype("O"), bytes(8))), "numpy.ndarray of 3 arguments"),
+        (Built(*EMPTY, (1, (1,), np.dtype("O"), False, bytes(8))), "a dtype O8"),
         (Built(*EMPTY, (1, (1,), hidden(), False, bytes(8))), "a dtype V8"),
         (Built(*EMPTY, (1, (-1,), np.dtype("f8"), False, b"")), r"an array of shape \(-1,\)"),
         (Built(codecs.encode, ("x", "rot13")), "_codecs.encode to rot13"),
         (Built(SCALAR, (hidden(), bytes(8))), "a dtype V8"),
-        (Built(SCALAR, (np.dtype("O"), bytes(8))), "an array of objects from bytes"),
+        (Built(SCALAR, (np.dtype("O"), bytes(8))), "a dtype O8"),
     ],
 )
 def test_addresses_are_taken_from_no_pickle(said: Built, asked: str, folder: Path) -> None:

@@ -65,7 +65,7 @@ WITH_PARTS = "part,client,index\n" + "".join(
 )
 def test_lists_are_cut_as_those_of_any_partition(name: str, content: Any, tmp_path: Path) -> None:
     """Clients in the order of their numbers; what is named nowhere is nobody's; published parts are respected."""
-    made = File(str(written(tmp_path, name, content)), trust="lists.pkl")
+    made = File(str(written(tmp_path, name, content)))
     split = build_split(data(), made, None, 1, test_fraction=0.5)
     held = [{*a, *b} for a, b in zip(listed(split, "train"), listed(split, "test"), strict=True)]
     assert held == [set(x) for x in LISTS] and split.test.sizes.tolist() == [2, 2, 1]
@@ -88,7 +88,7 @@ def test_lists_are_cut_as_those_of_any_partition(name: str, content: Any, tmp_pa
     ],
 )
 def test_parts_are_taken_as_they_are(name: str, content: Any, tmp_path: Path) -> None:
-    split = build_split(data(), File(str(written(tmp_path, name, content)), trust=name), None, 1, test_fraction=0.9)
+    split = build_split(data(), File(str(written(tmp_path, name, content))), None, 1, test_fraction=0.9)
     assert [listed(split, part) for part in ("train", "test")] == [[of[p] for of in CUT] for p in ("train", "test")]
     assert split.val.sizes.tolist() == [0, 0, 0]
 
@@ -145,7 +145,11 @@ class Told(list):
         ("lists.txt", "", r"must end in \.npz, \.json, \.csv, \.npy, \.pkl"),
         ("gone.json", None, "gone.json is no file"),
         ("lists.npy", np.array([[1], None], dtype=object), "cannot be read as index lists"),
-        ("lists.pkl", Told(), r"is a pickle, which may run code when it is read: say partition\.trust=lists\.pkl"),
+        (
+            "lists.pkl",
+            Told(),
+            r"asks for builtins\.print\), which may run code when it is read: say partition\.trust=lists\.pkl",
+        ),
     ],
 )
 def test_what_is_no_partition_of_these_data(
@@ -156,6 +160,12 @@ def test_what_is_no_partition_of_these_data(
     with pytest.raises(ConfigError, match=sentence):
         build_split(data(), File(str(path), trust="another.pkl"), None, 1)
     assert "it ran" not in capsys.readouterr().out
+
+
+def test_a_trusted_pickle_may_run_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "lists.pkl", {"data_indices": [np.array([0, 1]), [2, 3]], "separation": Told()})
+    assert [x.tolist() for x in File(str(path), trust="lists.pkl").lists()[""]] == [[0, 1], [2, 3]]
+    assert "it ran" in capsys.readouterr().out
 
 
 def test_a_path_and_as_many_clients_are_asked_for() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from fedbench.core.constant import EPS, deviation
 from fedbench.data.base import Arrays
 
 if TYPE_CHECKING:
@@ -98,10 +99,9 @@ class TableFit:
         numbers = _filled(raw, fill)[:, self._numeric]  # [m, Q]
         if self.scale == "max_abs":
             most = np.abs(numbers).max(0)
-            most = most if fallback is None else np.where(most > 0, most, fallback.std)
-            return Statistics(fill, np.zeros(len(most)), np.where(most > 0, most, 1.0))
-        std = numbers.std(0)
-        return Statistics(fill, numbers.mean(0), np.where(std > 0, std, 1.0))
+            most = most if fallback is None else np.where(most < 10 * EPS, fallback.std, most)
+            return Statistics(fill, np.zeros(len(most)), np.where(most < 10 * EPS, 1.0, most))
+        return Statistics(fill, numbers.mean(0), deviation(numbers))
 
     def _encode(
         self, raw: np.ndarray, statistics: Statistics, seen: list[np.ndarray], flagged: np.ndarray, normalize: bool

@@ -177,6 +177,9 @@ class Arrays:
                 given is None or channels is None or len(given) == channels,
                 f"{name} has {len(given or ())} entries but the images have {channels} channels",
             )
+        require(
+            self.std is None or min(self.std) > 0, f"std is {self.std}, and images are divided by it: give numbers > 0"
+        )
 
     def _check_targets(self) -> None:
         self._asks().check(self.targets, self.num_classes)

@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedbench.core.constant import is_constant
 from fedbench.core.options import Count, Positive, require
 from fedbench.data._channels import lacking, picked
 from fedbench.data._files import cached, fingerprint
@@ -25,6 +26,7 @@ from fedbench.data._volumes import read_nifti
 from fedbench.data.base import Arrays
 
 MODALITIES = ("flair", "t1", "t1c", "t2")
+VERSION = 2  # of the patches in the cache: older ones are cut again
 
 
 class BraTS17:
@@ -60,7 +62,7 @@ class BraTS17:
         masks = [folder / "labelsTr" / scan.name for scan in scans]
         absent = next((mask for mask in masks if not mask.is_file()), None)
         require(absent is None, f"{absent} is not there: every scan has a mask of its name")
-        options = (self.size, self.mode, self.channels, self.clip)
+        options = (VERSION, self.size, self.mode, self.channels, self.clip)
         key = ([fingerprint(p) for p in (*scans, *masks)], options)
         cut = cached(self.data_dir, "brats17", key, lambda: self._cut(scans, masks))
         official = self.mode == "official"
@@ -117,7 +119,6 @@ class BraTS17:
     def _standardized(self, patch: np.ndarray, where: np.ndarray) -> np.ndarray:
         """Mean 0 and deviation 1 over the voxels there, the others 0, cut and scaled to [-1, 1]."""
         inside = patch[where]
-        deviation = inside.std() if len(inside) else 0.0
-        if deviation == 0:
+        if not len(inside) or is_constant(inside.mean(dtype=np.float64), inside.var(dtype=np.float64), len(inside)):
             return np.zeros_like(patch)
-        return ((patch - inside.mean()) / deviation / self.clip).clip(-1, 1) * where
+        return ((patch - inside.mean()) / inside.std() / self.clip).clip(-1, 1) * where

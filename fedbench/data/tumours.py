@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
+from fedbench.core.constant import deviation
 from fedbench.core.options import Count, Natural, NonNegative, Positive, require
 from fedbench.data import _atlas
 from fedbench.data._channels import lacking, picked
@@ -121,7 +122,7 @@ class Tumours:
         scan = gain[:, None, None] * gaussian_filter(tissue, (0, 0.6, 0.6)).clip(0) ** gamma * np.exp(0.12 * field)
         scan = scan + noisier * self.noise * rng.standard_normal(scan.shape)
         inside = scan[:, brain]  # [4, pixels]
-        z = (scan - inside.mean(1)[:, None, None]) / inside.std(1)[:, None, None]
+        z = (scan - inside.mean(1)[:, None, None]) / deviation(inside, 1)[:, None, None]
         return (z / self.clip).clip(-1, 1) * brain, mask
 
 

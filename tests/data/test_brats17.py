@@ -81,6 +81,20 @@ def test_the_released_codes_samples(folder: Path) -> None:
     np.testing.assert_allclose(arrays.inputs[1], ((patch - patch.mean()) / patch.std() / 3).clip(-1, 1), atol=1e-5)
 
 
+def test_a_modality_without_contrast_is_zero(folder: Path) -> None:
+    """Its float32 mean is not its value exactly, and would leave 1 or -1 everywhere."""
+    volume, mask = scan(3, (20, 18, 3))
+    brain = volume[..., 0] != 0
+    volume[brain, 1] = 80.1
+    write(folder, "BRATS_003", volume, mask)
+    found = data(folder).load().inputs[3]
+    assert (found[1] == 0).all() and [float(abs(f).max()) for f in found[[0, 2, 3]]] == pytest.approx(
+        [0.8] * 3, abs=0.3
+    )
+    official = data(folder, mode="official").load().inputs
+    assert (official[13] == 0).all() and (official[12] != 0).any()
+
+
 def test_channels_and_those_that_clients_lack(folder: Path) -> None:
     arrays = data(folder, channels=["t2", "flair"], lack="flair").load()
     np.testing.assert_array_equal(arrays.inputs, data(folder).load().inputs[:, [3, 0]])

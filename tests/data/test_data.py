@@ -115,6 +115,7 @@ def test_arrays_that_fit_pass():
         ({"task": "regression"}, "expected float32 [n, "),
         ({"class_names": ["a"]}, "1 class names for 3 classes"),
         ({"mean": (0.5,) * 3}, "mean has 3 entries but the images have 1 channels"),
+        ({"mean": (0.5,), "std": (0.0,)}, "images are divided by it"),
         ({"class_mask": np.ones((2, 3), bool)}, "domain is None"),
         ({"class_mask": np.ones((1, 3), bool), "domain": np.arange(6) % 2}, "expected [2, 3]"),
     ],

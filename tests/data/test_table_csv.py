@@ -16,7 +16,7 @@ from tiny import CPU, compose
 
 from fedbench.cli.config import check
 from fedbench.core.options import ConfigError
-from fedbench.data._scales import warn_of_scales
+from fedbench.data._scales import scales, warn_of_scales
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.diabetes442 import Diabetes442
 from fedbench.data.table_csv import TableCsv
@@ -160,6 +160,21 @@ def test_another_split_has_other_statistics(tmp_path: Path) -> None:
     np.testing.assert_allclose(two[[4, 5], 0], [1, -1], atol=1e-6)
     assert two[1, 1] == two[4, 1] == 0  # no pressure but p6's 100: the mean, and nothing to divide by
     assert two[3, 2:4].tolist() == [1, 0]  # f and m as often: the first
+
+
+@pytest.mark.parametrize("scale_fit", ["train", "client"])
+def test_a_constant_column_is_centered_whatever_its_value(tmp_path: Path, scale_fit: Any) -> None:
+    """80.03 of 7 or 13 samples has a variance that is not exactly 0; 80.13 is seen in a test part."""
+    rows = [f"{i % 3},80.03,{'ab'[i % 2]}\n" for i in range(14)]
+    arrays = patients(tmp_path, "x,kvp,label\n" + "".join(rows), ignore=[], scale_fit=scale_fit)
+    arrays.inputs[13, 1] = 80.13  # type: ignore
+    nobody, train = Ragged.from_lists([np.empty(0, np.int64)] * 2), [np.arange(7), np.arange(7, 13)]
+    split = Split(Ragged.from_lists(train), nobody, Ragged.from_lists([np.empty(0, np.int64), np.array([13])]))
+    x = np.asarray(arrays.for_split(split).inputs)[:, 1]
+    assert np.abs(x[:13]).max() < 1e-12
+    assert abs(x[13] - 0.1) < 1e-6
+    raw = arrays.for_split(split, normalize=False)
+    assert [least > 0.5 for least, _ in scales(raw, split).values()] == [True]  # of x alone
 
 
 def test_statistics_of_everybody_or_of_each_client(tmp_path: Path) -> None:

@@ -187,6 +187,14 @@ def test_a_model_learns_standardized_targets_and_is_scored_in_their_units() -> N
     assert task.tally(ones[None], y[None])["error"][0, :3, 0].tolist() == [20.0, 0.0, -970.0]
 
 
+def test_a_constant_target_is_divided_by_1() -> None:
+    y = torch.full((9, 2), 0.1)
+    y[:, 1] = torch.arange(9)
+    task = Regression()
+    task.setup(training(y, 2, list(range(7))))
+    torch.testing.assert_close(task.std, torch.tensor([1.0, 2.0]))
+
+
 @pytest.mark.parametrize("loss, expected", [("mse", [0.25, 9.0]), ("mae", [0.5, 3.0]), ("huber", [0.125, 2.5])])
 def test_losses_of_a_regression(loss: Any, expected: list[float]) -> None:
     task = Regression(loss=loss, standardize=False)

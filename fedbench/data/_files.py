@@ -28,6 +28,7 @@ from fedbench.core.options import ConfigError, require
 log = logging.getLogger("fedbench.data")
 
 TIMEOUT_S = 10
+BOMB, BOMB_RATIO = 100_000_000, 200  # bytes from which on the ratio of unpacked to packed bytes is limited
 # What a damaged or foreign file raises in numpy, zipfile, gzip and tarfile, beside OSError.
 DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, OSError)
 
@@ -143,6 +144,25 @@ def require_memory(size: int, what: str) -> None:
     """
     memory = physical_memory()
     require(size <= memory, f"{what} unpacks to {size / 1e9:,.1f} GB, more than the {memory / 1e9:,.1f} GB of memory")
+
+
+def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
+    """Refuse a member of a zip that is a decompression bomb.
+
+    Args:
+        info: The member: text, a picture or a pickle.  Arrays of one value may shrink more.
+        what: The member, for the error message.
+
+    Raises:
+        ConfigError: It does not fit in memory, or is large and shrank more than such data do.
+    """
+    require_memory(info.file_size, what)
+    ratio = info.file_size / max(info.compress_size, 1)
+    require(
+        info.file_size <= BOMB or ratio <= BOMB_RATIO,
+        f"{what} unpacks to {info.file_size / 1e6:,.0f} MB, {ratio:,.0f} times its size, and is not read: more than "
+        f"{BOMB_RATIO} times looks like a decompression bomb",
+    )
 
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.options import ConfigError
-from fedbench.data._files import require_memory
+from fedbench.data._files import require_unpackable
 
 NUMBERS_AND_TEXT = "biufcSU"  # kinds of dtypes that hold no pointers
 ARRAY = ("numpy", "ndarray")
@@ -43,7 +43,8 @@ class _Call:
     __slots__ = ("args", "name", "state")
 
     def __init__(self, name: tuple[str, str], args: tuple[Any, ...]):
-        self.name, self.args, self.state = name, args, None
+        self.name, self.args = name, args
+        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -110,7 +111,7 @@ def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> A
                 return file[name].tolist()
         with zipfile.ZipFile(path) as archive:
             info = archive.getinfo(f"{name}.npy")
-            require_memory(info.file_size, f"{key}: {name} of {path}")
+            require_unpackable(info, f"{key}: {name} of {path}")
             content = io.BytesIO(archive.read(info))
         version = np.lib.format.read_magic(content)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

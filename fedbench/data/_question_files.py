@@ -20,7 +20,7 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, require
 from fedbench.data._answers import EVERY, Answers, is_closed
-from fedbench.data._files import cached_array, fingerprint, log
+from fedbench.data._files import cached_array, fingerprint, log, require_unpackable
 from fedbench.data._images import BLOCK, fill, open_picture
 from fedbench.data._questions import Question, arrays_of, by_words, vocabulary
 from fedbench.data.base import TRAIN, Arrays
@@ -68,7 +68,10 @@ class Files:
 
     def open(self, name: str) -> Path | io.BytesIO:
         """A file, to be opened."""
-        return self.path / name if self.zip is None else io.BytesIO(self.zip.read(name))
+        if self.zip is None:
+            return self.path / name
+        require_unpackable(self.zip.getinfo(name), f"dataset.path={self.path}: {name}")
+        return io.BytesIO(self.zip.read(name))
 
     def text(self, *ends: str) -> str:
         """What stands in a file."""

@@ -6,12 +6,13 @@ data_dir/<name> or in torchvision's <Name>/raw; the network.
 """
 
 import gzip
+import math
 from pathlib import Path
 
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count
-from fedbench.data._files import DAMAGE, download, log, write_npz
+from fedbench.data._files import DAMAGE, download, log, require_memory, write_npz
 from fedbench.data.base import Arrays
 from fedbench.data.npz import from_layout, load_file, resized
 
@@ -133,10 +134,13 @@ def read_idx(path: Path) -> np.ndarray:
     """A uint8 idx file, plain or .gz: two zero bytes, 8, the number of dimensions, big-endian sizes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            data = file.read()
-        if data[:3] != b"\x00\x00\x08":
-            raise ValueError("not an idx file of bytes")
-        shape = np.frombuffer(data, ">i4", data[3], 4)
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
+            magic = file.read(4)
+            if magic[:3] != b"\x00\x00\x08":
+                raise ValueError("not an idx file of bytes")
+            shape = np.frombuffer(file.read(4 * magic[3]), ">u4").tolist()
+            size = math.prod(shape)
+            require_memory(size, str(path))
+            data = file.read(size + 1)  # one byte more, to notice a file that is too long
+        return np.frombuffer(data, np.uint8).reshape(shape)
     except (*DAMAGE, IndexError) as error:
         raise ConfigError(f"{path} is damaged or no idx file ({error}): delete it and start again") from error

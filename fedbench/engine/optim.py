@@ -29,12 +29,13 @@ Rate = float | Tensor  # one learning rate, or one per row [k, 1]
 class Schedule:
     """What the learning rate is multiplied by over a run: `warmup` rounds of linear growth, then `name`.
 
-    constant: 1.  exponential: gamma**r, r rounds after the warm-up.  linear, cosine: from 1 to `final` in the last
-    round.  per says what has a factor of its own, and so which of the two is asked:
+    constant: 1.  exponential: gamma**r, r rounds after the warm-up.  linear, cosine: from 1 towards `final`, which
+    would be the factor of the round after the last one, as in torch's CosineAnnealingLR with T_max rounds.
+    per says what has a factor of its own, and so which of the two is asked:
     round   schedule(round, total): one number for a round of `total`, the same for all clients and steps;
     step    schedule.of_steps(round, total, steps [K]): a table [T, K] for the local steps of K clients in a round.  A
             client that makes n steps now is taken to make n in every round, drawn or not: step t of round r is number
-            r n + t of total n, so that it warms up within rounds, and reaches `final` with its very last step.
+            r n + t of total n, so that it warms up within rounds, and `final` would be that of step total n.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Schedule:
         if at < warmup:
             return (at + 1) / (warmup + 1)
         past = at - warmup
-        progress = past / max(end - warmup - 1, 1)  # from 0 to 1
+        progress = past / max(end - warmup, 1)  # from 0; 1 after the last one
         return {
             "constant": 1.0,
             "exponential": self.gamma ** (past / per_round),

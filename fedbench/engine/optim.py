@@ -113,6 +113,13 @@ class Optimizer:
         norm = moving.norm(dim=1, keepdim=True)  # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
 
+    def reach(self, steps: int) -> np.ndarray:
+        """How far each of a round's first steps moves a row along a constant gradient of 1, in learning rates.  # [T]
+
+        Optimizers that normalize the gradient move by about one rate, whatever its size.
+        """
+        return np.ones(steps)
+
     def fresh(self) -> Optimizer:
         """This optimizer with buffers that end with one training, for rows thrown away afterwards."""
         other = copy.copy(self)
@@ -202,6 +209,14 @@ class SGD(Optimizer):
             velocity = memory["momentum"].mul_(self.momentum).add_(grad)
             grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         _subtract(theta, lr, grad)
+
+    def reach(self, steps: int) -> np.ndarray:
+        """v_t = 1 + m + ... + m^(t-1), with Nesterov 1 + m v_t; where clients keep their momentum, its limit.  # [T]"""
+        m = self.momentum
+        if self.reset == "never":
+            return np.full(steps, 1 / (1 - m))
+        v = (1 - m ** np.arange(1, steps + 1)) / (1 - m)
+        return 1 + m * v if self.nesterov else v
 
     def compiles(self, theta: Tensor, *others: Tensor) -> bool:
         """Whether nn/compiled.py takes these rows: large ones, on a CPU, with numba."""

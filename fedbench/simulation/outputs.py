@@ -112,9 +112,12 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
                 f"up to {most:,}: at least {most + 1:,} are needed (model.vocab in models that have it)",
             )
 
+    def watch(where: str, table: nn.Embedding) -> None:
+        table.register_forward_pre_hook(lambda _, given: check(where, table, given[0] if given else None))
+
     for where, table in module.named_modules():
         if isinstance(table, nn.Embedding):
-            table.register_forward_pre_hook(lambda t, given, where=where: check(where, t, given[0] if given else None))
+            watch(where, table)
 
 
 def _logits(out: Any, name: str) -> Any:

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from fedbench.core.options import ConfigError
+from fedbench.core.options import ConfigError, require
 from fedbench.data.base import EXTRA, Arrays
 
 
 def join_extra(arrays: Arrays, extra: Arrays, source: str) -> Arrays:
     """The data set with the images of another, matched by the names of classes and silos, for training only."""
+    require(arrays.task == extra.task == "classification", f"dataset.extra={source} needs one label a picture")
     targets = _renumbered(extra.class_names, arrays.class_names, "class", source)[extra.targets]
     domain = _renumbered(extra.domain_names, arrays.domain_names, "natural silo", source)[extra.domain]
     new = len(extra)

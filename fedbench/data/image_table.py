@@ -17,6 +17,7 @@ from fedbench.core.options import ConfigError, Count, Seed, require
 from fedbench.data._extra import join_extra
 from fedbench.data._files import cached, log
 from fedbench.data._images import half, open_pictures
+from fedbench.data._label_lists import join_columns, refuse_lists, split_lists
 from fedbench.data.base import TRAIN, Arrays
 from fedbench.data.image_folder import PARTS, ImageFolder
 
@@ -30,9 +31,12 @@ class ImageTable:
 
     columns: names of the CSV's columns for image, label, patient (null: every picture is somebody else's), silo
     (null: one silo) and split (null; train, val or test, for dataset.split=published).  The image may be put
-    together from several: "{patient_id}_{image_id}.png".
-    classes, silos: names in the order of their numbers; rows of other silos are left out, other labels are refused
-    (null: all there are, sorted).
+    together from several: "{patient_id}_{image_id}.png".  A list of columns as label is a column of 0 and 1 for each
+    class: several labels a picture, or classes where every picture has one.
+    label_separator: between the labels of a picture, where a cell lists several; null: a cell is one label.
+    A picture that is not where the table says is looked for in the folders below `folder`, by its name.
+    classes, silos: names in the order of their numbers (null: all there are, sorted).  Rows of other silos are left
+    out, and so are other labels of lists; other single labels are refused.
     negatives: per silo (in their order), how many pictures of the first class are kept per picture of the others,
     drawn from `seed`; null keeps all.
     resize: side in pixels.  color: grey or rgb.  extra: pictures for training only: a CSV file with the columns
@@ -44,7 +48,7 @@ class ImageTable:
         data_dir: str,
         path: str | None = None,
         folder: str | None = None,
-        columns: dict[str, str | None] | None = None,
+        columns: dict[str, str | list[str] | None] | None = None,
         classes: list | None = None,
         silos: list | None = None,
         negatives: list | None = None,
@@ -52,11 +56,16 @@ class ImageTable:
         resize: Count = 224,
         color: Literal["rgb", "grey"] = "grey",
         extra: str | None = None,
+        label_separator: str | None = None,
     ):
         self.data_dir, self.path, self.folder, self.extra = data_dir, path, folder, extra
         self.columns = {**COLUMNS, **(columns or {})}
         odd = sorted(set(self.columns) - set(COLUMNS))
         require(not odd, f"dataset.columns knows {', '.join(COLUMNS)}, not {', '.join(odd)}")
+        lists = [name for name, column in self.columns.items() if isinstance(column, list) and name != "label"]
+        require(not lists, f"dataset.columns.{(lists or [''])[0]} must be one column: only label may be a list of them")
+        self.label_separator = label_separator
+        require(label_separator != "", "dataset.label_separator must be null or what stands between two labels")
         self.classes = None if classes is None else [str(c) for c in classes]
         self.silos = None if silos is None else [str(s) for s in silos]
         self.negatives, self.seed, self.resize = negatives, seed, resize
@@ -78,10 +87,11 @@ class ImageTable:
 
     def _read(self, table: "Table", folder: Path) -> Arrays:
         table.keep_silos(self.silos)
-        class_names, targets = numbered(table, "label", self.classes)
+        class_names, targets = self._labels(table)
         silo_names, domain = numbered(table, "silo", self.silos)
         chosen = np.arange(len(targets))
         if self.negatives is not None:
+            require(targets.ndim == 1, "dataset.negatives needs one label a picture")
             chosen = subsample(targets, domain, self.negatives, silo_names, self.seed)
         names = table.values("image")
         images = self._pictures(table.path, folder, [names[i] for i in chosen])
@@ -90,6 +100,7 @@ class ImageTable:
             targets=targets[chosen],
             split=table.parts()[chosen],
             num_classes=len(class_names),
+            task="classification" if targets.ndim == 1 else "multilabel",
             class_names=class_names,
             domain=domain[chosen],
             domain_names=silo_names,
@@ -98,20 +109,30 @@ class ImageTable:
             subject=np.unique(table.values("patient"), return_inverse=True)[1][chosen].astype(np.int64),
         )
 
+    def _labels(self, table: "Table") -> tuple[list[str], np.ndarray]:
+        """Return the classes' names in order, and targets [n] int64, or [n, C] float32 of several labels a picture."""
+        column = table.columns["label"]
+        if isinstance(column, list):
+            given = self.classes is None and self.label_separator is None
+            require(
+                given, "a list as dataset.columns.label names the classes: dataset.classes and label_separator are null"
+            )
+            return column, join_columns([table.cells(name) for name in column], column, str(table.path))
+        if self.label_separator is not None and column is not None:
+            return split_lists(table.cells(column, True), self.label_separator, self.classes, str(table.path))
+        if self.classes is None:
+            refuse_lists(table.values("label"), str(table.path))
+        return numbered(table, "label", self.classes)
+
     def _pictures(self, path: Path, folder: Path, names: list[str]) -> np.ndarray:
         """All pictures [n, channels, resize, resize] uint8, from the cache where nothing has changed."""
-        missing = [name for name in names if not (folder / name).is_file()]
-        require(
-            not missing,
-            f"{len(missing):,} of the {len(names):,} pictures that {path} lists are not in {folder} (the first is "
-            f"{(missing or [''])[0]}): dataset.folder says where they are",
-        )
-        stats = [os.stat(folder / name) for name in names]
+        files = found(path, folder, names)
+        stats = [os.stat(file) for file in files]
         key = ([(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, stats)], self.resize, self.color)
 
         def decode() -> dict[str, np.ndarray]:
             log.info("resizing %s pictures of %s once", f"{len(names):,}", path)
-            return {"images": open_pictures([folder / name for name in names], self.resize, self.color)}
+            return {"images": open_pictures(files, self.resize, self.color)}
 
         return cached(self.data_dir, path.stem, key, decode)["images"]
 
@@ -119,7 +140,7 @@ class ImageTable:
 class Table:
     """The rows of a CSV file, and what its columns are called."""
 
-    def __init__(self, path: Path, columns: dict[str, str | None]):
+    def __init__(self, path: Path, columns: dict[str, str | list[str] | None]):
         self.path, self.columns = path, columns
         require(path.is_file(), f"{path} is not there: dataset.path names a CSV file with a row per picture")
         try:
@@ -132,7 +153,8 @@ class Table:
         self._check()
 
     def _check(self) -> None:
-        wanted = [name for said in self.columns.values() if said is not None for name in FIELD.findall(said) or [said]]
+        listed = [c for said in self.columns.values() for c in (said if isinstance(said, list) else [said]) if c]
+        wanted = [name for said in listed for name in FIELD.findall(said) or [said]]
         missing = [name for name in wanted if name not in self.header]
         require(
             not missing,
@@ -150,7 +172,14 @@ class Table:
         said = self.columns[what]
         if said is None:
             return self.values("image") if what == "patient" else ["all"] * len(self.rows)
-        return [self._cell(line, row, said) for line, row in self.rows]
+        assert isinstance(said, str)
+        return self.cells(said)
+
+    def cells(self, column: str, may_be_empty: bool = False) -> list[str]:
+        """The cells of a column, or of a pattern of columns; ConfigError for an empty one unless it may be empty."""
+        if may_be_empty and column in self.header:
+            return [row[column] for _, row in self.rows]
+        return [self._cell(line, row, column) for line, row in self.rows]
 
     def _cell(self, line: int, row: Row, said: str) -> str:
         names = FIELD.findall(said)
@@ -179,6 +208,38 @@ class Table:
         odd = next((name for name in parts if name.lower() not in PARTS), None)
         require(odd is None, f"{self.path}: {self.columns['split']} is {odd}, not train, val or test")
         return np.array([PARTS[name.lower()] for name in parts], np.int8)
+
+
+def found(table: Path, folder: Path, names: list[str]) -> list[Path]:
+    """Return the file of each picture: where the table says, or else by its name in a folder below.
+
+    Raises:
+        ConfigError: A picture is nowhere, or in two folders.
+    """
+    files = [folder / name for name in names]
+    absent = {name for name, file in zip(names, files, strict=True) if not file.is_file()}
+    if not absent:
+        return files
+    below: dict[str, list[Path]] = {name: [] for name in absent}
+    short = {Path(name).name for name in absent}
+    for top, folders, held in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in (Path(top) / name for name in held if name in short):
+            end = file.relative_to(folder).parts
+            for name in {"/".join(end[i:]) for i in range(len(end))} & absent:
+                below[name].append(file)
+    missing = [name for name in names if name in absent and not below[name]]
+    require(
+        not missing,
+        f"{len(missing):,} of the {len(names):,} pictures that {table} lists are not in {folder} (the first is "
+        f"{(missing or [''])[0]}): dataset.folder says where they are",
+    )
+    twice = next((copies for copies in below.values() if len(copies) > 1), None)
+    require(
+        twice is None,
+        f"{table} lists {(twice or [folder])[0].name}, which is there twice: {', '.join(map(str, (twice or [])[:2]))}",
+    )
+    return [below[name][0] if name in absent else file for name, file in zip(names, files, strict=True)]
 
 
 def numbered(table: Table, what: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:

@@ -37,6 +37,7 @@ from fedbench.core.lock import MARK, NAME, Busy, writing
 from fedbench.core.options import ConfigError, MissingColumns, PeerLost, require
 from fedbench.core.settings import config_hash, load_config, save_config
 from fedbench.engine import joint
+from fedbench.simulation.progress import primary_of
 
 log = logging.getLogger(__name__)
 TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
@@ -82,16 +83,20 @@ def run_cell(cfg: DictConfig) -> float:
     """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    if str(hydra.mode).endswith("MULTIRUN"):
+    is_cell = str(hydra.mode).endswith("MULTIRUN")
+    if is_cell:
         total = os.environ.get(TOTAL)
         print(f"\ncell {hydra.job.num + 1}{f' of {total}' if total else ''}: {folder.name}", flush=True)
         _note_visit(folder, Path(hydra.sweep.dir).absolute())
     try:
         with writing(folder):
-            return attempt(folder, lambda: _run_or_resume(cfg, hydra, folder))
+            score = attempt(folder, lambda: _run_or_resume(cfg, hydra, folder))
     except Busy as busy:
         tell(busy, str(busy))
         return math.nan
+    if is_cell and not is_basic(hydra.sweeper) and not math.isnan(score):
+        _report_score(folder, score)
+    return score
 
 
 def _note_visit(folder: Path, sweep: Path) -> None:
@@ -367,11 +372,45 @@ def has_begun(folder: Path) -> bool:
 
 
 def score_of(summary: Mapping[str, Any] | None) -> float:
-    """The best value of the summary's metric (personal/accuracy), for sweepers; NaN where there is none."""
-    best = (summary or {}).get("best")
-    values = best.get("values") if isinstance(best, dict) else None
-    value = values.get(best.get("metric")) if isinstance(values, dict) else None
+    """The score of a run for sweepers; NaN where there is none.
+
+    It is the best validation score where clients have validation parts, else the test score of the last round.
+    """
+    part = "val" if has_validation(summary) else "personal"
+    return value_in(summary, "best_val" if part == "val" else "last", f"{part}/{primary_of(summary or {})}")
+
+
+def has_validation(summary: Mapping[str, Any] | None) -> bool:
+    """Whether the run scored its clients' validation parts."""
+    return any(name.startswith("val/") for name in _values_of(summary, "last"))
+
+
+def value_in(summary: Mapping[str, Any] | None, entry: str, column: str) -> float:
+    """A metric at the last round (entry: last), or at the best one (best, best_val); NaN where there is none."""
+    value = _values_of(summary, entry).get(column)
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _values_of(summary: Mapping[str, Any] | None, entry: str) -> Mapping[str, Any]:
+    values = (summary or {}).get(entry)
+    if isinstance(values, dict) and entry != "last":
+        values = values.get("values")
+    return values if isinstance(values, dict) else {}
+
+
+def is_basic(sweeper: Any) -> bool:
+    """Whether a sweeper, by its configuration, is Hydra's, which has no use for scores."""
+    return str(sweeper._target_).endswith(("BasicSweeper", "Planned"))
+
+
+def _report_score(folder: Path, score: float) -> None:
+    """Print the score that a sweeper gets, and what it is."""
+    summary = read_json(folder / "summary.json")
+    name = primary_of(summary)
+    what = f"the best validation {name}"
+    if not has_validation(summary):
+        what = f"{name} on the test parts in the last round, as there are no validation parts (dataset.val_fraction)"
+    print(f"{folder.name}: the sweeper gets {score:.4f}, {what}", flush=True)
 
 
 def write_status(folder: Path, status: str, exit_status: int, score: float = math.nan, sentence: str = "") -> None:

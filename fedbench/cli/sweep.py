@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import uuid
@@ -18,9 +19,17 @@ from fedbench.core.files import read_json
 from fedbench.core.lock import holder, is_held
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import WHEREABOUTS, is_matched
+from fedbench.simulation.progress import clients_of, primary_of
 
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
+DONE = ("finished", "finished already")
+SCORES = {  # columns of the closing table
+    "last": "mean personalized score on the test parts, at the last round",
+    "best by val": "the same at the round of the best validation score",
+    "val": "that validation score",
+    "clients": "over how many clients the last mean is, where these are not all",
+}
 ABSENT = {"status": "not started", "score": None, "sentence": ""}
 
 
@@ -41,7 +50,7 @@ def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> Outcome
     token = uuid.uuid4().hex
     extra = [*naming, f"hydra.sweep.dir={quoted(folder)}", f"+hydra.job.env_set.{jobs.TOKEN}={token}"]
     extra.append(f"+hydra.job.env_set.{jobs.TOTAL}={len(planned) or ''}")
-    if _has_basic_sweeper(master) and not any(text.startswith("hydra/sweeper=") for text in overrides):
+    if jobs.is_basic(master.hydra.sweeper) and not any(text.startswith("hydra/sweeper=") for text in overrides):
         extra += ["hydra/sweeper=planned", f"hydra.sweeper.checked={bool(planned)}"]
     interrupted, stopped = False, None
     try:
@@ -55,10 +64,10 @@ def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> Outcome
         if isinstance(stopped, ConfigError) and all(row["status"] == ABSENT["status"] for row in rows):
             raise stopped  # a mistake in the command: nothing began
         jobs.say(f"the sweep stopped: {explain(stopped)}")
-    show_table(rows)
+    show_table(rows, folder)
     report = caller.suggested(f"python -m fedbench.report {shlex.quote(str(folder))}")
     print(f"tables with mean and spread over seeds: {report}", flush=True)
-    failed = not rows or any(row["status"] not in ("finished", "finished already") for row in rows)
+    failed = not rows or any(row["status"] not in DONE for row in rows)
     status = jobs.INTERRUPTED if interrupted else jobs.FAILED if failed else jobs.OK
     return Outcome(status, tuple(folder / row["cell"] for row in rows))
 
@@ -80,7 +89,7 @@ def _naming(swept: list[str]) -> list[str]:
 
 def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: list[str]) -> list[str]:
     """Check the cells of a sweep before any runs; their folder names ([]: only the sweeper knows)."""
-    if not _has_basic_sweeper(master):
+    if not jobs.is_basic(master.hydra.sweeper):
         return []
     runs = composer.cells(_with_params(master, overrides))
     few = len(runs) <= MOST_CELLS
@@ -94,11 +103,6 @@ def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: l
     twice = next((name for name in planned if planned.count(name) > 1), None)
     require(twice is None, f"this sweep has the same cell twice: {twice}")
     return planned
-
-
-def _has_basic_sweeper(master: DictConfig) -> bool:
-    """Whether the sweeper is Hydra's, whose cells are the product of the swept values."""
-    return str(master.hydra.sweeper._target_).endswith("BasicSweeper")
 
 
 def _each_value(runs: list[list[str]]) -> list[list[str]]:
@@ -152,17 +156,21 @@ def _status_elsewhere(cell: Path) -> dict[str, Any]:
     return {**status, "status": "finished already" if status["status"] == "finished" else status["status"]}
 
 
-def show_table(rows: list[dict[str, Any]]) -> None:
-    """The statuses of a sweep, and how many of each."""
+def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Print the statuses of a sweep's cells with the scores of the finished ones, and how many of each.
+
+    Scores are those of the last round and of the round that validation chooses, never of the best round on test parts.
+    """
     from rich.console import Console
     from rich.table import Table
 
+    scores = [_scores(folder / row["cell"]) if row["status"] in DONE else {} for row in rows]
+    shown = [name for name in SCORES if name == "last" or any(name in cell for cell in scores)]
     table = Table(box=None, pad_edge=False)
-    for title in ("cell", "status", "best", ""):
+    for title in ("cell", "status", *shown, ""):
         table.add_column(title, overflow="fold")
-    for row in rows:
-        score = f"{row['score']:.4f}" if isinstance(row["score"], int | float) else ""
-        table.add_row(row["cell"], row["status"], score, row["sentence"])
+    for row, cell in zip(rows, scores, strict=True):
+        table.add_row(row["cell"], row["status"], *(cell.get(name, "") for name in shown), row["sentence"])
     width = None if sys.stdout.isatty() else 240  # a file has room: nothing is folded there
     console = Console(markup=False, highlight=False, width=width)
     console.print()
@@ -170,3 +178,20 @@ def show_table(rows: list[dict[str, Any]]) -> None:
     names = list(dict.fromkeys(row["status"] for row in rows))
     tally = ", ".join(f"{sum(row['status'] == name for row in rows)} {name}" for name in names)
     console.print(f"\n{len(rows)} cells: {tally or 'none ran'}")
+    lines = [f"{name}: {SCORES[name]}" for name in shown if any(name in cell for cell in scores)]
+    print("\n".join(lines), end="\n" if lines else "", flush=True)
+
+
+def _scores(cell: Path) -> dict[str, str]:
+    """The scores of a finished cell, by column of the table."""
+    summary = read_json(cell / "summary.json")
+    name = primary_of(summary)
+    found = {
+        "last": jobs.value_in(summary, "last", f"personal/{name}"),
+        "best by val": jobs.value_in(summary, "best_val", f"personal/{name}"),
+        "val": jobs.value_in(summary, "best_val", f"val/{name}"),
+    }
+    shown = {column: f"{value:.4f}" for column, value in found.items() if not math.isnan(value)}
+    if shown and (over := clients_of(summary, summary["last"], f"personal/{name}")):
+        shown["clients"] = over
+    return shown

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from fedbench.cli import jobs
 from fedbench.cli.targets import foreign
 from fedbench.core.files import read_json
 from fedbench.core.options import require
 from fedbench.interactive.frames import read_frame
 from fedbench.report import runs as folders
 from fedbench.report.__main__ import parser, report
-from fedbench.report.scores import SELECTIONS
+from fedbench.report.scores import SELECTIONS, clients_at, selected_round
 from fedbench.report.table import FORMATS
 
 if TYPE_CHECKING:
@@ -101,10 +102,10 @@ class Run:
         yield "seed", str(run.config.get("seed"))
         yield "status", self.status
         yield "rounds", f"{folders.rounds_of(run)} of {run.config.get('rounds')}"
-        last, best = (run.summary.get(key) or {} for key in ("last", "best"))
-        for name, values in (("last", last), ("best", best.get("values") or {})):
-            if isinstance(score := values.get(run.primary), int | float) and math.isfinite(score):
-                yield f"{name} {run.primary}", f"{score:.4f}"
+        for name, title in (("last", "last"), ("best_val", "best by validation"), ("best", "best on test")):
+            if math.isfinite(score := jobs.value_in(run.summary, name, run.primary)):
+                over = clients_at(run, run.primary, selected_round(run, run.primary, name))
+                yield f"{title} {run.primary}", f"{score:.4f}{over and f' ({over} clients)'}"
         yield "path", shown(self.path)
 
 

@@ -21,7 +21,9 @@ from fedbench.report.sent import DIRECTIONS, is_compressed, megabytes, sent_unti
 from fedbench.report.summary import Group, Options, group_runs, left_out, notes, over_seeds, results
 
 MAIN = "main"  # the part of a page that has one
-SCORES = ["n", "last", "best", "best_val", "worst", "global", "rounds_to_target", "seconds_to_target", "images_per_s"]
+SCORES = ["n", "clients", "last", "best", "best_val", "worst", "global"]
+SCORES += ["rounds_to_target", "seconds_to_target", "images_per_s"]
+SOMETIMES = ("best_val", "clients")  # columns of a new table only where some run has a value
 GAINS = ["n", "gain_last", "gain_best_mean", "gain_own_best", "gain_better"]
 SENT = ["n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_target"]
 ABSOLUTE = re.compile(r"(?<=[=\[,])(?:/|[A-Za-z]:[\\/])(?:[^\s',\]]*[/\\])?([^\s',\]/\\]+)")  # a value: /data/x.npz
@@ -142,6 +144,8 @@ def _scores(run: Run, runs: list[Run], options: Options) -> Row:
     to_target = scores.rounds_to(run, metric, options.target)
     found: Row = {name: scores.value_at(run, metric, at) for name, at in rounds.items()}
     found["best_round"] = None if rounds["best"] is None else int(rounds["best"])
+    if counted := scores.clients_at(run, metric, chosen):
+        found["clients"] = counted
     found["worst"] = scores.value_at(run, f"{metric}_worst", chosen)
     found["global"] = scores.value_at(run, metric.replace("personal/", "global/"), chosen)
     found["rounds_to_target"] = to_target
@@ -215,7 +219,7 @@ def _show(page: Page, part: str, title: str, notes: list[str]) -> None:
     mine = [row for row in rows if row["part"] == part]
     if not any(spec.get("part", part) == part for spec in tables.values()):
         end = "" if part == MAIN else f"_{part}"
-        columns = [key for key in SCORES if key != "best_val" or any(row.get(key) is not None for row in mine)]
+        columns = [key for key in SCORES if key not in SOMETIMES or any(row.get(key) is not None for row in mine)]
         order = {"order": [f"-{page.about['select']}" if not scores.lower_is_better(page.about["metric"])
                            else page.about["select"]]}  # fmt: skip
         new = {f"results{end}": {"part": part, "title": title, "columns": columns, **order, "notes": notes}}

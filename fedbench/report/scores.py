@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,7 +11,7 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.report.runs import Run
-from fedbench.tasks.scores import direction
+from fedbench.tasks.scores import COUNT, direction
 
 SELECTIONS = ("last", "best", "best_val")
 GAINS = ("last", "best_mean", "own_best")
@@ -87,6 +88,28 @@ def value_at(run: Run, metric: str, round: float | None) -> float:
     rounds, values = curve(run, metric)
     at_round = values[rounds == round] if len(values) else values
     return float(at_round[0]) if len(at_round) else float("nan")
+
+
+def clients_at(run: Run, metric: str, round: float | None) -> str:
+    """Over how many clients the mean of a metric at a round is, as "3 of 6"; "" where it is over all."""
+    total, counted = run.summary.get("num_clients"), run.summary.get("evaluated_clients", math.nan)
+    for at, values in _kept_values(run):
+        if at == round and metric in values:
+            counted = values.get(f"{metric}{COUNT}", counted)
+    if not math.isnan(in_table := value_at(run, f"{metric}{COUNT}", round)):
+        counted = in_table
+    if math.isnan(counted) and round is not None:  # a run of before these numbers were kept
+        rounds, _, values = run.clients(metric)
+        row = value_row(rounds, round)
+        counted = math.nan if row is None else (~np.isnan(values[row])).sum()
+    return "" if math.isnan(counted) or counted == total else f"{counted:.0f} of {total}"
+
+
+def _kept_values(run: Run) -> list[tuple[float | None, dict[str, float]]]:
+    """The rounds of which the summary keeps the metrics, and these."""
+    kept = [run.summary.get(name) or {} for name in ("best", "best_val")]
+    last = (run.summary.get("rounds_done"), run.summary.get("last") or {})
+    return [last, *((entry.get("round"), entry.get("values") or {}) for entry in kept)]
 
 
 def rounds_to(run: Run, metric: str, target: float) -> float:

@@ -164,7 +164,8 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
     unit = " (%)" if scores.is_fraction(options.metric) else ""
     title = f"{options.metric}{unit}: {facts(groups)}"
     ordered = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
-    return Table(title, [*labels, *_columns(options), *_gain_columns(options)], ordered)
+    columns = [column for column in _columns(options) if column.key != "clients" or any(r["clients"] for r in ordered)]
+    return Table(title, [*labels, *columns, *_gain_columns(options)], ordered)
 
 
 def _sortable(value: Any) -> tuple[bool, float, str]:
@@ -195,6 +196,7 @@ def _columns(options: Options) -> list[Column]:
               ("global", "global")]  # fmt: skip
     return [
         Column("n", "n"),
+        Column("clients", "clients", none="all"),
         *(Column(key, title, digits, scale) for key, title in metric),
         Column("rounds_to_target", f"rounds to {target}", 1, none="never"),
         Column("seconds_to_target", f"s to {target}", 1, none="never"),
@@ -211,8 +213,10 @@ def _scores(group: Group, options: Options) -> dict[str, Any]:
         return over_seeds(scores.value_at(run, name, t) for run, t in zip(runs, rounds[select]))
 
     to_target = [scores.rounds_to(run, metric, options.target) for run in runs]
+    counted = [scores.clients_at(run, metric, t) for run, t in zip(runs, rounds[options.select])]
     return {
         "n": len(runs),
+        "clients": ", ".join(dict.fromkeys(text or "all" for text in counted)) if any(counted) else None,
         **{name: at(metric, name) for name in scores.SELECTIONS},
         "worst": at(f"{metric}_worst", options.select),
         "global": at(metric.replace("personal/", "global/"), options.select),
@@ -284,6 +288,11 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
     if same:
         names = ", ".join(printed(str(name)) for name in dict.fromkeys(same))
         lines.append(f"personal equals global for {names}: one model for all.")
+    if any(scores.clients_at(run, options.metric, scores.selected_round(run, options.metric, options.select))
+           for group in groups for run in group.runs):  # fmt: skip
+        lines.append(
+            "clients: over how many the means are, where a score is not defined for all (or eval.clients is given)."
+        )
     if repeated:
         lines.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
     hashes: dict[Any, set[Any]] = {}

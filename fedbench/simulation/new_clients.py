@@ -106,12 +106,17 @@ def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dic
 
 
 def summary(curves: dict[str, np.ndarray], num_test: np.ndarray, primary: str = "accuracy") -> dict[str, Any]:
-    """The mean primary score over the new clients: before, best (with its epoch) and after the last epoch."""
-    curve = [scores.over_clients({primary: values}, num_test)[primary] for values in curves[primary]]
+    """The mean primary score over the new clients: before, best (with its epoch) and after the last epoch.
+
+    counted: over how many of them, where the score is not defined for all.
+    """
+    means = [scores.over_clients({primary: values}, num_test) for values in curves[primary]]
+    curve = [mean[primary] for mean in means]
     best_of = np.nanargmax if scores.direction(primary).higher_is_better else np.nanargmin
     best = int(best_of(curve)) if not np.isnan(curve).all() else 0
     return {
         "count": len(num_test),
+        **({"counted": counted} if (counted := scores.counts(means[best]).get(primary)) is not None else {}),
         "epochs": len(curve) - 1,
         "epoch0": curve[0],
         "best": curve[best],

@@ -151,8 +151,11 @@ def ending(summary: dict[str, Any], run_dir: Path) -> None:
     path = Path(run_dir)
     if "FEDBENCH_CELLS" in os.environ:
         name = primary_of(summary)
-        shown = last_and_best(summary["last"], summary["best"] or {"values": summary["last"]}, f"personal/{name}")
-        print(f"{path.name}: mean personalized {name} {shown[0]} last, {shown[1]} best", flush=True)
+        shown = last_and_best(summary["last"], summary.get("best_val") or {"values": {}}, f"personal/{name}")
+        count = clients_of(summary, summary["last"], f"personal/{name}")
+        words = [f"{shown[0]} last", *([f"{shown[1]} best by validation"] if summary.get("best_val") else [])]
+        over = f" ({count} clients)" if count else ""
+        print(f"{path.name}: mean personalized {name} {', '.join(words)}{over}", flush=True)
         return
     typeable = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     print("\n" + "\n".join(ending_lines(summary, typeable)), flush=True)
@@ -166,6 +169,7 @@ def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         ("", "last", "best"),
         ("round", str(s["rounds"]), str(best["round"])),
         (f"mean personalized {name}", *last_and_best(last, best, f"personal/{name}")),
+        *_client_row(s, last, best["values"], f"personal/{name}"),
         ("  spread over clients (std)", *last_and_best(last, best, f"personal/{name}_std")),
         ("  worst tenth of the clients", *last_and_best(last, best, f"personal/{name}_worst")),
         (f"global {name}", *last_and_best(last, best, f"global/{name}")),
@@ -206,6 +210,23 @@ def last_and_best(last: dict[str, float], best: dict[str, Any], name: str) -> tu
     return tuple("-" if v is None or math.isnan(v) else f"{v:.4f}" for v in values)  # type: ignore[return-value]
 
 
+def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -> str:
+    """Over how many clients a mean is, as "3 of 6"; "" where it is over all."""
+    from fedbench.tasks.scores import COUNT  # NumPy
+
+    everybody = summary.get("num_clients")
+    counted = values.get(f"{metric}{COUNT}", summary.get("evaluated_clients", everybody))
+    return "" if counted == everybody else f"{counted:.0f} of {everybody}"
+
+
+def _client_row(
+    summary: dict[str, Any], last: dict[str, float], best: dict[str, float], metric: str
+) -> list[tuple[str, str, str]]:
+    """The line of the closing screen that says over how many clients the means are, if these are not all."""
+    counted = [clients_of(summary, values, metric) for values in (last, best)]
+    return [("  clients in these means", counted[0] or "all", counted[1] or "all")] if any(counted) else []
+
+
 def kib(total: int, s: dict[str, Any]) -> str:
     """Bytes of a run as those of one client in one round."""
     return f"{total / max(1, s['rounds'] * s['cohort']) / 1024:,.1f} KiB"
@@ -223,9 +244,10 @@ def new_client_lines(result: dict[str, Any] | None, primary: str = "accuracy") -
     """What clients that took no part reached with the global model, if there are any."""
     if not result:
         return []
+    over = f" over {result['counted']} of them" if "counted" in result else ""
     return [
-        f"  {result['count']} new clients: mean {primary} {result['epoch0']:.4f} as they start, {result['best']:.4f} "
-        f"at best, after {result['best_epoch']} of {result['epochs']} epochs of their own"
+        f"  {result['count']} new clients: mean {primary}{over} {result['epoch0']:.4f} as they start, "
+        f"{result['best']:.4f} at best, after {result['best_epoch']} of {result['epochs']} epochs of their own"
     ]
 
 

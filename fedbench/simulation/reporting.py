@@ -13,6 +13,7 @@ from fedbench.simulation import new_clients
 from fedbench.simulation.environment import describe_environment, now, peak_memory
 from fedbench.simulation.progress import clauses
 from fedbench.simulation.run_state import Simulation
+from fedbench.simulation.sampling import evaluated_clients
 from fedbench.simulation.tracking import json_values
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
         "seed": cfg.seed,
         "rounds": cfg.rounds,
         "num_clients": engine.federation.num_clients,
+        "evaluated_clients": len(evaluated_clients(cfg, engine.federation.num_clients)),
         "cohort": engine.federation.cohort_size,
         "task": {
             "kind": task.kind,

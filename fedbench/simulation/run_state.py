@@ -33,6 +33,7 @@ class Simulation:
     done: rounds finished.  last, best, best_val: metrics of the last evaluation, of the best one, and of the best one
     by validation.  new_clients: what clients that took no part reached.  matrices: None in processes that do not
     write.  is_sound: whether checkpoint.pt can be kept as the one before.  ranks_differ: whether that was said.
+    counted: the metrics of which the number of clients was logged.
     origin: who asked for the run (see ``simulator.run``).  cost: totals over the rounds, seconds and bytes.
     """
 
@@ -50,6 +51,7 @@ class Simulation:
     data_hash: str = ""
     is_sound: bool = True
     ranks_differ: bool = False
+    counted: set[str] = field(default_factory=set)
     origin: Mapping[str, Any] = field(default_factory=dict)
     started: str = field(default_factory=now)
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COSTS, 0))

@@ -147,6 +147,7 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
         tracker.metrics(sim.done, values)
         tracker.clients(sim.done, clients)
         sim.record_metrics(values)
+        report_counts(sim, values, len(clients["client"]))
         if sim.matrices is not None:
             sim.matrices.note(sim.done)
     tracker.costs(sim.done, row := sim.add_cost(cohort.ledger, seconds, len(ids)))
@@ -186,9 +187,18 @@ def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], d
         scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
     for scope, per_client in scopes.items():
         part = "val" if scope == "val" else "test"
-        values |= {f"{scope}/{n}": float(v) for n, v in scores.over_clients(per_client, sizes[part]).items()}
+        values |= {f"{scope}/{n}": v for n, v in scores.over_clients(per_client, sizes[part]).items()}
         columns |= {f"{scope}/{n}": v for n, v in per_client.items()}
     return values, columns
+
+
+def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) -> None:
+    """Log, once for each metric, that its mean leaves out clients for which it is not defined."""
+    new = {name: n for name, n in scores.counts(values).items() if name not in sim.counted}
+    sim.counted.update(new)
+    for n in sorted(set(new.values())) if sim.engine.executor.ranks.first else ():
+        names = ", ".join(name for name, count in new.items() if count == n)
+        log.info("%s: over %d of %d clients, as the others have no such score", names, n, clients)
 
 
 def check_ranks_agree(sim: Simulation) -> None:

@@ -23,6 +23,7 @@ from fedbench.core.digests import Mark
 from fedbench.core.files import replace_text
 from fedbench.simulation.csv_table import CsvTable, truncate_bytes
 from fedbench.simulation.wandb_record import WandbRecord
+from fedbench.tasks import scores
 
 TABLES = ("metrics", "clients", "costs")
 
@@ -56,8 +57,13 @@ class Tracker:
         self._wandb = WandbRecord(self.run_dir, cfg, notice)
 
     def metrics(self, round: int, values: dict[str, float]) -> None:
-        """Add the row of an evaluated round to metrics.csv."""
-        self._tables["metrics"].append([{"round": round, **values}])
+        """Add the row of an evaluated round to metrics.csv.
+
+        The first row fixes the columns: numbers of clients of which it has none are in summary.json only.
+        """
+        table = self._tables["metrics"]
+        late = {name + scores.COUNT for name in scores.counts(values)}.difference(table.columns or values)
+        table.append([{"round": round, **{name: value for name, value in values.items() if name not in late}}])
         self._wandb.log(round, values)
 
     def clients(self, round: int, columns: dict[str, np.ndarray]) -> None:

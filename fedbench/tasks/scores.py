@@ -28,6 +28,7 @@ DIRECTIONS = {
     **dict.fromkeys(("iou", "dice_iou", "label_iou", "label_iou_majority"), SCORE),
 }
 ENDS = ("_weighted", "_std", "_worst")  # of what over_clients makes of a metric
+COUNT = "_clients"  # end of the number of clients in a mean that leaves some out
 
 
 def declare(directions: Mapping[str, Direction]) -> None:
@@ -73,12 +74,20 @@ def is_better(column: str, value: float, than: float) -> bool:
     return value > than if direction(column).higher_is_better else value < than
 
 
+def counts(values: Mapping[str, float]) -> dict[str, int]:
+    """The numbers of clients that over_clients gave, by the metric whose mean leaves some out."""
+    metrics = (name.removesuffix(COUNT) for name in values if name.endswith(COUNT))
+    return {name: int(values[name + COUNT]) for name in metrics if name in values}
+
+
 def over_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> dict[str, float]:
-    """For each score m [N] of a task: ``m``, ``m_weighted``, ``m_std`` and ``m_worst``.
+    """For each score m [N] of a task: ``m``, ``m_weighted``, ``m_std``, ``m_worst``, and where needed ``m_clients``.
 
     They are the unweighted mean over clients, the mean weighted by ``num_test`` [N], the population standard
     deviation (ddof 0, the papers' habit), and the mean over the worst decile (a tenth of the clients, rounded
     down, at least one; the largest where lower is better).  NaN clients are left out; with none left the value is NaN.
+    ``m_clients`` is the number of clients that the score is defined for, given only where these are
+    some and not all.
     """
     summary: dict[str, float] = {}
     for name, value in values.items():
@@ -95,4 +104,6 @@ def over_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> dict[st
             )
             summary[name + "_std"] = float(value.std())
             summary[name + "_worst"] = float(worst.mean())
+        if 0 < len(value) < len(defined):
+            summary[name + COUNT] = len(value)
     return summary

@@ -1,5 +1,6 @@
 """The command line: help, runs, sweeps, resuming and how each of them ends; the simulator is a stand-in here."""
 
+import functools
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import pytest
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fedbench.cli import jobs
 from fedbench.cli.app import main
@@ -64,8 +65,17 @@ def run(cfg, run_dir, resume=False, origin=None):
     if cfg.name == "wait":
         (run_dir / "ready").touch()
         time.sleep(600)
+    last = {"personal/accuracy": 0.4 + 0.1 * cfg.seed}
     best = {"metric": "personal/accuracy", "round": 1, "values": {"personal/accuracy": 0.5 + 0.1 * cfg.seed}}
-    summary = {"status": "finished", "rounds": cfg.rounds, "config_hash": config_hash(cfg), "best": best}
+    best_val = None
+    if cfg.dataset.val_fraction:
+        last["val/accuracy"] = 0.1
+        values = {"personal/accuracy": 0.31 + 0.1 * cfg.seed, "val/accuracy": 0.25 - 0.1 * cfg.seed}
+        best_val = {"metric": "val/accuracy", "round": 2, "values": values}
+    summary = {"status": "finished", "rounds": cfg.rounds, "config_hash": config_hash(cfg), "num_clients": 6}
+    summary |= {"last": last, "best": best, "best_val": best_val}
+    if cfg.name == "few":
+        summary["last"]["personal/accuracy_clients"] = 3
     (run_dir / "summary.json").write_text(json.dumps(summary))
     return summary
 """
@@ -528,7 +538,7 @@ def test_a_sweep_skips_what_is_finished(capsys: pytest.CaptureFixture[str]) -> N
     assert "2 cells: 2 finished" in capsys.readouterr().out
     assert main([*command, "tracking=disabled", "hardware=cpu"]) == 0  # the same runs, elsewhere
     out = capsys.readouterr().out
-    assert "2 cells: 2 finished already" in out and "0.6000" in out
+    assert "2 cells: 2 finished already" in out and "0.5000" in out
     assert all(len(calls(cell)) == 1 for cell in cells)
 
 
@@ -550,6 +560,46 @@ def test_a_cell_goes_on_with_the_hardware_it_was_started_with() -> None:
     cell = Path("sweeps/name=bug")
     assert calls(cell)[-1].startswith("resume=True")
     assert (cell / "executors.txt").read_text().split() == ["loop", "loop"]
+
+
+def test_the_closing_table_of_a_sweep_shows_no_best_round_on_test_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "name=fine,few", "seed=1", "sweep_dir=without"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"cell +status +last +clients +\n", out)
+    assert re.search(r"name=few,seed=1 +finished +0\.5000 +3 of 6 +\n", out) and "0.6000" not in out
+    assert main(["-m", "seed=1", "dataset.val_fraction=0.2", "sweep_dir=with"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"cell +status +last +best by val +val +\n", out)
+    assert re.search(r"finished +0\.5000 +0\.4100 +0\.1500", out) and "0.6000" not in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "got", "words"),
+    [
+        ([], [0.4, 0.5], "accuracy on the test parts in the last round, as there are no validation parts"),
+        (["dataset.val_fraction=0.2"], [0.25, 0.15], "the best validation accuracy"),
+    ],
+)
+def test_a_sweeper_gets_no_best_round_on_test_parts(
+    overrides: list[str],
+    got: list[float],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    returned: list[float] = []
+    run_cell = jobs.run_cell
+
+    @functools.wraps(run_cell)
+    def recorded(cfg: DictConfig) -> float:
+        returned.append(run_cell(cfg))
+        return returned[-1]
+
+    monkeypatch.setattr(jobs, "run_cell", recorded)
+    monkeypatch.setattr(jobs, "is_basic", lambda sweeper: False)  # as Optuna's
+    assert main(["-m", "seed=0,1", *overrides]) == 0
+    assert returned == pytest.approx(got)
+    assert f"seed=0: the sweeper gets {got[0]:.4f}, {words}" in capsys.readouterr().out
 
 
 def test_an_interruption_stops_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:

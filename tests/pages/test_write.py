@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from run_folders import make_run
@@ -89,6 +90,16 @@ def test_the_metric_is_what_the_runs_went_by(tmp_path) -> None:
     make_run(tmp_path / "sweep", "pgfed", 0, summary={"task": task})
     assert main(["write", str(tmp_path / "mine"), str(tmp_path / "sweep")]) == 0
     assert read_page(tmp_path / "mine").about["metric"] == "personal/loss"
+
+
+def test_a_page_says_over_how_many_clients_a_mean_is(tmp_path, capsys) -> None:
+    make_run(tmp_path / "runs", "fedavg", clients=np.array([[0.5, 0.6, 0.7, np.nan]] * 3))
+    make_run(tmp_path / "runs", "pgfed")
+    assert main(["write", str(tmp_path / "pages" / "few"), str(tmp_path / "runs")]) == 0
+    page = read_page(tmp_path / "pages" / "few")
+    assert [row.get("clients") for row in page.runs] == [None, "3 of 4"]
+    lines = pipes((page.folder / "README.md").read_text())
+    assert "clients" in lines[0] and any("| 3 of 4 |" in line for line in lines) and any("| all |" in x for x in lines)
 
 
 def test_a_damaged_run_is_no_part_of_a_page(sweep, tmp_path, capsys) -> None:

@@ -237,6 +237,32 @@ def test_loss_is_ordered_upwards_and_not_in_percent(sweep, capsys):
     assert "0.2800 ± 0.0163" in text
 
 
+@pytest.mark.parametrize("when", ["before counts were kept", "kept"])
+def test_a_mean_says_over_how_many_clients_it_is(tmp_path, capsys, when):
+    """The score is not defined for the last of four clients."""
+    clients = np.array([[0.5, 0.6, 0.7, np.nan], [0.6, 0.7, 0.8, np.nan]])
+    kept = {"evaluated_clients": 4, "rounds_done": 3, "last": {"personal/accuracy": 0.7}}
+    kept["last"]["personal/accuracy_clients"] = 3
+    make_run(tmp_path, "pgfed", clients=clients, summary=kept if when == "kept" else None)
+    make_run(tmp_path, "fedavg", summary={"evaluated_clients": 4})
+    make_run(tmp_path, "ditto", summary={"evaluated_clients": 2})
+    if when == "kept":  # as metrics.csv has it of a run whose first row says so
+        path = next(tmp_path.glob("pgfed*")) / "metrics.csv"
+        header, *lines = path.read_text().splitlines()
+        path.write_text("\n".join([f"{header},personal/accuracy_clients", *(f"{line},3" for line in lines)]) + "\n")
+    rows = {row["method"]: row["clients"] for row in table_of(capsys, str(tmp_path))}
+    assert rows == {"pgfed": "3 of 4", "fedavg": "", "ditto": "2 of 4"}
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "  3 of 4  " in text and "clients: over how many the means are" in text
+
+
+def test_a_mean_over_all_clients_says_nothing_of_it(sweep, capsys):
+    assert main([str(sweep)]) == 0
+    text = capsys.readouterr().out
+    assert "clients: over how many" not in text and "  clients  " not in text
+
+
 def test_failed_runs_show_their_error(tmp_path, capsys):
     path = make_run(tmp_path, status="failed")
     (path / "error.txt").write_text("loss is not finite at round 2\nmore\n")

@@ -180,6 +180,21 @@ def test_ending(capsys):
     assert rows["round"] == ["30", "21"]
 
 
+def test_the_ending_says_over_how_many_clients_a_mean_is(capsys, monkeypatch):
+    values = summary()["last"] | {"personal/accuracy_clients": 3}
+    few = summary(last=values, num_clients=6, evaluated_clients=5)
+    ending(few, Path("run"))
+    rows = {line[:30].strip(): line[30:].split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["clients in these means"] == ["3", "of", "6", "5", "of", "6"]
+    monkeypatch.setenv("FEDBENCH_CELLS", "2")
+    ending(few, Path("cell"))
+    ending(summary(best_val={"round": 2, "values": {"personal/accuracy": 0.85}}), Path("other"))
+    assert capsys.readouterr().out.splitlines() == [
+        "cell: mean personalized accuracy 0.9000 last (3 of 6 clients)",
+        "other: mean personalized accuracy 0.9000 last, 0.8500 best by validation",
+    ]
+
+
 def test_python_that_asked_for_a_run_gets_no_ending(capsys):
     with caller.calling():
         ending(summary(), Path("run"))

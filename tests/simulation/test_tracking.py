@@ -170,6 +170,15 @@ def test_unknown_column_is_refused(tmp_path, resume_round):
         tracker.metrics(3, {"global/accuracy": 0.5})
 
 
+def test_a_count_that_the_first_row_has_not_is_left_to_the_summary(tmp_path):
+    """The header is fixed, also of a run that began before there were counts."""
+    with Tracker(tmp_path, config()) as tracker:
+        tracker.metrics(1, {"personal/loss": 0.5, "personal/auc": 0.9, "personal/auc_clients": 3})
+        tracker.metrics(2, {"personal/loss": 0.5, "personal/loss_clients": 2, "personal/auc": 0.8})
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines == ["round,personal/loss,personal/auc,personal/auc_clients", "1,0.5,0.9,3", "2,0.5,0.8,"]
+
+
 def test_summary_is_json_without_numpy_or_nan(tmp_path):
     with Tracker(tmp_path, config()) as tracker:
         tracker.summary({"a": np.float32(0.5), "b": float("nan"), "c": np.arange(2), "d": {"e": (Path("x"), None)}})

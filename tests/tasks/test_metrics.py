@@ -12,7 +12,7 @@ from tiny import calls
 
 from fedbench.core.options import ConfigError
 from fedbench.tasks.base import Tally, task_for
-from fedbench.tasks.scores import direction, is_better, over_clients
+from fedbench.tasks.scores import counts, direction, is_better, over_clients
 
 CLASSIFICATION = ["loss", "accuracy", "balanced_accuracy", "f1", "auc"]
 
@@ -199,10 +199,17 @@ def test_over_clients_by_hand():
         "accuracy_weighted": 0.84,
         "accuracy_std": np.sqrt(0.32 / 3),
         "accuracy_worst": 0.2,
+        "accuracy_clients": 3,
     }
     assert found == pytest.approx(expected)
     assert list(found) == list(expected)
-    assert all(type(value) is float for value in found.values())
+    assert counts(found) == {"accuracy": 3}
+
+
+def test_a_mean_over_all_clients_has_no_count():
+    found = over_clients({"accuracy": np.array([0.2, 0.6])}, np.array([10, 20]))
+    assert list(found) == ["accuracy", "accuracy_weighted", "accuracy_std", "accuracy_worst"]
+    assert all(type(value) is float for value in found.values()) and counts(found) == {}
 
 
 def test_an_infinite_loss_is_no_missing_one():

@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -199,7 +200,7 @@ def sent(cost: dict[str, float], direction: str) -> str:
     return f"{size / 1e6:,.1f} MB {direction}{of_dense}"
 
 
-def primary_of(summary: dict[str, Any]) -> str:
+def primary_of(summary: Mapping[str, Any]) -> str:
     """The score that a run goes by."""
     return (summary.get("task") or {}).get("primary", "accuracy")
 

@@ -40,6 +40,7 @@ NEUTRAL = {
 }
 NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
 NEUTRAL |= {"dataset.label_separator": None}  # of dataset=image_table
+NEUTRAL |= {"dataset.decimal": "point"}
 NEUTRAL |= {"dataset.anatomy": "generated"}  # of dataset=tumours
 NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # of model=logistic
 # of questions about pictures

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedbench.core.options import require
+from fedbench.data._names import check_spelling
 
 log = logging.getLogger("fedbench.data")
 SEPARATORS = "|;,"  # that lists of labels are often written with
@@ -24,6 +25,7 @@ def split_lists(
     """
     rows = [[label for part in value.split(separator) if (label := part.strip())] for value in values]
     counts = Counter(label for row in rows for label in row)
+    check_spelling(counts if names is None else names, f"{source}: the labels")
     others = [] if names is None else sorted(set(counts) - set(names))
     names = sorted(counts) if names is None else names
     if others:

@@ -9,6 +9,7 @@ Letters: n samples, Q numeric columns, F features that a model sees.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ScaleFit = Literal["train", "all", "client"]
 Scale = Literal["standard", "max_abs"]
+FEW_ROWS = 20  # from which on whole numbers that all differ are suspicious
+log = logging.getLogger(__name__)
 
 
 class Statistics(NamedTuple):
@@ -126,3 +129,13 @@ class TableFit:
 def _filled(raw: np.ndarray, fill: np.ndarray) -> np.ndarray:
     """Raw columns [m, columns] with fill [columns] in place of NaN."""
     return np.where(np.isnan(raw), fill, raw)
+
+
+def warn_of_row_numbers(values: np.ndarray, where: str, remedy: str) -> None:
+    """Warn of a feature [n] that numbers the rows, or has another whole number in each: an index, not a measurement."""
+    if len(values) <= FEW_ROWS or np.isnan(values).any() or (values != np.floor(values)).any():
+        return
+    steps = np.diff(np.sort(values))
+    if steps.min() > 0:
+        what = "numbers the rows" if steps.max() == 1 else "has another whole number in every row"
+        log.warning("%s %s, as an index or a patient's number does, and is used as a feature: %s", where, what, remedy)

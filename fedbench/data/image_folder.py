@@ -15,6 +15,7 @@ from fedbench.core.options import ConfigError, Count, require
 from fedbench.data._extra import join_extra
 from fedbench.data._files import cached, fingerprint, log
 from fedbench.data._images import half, open_pictures
+from fedbench.data._names import check_spelling
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
@@ -59,6 +60,7 @@ class ImageFolder:
         tops, kinds = self._read_layout([f.split("/") for f in files], root)
         key = self._key(root, files)
         images = cached(self.data_dir, root.resolve().name, key, lambda: self._decode(root, files))["images"]
+        check_spelling(kinds, f"{root}: the class folders")
         class_names, targets = np.unique(kinds, return_inverse=True)
         arrays = Arrays(
             inputs=images,
@@ -115,6 +117,7 @@ def _with_tops(arrays: Arrays, tops: list[str] | None) -> Arrays:
     if set(tops) <= set(PARTS):
         arrays.split = np.array([PARTS[t] for t in tops], np.int8)
         return arrays
+    check_spelling(tops, "the folders of natural silos")
     names, domain = np.unique(tops, return_inverse=True)
     arrays.domain, arrays.domain_names = domain.astype(np.int64), names.tolist()
     return arrays

@@ -18,8 +18,10 @@ from fedbench.data._extra import join_extra
 from fedbench.data._files import cached, log
 from fedbench.data._images import half, open_pictures
 from fedbench.data._label_lists import join_columns, refuse_lists, split_lists
+from fedbench.data._names import check_spelling
 from fedbench.data.base import TRAIN, Arrays
 from fedbench.data.image_folder import PARTS, ImageFolder
+from fedbench.data.table_csv import best_delimiter
 
 COLUMNS = {"image": "image", "label": "label", "patient": "patient", "silo": "silo", "split": None}
 FIELD = re.compile(r"\{([^{}]*)\}")
@@ -93,7 +95,9 @@ class ImageTable:
         if self.negatives is not None:
             require(targets.ndim == 1, "dataset.negatives needs one label a picture")
             chosen = subsample(targets, domain, self.negatives, silo_names, self.seed)
-        names = table.values("image")
+        names, patients = table.values("image"), table.values("patient")
+        if self.columns["patient"] is not None:
+            check_spelling(patients, f"{table.path}: the patient")
         images = self._pictures(table.path, folder, [names[i] for i in chosen])
         return Arrays(
             inputs=images,
@@ -106,7 +110,7 @@ class ImageTable:
             domain_names=silo_names,
             mean=half(images),
             std=half(images),
-            subject=np.unique(table.values("patient"), return_inverse=True)[1][chosen].astype(np.int64),
+            subject=np.unique(patients, return_inverse=True)[1][chosen].astype(np.int64),
         )
 
     def _labels(self, table: "Table") -> tuple[list[str], np.ndarray]:
@@ -156,10 +160,11 @@ class Table:
         listed = [c for said in self.columns.values() for c in (said if isinstance(said, list) else [said]) if c]
         wanted = [name for said in listed for name in FIELD.findall(said) or [said]]
         missing = [name for name in wanted if name not in self.header]
+        apart = len(self.header) == 1 and best_delimiter(self.header[0]) != ","
         require(
             not missing,
             f"{self.path} has no column {' or '.join(missing)}; its columns are {', '.join(self.header) or 'none'} "
-            "(dataset.columns says which is which)",
+            f"({'cells must be separated by commas' if apart else 'dataset.columns says which is which'})",
         )
         require(bool(self.rows), f"{self.path} lists no picture")
         seen: dict[str, int] = {}
@@ -245,6 +250,7 @@ def found(table: Path, folder: Path, names: list[str]) -> list[Path]:
 def numbered(table: Table, what: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:
     """(names in order, each row's number [n] int64) of the label or silo; names None: those found, sorted."""
     values = table.values(what)
+    check_spelling(values if names is None else names, f"{table.path}: the {what}")
     names = sorted(set(values)) if names is None else names
     odd = sorted(set(values) - set(names))
     require(

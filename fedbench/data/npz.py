@@ -17,6 +17,7 @@ import numpy as np
 from fedbench.core.options import ConfigError, Count, require
 from fedbench.data._files import cached, fingerprint, read_npz
 from fedbench.data._images import channels_first, half, resize
+from fedbench.data._names import check_spelling
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
@@ -94,6 +95,8 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
     names = [str(c) for c in flat["classes"]] if "classes" in flat else names
     classes = _width(y) if y.dtype == np.float32 else max(len(names or ()), int(y.max(initial=0)) + 1)
     domain, clients = _as_domain(flat.get("client"))
+    check_spelling(names or (), f"{name}: classes")
+    check_spelling(clients or (), f"{name}: client")
     scale = half(inputs) if inputs.dtype == np.uint8 else None
     split = _as_split(flat.get("split"), len(y), name)
     try:

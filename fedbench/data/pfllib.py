@@ -17,6 +17,7 @@ import numpy as np
 
 from fedbench.core.files import read_json
 from fedbench.core.options import require
+from fedbench.data._names import check_spelling
 from fedbench.data._pickled import read_object
 from fedbench.data.base import TEST, TRAIN, Arrays
 
@@ -39,6 +40,7 @@ class PFLlib:
             f"dataset.path={folder} is no folder of PFLlib: train/ has {len(names['train'])} and test/ has "
             f"{len(names['test'])} clients' files (0.npz, 1.npz, ...), which must be the same ones",
         )
+        check_spelling(names["train"], f"dataset.path={folder}: the clients' files")
         x, y, part, client = [], [], [], []
         clients = sorted(names["train"], key=int)
         for i, name in enumerate(clients):

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
-from fedbench.data._table import Scale, ScaleFit, TableFit
+from fedbench.data._names import NUMBER, check_spelling
+from fedbench.data._table import Scale, ScaleFit, TableFit, warn_of_row_numbers
 from fedbench.data.base import TRAIN, Arrays
 from fedbench.data.npz import PARTS
 
@@ -25,18 +26,22 @@ log = logging.getLogger(__name__)
 COLUMNS = {"label": "label", "client": None, "patient": None, "split": None}
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 FEW = 20  # different texts that a column may hold, however few rows there are
+SHOWN = 3
+DELIMITERS = (",", ";", "\t", "|")  # that files have, the usual one first
+Decimal = Literal["point", "comma"]
 
 
 class TableCsv:
-    """path: the CSV file, in UTF-8, whose first line names the columns.  delimiter: between cells.
+    """path: the CSV file, in UTF-8, whose first line names the columns.  delimiter: between cells; a tab may
+    be written as a backslash and a t.  decimal: whether numbers have a decimal point or a decimal comma.
 
     columns: names of the CSV's columns for label, client (null: no natural clients), patient (null: each row is
     somebody else's) and split (null; train, val or test, for dataset.split=published).  ignore: columns left out.
     target: class (text or numbers) or number (a regression).  classes: in the order of their numbers; null: those
     there are, sorted (by value where all are numbers).
     categorical: columns of categories, or a mapping of them to their values (another value then counts as none of
-    them); null: columns in which some cell is text.
-    missing: cells without a value, in small letters.  indicator, scale_fit, scale, fill, constant: see
+    them); null: columns of which at least half of the cells are text.  A column of numbers with some text is refused.
+    missing: cells without a value, whatever their case.  indicator, scale_fit, scale, fill, constant: see
     data/_table.py, as for the rules.
     """
 
@@ -55,13 +60,18 @@ class TableCsv:
         scale: Scale = "standard",
         fill: Literal["mean", "zero"] = "mean",
         constant: bool = False,
+        decimal: Decimal = "point",
     ):
-        self.path, self.delimiter, self.ignore = path, delimiter, list(ignore or ())
+        self.path, self.ignore = path, list(ignore or ())
+        self.delimiter = "\t" if delimiter == "\\t" else delimiter
+        self.decimal: Decimal = decimal
         self.columns = {**COLUMNS, **(columns or {})}
         odd = sorted(set(self.columns) - set(COLUMNS))
         require(not odd, f"dataset.columns knows {', '.join(COLUMNS)}, not {', '.join(odd)}")
         require(self.columns["label"] is not None, "dataset.columns.label must name a column")
-        require(len(delimiter) == 1, f"dataset.delimiter must be one character, got {delimiter!r}")
+        require(
+            len(self.delimiter) == 1, f"dataset.delimiter must be one character, or \\t for a tab, got {delimiter!r}"
+        )
         require(
             target == "class" or classes is None, "dataset.classes is for dataset.target=class, and this is a number"
         )
@@ -77,7 +87,7 @@ class TableCsv:
     def load(self) -> Arrays:
         """Read the file; ConfigError with one sentence about the first thing that is wrong."""
         require(self.path is not None, "dataset=table_csv needs dataset.path=<a CSV file>")
-        table = Table(Path(str(self.path)), self.delimiter, self.missing)
+        table = Table(Path(str(self.path)), self.delimiter, self.missing, self.decimal)
         table.require_columns([c for c in self.columns.values() if c], "dataset.columns says which is which")
         table.require_columns(self.ignore, "dataset.ignore")
         table.require_columns(list(self.categorical or ()), "dataset.categorical")
@@ -111,6 +121,10 @@ class TableCsv:
         for name in used:
             values = self._categories(table, name)
             columns.append(table.numbers(name) if values is None else table.codes(name, values))
+            if values is None:
+                warn_of_row_numbers(
+                    columns[-1], f"{table.path}: column {name!r}", f"\"dataset.ignore=['{name}']\" leaves it out"
+                )
             counts.append(0 if values is None else max(1, len(values)))
         found = [f"{name} ({count})" for name, count in zip(used, counts) if count]
         log.info("%s: %d rows, %d numeric columns, %d of categories%s", table.path, len(table), len(used) - len(found),
@@ -127,10 +141,17 @@ class TableCsv:
                             "lists, and count as none of them", table.path, len(other), name, other[0])  # fmt: skip
             return values
         if self.categorical is None and table.is_numeric(name):
+            table.require_numbers(name)
             return None
         if self.categorical is not None and name not in self.categorical:
             return None
-        values = ordered(table.present(name))
+        values = table.names(name)
+        if self.categorical is None:
+            table.refuse_other_decimals(name)
+        if self.categorical is None and FEW < len(values) <= len(table) // 2:
+            log.warning("%s: column %s holds %d different texts, such as %s, and becomes as many features: "
+                        "dataset.categorical says so on purpose, dataset.ignore leaves it out",
+                        table.path, name, len(values), table.first_text(name))  # fmt: skip
         if self.categorical is None and len(values) > max(FEW, len(table) // 2):
             raise ConfigError(
                 f"{table.path}: column {name} holds {len(values):,} different texts in {len(table):,} rows, too many "
@@ -144,7 +165,9 @@ class TableCsv:
         cells = table.all_present(name)
         if self.target == "number":
             return None, table.numbers(name).astype(np.float32)
-        names = ordered(cells) if self.classes is None else self.classes
+        names = table.names(name) if self.classes is None else self.classes
+        if self.classes is not None:
+            check_spelling(names, "dataset.classes")
         known = set(names)
         odd = next((c for c in cells if c not in known), None)
         require(odd is None, f"{table.path} has the label {odd}, which is not in dataset.classes: {', '.join(names)}")
@@ -161,8 +184,7 @@ class TableCsv:
         column = self.columns[what]
         if column is None:
             return None, None
-        cells = table.all_present(column)
-        names = ordered(cells)
+        cells, names = table.all_present(column), table.names(column)
         number = {c: i for i, c in enumerate(names)}
         return names, np.array([number[c] for c in cells], np.int64)
 
@@ -180,17 +202,20 @@ class TableCsv:
 class Table:
     """The cells of a CSV file, by column.  missing: texts, in small letters, that stand for no value."""
 
-    def __init__(self, path: Path, delimiter: str, missing: set[str]):
-        self.path, self.missing = path, missing
+    def __init__(self, path: Path, delimiter: str, missing: set[str], decimal: Decimal = "point"):
+        self.path, self.delimiter, self.missing = path, delimiter, missing
+        self.decimal: Decimal = decimal
         require(path.is_file(), f"{path} is not there: dataset.path names a CSV file with a row per sample")
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
+                self.first_line = file.readline()
+                file.seek(0)
                 reader = csv.reader(file, delimiter=delimiter)
                 self.header = [name.strip() for name in next(reader, [])]
                 self.lines: list[int] = []  # of each row, in the file
                 rows = []
                 for row in reader:
-                    if row:
+                    if any(cell.strip() for cell in row):
                         self.lines.append(reader.line_num)
                         rows.append([cell.strip() for cell in row])
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -209,14 +234,24 @@ class Table:
         if odd is not None:
             raise ConfigError(
                 f"{self.path}, line {self.lines[odd]}: {len(rows[odd])} cells for {len(self.header)} columns "
-                "(dataset.delimiter says what is between cells)"
+                f"({self._other_delimiter() or 'dataset.delimiter says what is between cells'})"
             )
 
     def require_columns(self, names: list[str], key: str) -> None:
         """Refuse names that are no columns; key: who says them."""
         absent = [name for name in names if name not in self.header]
         listed = ", ".join(self.header[:12]) + (", ..." if len(self.header) > 12 else "")
-        require(not absent, f"{self.path} has no column {' or '.join(absent)}; its columns are {listed} ({key})")
+        require(
+            not absent,
+            f"{self.path} has no column {' or '.join(absent)}; its columns are {listed} "
+            f"({self._other_delimiter() or key})",
+        )
+
+    def _other_delimiter(self) -> str:
+        """Say which other delimiter cuts the first line into more cells, if one does."""
+        best = best_delimiter(self.first_line)
+        found = len(next(csv.reader([self.first_line], delimiter=best), []))
+        return "" if found <= len(self.header) else f'cells are separated by {best!r}: "dataset.delimiter={best!r}"'
 
     def is_missing(self, cell: str) -> bool:
         """Whether a cell stands for no value."""
@@ -234,22 +269,62 @@ class Table:
             raise ConfigError(f"{self.path}, line {self.lines[at]}: {name} is {cells[at]!r}, which is no value")
         return cells
 
+    def names(self, name: str) -> list[str]:
+        """The different values of a column of names, in order; ConfigError where a number is spelled in two ways."""
+        found = self.present(name)
+        check_spelling(found, f"{self.path}: column {name}")
+        return ordered(found)
+
+    def number(self, cell: str) -> float | None:
+        """The finite number that a cell holds, if it does."""
+        return number_in(cell, self.decimal)
+
     def is_numeric(self, name: str) -> bool:
-        """Whether all values of a column are numbers."""
-        return all(number_in(cell) is not None for cell in self.present(name))
+        """Whether more than half of the values of a column are numbers, or it has no value."""
+        found = self.present(name)
+        return not found or 2 * sum(self.number(cell) is not None for cell in found) > len(found)
+
+    def _texts(self, name: str) -> list[int]:
+        """The rows whose value is no number."""
+        cells = self.cells[name]
+        return [i for i, cell in enumerate(cells) if not self.is_missing(cell) and self.number(cell) is None]
 
     def first_text(self, name: str) -> str:
-        """Where the first value of a column stands that is no number, in words."""
-        at = next(i for i, c in enumerate(self.cells[name]) if not self.is_missing(c) and number_in(c) is None)
-        return f"line {self.lines[at]}, {self.cells[name][at]!r}"
+        """Say where the first value of a column stands that is no number."""
+        return self._at(name, self._texts(name)[0])
+
+    def _at(self, name: str, row: int) -> str:
+        return f"line {self.lines[row]}, {self.cells[name][row]!r}"
+
+    def require_numbers(self, name: str) -> None:
+        """Refuse text in a column that holds numbers."""
+        odd, count = self._texts(name), len(self.present(name))
+        if odd:
+            shown = "; ".join(self._at(name, i) for i in odd[:SHOWN]) + ("; ..." if len(odd) > SHOWN else "")
+            raise ConfigError(
+                f"{self.path}: {count - len(odd):,} of the {count:,} values of column {name} are numbers, and "
+                f"{len(odd):,} not ({shown}): add them to dataset.missing if they stand for no value, or list the "
+                "columns of categories in dataset.categorical"
+            )
+
+    def refuse_other_decimals(self, name: str) -> None:
+        """Refuse a column of text that would be one of numbers with the other decimal mark."""
+        other: Decimal = "comma" if self.decimal == "point" else "point"
+        found = self.present(name)
+        if 2 * sum(number_in(cell, other) is not None for cell in found) > len(found):
+            raise ConfigError(
+                f"{self.path}: column {name} has numbers with a {other}, as in {self.first_text(name)}: "
+                f"dataset.decimal={other} if it is the decimal mark; leave it out where it separates thousands"
+            )
 
     def numbers(self, name: str) -> np.ndarray:
         """A numeric column, NaN where a value is missing; ConfigError for text.  # [n] float64"""
         out = np.full(len(self), np.nan)
         for i, cell in enumerate(self.cells[name]):
             if not self.is_missing(cell):
-                value = number_in(cell)
+                value = self.number(cell)
                 if value is None:
+                    self.refuse_other_decimals(name)
                     raise ConfigError(
                         f"{self.path}, line {self.lines[i]}: {name} is {cell!r}, no number: name the column in "
                         "dataset.categorical, or the cell in dataset.missing"
@@ -264,12 +339,18 @@ class Table:
         return np.array([np.nan if self.is_missing(c) else number.get(c, float(len(values))) for c in cells])
 
 
-def number_in(cell: str) -> float | None:
-    """The finite number that a cell holds, if it does."""
-    try:
-        value = float(cell)
-    except ValueError:
+def best_delimiter(line: str) -> str:
+    """Return the delimiter that cuts a line into most cells."""
+    return max(DELIMITERS, key=lambda d: len(next(csv.reader([line], delimiter=d), [])))
+
+
+def number_in(cell: str, decimal: Decimal = "point") -> float | None:
+    """The finite number that a cell holds, if it does; ``inf``, ``nan`` and ``1_000`` are none."""
+    if decimal == "comma":
+        cell = cell.translate({ord(","): ".", ord("."): ","})
+    if not NUMBER.fullmatch(cell):
         return None
+    value = float(cell)
     return value if math.isfinite(value) else None
 
 

@@ -383,5 +383,16 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
         )
     everything = np.concatenate([split.train.indices, split.val.indices, split.test.indices])
     used = np.bincount(everything, minlength=num_samples)
-    once = len(used) == num_samples and int(used.max()) == 1
-    require(once, f"{name} gave a sample to two clients or parts")
+    require(len(used) == num_samples, f"{name} names sample {len(used) - 1:,}, and the data set has {num_samples:,}")
+    several = np.flatnonzero(used > 1)
+    if len(several):
+        held = ", ".join(_holders(split, int(several[0])))
+        raise ConfigError(
+            f"{name} gives {len(several):,} samples to more than one client or part: sample {several[0]} to {held}"
+        )
+
+
+def _holders(split: Split, sample: int) -> list[str]:
+    """Say which clients have a sample, and in which part."""
+    parts = {"train": split.train, "val": split.val, "test": split.test}
+    return [f"client {i} ({part})" for part, lists in parts.items() for i in lists.owners()[lists.indices == sample]]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedbench.core.digests import Mark, digest, mark_of
+from fedbench.engine.federation import Federation
 from fedbench.simulation import new_clients
 from fedbench.simulation.environment import describe_environment, now, peak_memory
 from fedbench.simulation.progress import clauses
@@ -17,6 +18,7 @@ from fedbench.simulation.sampling import evaluated_clients
 from fedbench.simulation.tracking import json_values
 
 log = logging.getLogger(__name__)
+MOST_CLASSES, LONGEST_NAME = 10, 24  # named at the start of a run
 # what a run leaves beside its tables, for reports: whoever believes a summary that says finished looks at them again
 OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
 
@@ -26,6 +28,7 @@ def announce(sim: Simulation) -> None:
     engine, federation = sim.engine, sim.engine.federation
     if sim.done:
         log.info("resuming after round %d of %d", sim.done, sim.cfg.rounds)
+    log.info("%s", what_is_learned(federation))
     log.info(
         "%d clients, %d a round, %s training samples (%d to %d a client), partition %s",
         federation.num_clients,
@@ -57,6 +60,21 @@ def announce(sim: Simulation) -> None:
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
         size = engine.rows.size(buffer, engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))[0])
         log.info("state %s, for each kind of row that clients train (optimizer.reset=never)", size)
+
+
+def what_is_learned(federation: Federation) -> str:
+    """Return the task, and the classes (labels, numbers) with their training samples, in one line."""
+    task, count = federation.task, federation.num_classes
+    text = f"{task.kind or type(task).__name__}: {count:,} {task.predicts if count != 1 else task.predicts[:-1]}"
+    index = torch.from_numpy(federation.splits["train"].indices).to(federation.targets.device)
+    totals = task.class_totals(federation.targets[index], count)
+    if totals is None:
+        return text
+    names = [name[:LONGEST_NAME] for name in federation.class_names or map(str, range(count))]
+    listed = ", ".join(f"{name} {total:,}" for name, total in zip(names[:MOST_CLASSES], totals.tolist()))
+    more, empty = ", ..." if count > MOST_CLASSES else "", int((totals == 0).sum())
+    none = f"; {empty:,} of them without one" if empty else ""
+    return f"{text}, with training samples: {listed}{more}{none}"
 
 
 def summary(sim: Simulation, status: str) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class Task:
     kind: which targets it is for, by the name that `Arrays.task` has ("": any).  primary: the score that the best
     round, the progress bar and tables go by.  higher_is_better, fractions: of every score, whether more of it is
     better, and whether it is a share of 1, shown in per cent.  single_label: whether a target is the number of one
-    class, [n].  draws: whether `drawn` makes of a batch what models are given and what their outputs are compared with.
+    class, [n].  predicts: what num_classes counts, in the plural.  draws: whether `drawn` makes of a batch what models
+    are given and what their outputs are compared with.
 
     Targets and outputs carry any leading axes: [B, ...] for one client, [k, B, ...] for many.
     """
@@ -64,6 +65,7 @@ class Task:
     higher_is_better: dict[str, bool] = {"loss": False}
     fractions: frozenset[str] = frozenset()
     single_label: bool = False
+    predicts: ClassVar[str] = "classes"
     draws: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any):
@@ -94,6 +96,10 @@ class Task:
         """How many samples, or parts of samples, of each class are among the targets y [n, ...]; None where a task's
         targets are no such classes.  # [n, C] int64"""
         return F.one_hot(y, num_classes) if self.single_label else None
+
+    def class_totals(self, y: Tensor, num_classes: int) -> Tensor | None:
+        """Return how many of the targets y [n, ...] are of each class; None where one has no single class.  # [C]"""
+        return torch.bincount(y, minlength=num_classes) if self.single_label else None
 
     def setup(self, federation: Training) -> None:
         """Look at the training data, once, before the first round."""

@@ -91,6 +91,10 @@ class Denoising(Task):
         """Of pictures' classes y [n].  # [n, classes]"""
         return F.one_hot(y, num_classes)
 
+    def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
+        """Return how many pictures are of each class.  # [classes]"""
+        return torch.bincount(y, minlength=num_classes)
+
     def setup(self, federation: Training) -> None:
         """Learn which numbers black and white are in the inputs; refuse inputs that are no pictures."""
         inputs, device = federation.inputs, federation.device

@@ -19,6 +19,7 @@ class MultiLabel(Task):
     """
 
     kind = "multilabel"
+    predicts = "labels"
     primary = "accuracy"
     higher_is_better = {"loss": False, "accuracy": True, "f1": True, "auc": True}
     fractions = frozenset(("accuracy", "f1", "micro_f1", "sample_f1", "auc"))
@@ -39,6 +40,10 @@ class MultiLabel(Task):
         """The first positive class, C where there is none: the values span C + 1 "classes"."""
         positive = targets > 0  # [n, C]
         return np.where(positive.any(1), positive.argmax(1), num_classes).astype(np.int64)
+
+    def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
+        """Return how many samples of y [n, C] have each label.  # [C]"""
+        return (y > 0).sum(0)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         """Mean over the classes of a client.  # [..., B]"""

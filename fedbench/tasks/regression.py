@@ -24,6 +24,7 @@ class Regression(Task):
     """
 
     kind = "regression"
+    predicts = "numbers"
     primary = "rmse"
     higher_is_better = {"loss": False, "rmse": False, "mae": False, "r2": True}
 

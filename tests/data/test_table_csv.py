@@ -118,6 +118,80 @@ def test_mistakes_are_one_sentence(tmp_path: Path, text: str, options: dict[str,
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
+def test_a_column_is_what_most_of_its_cells_are(tmp_path: Path) -> None:
+    """One `unknown`, `<5` or `inf` among numbers is refused with its line; it may be listed as missing."""
+    rows = [f"{i},{5 * i % 7},{'ab'[i % 2]}\n" for i in range(30)]
+    for odd in ("unknown", "<5", "inf", "NaN?", "4_7", "1.000.000"):
+        text = "x,y,label\n" + "".join([*rows[:7], f"{odd},1,a\n", *rows[7:]])
+        with pytest.raises(ConfigError) as refusal:
+            patients(tmp_path, text, ignore=[])
+        assert f"30 of the 31 values of column x are numbers, and 1 not (line 9, '{odd}')" in str(refusal.value)
+        arrays = patients(tmp_path, text, ignore=[], missing=["", odd.upper()])
+        assert arrays.fit.categories == (0, 0) and np.isnan(arrays.inputs[7, 0])  # type: ignore
+    half = "x,label\n" + "".join(f"{'k' if i % 2 else ''}{i % 4},{'ab'[i % 2]}\n" for i in range(30))
+    assert patients(tmp_path, half, ignore=[]).fit.categories == (4,)  # type: ignore
+
+
+def test_many_categories_get_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "x,label\n" + "".join(f"{i % 25} mg,{'ab'[i % 2]}\n" for i in range(60))
+    patients(tmp_path, text, ignore=[])
+    (record,) = (r for r in caplog.records if r.levelname == "WARNING")
+    assert "column x holds 25 different texts, such as line 2, '0 mg'" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (range(30), "numbers the rows"),
+        (range(29, -1, -1), "numbers the rows"),
+        ([7 * i % 30 for i in range(30)], "numbers the rows"),  # sorted by something else
+        ([f"{i}.0" for i in range(1, 31)], "numbers the rows"),
+        ([1000 + i * i for i in range(30)], "has another whole number in every row"),
+        ([i + 0.5 for i in range(30)], None),
+        ([i % 29 for i in range(30)], None),
+        (["", *range(1, 30)], None),
+        (range(20), None),
+    ],
+)
+def test_an_index_gets_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, values: Any, said: str | None
+) -> None:
+    patients(tmp_path, ",label\n" + "".join(f"{v},{'ab'[i % 2]}\n" for i, v in enumerate(values)), ignore=[])
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == (said is not None)
+    assert said is None or (f"column '' {said}" in warnings[0] and "\"dataset.ignore=['']\"" in warnings[0])
+
+
+def test_decimal_commas(tmp_path: Path) -> None:
+    text = "x;y;label\n" + "".join(f"{i},5;1{i}.25;{'ab'[i % 2]}\n" for i in range(4))
+    with pytest.raises(
+        ConfigError, match=r"column x has numbers with a comma, as in line 2, '0,5': dataset\.decimal=comma"
+    ):
+        patients(tmp_path, text, ignore=[], delimiter=";")
+    read = patients(tmp_path, text, ignore=["y"], delimiter=";", decimal="comma")
+    assert np.asarray(read.inputs)[:, 0].tolist() == [0.5, 1.5, 2.5, 3.5]
+    with pytest.raises(ConfigError, match=r"column y has numbers with a point, as in line 2, '10\.25'"):
+        patients(tmp_path, text, ignore=[], delimiter=";", decimal="comma")
+    with pytest.raises(ConfigError, match=r"column x has numbers with a comma"):
+        patients(tmp_path, text, ignore=["label"], delimiter=";", target="number", columns={"label": "x"})
+
+
+@pytest.mark.parametrize(("mark", "written"), [(";", ";"), ("\t", "\\t"), ("|", "|")])
+def test_another_delimiter_is_recognized(tmp_path: Path, mark: str, written: str) -> None:
+    text = PATIENTS.replace(", ", mark)
+    with pytest.raises(ConfigError) as refusal:
+        patients(tmp_path, text)
+    assert f"cells are separated by '{written}': \"dataset.delimiter='{written}'\"" in str(refusal.value)
+    one = patients(tmp_path, text, delimiter=written)
+    assert one.digest == patients(tmp_path, text, delimiter=mark).digest == patients(tmp_path).digest
+    with pytest.raises(ConfigError, match="line 2: 2 cells for 1 columns \\(cells are separated by"):
+        patients(tmp_path, text.replace("30", "30,5"), ignore=[])
+
+
+def test_rows_without_any_cell_are_none(tmp_path: Path) -> None:
+    assert patients(tmp_path, PATIENTS + "\n,,,,,,\n , ,,,,,\n").digest == patients(tmp_path).digest
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs dataset\.path"):
         TableCsv().load()

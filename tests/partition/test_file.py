@@ -133,8 +133,12 @@ class Told(list):
     [
         ("lists.json", [[0, 1], [2, 12]], r"is of other data: it names sample 12, and this data set has 0 to 11"),
         ("lists.json", [{"train": [0], "test": [-1]}], r"it names sample -1 in its part test"),
-        ("lists.json", [[0, 1, 2], [2, 3]], "a sample to two clients"),
-        ("lists.json", [{"train": [0, 1], "test": [1]}], "a sample to two clients or parts"),
+        ("lists.json", [[0, 1, 2, 2], [3, 4]], r"sample 2 to client 0 \((train|test)\), client 0 \((train|test)\)$"),
+        (
+            "lists.json",
+            [{"train": [0, 1], "test": [5]}, {"train": [3, 5], "test": [1]}],
+            r"File gives 2 samples to more than one client or part: sample 1 to client 0 \(train\), client 1 \(test\)$",
+        ),
         ("lists.json", [[0, 1], [2.5]], "must hold whole numbers"),
         ("lists.json", [{"train": [0], "holdout": [1]}], "has the parts train, holdout"),
         ("lists.json", {"train": [[0], [1]], "test": [[2]]}, "must give a list to each client, in every part"),

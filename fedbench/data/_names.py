@@ -1,0 +1,51 @@
+"""Names as files spell them: classes, clients, patients, categories."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Hashable, Iterable
+from decimal import Decimal
+
+from fedbench.core.options import ConfigError
+
+log = logging.getLogger(__name__)
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+SHOWN = 3
+
+
+def check_spelling(names: Iterable[str], where: str) -> None:
+    """Refuse numbers that are spelled in two ways, and warn of names that differ only by case or blanks.
+
+    Args:
+        names: In any order, any number of times.
+        where: What they name, for the sentence, as in "my.csv: the column label".
+
+    Raises:
+        ConfigError: Two of them are one number, as 1 and 1.0 or 7 and 007 are.
+    """
+    different = sorted(set(names))
+    equal = _groups(different, lambda name: Decimal(name) if NUMBER.fullmatch(name) else None)
+    if equal:
+        raise ConfigError(
+            f"{where} has {_shown(equal)}, which are equal numbers and would count as different names: "
+            "spell each number in one way"
+        )
+    similar = _groups(different, lambda name: "".join(name.split()).casefold())
+    if similar:
+        log.warning("%s has %s, which differ only by case or blanks and count as different names",
+                    where, _shown(similar))  # fmt: skip
+
+
+def _groups(names: list[str], key: Callable[[str], Hashable | None]) -> list[list[str]]:
+    """The names that share a key, in groups of two or more; None is no key."""
+    found: dict[Hashable, list[str]] = {}
+    for name in names:
+        if (shared := key(name)) is not None:
+            found.setdefault(shared, []).append(name)
+    return [group for group in found.values() if len(group) > 1]
+
+
+def _shown(groups: list[list[str]]) -> str:
+    listed = ", ".join(" and ".join(map(repr, group[:SHOWN])) for group in groups[:SHOWN])
+    return listed + (f" and {len(groups) - SHOWN:,} more" if len(groups) > SHOWN else "")

@@ -30,14 +30,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.cli.conf_tree import models_with
 from fedbench.cli.config import check, named_classes, with_choices
-from fedbench.cli.targets import foreign
+from fedbench.cli.targets import as_word, to_repeat
 from fedbench.core import caller, collector, signals
 from fedbench.core.files import read_json, replace_text
 from fedbench.core.lock import MARK, NAME, Busy, writing
 from fedbench.core.options import ConfigError, MissingColumns, PeerLost, require
 from fedbench.core.settings import config_hash, load_config, save_config
 from fedbench.engine import joint
-from fedbench.simulation.progress import primary_of
+from fedbench.simulation.progress import config_dir_of, primary_of
 
 log = logging.getLogger(__name__)
 TOKEN = "FEDBENCH_SWEEP"  # environment variable: which command a status belongs to
@@ -223,13 +223,19 @@ def how_to_resume(folder: Path) -> str:
 
 
 def resume_command(folder: Path) -> str:
-    """The command, or the call, that goes on with the run in a folder, classes that are the user's own named."""
-    config = folder / "config.yaml"
-    classes = foreign(OmegaConf.to_container(load_config(config)), None) if config.is_file() else ()  # type: ignore
-    named = [f"{key}={target}" for key, target in classes]
+    """The command, or the call, that goes on with the run in a folder: with its --config-dir, and with what a command
+    must repeat (classes of the user's own, a pickle that is trusted)."""
+    config, options = folder / "config.yaml", config_dir_of(folder)
+    if options is not None and not Path(options).is_dir():
+        options = None
+    stored = OmegaConf.to_container(load_config(config)) if config.is_file() else {}
+    words = [as_word(key, value) for key, value in to_repeat(stored, options)]  # type: ignore[arg-type]
     if caller.current() is not None:
-        return f"fedbench.run({', '.join([*map(repr, named), f'resume={str(folder)!r}'])})"
-    return caller.suggested(" ".join([command(), shlex.quote(f"resume={folder}"), *named]))
+        values = {"config_dir": options, "resume": str(folder)}
+        named = [f"{name}={value!r}" for name, value in values.items() if value is not None]
+        return f"fedbench.run({', '.join([*map(repr, words), *named])})"
+    flags = [] if options is None else ["--config-dir", options]
+    return caller.suggested(f"{command()} {shlex.join([*flags, f'resume={folder}', *words])}")
 
 
 def under_torchrun() -> bool:

@@ -15,10 +15,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedbench.cli.compose import Composer
-from fedbench.cli.conf_tree import GROUPS, conf_dirs, is_class, label_of
+from fedbench.cli.conf_tree import GROUPS, conf_dirs, group_options, is_class, label_of
 from fedbench.cli.config import RESERVED, check, with_choices
 from fedbench.cli.jobs import CHECKPOINTS, is_finished
-from fedbench.cli.targets import foreign
+from fedbench.cli.targets import as_word, foreign, trusted
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
@@ -32,12 +32,11 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     for group in RESERVED:  # runs of other classes were once named after the option
         option, folders = stored["choices"].get(group), conf_dirs(config_dir)
         stored["choices"][group] = label_of(group, option, _target(stored, group), folders)
-    composed, changed = _compare(overrides, stored, config_dir) if overrides else ({}, {})
-    named = {v for k, v in composed.items() if k.endswith("_target_")}
-    for key, target in foreign(stored, config_dir):
-        why = f"resume={folder}: its config builds {target}, which nothing in this installation's conf names"
-        require(target in named, f"{why}; if it is yours, say {key}={target} as well")
+    repeated = _repeated(folder, stored, overrides, config_dir)
     _check_stored(folder, stored)
+    changed = {}
+    if len(overrides) > len(repeated):
+        changed = _compare(folder, overrides, repeated, stored, config_dir)
     stored["rounds"] = max([stored["rounds"], *rounds_asked(folder)])
     rounds = changed.pop("rounds", stored["rounds"])
     _check_same(folder, stored, changed)
@@ -51,6 +50,21 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     finished = isinstance(done, int) and rounds <= done and is_finished(folder, values)
     _check_checkpoint(folder, finished)
     return values, finished
+
+
+def _repeated(folder: Path, stored: Mapping[str, Any], overrides: list[str], config_dir: str | None) -> dict[str, str]:
+    """The overrides, by key, that repeat what would run code; ConfigError where one is missing."""
+    given = {o.key_or_group: o for o in Composer(config_dir).parse(overrides)}
+    classes, pickles = foreign(stored, config_dir), trusted(stored)
+    for key, value in [*classes, *pickles]:
+        is_repeated = key in given and str(given[key].value()) == value
+        said = (
+            f"builds {value}, which nothing in this installation's conf names; if it is yours"
+            if (key, value) in classes
+            else f"trusts {value}, whose pickles may run code when they are read; if you know who wrote it"
+        )
+        require(is_repeated, f"resume={folder}: its config {said}, say {as_word(key, value)} as well")
+    return {key: str(given[key].input_line) for key, _ in [*classes, *pickles]}
 
 
 def record(folder: Path, overrides: list[str]) -> None:
@@ -98,21 +112,31 @@ def _check_stored(folder: Path, stored: Mapping[str, Any]) -> None:
 
 
 def _compare(
-    overrides: list[str], stored: Mapping[str, Any], config_dir: str | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All values (dotted) that the overrides give on top of the run's own options, and those they set."""
+    folder: Path, overrides: list[str], repeated: Mapping[str, str], stored: Mapping[str, Any], config_dir: str | None
+) -> dict[str, Any]:
+    """The values (dotted) that the overrides set on top of the run's own options.
+
+    repeated: those of them that only name what the run has; what follows from them was not asked for.
+    """
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
     named = {override.key_or_group for override in composer.parse(overrides)}
-    base = [
-        f"{group}={name}"
-        for group, name in stored["choices"].items()
-        if name and group != "experiment" and not is_class(group, name, _target(stored, group), composer.folders)
-    ]
-    before, after = _values(composer, base), _values(composer, [*base, *overrides])
+    base = []
+    for group, option in stored["choices"].items():
+        if not option or group == "experiment" or is_class(group, option, _target(stored, group), composer.folders):
+            continue
+        if option in group_options(group, composer.folders):
+            base.append(f"{group}={option}")
+            continue
+        asked = next((key for key in named - repeated.keys() if key.startswith(f"{group}.")), None)
+        require(
+            asked is None,
+            f"resume={folder}: whether {asked} is as the run had it cannot be told, because {group}={option} is an "
+            "option of another folder: give that one with --config-dir",
+        )
+    before, after = _values(composer, [*base, *repeated.values()]), _values(composer, [*base, *overrides])
     given = [pattern for key in named if key not in GROUPS for pattern in (key, f"{key}.*")]
-    changed = {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, given)}
-    return after, changed
+    return {k: v for k, v in after.items() if v != before.get(k, ABSENT) or is_matched(k, given)}
 
 
 def _values(composer: Composer, overrides: list[str]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import ast
 import importlib.util
 from collections.abc import Iterator
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from pkgutil import get_importer
 from typing import Any, NamedTuple
 
 from fedbench.cli.conf_tree import nearest
@@ -108,8 +109,9 @@ def locate(target: str, key: str) -> Definition | None:
             definition = lookup(module, inside)
             require(definition is not MISSING, f"{key}: {_has_no(module, '.'.join(inside))}")
             return definition
-        if find_spec(name) is not None:
-            return None  # compiled, or a folder without __init__.py
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:  # a folder without __init__.py has no origin, and no names
+            return None  # compiled
     raise ConfigError(
         f"{key}: there is no module for {target!r} (write package.module.Class; a module of your own must be "
         "importable from where you start)"
@@ -140,17 +142,43 @@ def _source(name: str) -> Path | None:
 
 def find_spec(name: str) -> ModuleSpec | None:
     """importlib's find_spec, except that it never imports the parents."""
+    found = list(_modules(name))
+    return found[-1][0] if len(found) == name.count(".") + 1 else None
+
+
+def files_of(name: str) -> list[Path]:
+    """The files and folders of the modules that importing a dotted path would run, as far as it names modules."""
+    files = []
+    for spec, folders in _modules(name):
+        files += map(Path, [*folders, *([spec.origin] if spec.origin and spec.has_location else [])])
+    return files
+
+
+def _modules(name: str) -> Iterator[tuple[ModuleSpec, list[str]]]:
+    """The spec of each module of a dotted path, and the folders of its submodules; ends where there is none."""
     head, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(head)
     except (ImportError, ValueError):
-        return None
-    for depth in range(len(rest)):
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        dotted = ".".join([head, *rest[: depth + 1]])
-        spec = PathFinder.find_spec(dotted, list(spec.submodule_search_locations))
-    return spec
+        return
+    found = [spec] if spec else []
+    for depth in range(len(rest) + 1):
+        if not found:
+            return
+        folders = [folder for spec in found for folder in spec.submodule_search_locations or ()]
+        yield found[0], folders
+        if depth < len(rest):
+            found = _below(folders, ".".join([head, *rest[: depth + 1]]))
+
+
+def _below(folders: list[str], name: str) -> list[ModuleSpec]:
+    """The spec of a submodule, searched in its parent's folders; of one without __init__.py one for each folder.
+
+    PathFinder would ask for the parent of the latter in sys.modules.
+    """
+    finders = [finder for folder in folders if (finder := get_importer(folder)) is not None]
+    specs = [spec for finder in finders if (spec := finder.find_spec(name)) is not None]
+    return next(([spec] for spec in specs if spec.loader is not None), specs)
 
 
 def lookup(module: Module, path: list[str], hops: int = 0) -> Any:

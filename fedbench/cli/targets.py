@@ -1,16 +1,19 @@
-"""What a stored configuration would build, and which of it this installation's conf does not name."""
+"""What a stored configuration would run: the classes that this installation's conf does not name, and pickles that it
+trusts.  Nothing of it runs before a command repeats it.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedbench.cli.conf_tree import conf_dirs
+from fedbench.cli.source import files_of, locate
 from fedbench.core.moved import current
+from fedbench.core.options import ConfigError
 
 
 def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
@@ -19,43 +22,56 @@ def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str
     return [(key, target) for key, target in _targets(stored) if current(target) not in known]
 
 
+def trusted(stored: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(dotted key, value) of every `trust` of a stored config that is set: reading what it names may run code."""
+    values = {f"{group}.trust": (stored.get(group) or {}).get("trust") for group in ("dataset", "partition")}
+    return [(key, str(value)) for key, value in values.items() if value is not None]
+
+
+def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
+    """(dotted key, value) of what a command must repeat before anything is made of a stored config."""
+    return [*foreign(stored, config_dir), *trusted(stored)]
+
+
+def as_word(key: str, value: str) -> str:
+    """key=value as an override, quoted where Hydra's grammar would read other characters than these."""
+    text = value.replace("'", "\\'")
+    return f"{key}={value}" if re.fullmatch(r"[\w.\-/]+", value) else f"{key}='{text}'"
+
+
 def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path) -> list[str]:
-    """Overrides (key=target) that name those classes of a stored config which are the user's own: in Python files below
-    the working directory, the run's folder apart.  Nothing is imported."""
-    named = []
-    for key, target in foreign(stored, config_dir):
-        spec = _spec(target.partition(".")[0])
-        files = [Path(path).resolve() for path in _files(spec)]
-        here, run = Path.cwd().resolve(), run_dir.resolve()
-        if any(
-            here in path.parents and run not in path.parents and "site-packages" not in path.parts for path in files
-        ):
-            named.append(f"{key}={target}")
-    return named
+    """Return overrides (key=target) that name the stored classes which are the user's own.
+
+    Such a class is defined in a Python file below the working directory, outside of the folder there that holds the
+    run, and none of fedbench's: only their own classes are meant to be built from a stored config.  Nothing is
+    imported.
+    """
+    return [f"{key}={target}" for key, target in foreign(stored, config_dir) if _is_own(target, run_dir)]
 
 
-def _spec(package: str) -> ModuleSpec | None:
+def _is_own(target: str, run_dir: Path) -> bool:
     try:
-        return find_spec(package)
-    except (ImportError, ValueError):
-        return None
+        found = locate(target, "_target_")
+    except ConfigError:
+        return False
+    if found is None or not (isinstance(found.node, ast.ClassDef) or found.bound):
+        return False  # os.system by way of a module that imports os, say
+    here, run = Path.cwd().resolve(), run_dir.resolve()
+    inside = run.relative_to(here).parts if run.is_relative_to(here) else ()
+    given = here / inside[0] if inside else run  # what the run came in, where it is somebody else's
+    package = Path(__file__).resolve().parents[1]
+    files = [found.module.path.resolve(), *(path.resolve() for path in files_of(target))]
+    elsewhere = any(folder in path.parents for path in files for folder in (given, package))
+    return not elsewhere and here in files[0].parents and "site-packages" not in files[0].parts
 
 
-def _files(spec: ModuleSpec | None) -> list[str]:
-    """Where a module's code is: its file, or the folders of its package."""
-    if spec is None:
-        return []
-    return [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.origin and spec.has_location else [])]
-
-
-def _targets(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _targets(values: Any) -> Iterator[tuple[str, str]]:
     """(dotted key, target) of everything in a config that could be built, inside lists too."""
-    for key, value in values.items():
+    pairs = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in pairs:
         if key == "_target_":
-            yield key, str(value)
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, Mapping):
-                yield from ((f"{key}.{inner}", target) for inner, target in _targets(item))
+            yield "_target_", str(value)
+        yield from ((f"{key}.{inner}", target) for inner, target in _targets(value))
 
 
 def _targets_of_conf(config_dir: str | None) -> set[str]:

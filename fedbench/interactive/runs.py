@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from fedbench.cli import jobs
-from fedbench.cli.targets import foreign
+from fedbench.cli.targets import as_word, to_repeat
 from fedbench.core.files import read_json
 from fedbench.core.options import require
 from fedbench.interactive.frames import read_frame
@@ -70,15 +70,16 @@ class Run:
     def model(self, client: int, *named: str, merged: bool = False) -> nn.Module:
         """What a client deploys, as a plain torch module on the CPU, in evaluation mode; the run needs a checkpoint.
 
-        client: 0 to N - 1.  named: classes that are yours, as in "model._target_=my_package.MyNet"; without it a run
-        that was loaded builds nothing but what this installation's options name.  merged: an adapter's numbers in the
+        client: 0 to N - 1.  named: classes that are yours, as in "model._target_=my_package.MyNet", and a pickle that
+        you trust ("dataset.trust=MNIST"); without it a run that was loaded builds nothing but what this installation's
+        options name.  merged: an adapter's numbers in the
         weights of the bare model.  Raises ConfigError.
         """
         from fedbench.tools import export  # torch
 
         whole = isinstance(client, int) or hasattr(client, "__index__")
         require(whole and not isinstance(client, bool), f"client must be the number of a client, got {client!r}")
-        theirs = [f"{key}={target}" for key, target in foreign(self.config, self._config_dir)] if self._own else []
+        theirs = [as_word(key, value) for key, value in to_repeat(self.config, self._config_dir)] if self._own else []
         sim = export.open_run(self.path, [*dict.fromkeys([*theirs, *named])], self._config_dir)
         return export.client_module(sim, int(client), merged)
 

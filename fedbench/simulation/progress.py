@@ -291,13 +291,20 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
 
 
 def typed(run_dir: Path) -> tuple[str | None, list[str]]:
-    """The --config-dir, relative where it is below the working directory, and the overrides that a run was given."""
-    words, hydra = (_yaml(run_dir / ".hydra" / f"{name}.yaml") for name in ("overrides", "hydra"))
-    sources = ((hydra.get("hydra") or {}).get("runtime") or {}).get("config_sources") if hydra else None
-    own = [Path(source["path"]) for source in sources or () if source["provider"] == "command-line"]
+    """The --config-dir and the overrides that a run was given."""
+    return config_dir_of(run_dir), [str(word) for word in _yaml(run_dir / ".hydra" / "overrides.yaml") or ()]
+
+
+def config_dir_of(run_dir: Path) -> str | None:
+    """The --config-dir that a run was given, relative where it is below the working directory; None without one, and
+    where nothing tells."""
+    try:
+        sources = _yaml(run_dir / ".hydra" / "hydra.yaml")["hydra"]["runtime"]["config_sources"]
+        given = [Path(source["path"]) for source in sources if source["provider"] == "command-line"]
+    except (KeyError, TypeError, ValueError, OSError, yaml.YAMLError):  # a stored file may hold anything
+        return None
     here = Path.cwd()
-    folders = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in own]
-    return (folders or [None])[0], [str(word) for word in words or ()]
+    return str(given[0].relative_to(here) if given[0].is_relative_to(here) else given[0]) if given else None
 
 
 def _yaml(path: Path) -> Any:

@@ -6,7 +6,8 @@
     python -m fedbench.export <run directory> --predictions predictions.npz
 
 The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.  Classes in Python files
-below the working directory are yours, and so are those that the options of --config-dir name; others are named again.
+below the working directory are yours, and so are those that the options of --config-dir name.  Others are named again
+(model._target_=my_package.MyNet), and so is a pickle that the run trusts (dataset.trust=MNIST): docs/security.md.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from fedbench.tools._telling import telling
 def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
     """The run as it stood at its last checkpoint: data, model, algorithm and every client's state.
 
-    overrides name the targets that are yours ("model._target_=my_package.MyNet"), as do the options of config_dir:
-    nothing else of your own is built.
+    overrides name the targets that are yours ("model._target_=my_package.MyNet"), as do the options of config_dir, and
+    repeat a pickle that the run trusts ("dataset.trust=MNIST"): nothing else of your own is built or read.
     """
     values, _ = resume.prepare(Path(run_dir), list(overrides), config_dir)
     return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir), tables=False))
@@ -185,7 +186,7 @@ def main() -> int:
         prog="python -m fedbench.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("overrides", nargs="*", help="targets of your own: model._target_=my_package.MyNet")
+    parser.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
     parser.add_argument("--config-dir", metavar="FOLDER", help="options of your own, as for python -m fedbench")
     parser.add_argument("--client", type=_client, metavar="N", help="save this client's state_dict under --out")
     forms = parser.add_mutually_exclusive_group()

@@ -13,7 +13,6 @@ import torch
 from conftest import ROOT
 
 from fedbench.cli.app import main
-from fedbench.cli.targets import own_classes
 from fedbench.core.options import ConfigError
 from fedbench.models.mlp import MLP
 from fedbench.tools import export
@@ -130,20 +129,3 @@ def test_classes_of_ones_own_need_no_second_naming(tmp_path: Path) -> None:
     assert python("fedbench.export", "run", "--client", "0", within=there, also=str(here)).returncode == 2
     done = python("fedbench.export", "run", "--client", "0", *where, within=there, also=str(here))
     assert done.returncode == 0 and (there / "client0.pt").exists(), done.stderr
-
-
-def test_code_inside_of_a_runs_folder_is_nobodys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever gave away a run could have put it there.  Nothing is imported to find out."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "theirs.py").write_text("raise SystemExit('imported')")
-    (tmp_path / "own_package").mkdir()
-    (tmp_path / "own_package" / "__init__.py").write_text("raise SystemExit('imported')")
-    stored = {
-        "model": {"_target_": "theirs.Net"},
-        "task": {"_target_": "own_package.inner.Task"},
-        "x": {"_target_": "no.X"},
-    }
-    stored["algorithm"] = {"_target_": "fedbench.algorithms.fedavg.FedAvg"}
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "run"), *sys.path])
-    assert own_classes(stored, None, tmp_path / "run") == ["task._target_=own_package.inner.Task"]

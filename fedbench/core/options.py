@@ -93,3 +93,10 @@ def listed(names: Iterable[str], most: int = 12) -> str:
     """Names in a sentence: "a, b, c", of more than `most` the first ones and how many there are."""
     names = list(names)
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[:most])}, ... ({len(names)} in all)"
+
+
+def require_distinct(names: Iterable[str], what: str) -> None:
+    """Refuse a list that has a name twice, by which numbers would be given to the wrong name."""
+    names = list(names)
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    require(twice is None, f"{what} hold {twice} twice: {listed(names)}")

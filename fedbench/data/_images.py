@@ -1,31 +1,52 @@
 """Image arrays: one layout ([n, channels, height, width] uint8), resizing, and reading picture files."""
 
 import os
+import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
+from fedbench.data._depth import Span, Window, common_window, to_eight_bits
 from fedbench.data._files import cached_array, log
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CHANNELS = (1, 3, 4)  # of a picture
 BLOCK = 256  # pictures decoded at a time
+READER = "upright, windowed"  # how pictures are read: part of the keys of caches
+ORIENTATION = 0x0112  # a tag of EXIF
 LINES = 10  # of progress, while a set is decoded
 
 
+def channel_axis(shape: tuple[int, ...], name: str) -> int:
+    """1 for pictures [n, C, H, W], 3 for [n, H, W, C]; ConfigError where the shape fits both.
+
+    The channels are the axis of 1, 3 or 4 entries.  Where both ends are so, or neither, height and width are the two
+    axes that are equal.  What no rule decides counts as [n, C, H, W].
+    """
+    first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
+    if first != last:
+        return 1 if first else 3
+    square = shape[2] == shape[3], shape[1] == shape[2]  # without axis 1, without axis 3
+    require(
+        not first or square[0] != square[1],
+        f"{name} has shape {shape}, in which axis 1 or axis 3 may be the channels: save pictures whose height and "
+        "width are other than 1, 3 and 4",
+    )
+    return 3 if square == (False, True) else 1
+
+
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
-    """uint8 images [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W], C of 1, 3 or 4."""
+    """Pictures [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W]."""
     if images.ndim == 3:
         return images[:, None]
     require(images.ndim == 4, f"{name} has shape {images.shape}, expected images [n, H, W] or [n, H, W, C]")
-    if images.shape[-1] in (1, 3, 4):
-        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-    require(images.shape[1] in (1, 3, 4), f"{name} has shape {images.shape}: neither end is 1, 3 or 4 channels")
-    return images
+    return images if channel_axis(images.shape, name) == 1 else images.transpose(0, 3, 1, 2)
 
 
 def half(images: np.ndarray) -> tuple[float, ...]:
@@ -57,11 +78,35 @@ def fill(images: Iterable[np.ndarray], n: int, shape: tuple[int, ...]) -> np.nda
     return out
 
 
-def open_pictures(paths: list[Path], side: int, color: str) -> np.ndarray:
-    """Picture files as [n, channels, side, side] uint8: the whole picture made square; color: rgb or grey."""
+def open_pictures(
+    paths: Sequence[Path], side: int, color: str, window: Window | None = None, name: str = "the data set"
+) -> np.ndarray:
+    """Picture files as [n, channels, side, side] uint8: the whole picture made square; color: rgb or grey.
+
+    window: the values of pictures of more than 8 bits that become 0 and 255; None: see `window_of`.
+    """
+    window = window_of(paths, window, name)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter lock
-        decoded = pool.map(lambda path: open_picture(path, side, color), paths)
+        decoded = pool.map(lambda path: open_picture(path, side, color, window), paths)
         return fill(decoded, len(paths), (3 if color == "rgb" else 1, side, side))
+
+
+def window_of(
+    files: Sequence[Any], window: Window | None, name: str, opened: Callable[[Any], Path | IO[bytes]] | None = None
+) -> Window | None:
+    """The window by which `open_picture` scales the pictures of a set that have more than 8 bits.
+
+    That is `window`, or the range of all of them; None where no picture has more.  opened: from one of `files` to what
+    Pillow opens.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(lambda file: _span(opened(file) if opened else file), files)
+        spans = [span for span in found if span is not None]
+    if window is None:
+        return common_window(spans, name) if spans else None
+    if not spans:
+        log.warning("dataset.window changes nothing: no picture of %s has more than 8 bits", name)
+    return window
 
 
 def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side: int) -> np.ndarray:
@@ -76,7 +121,7 @@ def centre_squares(data_dir: str, name: str, root: Path, files: list[str], side:
         f"{(missing or [''])[0]}): it is incomplete, or not the folder that was meant",
     )
     stats = [os.stat(root / file) for file in files]
-    key = ([(f, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats)], side, "centre squares")
+    key = ([(f, s.st_size, s.st_mtime_ns) for f, s in zip(files, stats)], side, "centre squares", READER)
     paths = [root / file for file in files]
     return cached_array(data_dir, name, key, (len(files), 3, side, side), lambda: _decoded(name, paths, side))
 
@@ -85,10 +130,11 @@ def _decoded(name: str, paths: list[Path], side: int) -> Iterator[np.ndarray]:
     """The pictures, BLOCK at a time [<= BLOCK, 3, side, side], with a line of progress now and then."""
     n, began, told = len(paths), time.monotonic(), 0
     log.info("%s: decoding %s pictures once", name, f"{n:,}")
+    window = window_of(paths, None, name)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, n, BLOCK):
             some = paths[start : start + BLOCK]
-            yield np.stack(list(pool.map(lambda path: open_picture(path, side, "rgb", squeeze=False), some)))
+            yield np.stack(list(pool.map(lambda path: open_picture(path, side, "rgb", window, squeeze=False), some)))
             done = start + len(some)
             if done < n and done * LINES // n > told:
                 told = done * LINES // n
@@ -96,21 +142,52 @@ def _decoded(name: str, paths: list[Path], side: int) -> Iterator[np.ndarray]:
                 log.info("%s: %s of %s pictures, %.0f s left", name, f"{done:,}", f"{n:,}", left)
 
 
-def open_picture(path: Path | IO[bytes], side: int, color: str, squeeze: bool = True) -> np.ndarray:
-    """One picture file as [channels, side, side] uint8; ConfigError where it cannot be read.
+def open_picture(
+    path: Path | IO[bytes], side: int, color: str, window: Window | None = None, squeeze: bool = True
+) -> np.ndarray:
+    """One picture file, upright, as [channels, side, side] uint8; ConfigError where it cannot be read.
 
-    squeeze: the whole picture is made square; else its centre square is taken, bicubic.
+    window: of the set (`window_of`), for pictures of more than 8 bits.  squeeze: the whole picture is made square;
+    else its centre square is taken, bicubic.
     """
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            eight = _eight_bits(image).convert("RGB" if color == "rgb" else "L")
-            square = eight.resize((side, side), Image.Resampling.BILINEAR) if squeeze else _centre(eight, side)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"{path} cannot be read as a picture ({error})") from error
+    with _opened(path) as image:
+        _check_color(image, window, path)  # before the pixels are loaded
+        eight = _eight_bits(_upright(image), window, path).convert("RGB" if color == "rgb" else "L")
+        square = eight.resize((side, side), _pillow().Resampling.BILINEAR) if squeeze else _centre(eight, side)
     pixels = np.asarray(square)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+@contextmanager
+def _opened(path: Path | IO[bytes]) -> Iterator[Any]:
+    """A picture file of one page, opened by Pillow; ConfigError where it is none."""
+    Image = _pillow()
+    try:
+        with Image.open(path) as image:
+            pages = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)  # MPO: a photograph and its preview
+            require(pages == 1, f"{path} holds {pages} pages, of which one would be read: save each as a picture")
+            yield image
+    except ConfigError:
+        raise
+    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{path} cannot be read as a picture ({error or type(error).__name__})") from error
+
+
+def _pillow() -> Any:
+    from PIL import Image
+
+    return Image
+
+
+def _upright(image: Any) -> Any:
+    """The picture turned and mirrored as its EXIF data ask for."""
+    from PIL import ImageOps
+
+    try:
+        turned = image.getexif().get(ORIENTATION, 1) != 1
+    except (ValueError, KeyError, SyntaxError, struct.error):  # damaged EXIF data
+        return image
+    return ImageOps.exif_transpose(image) if turned else image
 
 
 def _centre(image: Any, side: int) -> Any:
@@ -124,10 +201,32 @@ def _centre(image: Any, side: int) -> Any:
     return whole.crop((left, top, left + side, top + side))
 
 
-def _eight_bits(image: Any) -> Any:
-    """A 16-bit grey picture (a mammogram's PNG) by its high byte; Pillow would cut everything off above 255."""
-    from PIL import Image
+def _is_deep_color(image: Any) -> bool:
+    """Whether Pillow reads only the upper 8 of 16 bits of each color (its raw modes RGB;16B, LA;16B and the like)."""
+    return image.mode in ("RGB", "RGBA", "LA", "CMYK") and any(";16" in str(tile[3]) for tile in image.tile)
 
-    if not image.mode.startswith("I"):
+
+def _span(path: Path | IO[bytes]) -> Span | None:
+    """The values of a picture of more than 8 bits, None of any other; most files are not decoded."""
+    with _opened(path) as image:
+        if _is_deep_color(image):
+            return Span.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
+        return Span.of(np.asarray(image), str(path)) if image.mode.startswith(("I", "F")) else None
+
+
+def _check_color(image: Any, window: Window | None, path: Any) -> None:
+    """Refuse 16 bits of each color where the range does not fill them."""
+    require(
+        window == (0, 1 << 16) or not _is_deep_color(image),
+        f"{path} has 16 bits of each color, of which only the upper 8 can be read, and the range of its set is "
+        f"{list(window or ())}: save it with 8 bits, or in grey",
+    )
+
+
+def _eight_bits(image: Any, window: Window | None, path: Any) -> Any:
+    """A picture by the window of its set where it has more than 8 bits; Pillow would cut off all above 255."""
+    if not image.mode.startswith(("I", "F")):
         return image
-    return Image.fromarray((np.clip(np.asarray(image), 0, 65535).astype(np.uint16) >> 8).astype(np.uint8))
+    if window is None:
+        raise ConfigError(f"{path} has more than 8 bits, and its set has no range to scale it by")
+    return _pillow().fromarray(to_eight_bits(np.asarray(image), window))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedbench.core import digests
 from fedbench.core.mapped import blocks
-from fedbench.core.options import require
+from fedbench.core.options import require, require_distinct
 
 if TYPE_CHECKING:
     from fedbench.partition.base import Split
@@ -129,15 +129,6 @@ class Arrays:
         self._check_domains()
         return self
 
-    def with_classes(self, names: list[str], source: str) -> "Arrays":
-        """These arrays, checked, with all the classes a known data set has, also those no sample shows."""
-        require(
-            self.num_classes <= len(names),
-            f"{source} holds {self.num_classes} classes, more than the {len(names)} of this data set",
-        )
-        self.num_classes, self.class_names = len(names), names
-        return self.check()
-
     def _check_lengths(self) -> None:
         n = len(self.targets)
         require(n > 0, "the data set holds no samples")
@@ -157,6 +148,7 @@ class Arrays:
 
     def _check_inputs(self) -> None:
         for name, values in self.parts().items():
+            require(0 not in values.shape, f"{name} has shape {values.shape}: its samples hold no numbers")
             require(
                 values.dtype in (np.uint8, np.float32, np.int64),
                 f"{name} has dtype {values.dtype}, expected uint8 images, float32 features or int64 tokens",
@@ -187,6 +179,7 @@ class Arrays:
             self.class_names is None or len(self.class_names) == self.num_classes,
             f"{len(self.class_names or ())} class names for {self.num_classes} classes",
         )
+        require_distinct(self.class_names or (), "the class names")
 
     def _check_domains(self) -> None:
         if self.domain is None:

@@ -1,8 +1,9 @@
 """CIFAR-10 and CIFAR-100: 50,000 train and 10,000 test images, 32x32 colour, as published.
 
-Source: Krizhevsky 2009, the *binary version* of the archives: plain bytes, where the Python version is
-pickles, which can run code.  Looked for in this order: ``path``; data_dir/<name>.npz (what a download is
-converted to); the archive or its extracted folder in data_dir; data_dir/cifar10_jpeg.npz; the network.
+Source: Krizhevsky 2009.  A download is the *binary version* of the archives.  The Python version, which torchvision
+stores, is read too, by a reader that runs nothing of its pickles.  Looked for in this order: ``path``;
+data_dir/<name>.npz (what a download is converted to); either archive or its extracted folder in data_dir;
+data_dir/cifar10_jpeg.npz; the network.
 
 A JPEG file (``jpeg``, ``offset``, ``label``, ``is_test``, ``classes``: every image a JPEG stream, end to end)
 is lossy: accuracies are close to, not equal to, those on the original, and the images come in another order.
@@ -10,6 +11,7 @@ is lossy: accuracies are close to, not equal to, those on the original, and the 
 
 import io
 import tarfile
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -18,14 +20,16 @@ import numpy as np
 from fedbench.core.options import ConfigError, Count, require
 from fedbench.data._files import DAMAGE, cached, download, fingerprint, log, read_npz, write_npz
 from fedbench.data._images import fill, half, resize
+from fedbench.data._pickled import read_plain
+from fedbench.data._published import Published
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.data.npz import from_layout, load_file, resized
+from fedbench.data.npz import from_layout, load_known, resized
 
 PIXELS = 3 * 32 * 32
 
 
 class CIFAR10:
-    """path: an npz (MedMNIST layout or JPEG), the binary archive, or its extracted folder; None: see above.
+    """path: an npz (MedMNIST layout or JPEG), an archive, or its extracted folder; None: see above.
 
     resize: side in pixels.  mirror: address of a folder to download the archive from instead.
     verify: refuse a download whose md5 is not the published one.
@@ -38,6 +42,11 @@ class CIFAR10:
     md5 = "c32a1d4ab5d03f1284b67883e8d87530"
     members = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
     names_file = "batches.meta.txt"
+    python_archive = "cifar-10-python.tar.gz"
+    python_folder = "cifar-10-batches-py"
+    python_members = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+    python_names = "batches.meta", "label_names"  # the file, and the key in it
+    python_labels = "labels"
     label_bytes = 1  # the label is the last of them
     num_classes = 10
     names = "airplane automobile bird cat deer dog frog horse ship truck"  # for files that carry none
@@ -61,23 +70,28 @@ class CIFAR10:
         source = Path(self.path) if self.path is not None else self._find()
         require(
             source.exists(),
-            f"{source} is not there: dataset.path is an npz, {self.archive} or the folder {self.folder}",
+            f"{source} is not there: dataset.path is an npz, {self.archive}, {self.python_archive}, or the folder "
+            f"{self.folder} or {self.python_folder}",
         )
         if source.suffix == ".npz":
             arrays = self._from_npz(source)
         else:
             file = self._convert(source)
-            arrays = from_layout(file, str(source), "classification")
+            arrays = self._known().check(from_layout(file, str(source), "classification"), str(source))
             if self.path is None:
                 self._keep(file)
             arrays = resized(arrays, self.resize, str(self.data_dir), source)
         arrays.published_scaling = self.own
         if self.statistics == "own":
             arrays.mean, arrays.std = self.own
-        return arrays.with_classes(arrays.class_names or self.names.split(), str(source))
+        return arrays
+
+    def _known(self, side: int = 32) -> Published:
+        return Published(self.name, 3, [side], self.names.split(), {"train": 50_000, "test": 10_000})
 
     def _find(self) -> Path:
-        names = (f"{self.name}.npz", self.archive, self.folder, f"{self.name}_jpeg.npz")
+        stored = self.archive, self.folder, self.python_archive, self.python_folder
+        names = (f"{self.name}.npz", *stored, f"{self.name}_jpeg.npz")
         file = next((p for p in (self.data_dir / name for name in names) if p.exists()), None)
         if file is not None:
             return file
@@ -92,10 +106,13 @@ class CIFAR10:
             log.warning("could not keep the converted %s (%s): every start converts again", self.name, error)
 
     def _convert(self, source: Path) -> dict[str, np.ndarray]:
-        """The archive or its folder in the MedMNIST layout: images [n, 3, 32, 32], labels [n]."""
-        wanted = [name for names in self.members.values() for name in names]
+        """An archive or its folder in the MedMNIST layout: images [n, 3, 32, 32], labels [n]."""
+        members = *chain(*self.members.values()), self.names_file
+        pickled = *chain(*self.python_members.values()), self.python_names[0]
         try:
-            raw = read_members(source, self.folder, [*wanted, self.names_file])
+            raw = read_members(source, [self.folder, self.python_folder], [*members, *pickled])
+            if set(pickled) <= set(raw):
+                return self._from_python(source, raw)
             file = {"classes": np.array(raw[self.names_file].decode().split())}
             for part, names in self.members.items():
                 data = np.frombuffer(b"".join(raw[name] for name in names), np.uint8)
@@ -104,15 +121,32 @@ class CIFAR10:
                 file[f"{part}_labels"] = records[:, self.label_bytes - 1]
             return file
         except DAMAGE as error:
-            raise ConfigError(f"{source} is damaged or not {self.name}'s binary version ({error})") from error
+            raise ConfigError(f"{source} is damaged or not {self.name} as published ({error})") from error
+
+    def _from_python(self, source: Path, raw: dict[str, bytes]) -> dict[str, np.ndarray]:
+        """The Python version: pickles of dicts that hold images [n, 3 * 32 * 32] uint8 and a list of labels."""
+        meta, key = self.python_names
+        try:
+            file = {"classes": np.array([str(name) for name in read_plain(raw[meta])[key]])}
+            for part, names in self.python_members.items():
+                batches = [read_plain(raw[name]) for name in names]
+                images = np.concatenate([batch["data"] for batch in batches])
+                if images.dtype != np.uint8:
+                    raise ValueError(f"images are {images.dtype}, expected uint8")
+                file[f"{part}_images"] = images.reshape(-1, 3, 32, 32)
+                file[f"{part}_labels"] = np.array([y for batch in batches for y in batch[self.python_labels]], np.int64)
+            return file
+        except Exception as error:  # a damaged pickle may raise any
+            raise ConfigError(f"{source} is damaged or not {self.name}'s Python version ({error})") from error
 
     def _from_npz(self, path: Path) -> Arrays:
         if not is_jpeg_layout(path):
-            return load_file(path, str(self.data_dir), self.resize, "classification")
+            return load_known(path, str(self.data_dir), self.resize, self._known())
         log.info("%s holds JPEG images: accuracies are close to, not equal to, those on the original", path)
         side = self.resize or 32
         key = (fingerprint(path), side)
-        return jpeg_arrays(cached(str(self.data_dir), self.name, key, lambda: decode_jpeg_npz(path, side)))
+        arrays = jpeg_arrays(cached(str(self.data_dir), self.name, key, lambda: decode_jpeg_npz(path, side)))
+        return self._known(side).check(arrays, str(path))
 
 
 class CIFAR100(CIFAR10):
@@ -124,6 +158,11 @@ class CIFAR100(CIFAR10):
     md5 = "03b5dce01913d631647c71ecec9e9cb8"
     members = {"train": ["train.bin"], "test": ["test.bin"]}
     names_file = "fine_label_names.txt"
+    python_archive = "cifar-100-python.tar.gz"
+    python_folder = "cifar-100-python"
+    python_members = {"train": ["train"], "test": ["test"]}
+    python_names = "meta", "fine_label_names"
+    python_labels = "fine_labels"
     label_bytes = 2  # coarse, then fine
     num_classes = 100
     names = """
@@ -138,17 +177,19 @@ class CIFAR100(CIFAR10):
     own = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
-def read_members(source: Path, folder: str, names: list[str]) -> dict[str, bytes]:
-    """The bytes of files of a .tar.gz (below ``folder``, not extracted) or of an extracted folder."""
+def read_members(source: Path, folders: list[str], names: list[str]) -> dict[str, bytes]:
+    """The bytes of those files that there are in a .tar.gz (below one of ``folders``, not extracted) or in a folder."""
     if source.is_dir():
-        return {name: (source / name).read_bytes() for name in names}
+        return {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
     with tarfile.open(source, "r:gz") as archive:
         contents = {}
         for member in archive:  # in one pass: looking members up by name would inflate the archive again
-            name = member.name.removeprefix("./").removeprefix(f"{folder}/")
+            name = member.name.removeprefix("./")
+            for folder in folders:
+                name = name.removeprefix(f"{folder}/")
             if name in names and (file := archive.extractfile(member)) is not None:
                 contents[name] = file.read()
-    return {name: contents[name] for name in names}
+    return contents
 
 
 def is_jpeg_layout(path: Path) -> bool:

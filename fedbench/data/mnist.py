@@ -13,8 +13,9 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, Count
 from fedbench.data._files import DAMAGE, download, log, require_memory, write_npz
+from fedbench.data._published import Published
 from fedbench.data.base import Arrays
-from fedbench.data.npz import from_layout, load_file, resized
+from fedbench.data.npz import from_layout, load_known, resized
 
 IDX_FILES = {
     "train_images": "train-images-idx3-ubyte",
@@ -58,25 +59,22 @@ class MNIST:
 
     def load(self) -> Arrays:
         """Read, or download and convert; ConfigError says which file to put where."""
-        arrays = self._load()
-        return arrays.with_classes(self.classes, self.name)
-
-    def _load(self) -> Arrays:
+        known = Published(self.name, 1, [28], self.classes, {"train": 60_000, "test": 10_000})
         ready = Path(self.path) if self.path is not None else self.data_dir / f"{self.name}.npz"
         if not ready.is_dir() and (ready.is_file() or self.path is not None):
-            return load_file(ready, str(self.data_dir), self.resize, "classification")
+            return load_known(ready, str(self.data_dir), self.resize, known)
         folders = [ready] if ready.is_dir() else [self.data_dir / self.name, self.data_dir / self.folder / "raw"]
         raw = next((f for f in folders if idx_paths(f)), None)
         if raw is None and self.path is not None:
             raise ConfigError(f"{ready} does not hold {', '.join(IDX_FILES.values())} (plain or .gz)")
         paths = idx_paths(raw) if raw else self._download()
         file = {key: read_idx(path) for key, path in paths.items()}
+        arrays = known.check(from_layout(file, str(ready), "classification"), str(raw or ready))
         if self.path is None:
             try:
                 write_npz(ready, **file)
             except OSError as error:
                 log.warning("could not write %s (%s): every start converts again", ready, error)
-        arrays = from_layout(file, str(ready), "classification")
         return resized(arrays, self.resize, str(self.data_dir), paths["train_images"])
 
     def _download(self) -> dict[str, Path]:

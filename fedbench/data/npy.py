@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, require
 from fedbench.data._files import DAMAGE
+from fedbench.data._images import channel_axis
 from fedbench.data.base import Arrays
 from fedbench.data.npz import from_columns, most_occur, require_rows
 
@@ -37,11 +38,13 @@ class Npy:
         flat |= {c: read_npy(folder / f"{c}.npy") for c in COLUMNS[1:] if (folder / f"{c}.npy").exists()}
         require_rows({"X": inputs, **flat}, str(folder))
         fits = inputs.dtype == np.float32 or (inputs.dtype == np.uint8 and inputs.ndim == 4)
+        layout = "expected uint8 [n, channels, height, width] or float32 [n, ...], in C order"
         require(
             fits and inputs.flags.c_contiguous,
-            f"{folder / 'X.npy'} is {inputs.dtype} {inputs.shape}, expected uint8 [n, channels, height, width] or "
-            "float32 [n, ...], in C order",
+            f"{folder / 'X.npy'} is {inputs.dtype} {inputs.shape}, {layout}: it is read where it lies",
         )
+        last = inputs.ndim == 4 and channel_axis(inputs.shape, str(folder / "X.npy")) == 3
+        require(not last, f"{folder / 'X.npy'} is {inputs.dtype} {inputs.shape}, with its channels last; {layout}")
         channels = inputs.shape[1] if inputs.dtype == np.uint8 else 1
         require(channels <= 4, f"{folder / 'X.npy'}: images of shape {inputs.shape[1:]} have {channels} channels")
         return most_occur(from_columns(flat, inputs, str(folder), self.task), str(folder))

@@ -5,29 +5,34 @@ MedMNIST layout: ``{train,val,test}_images``, ``{train,val,test}_labels`` (val a
 ``client`` [n] (any numbers or names) and ``split`` [n] (0, 1, 2 or train, val, test).  Both: ``classes``
 [C] names, if wanted.
 
-uint8 arrays of 3 or 4 dimensions are images ([n, H, W], [n, H, W, C] or [n, C, H, W]), scaled to
-(x / 255 - 0.5) / 0.5; everything else is taken as float32 [n, ...] as it is.
+Integers of 3 or 4 dimensions are images ([n, H, W], [n, H, W, C] or [n, C, H, W]), brought to 8 bits by their range
+or by ``window`` and scaled to (x / 255 - 0.5) / 0.5.  Everything else is taken as float32 [n, ...] as it is, with the
+channels of [n, H, W, C] put first.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, require
-from fedbench.data._files import cached, fingerprint, read_npz
-from fedbench.data._images import channels_first, half, resize
+from fedbench.data._depth import Span, Window, check_window, common_window, to_eight_bits
+from fedbench.data._files import cached, fingerprint, log, read_npz
+from fedbench.data._images import CHANNELS, channels_first, fill, half, resize
 from fedbench.data._names import check_spelling
+from fedbench.data._published import PARTS, Published
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
-PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
+NO_CLASS = 255  # the label, in masks, of pixels of no class
 
 
 class Npz:
     """path: the file.  task: auto reads it off the labels: [n] classes, [n, C] multi-label, [n, H, W] masks;
-    regression, numbers [n] or [n, R] to be predicted, must be named.
+    regression, numbers [n] or [n, R] to be predicted, must be named.  Rows [n, C] with one 1 each are classes.
 
-    resize: side in pixels to bring uint8 images to.
+    resize: side in pixels to bring images to.  window: [low, high], the values of images of more than 8 bits that
+    become black and white; None: the range of all, and floats as they are.
     """
 
     def __init__(
@@ -36,46 +41,56 @@ class Npz:
         path: str | None = None,
         task: Literal["auto", "classification", "multilabel", "segmentation", "regression"] = "auto",
         resize: Count | None = None,
+        window: Sequence[float] | None = None,
     ):
         self.data_dir, self.path, self.task, self.resize = data_dir, path, task, resize
+        self.window = check_window(window)
 
     def load(self) -> Arrays:
         """Read the file; ConfigError where it is missing, damaged, of another layout, or carries a pickle."""
         require(self.path is not None, "dataset=npz needs dataset.path=<your file>.npz")
-        return most_occur(load_file(Path(str(self.path)), self.data_dir, self.resize, self.task), str(self.path))
+        path = Path(str(self.path))
+        arrays = most_occur(from_layout(read_npz(path), str(path), self.task, self.window), str(path))
+        return resized(arrays, self.resize, self.data_dir, path, self.window)
 
 
-def load_file(path: Path, data_dir: str, size: int | None, task: str = "auto") -> Arrays:
-    """A file of either layout as checked Arrays, uint8 images resized (and then cached)."""
-    return resized(from_layout(read_npz(path), str(path), task), size, data_dir, path)
+def load_known(path: Path, data_dir: str, size: int | None, known: Published, task: str = "classification") -> Arrays:
+    """A known set from a file of either layout, checked, images resized (and then cached)."""
+    return resized(known.check(from_layout(read_npz(path), str(path), task), str(path)), size, data_dir, path)
 
 
 def most_occur(arrays: Arrays, name: str) -> Arrays:
-    """The arrays; ConfigError where labels without names leave out most of the classes that they span."""
-    if arrays.task == "multilabel" or arrays.class_names is not None:
+    """The arrays; ConfigError where labels without names do not start at 0 or leave out most of the classes that they
+    span, and a warning where they leave out some."""
+    if arrays.task not in ("classification", "segmentation") or arrays.class_names is not None:
         return arrays
-    labels = np.unique(arrays.targets)
+    labels, classes = np.unique(arrays.targets), arrays.num_classes
+    labels = labels[(labels >= 0) & (labels < classes)]
     shown = ", ".join(map(str, [*labels[:4], *(["..."] if len(labels) > 4 else [])]))
+    advice = "number the classes from 0 on, or name all of them, from 0 on, in an array `classes`"
     require(
-        2 * len(labels) >= arrays.num_classes,
-        f"{name}: labels go up to {labels[-1]:,}, which makes {arrays.num_classes:,} classes, and only {len(labels):,} "
-        f"of them occur ({shown}): number the classes from 0 on, or name all of them in an array `classes`",
+        2 * len(labels) >= classes,
+        f"{name}: labels go up to {labels[-1]:,}, which makes {classes:,} classes, and only {len(labels):,} "
+        f"of them occur ({shown}): {advice}",
     )
+    require(labels[0] == 0, f"{name}: labels start at {labels[0]} ({shown}), and class 0 never occurs: {advice}")
+    if len(labels) < classes:
+        log.warning("%s: of %s classes only %s occur (%s)", name, classes, len(labels), shown)
     return arrays
 
 
-def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path) -> Arrays:
+def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path, window: Window | None = None) -> Arrays:
     """Arrays of the file ``path`` with uint8 images brought to size x size, cached unless they have it already."""
     images = arrays.inputs
     if size is None or isinstance(images, dict) or images.dtype != np.uint8 or images.shape[2:] == (size, size):
         return arrays
     require(arrays.task != "segmentation", "dataset.resize does not resize segmentation masks")
-    key = (fingerprint(path), size)
+    key = (fingerprint(path), size, window)
     arrays.inputs = cached(data_dir, path.stem, key, lambda: {"images": resize(images, size)})["images"]
     return arrays
 
 
-def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto") -> Arrays:
+def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto", window: Window | None = None) -> Arrays:
     """Arrays from the contents of an npz of the MedMNIST or the flat layout; name is for the sentences."""
     flat = _join_parts(file, name) if "train_images" in file else file
     missing = [key for key in ("X", "y") if key not in flat]
@@ -85,15 +100,23 @@ def from_layout(file: dict[str, np.ndarray], name: str, task: str = "auto") -> A
         f"X and y; it has {', '.join(sorted(file)[:8]) or 'no arrays'}",
     )
     require_rows(flat, name)
-    return from_columns(flat, _as_inputs(flat["X"], name), name, task)
+    return from_columns(flat, _as_inputs(flat["X"], name, window), name, task)
 
 
 def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, task: str = "auto") -> Arrays:
     """Arrays from inputs and the other arrays of the flat layout."""
-    y, names = _as_targets(flat["y"], name, task)
+    one_hot = task in ("auto", "classification") and _is_one_hot(flat["y"])
+    if one_hot:
+        log.info("%s: each row of labels holds a single 1, so it is one of %s classes", name, flat["y"].shape[1])
+    y, names = _as_targets(flat["y"].argmax(1) if one_hot else flat["y"], name, task)
     kind = {1: "classification", 2: "multilabel", 3: "segmentation"}[y.ndim] if task == "auto" else task
     names = [str(c) for c in flat["classes"]] if "classes" in flat else names
-    classes = _width(y) if y.dtype == np.float32 else max(len(names or ()), int(y.max(initial=0)) + 1)
+    least = max(len(names or ()), flat["y"].shape[1] if one_hot else 0)
+    if y.dtype == np.float32:
+        classes = _width(y)
+    else:
+        highest = _highest_label(y, least, name) if kind == "segmentation" else int(y.max(initial=0))
+        classes = max(least, highest + 1)
     domain, clients = _as_domain(flat.get("client"))
     check_spelling(names or (), f"{name}: classes")
     check_spelling(clients or (), f"{name}: client")
@@ -103,6 +126,29 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
         return Arrays(inputs, y, split, classes, kind, names, domain, clients, scale, scale).check()
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _is_one_hot(y: np.ndarray) -> bool:
+    """Whether y [n, C], C > 1, holds one 1 in each row and 0 besides."""
+    return (
+        y.ndim == 2
+        and y.shape[1] > 1
+        and y.dtype.kind in "fiub"
+        and bool(np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all())
+    )
+
+
+def _highest_label(y: np.ndarray, named: int, name: str) -> int:
+    """The highest class in masks; 255 is the label of pixels of no class unless there are more classes than that."""
+    if int(y.max(initial=0)) != NO_CLASS or named > NO_CLASS:
+        return int(y.max(initial=0))
+    inside = y[y != NO_CLASS]
+    require(
+        bool(inside.any()),
+        f"{name}: masks hold 0 and 255 alone, and 255 is the label of pixels of no class: divide them by 255",
+    )
+    log.info("%s: pixels labelled 255 are of no class: they are in no loss and in no score", name)
+    return int(inside.max())
 
 
 def _join_parts(file: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
@@ -140,11 +186,19 @@ def require_rows(flat: dict[str, np.ndarray], name: str) -> None:
     )
 
 
-def _as_inputs(x: np.ndarray, name: str) -> np.ndarray:
+def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
     require(x.dtype.kind in "fiub", f"{name}: inputs have dtype {x.dtype}, expected numbers")
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
-        return channels_first(x, f"{name}: images")
-    return x.astype(np.float32)
+    whole = x.dtype.kind in "iu" and x.ndim in (3, 4) and x.size > 0
+    if window is None and not whole:
+        x = channels_first(x, f"{name}: inputs") if x.ndim == 4 else x
+        return np.ascontiguousarray(x, np.float32)
+    images = channels_first(x, f"{name}: images")
+    require(images.shape[1] in CHANNELS, f"{name}: images has shape {x.shape}: neither end is 1, 3 or 4 channels")
+    if x.dtype == np.uint8:
+        require(window is None, f"dataset.window is for images of more than 8 bits, and {name} has none: leave it out")
+        return np.ascontiguousarray(images)
+    used = window or common_window([Span.of(image, name) for image in images], name)
+    return fill((to_eight_bits(image, used) for image in images), len(images), images.shape[1:])
 
 
 def _width(y: np.ndarray) -> int:
@@ -167,6 +221,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
         require(y.dtype.kind in "fiub", f"{name}: labels have dtype {y.dtype}, expected numbers")
         return y.astype(np.float32), None
     if y.dtype.kind in "US":
+        y = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
         names, y = np.unique(y, return_inverse=True)
         return y.astype(np.int64), [str(c) for c in names]
     require(y.dtype.kind in "fiub", f"{name}: labels have dtype {y.dtype}, expected integers or names")

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import ConfigError, require, require_distinct
 from fedbench.data._names import NUMBER, check_spelling
 from fedbench.data._table import Scale, ScaleFit, TableFit, warn_of_row_numbers
 from fedbench.data.base import TRAIN, Arrays
@@ -76,6 +76,7 @@ class TableCsv:
             target == "class" or classes is None, "dataset.classes is for dataset.target=class, and this is a number"
         )
         self.target, self.classes = target, None if classes is None else [str(c) for c in classes]
+        require_distinct(self.classes or (), "dataset.classes")
         self.categorical = categorical
         self.missing = {m.lower() for m in (MISSING if missing is None else missing)}
         self.indicator = indicator

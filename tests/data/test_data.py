@@ -325,7 +325,7 @@ def test_npz_that_does_not_fit_in_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert "does not fit in memory (Unable to allocate 3.64 TiB)" in sentence(Npz("d", str(tmp_path / "a.npz")))
 
 
-def test_npz_of_classes_that_hardly_occur(tmp_path: Path) -> None:
+def test_npz_of_classes_that_hardly_occur(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """3,001 outputs for 4 classes: said, unless the file names them or most of them occur."""
     path = tmp_path / "a.npz"
 
@@ -336,8 +336,14 @@ def test_npz_of_classes_that_hardly_occur(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"up to 3,000, which makes 3,001 classes, and only 4 .* \(0, 5, 10, 3000\)"):
         load([0, 5, 10, 3000])
     with pytest.raises(ConfigError, match="256 classes, and only 2 of them occur"):
-        load(np.array([0, 255] * 8).reshape(4, 2, 2))
-    assert load([1, 2, 3, 4]).num_classes == 5 and load([0, 1, 2, 7]).num_classes == 8
+        load(np.array([0, 255, 0, 255]))
+    with pytest.raises(ConfigError, match=r"labels start at 1 \(1, 2, 3, 4\), and class 0 never occurs: number the cl"):
+        load([1, 2, 3, 4])
+    with pytest.raises(ConfigError, match=r"labels start at 1 \(1, 2\)"):
+        load(np.array([1, 2] * 8).reshape(4, 2, 2))  # masks
+    assert load([0, 1, 2, 7]).num_classes == 8
+    assert "of 8 classes only 4 occur (0, 1, 2, 7)" in caplog.text
+    assert load([1, 2, 3, 4], classes=np.array(list("abcde"))).num_classes == 5
     assert load([0, 1, 2, 9], classes=np.array(list("abcdefghij"))).num_classes == 10
 
 
@@ -501,12 +507,13 @@ def cifar_archive(path: Path, label_bytes: int = 1) -> tuple[np.ndarray, np.ndar
             archive.addfile(info, io.BytesIO(content))
 
         for name in [*names, "test_batch.bin" if label_bytes == 1 else "test.bin"]:
-            pictures, labels = images(4, 3, 32, 32), RNG.integers(0, 10, (4, label_bytes), dtype=np.uint8)
+            n, count = (4, 10) if label_bytes == 1 else (50, 100)
+            pictures, labels = images(n, 3, 32, 32), RNG.permutation(count)[: n * label_bytes].reshape(n, -1)
+            labels = labels.astype(np.uint8)
             all_images.append(pictures)
             all_labels.append(labels[:, -1])
-            add(name, np.concatenate([labels, pictures.reshape(4, -1)], 1).tobytes())
-        count = 10 if label_bytes == 1 else 100
-        add(meta, "\n".join(f"class{i}" for i in range(count)).encode())
+            add(name, np.concatenate([labels, pictures.reshape(n, -1)], 1).tobytes())
+        add(meta, "\n".join((CIFAR10 if label_bytes == 1 else CIFAR100).names.split()).encode())
     return np.concatenate(all_images), np.concatenate(all_labels)
 
 
@@ -517,8 +524,9 @@ def test_cifar_is_downloaded_and_converted(source, label_bytes: int, tmp_path: P
     cifar = source(str(tmp_path / "data"), mirror=address, verify=False)
     arrays = cifar.load()
     assert (arrays.inputs == pictures).all() and (arrays.targets == labels).all()
-    assert (arrays.split[-4:] == 2).all() and not arrays.split[:-4].any()
-    assert arrays.num_classes == source.num_classes and arrays.class_names[3] == "class3"
+    last = 4 if label_bytes == 1 else 50
+    assert (arrays.split[-last:] == 2).all() and not arrays.split[:-last].any()
+    assert arrays.num_classes == source.num_classes and arrays.class_names == source.names.split()
     assert (tmp_path / "data" / f"{source.name}.npz").is_file()
     (folder / source.archive).unlink()
     again = cifar.load()
@@ -547,7 +555,9 @@ def test_cifar_from_the_archive_its_folder_and_resized(tmp_path: Path):
 @pytest.mark.parametrize("source", [CIFAR10, CIFAR100])
 def test_cifar_names_and_statistics(source, tmp_path: Path):
     """Files without names get the data set's; the pixels' own statistics are an option."""
-    path = save(tmp_path / "c.npz", **parts(12, 0, 6, 32, 32, 3))
+    file = parts(60, 0, 6, 32, 32, 3)
+    file["train_labels"] = np.arange(60) % source.num_classes
+    path = save(tmp_path / "c.npz", **{**file, "test_labels": np.arange(6)})
     arrays = source("d", str(path)).load()
     assert len(arrays.class_names) == source.num_classes == len(set(arrays.class_names))
     assert arrays.class_names[0] in ("airplane", "apple") and arrays.mean == (0.5,) * 3
@@ -579,7 +589,7 @@ def jpeg_file(path: Path, n: int = 12, side: int = 32) -> np.ndarray:
         offset=np.cumsum([0] + [len(s) for s in streams]),
         label=(np.arange(n) % 10).astype(np.uint8),
         is_test=np.arange(n) % 3 == 0,
-        classes=np.array([f"c{i}" for i in range(10)]),
+        classes=np.array(CIFAR10.names.split()),
     )
     return np.stack(decoded)
 
@@ -591,7 +601,7 @@ def test_cifar_from_jpeg_is_decoded_once(tmp_path: Path, monkeypatch: pytest.Mon
     arrays = CIFAR10(str(tmp_path)).load()  # found in data_dir by its name
     assert (arrays.inputs == decoded[order]).all()
     assert arrays.targets.tolist() == (np.arange(12) % 10)[order].tolist()
-    assert arrays.split.tolist() == [0] * 8 + [2] * 4 and arrays.class_names[1] == "c1"
+    assert arrays.split.tolist() == [0] * 8 + [2] * 4 and arrays.class_names[1] == "automobile"
     monkeypatch.setattr(Image, "open", None)
     assert (CIFAR10(str(tmp_path), str(path)).load().inputs == arrays.inputs).all()
 
@@ -649,28 +659,32 @@ def test_medmnist_table_is_that_of_the_package():
         if isinstance(node, ast.Assign) and node.targets[0].id == "INFO"
     )
     assert set(FILES) == {flag for flag in info if "3d" not in flag}
-    for flag, (md5, names) in FILES.items():
-        assert md5 == info[flag]["MD5"]
+    for flag, (md5, names, channels, counts) in FILES.items():
+        assert md5 == info[flag]["MD5"] and channels == info[flag]["n_channels"]
         assert len(names.split("; ")) == len(info[flag]["label"])
+        assert counts == tuple(info[flag]["n_samples"].values())
 
 
 def test_medmnist_from_the_server_and_from_data_dir(tmp_path: Path, server: tuple[str, Path]):
     address, folder = server
-    file = parts(12, 3, 6, 8, 8, 3)
+    file = parts(12, 3, 6, 28, 28, 3)
+    file["train_labels"] = np.arange(12) % 9
+    file |= {f"{part}_labels": file[f"{part}_labels"][:, 0] for part in ("val", "test")}
     save(folder / "pathmnist.npz", **file)
     strict = MedMNIST(str(tmp_path), "pathmnist", mirror=address)
     assert "md5" in sentence(strict)
     source = MedMNIST(str(tmp_path), "pathmnist", mirror=address, verify=False)
     arrays = source.load()
     assert arrays.num_classes == 9 and arrays.class_names[0] == "adipose"
-    assert arrays.inputs.shape == (21, 3, 8, 8)
+    assert arrays.inputs.shape == (21, 3, 28, 28)
     assert "verify=false" in sentence(strict)  # the file is there now, but not the published one
-    save(tmp_path / "breastmnist.npz", **file)
-    assert "3 classes, more than the 2" in sentence(MedMNIST(str(tmp_path), "breastmnist", verify=False))
+    grey = {key: value[..., 0] if value.ndim == 4 else value for key, value in file.items()}
+    save(tmp_path / "breastmnist.npz", **grey)
+    assert "9 classes, more than the 2" in sentence(MedMNIST(str(tmp_path), "breastmnist", verify=False))
 
 
 def test_chestmnist_is_multilabel(tmp_path: Path):
-    file = parts(6, 2, 4)
+    file = parts(6, 2, 4, 28, 28)
     for part, n in (("train", 6), ("val", 2), ("test", 4)):
         file[f"{part}_labels"] = RNG.integers(0, 2, (n, 14), dtype=np.uint8)
     save(tmp_path / "chestmnist.npz", **file)

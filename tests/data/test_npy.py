@@ -36,7 +36,8 @@ def test_the_same_arrays_as_those_of_an_npz(tmp_path: Path) -> None:
 def test_features_and_other_tasks(tmp_path: Path) -> None:
     x = RNG.random((12, 7), np.float32)
     assert Npy(saved(tmp_path, X=x, y=LABELS)).load().mean is None
-    assert Npy(saved(tmp_path, X=x, y=np.eye(3)[LABELS])).load().task == "multilabel"
+    several = np.maximum(np.eye(3)[LABELS], np.eye(3)[0])
+    assert Npy(saved(tmp_path, X=x, y=several)).load().task == "multilabel"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,10 @@ def test_features_and_other_tasks(tmp_path: Path) -> None:
         ({"X": IMAGES.astype(float), "y": LABELS}, "is float64"),
         ({"X": IMAGES[:, 0], "y": LABELS}, r"is uint8 \(12, 6, 5\)"),
         ({"X": np.asfortranarray(IMAGES), "y": LABELS}, "in C order"),
-        ({"X": np.ascontiguousarray(IMAGES.transpose(0, 2, 3, 1)), "y": LABELS}, "have 6 channels"),
+        ({"X": np.ascontiguousarray(IMAGES.transpose(0, 2, 3, 1)), "y": LABELS}, "with its channels last"),
+        ({"X": np.zeros((12, 6, 5, 3), np.float32), "y": LABELS}, "with its channels last"),
+        ({"X": IMAGES.astype(np.uint16), "y": LABELS}, r"is uint16 .*, expected uint8"),
+        ({"X": np.zeros((12, 0), np.float32), "y": LABELS}, r"has shape \(12, 0\): its samples hold no numbers"),
         ({"X": IMAGES, "y": LABELS[1:]}, "X has 12 rows, y has 11 rows"),
         ({"X": np.full((12, 2), np.inf, np.float32), "y": LABELS}, "not finite"),
         ({"X": np.array([None] * 12), "y": LABELS}, "damaged or no .npy file of numbers"),

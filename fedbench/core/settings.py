@@ -42,6 +42,7 @@ NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.consta
 NEUTRAL |= {"dataset.label_separator": None}  # of dataset=image_table
 NEUTRAL |= {"dataset.decimal": "point"}
 NEUTRAL |= {"dataset.anatomy": "generated"}  # of dataset=tumours
+NEUTRAL |= {"dataset.window": None}  # of images
 NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # of model=logistic
 # of questions about pictures
 NEUTRAL |= {"dataset.min_count": 1, "dataset.answers": "all", "dataset.normalizer": "plain"}

@@ -33,6 +33,11 @@ BOMB, BOMB_RATIO = 100_000_000, 200  # bytes from which on the ratio of unpacked
 DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, OSError)
 
 
+def is_hidden(name: str) -> bool:
+    """Whether programs hide a file or folder of this name: .ipynb_checkpoints, macOS' ._files and __MACOSX."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
 def md5_of(path: Path) -> str:
     """Hex md5 of a file (an integrity check against the published value, not a signature)."""
     with open(path, "rb") as file:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, require
 from fedbench.data._answers import EVERY, Answers, is_closed
-from fedbench.data._files import cached_array, fingerprint, log, require_unpackable
-from fedbench.data._images import BLOCK, fill, open_picture
+from fedbench.data._depth import Window
+from fedbench.data._files import cached_array, fingerprint, is_hidden, log, require_unpackable
+from fedbench.data._images import BLOCK, READER, fill, open_picture, window_of
 from fedbench.data._questions import Question, arrays_of, by_words, vocabulary
 from fedbench.data.base import TRAIN, Arrays
 
@@ -43,11 +44,13 @@ class Files:
 
     @cached_property
     def names(self) -> list[str]:
-        """All files, relative, sorted."""
+        """All files but hidden ones, relative, sorted."""
         if self.zip is not None:
-            return sorted(n for n in self.zip.namelist() if not n.endswith("/") and not n.startswith("__MACOSX"))
-        found = (Path(top) / file for top, _, files in os.walk(self.path) for file in files)
-        return sorted(file.relative_to(self.path).as_posix() for file in found)
+            names = [name for name in self.zip.namelist() if not name.endswith("/")]
+        else:
+            found = (Path(top) / file for top, _, files in os.walk(self.path) for file in files)
+            names = [file.relative_to(self.path).as_posix() for file in found]
+        return sorted(name for name in names if not any(map(is_hidden, name.split("/"))))
 
     @cached_property
     def _by_end(self) -> dict[str, str]:
@@ -58,10 +61,6 @@ class Files:
             for i in range(len(parts)):
                 ends.setdefault("/".join(parts[i:]), name)
         return ends
-
-    def has(self, *ends: str) -> bool:
-        """Whether there is a file for each of these ends of names."""
-        return all(end in self._by_end for end in ends)
 
     def find(self, *ends: str) -> str:
         """The file whose name ends in one of these; ConfigError where there is none."""
@@ -149,24 +148,29 @@ class Layout:
         file = file / "vocab.txt" if file.is_dir() else file
         return lambda texts: np.asarray(tokenize(list(texts), file, self.tokens))
 
+    def _picture(self, files: Files, window: Window | None, name: str) -> np.ndarray:
+        return open_picture(files.open(name), self.side, self.color, window)
+
     def pictures(self, listed: Sequence[tuple[Files, Sequence[str]]], name: str) -> np.ndarray:
         """Files' pictures, one set after the other [m, channels, side, side] uint8; many of them are decoded once and
         left on disk."""
-        each = [(files, file) for files, some in listed for file in some]
-        shape = (len(each), 3 if self.color == "rgb" else 1, self.side, self.side)
+        n = sum(len(some) for _, some in listed)
+        shape = (n, 3 if self.color == "rgb" else 1, self.side, self.side)
 
         def decoded() -> Iterator[np.ndarray]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # some at a time: all the files would fill the memory
-                for start in range(0, len(each), BLOCK):
-                    some = each[start : start + BLOCK]
-                    yield from pool.map(lambda e: open_picture(e[0].open(e[1]), self.side, self.color), some)
+                for files, names in listed:
+                    window = window_of(names, None, f"{name} ({files.path})", files.open)
+                    read = partial(self._picture, files, window)
+                    for start in range(0, len(names), BLOCK):
+                        yield from pool.map(read, names[start : start + BLOCK])
 
         if np.prod(shape) < KEPT:
-            return fill(decoded(), len(each), shape[1:])
-        key = ([(str(files.path), some, files.stamp(some)) for files, some in listed], self.side, self.color)
+            return fill(decoded(), n, shape[1:])
+        key = ([(str(files.path), some, files.stamp(some)) for files, some in listed], self.side, self.color, READER)
 
         def blocks() -> Iterator[np.ndarray]:
-            log.info("%s: decoding %s pictures once", name, f"{len(each):,}")
+            log.info("%s: decoding %s pictures once", name, f"{n:,}")
             return (picture[None] for picture in decoded())
 
         return cached_array(self.data_dir, name, key, shape, blocks)

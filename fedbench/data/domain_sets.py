@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Seed, require
-from fedbench.data._files import log
+from fedbench.data._files import is_hidden, log
 from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares
 from fedbench.data._pickled import NotPlainError, read_plain
 from fedbench.data.base import TEST, TRAIN, Arrays
@@ -107,7 +107,8 @@ class DomainSet:
                     f"{self.root} {lacks if self.root.is_dir() else 'is not there'}: put the package of github.com/"
                     f"med-air/FedBN there, or folders domain/class of {', '.join(self.domains)}, or set dataset.path"
                 )
-            names = sorted(p.name for p in (self.root / folder).iterdir() if p.suffix.lower() in SUFFIXES)
+            found = (p.name for p in (self.root / folder).iterdir() if p.suffix.lower() in SUFFIXES)
+            names = sorted(name for name in found if not is_hidden(name))
             rows += [(f"{folder}/{name}", y, d) for name in names]
         return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 

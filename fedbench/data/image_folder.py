@@ -6,15 +6,17 @@ domains are numbered in the order of their names.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, require
+from fedbench.core.options import ConfigError, Count, listed, require
+from fedbench.data._depth import check_window
 from fedbench.data._extra import join_extra
-from fedbench.data._files import cached, fingerprint, log
-from fedbench.data._images import half, open_pictures
+from fedbench.data._files import cached, fingerprint, is_hidden, log
+from fedbench.data._images import READER, half, open_pictures
 from fedbench.data._names import check_spelling
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
@@ -27,6 +29,7 @@ class ImageFolder:
 
     layout: class (class/picture), domain (domain/class/picture) or split (train, val, test/class/picture);
     auto reads it off the depth and the names.  extra: a folder domain/class/picture for training only.
+    window: [low, high], the values of pictures of more than 8 bits that become black and white; None: the range of all.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class ImageFolder:
         layout: Literal["auto", "class", "domain", "split"] = "auto",
         color: Literal["rgb", "grey"] = "rgb",
         extra: str | None = None,
+        window: Sequence[float] | None = None,
     ):
         self.data_dir, self.path, self.resize = data_dir, path, resize
+        self.window = check_window(window)
         self.layout, self.extra = layout, extra
         self.color: Literal["rgb", "grey"] = color
 
@@ -47,7 +52,7 @@ class ImageFolder:
         arrays = self.read().check()
         if self.extra is None:
             return arrays
-        extra = ImageFolder(self.data_dir, self.extra, self.resize, "domain", self.color).read()
+        extra = ImageFolder(self.data_dir, self.extra, self.resize, "domain", self.color, None, self.window).read()
         return join_extra(arrays, extra, self.extra).check()
 
     def read(self) -> Arrays:
@@ -94,19 +99,28 @@ class ImageFolder:
 
     def _key(self, root: Path, files: list[str]) -> object:
         listing = [(f, *fingerprint(root / f)[1:]) for f in files]
-        return listing, self.resize, self.color
+        return listing, self.resize, self.color, self.window, READER
 
     def _decode(self, root: Path, files: list[str]) -> dict[str, np.ndarray]:
         log.info("resizing the %s pictures of %s once", f"{len(files):,}", root)
-        return {"images": open_pictures([root / f for f in files], self.resize, self.color)}
+        return {"images": open_pictures([root / f for f in files], self.resize, self.color, self.window, str(root))}
 
 
 def _pictures(root: Path) -> list[str]:
-    """Paths of all pictures below root, relative, with forward slashes."""
-    files = []
-    for folder, _, names in os.walk(root):
+    """Paths of all pictures below root, relative, with forward slashes; a warning names folders without any.
+
+    What programs hide is left out: .ipynb_checkpoints, macOS' ._files and __MACOSX.
+    """
+    files, empty = [], []
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if not is_hidden(name)]
         base = Path(folder).relative_to(root)
-        files += [(base / n).as_posix() for n in names if Path(n).suffix.lower() in SUFFIXES]
+        found = [(base / n).as_posix() for n in names if Path(n).suffix.lower() in SUFFIXES and not is_hidden(n)]
+        files += found
+        if not found and not below:
+            empty.append(base.as_posix())
+    if empty and files:
+        log.warning("%s has folders without pictures, which become no classes: %s", root, listed(sorted(empty)))
     return files
 
 

@@ -8,15 +8,17 @@ which partitions respect).  Only listed pictures of the wanted silos are decoded
 import csv
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, Seed, require
+from fedbench.core.options import ConfigError, Count, Seed, require, require_distinct
+from fedbench.data._depth import check_window
 from fedbench.data._extra import join_extra
 from fedbench.data._files import cached, log
-from fedbench.data._images import half, open_pictures
+from fedbench.data._images import READER, half, open_pictures
 from fedbench.data._label_lists import join_columns, refuse_lists, split_lists
 from fedbench.data._names import check_spelling
 from fedbench.data.base import TRAIN, Arrays
@@ -41,6 +43,7 @@ class ImageTable:
     out, and so are other labels of lists; other single labels are refused.
     negatives: per silo (in their order), how many pictures of the first class are kept per picture of the others,
     drawn from `seed`; null keeps all.
+    window: [low, high], the values of pictures of more than 8 bits that become black and white; null: the range of all.
     resize: side in pixels.  color: grey or rgb.  extra: pictures for training only: a CSV file with the columns
     image (relative to that file's folder), label and silo, or a folder silo/class/picture.
     """
@@ -59,7 +62,9 @@ class ImageTable:
         color: Literal["rgb", "grey"] = "grey",
         extra: str | None = None,
         label_separator: str | None = None,
+        window: Sequence[float] | None = None,
     ):
+        self.window = check_window(window)
         self.data_dir, self.path, self.folder, self.extra = data_dir, path, folder, extra
         self.columns = {**COLUMNS, **(columns or {})}
         odd = sorted(set(self.columns) - set(COLUMNS))
@@ -69,7 +74,9 @@ class ImageTable:
         self.label_separator = label_separator
         require(label_separator != "", "dataset.label_separator must be null or what stands between two labels")
         self.classes = None if classes is None else [str(c) for c in classes]
+        require_distinct(self.classes or (), "dataset.classes")
         self.silos = None if silos is None else [str(s) for s in silos]
+        require_distinct(self.silos or (), "dataset.silos")
         self.negatives, self.seed, self.resize = negatives, seed, resize
         self.color: Literal["rgb", "grey"] = color
 
@@ -83,8 +90,8 @@ class ImageTable:
     def _extra(self, path: Path) -> Arrays:
         """The pictures for training only."""
         if path.is_dir():
-            return ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color).read()
-        plain = ImageTable(self.data_dir, resize=self.resize, color=self.color)
+            return ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read()
+        plain = ImageTable(self.data_dir, resize=self.resize, color=self.color, window=self.window)
         return plain._read(Table(path, {**COLUMNS, "patient": None}), path.parent)
 
     def _read(self, table: "Table", folder: Path) -> Arrays:
@@ -132,11 +139,12 @@ class ImageTable:
         """All pictures [n, channels, resize, resize] uint8, from the cache where nothing has changed."""
         files = found(path, folder, names)
         stats = [os.stat(file) for file in files]
-        key = ([(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, stats)], self.resize, self.color)
+        stamps = [(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, stats)]
+        key = (stamps, self.resize, self.color, self.window, READER)
 
         def decode() -> dict[str, np.ndarray]:
             log.info("resizing %s pictures of %s once", f"{len(names):,}", path)
-            return {"images": open_pictures(files, self.resize, self.color)}
+            return {"images": open_pictures(files, self.resize, self.color, self.window, str(path))}
 
         return cached(self.data_dir, path.stem, key, decode)["images"]
 

@@ -93,13 +93,13 @@ def _files(path: Path) -> dict[str, list[Path]]:
     if path.is_file():
         kind = "json" if path.suffix == ".json" else "txt"
         return {kind: [path]}
-    both = {part: sorted((path / part).glob("*.json")) for part in ("train", "test")}
+    both = {part: sorted((path / part).glob("[!.]*.json")) for part in ("train", "test")}
     if all(both.values()):
         return both
     for folder in (path, *(path / name for name in UNCUT)):
-        if found := sorted(folder.glob("*.json")):
+        if found := sorted(folder.glob("[!.]*.json")):
             return {"json": found}
-    found = sorted(path.glob("*.txt"))
+    found = sorted(path.glob("[!.]*.txt"))
     require(bool(found), f"dataset.path={path} holds neither: {WANTED}")
     return {"txt": found}
 

@@ -15,7 +15,6 @@ from tiny import compose
 
 from fedbench.cli.config import check
 from fedbench.core.options import ConfigError
-from fedbench.data._images import open_picture
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.data.image_folder import ImageFolder
 from fedbench.data.image_table import ImageTable
@@ -120,13 +119,6 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     path, rows = make_table(tmp_path)
     (tmp_path / rows[0]["image"]).write_bytes(b"no picture")
     assert "cannot be read as a picture" in sentence(path)
-
-
-def test_sixteen_bit_pictures_keep_their_range(tmp_path: Path) -> None:
-    pixels = (np.arange(16).reshape(4, 4) * 4096).astype(np.uint16)
-    Image.fromarray(pixels).save(tmp_path / "deep.png")
-    assert open_picture(tmp_path / "deep.png", 4, "grey")[0].tolist() == (pixels >> 8).tolist()
-    assert open_picture(tmp_path / "deep.png", 4, "rgb").shape == (3, 4, 4)
 
 
 def test_negatives_are_subsampled_by_silo(tmp_path: Path) -> None:

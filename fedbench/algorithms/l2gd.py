@@ -4,9 +4,9 @@ Hanzely and Richtarik, "Federated Learning of a Mixture of Global and Local Mode
 (1/N) sum_i f_i(x_i) + lam/(2N) sum_i ||x_i - xbar||^2.  Every iteration all clients flip one coin:  with probability
 1 - pr  x_i <- x_i - alpha/(N (1 - pr)) grad f_i(x_i);  with probability pr  x_i <- (1 - c) x_i + c xbar,
 c = alpha lam/(N pr).  Nothing is sent but where an averaging step follows local ones.
-A round here is what lies between two messages: a run of local steps, whose number is geometric with mean (1 - pr)/pr,
-and the averaging step behind it.  Runs of averaging steps leave xbar where it is and need no message; they are left
-out, c being what one round moves.
+A round here is a run of local steps, whose number is geometric with mean (1 - pr)/pr, and the averaging step behind it.
+A round of no local steps sends nothing up.  It sends nothing down either where its clients know xbar from their last
+averaging step, which leaves it where it is; with everyone in every round that is always so.
 Departs from the paper: stochastic gradients; a run of local steps ends after local.epochs at the latest; c is an
 option and not made of lam; with partial participation xbar is the mean over the cohort.
 Reduces to: Local at mix = 0, at equal steps; every x_i is xbar at mix = 1.
@@ -14,6 +14,7 @@ Reduces to: Local at mix = 0, at equal steps; every x_i is xbar at mix = 1.
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, LocalTraining, RowStore
@@ -24,7 +25,7 @@ class L2GD(Algorithm):
     """pr, mix (c), alpha (null: local steps are the optimizer's rate): above.  steps: how many local steps a round has,
     drawn, or those of local.epochs.
 
-    State: x [N, P]; sent [N, P], the server's copy of it.
+    State: x [N, P]; sent [N, P], the server's copy of it; know, the numbers of the clients that know their mean.
     """
 
     def __init__(
@@ -46,12 +47,21 @@ class L2GD(Algorithm):
         """All clients start from one model."""
         w = model.init_row()  # [P]
         self.x, self.sent = rows("x", default=w), rows("sent", default=w)  # lazy [N, P]
+        self.know = torch.arange(federation.num_clients)  # on the host
 
     def round(self, cohort: Cohort) -> None:
         """A run of local steps, then (1 - c) x_i + c xbar."""
-        x = cohort.train(self.x[cohort.ids], how=self.how(cohort)).theta  # [K, P]
-        sent = cohort.upload(x=x, reference={"x": self.sent[cohort.ids]}, replaces=["x"]).x
-        xbar = cohort.broadcast(xbar=sent.mean(0)).xbar  # as clients see it, who know `sent` too  [P]
+        how, ids = self.how(cohort), torch.from_numpy(cohort.ids)
+        x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
+        sent = self.sent[cohort.ids]  # [K, P]
+        if how.steps != 0:
+            sent = cohort.upload(x=x, reference={"x": sent}, replaces=["x"]).x
+            self.know = ids[:0]
+        xbar = sent.mean(0)  # [P]
+        if not torch.equal(self.know, ids):
+            seen = cohort.broadcast(xbar=xbar).xbar  # by clients, who know `sent` too
+            self.know = ids if torch.equal(seen, xbar) else ids[:0]
+            xbar = seen
         self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), sent.lerp(xbar, self.mix)
 
     def how(self, cohort: Cohort) -> LocalTraining:

@@ -133,7 +133,7 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
     cohort = Cohort(engine, ids, sim.done, lost=len(drawn) - len(ids))
     if len(ids):  # else the server stays as it was
         sim.algorithm.round(cohort)
-        check_used(sim)
+        check_used(sim, cohort.ledger)
     if engine.compression is not None and cohort.ledger.losses is not None:
         cohort.ledger.bytes_up += engine.compression.observe(cohort.ledger.losses)
     synchronize(engine.device)
@@ -154,16 +154,19 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
     progress.update(sim.done, sim.last.get(sim.primary, float("nan")), row["images_per_s"])
 
 
-def check_used(sim: Simulation) -> None:
-    """Refuse, after a first round, what was asked for and did nothing."""
+def check_used(sim: Simulation, ledger: Ledger) -> None:
+    """Refuse, after a first round, what was asked for and did nothing.
+
+    A round without a local step may send nothing: of compression the next one says more, if there is one."""
     engine, choices = sim.engine, sim.cfg.choices
+    waits = not ledger.steps and sim.done + 1 < sim.cfg.rounds
     require(
         engine.weights == "samples" or engine.has_taken_means,
         f"weights={engine.weights}: algorithm={choices.algorithm} takes no mean of clients weighted by "
         "their samples; leave weights out",
     )
     require(
-        engine.compression is None or engine.compression.acted,
+        engine.compression is None or engine.compression.acted or waits,
         f"compression={choices.compression}: algorithm={choices.algorithm} sends nothing that is compressed, which are "
         f"float32 tensors of {TINY} numbers a client and more; leave compression out",
     )

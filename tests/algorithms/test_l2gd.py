@@ -85,6 +85,32 @@ def test_drawn_runs_are_so_many_steps_of_local_training() -> None:
     equal(deployed(e, m), deployed(f, local))
 
 
+def test_averaging_steps_without_local_ones_before_cost_nothing() -> None:
+    """pr = 0.5: of 12 rounds those with a local step send a row up and one down for each of the 6 clients."""
+    e = six_clients(epochs=4)
+    m = play(e, L2GD(pr=0.5), rounds=0)
+    runs, row = [], 4 * 6 * e.model.size
+    for r in range(12):
+        cohort = Cohort(e, np.arange(6), r)
+        before, runs = m.x[cohort.ids].clone(), [*runs, m.run_length(cohort)]
+        m.round(cohort)
+        assert (cohort.ledger.bytes_up, cohort.ledger.bytes_down) == ((row, row) if runs[-1] else (0, 0))
+        if not runs[-1]:
+            close(m.x[cohort.ids], before.lerp(before.mean(0), m.mix))  # and it is an averaging step
+    assert runs.count(0) == 5
+
+
+def test_a_cohort_that_does_not_know_its_mean_is_sent_it() -> None:
+    e = six_clients(epochs=4)
+    m = play(e, L2GD(pr=0.5), rounds=0)
+    row = 4 * e.model.size
+    idle = [r for r in range(40) if not m.run_length(Cohort(e, np.arange(6), r))][:3]
+    for r, ids, down in zip(idle, ([0, 1, 2], [0, 1, 2], [0, 1, 3]), (3 * row, 0, 3 * row)):
+        cohort = Cohort(e, np.array(ids), r)
+        m.round(cohort)
+        assert (cohort.ledger.bytes_up, cohort.ledger.bytes_down) == (0, down)
+
+
 def test_lengths_of_runs_are_geometric_and_bounded() -> None:
     e = six_clients(epochs=40)
     lengths = np.array([L2GD(pr=0.25).run_length(Cohort(e, np.arange(6), r)) for r in range(4000)])

@@ -8,7 +8,10 @@ theta_ij <- s delta, v_ij <- v_ij + rho (w_i - w_j - theta_ij) = rho (1 - s) del
 So a pair is kept as delta and s alone, theta and v being multiples of one vector.  While all pairs have had one s in
 every round (everybody within xi + lam/rho, or lam = 0) delta_ij = D_i - D_j, D_i <- (1 - s) D_i + w_i: N vectors.
 Departs from the paper: local SGD by epochs of batches; norms are over the trained columns, and running statistics stay
-with the client.  merge is the released code's last step.
+with the client.  merge is the released code's last step, a mean weighted by samples (weights=uniform: plain).
+Departs from the released code: each pair is updated once a round, where its two loops visit a pair of two sampled
+clients twice, the second time from the dual of the first.  With merge a cluster is all that paths of pairs join, where
+the code takes each client's direct neighbours, within less than merge, and means may overlap.
 Reduces to: Local with a pull to its own last upload at lam = 0, where a client's data change nobody else's row.
 """
 
@@ -28,9 +31,9 @@ from fedbench.engine.rows import memory
 class FPFC(Algorithm):
     """lam, rho, a, xi, merge: above and in the YAML.
 
-    State: own [N, P]; of the server W [N, p], what clients sent last, and of all M = N (N - 1) / 2 pairs i < j, in the
-    order of (0, 1), (0, 2) ... (1, 2) ..., s [M] and delta [M, p]; while they have one s, in the place of delta
-    D [N, p], less its mean, if that is smaller.
+    State: own [N, P]; of the server W [N, p], what clients sent last, n [N], what each counts in a cluster's mean, and
+    of all M = N (N - 1) / 2 pairs i < j, in the order of (0, 1), (0, 2) ... (1, 2) ..., s [M] and delta [M, p]; while
+    they have one s, in the place of delta D [N, p], less its mean, if that is smaller.
     """
 
     def __init__(
@@ -65,11 +68,14 @@ class FPFC(Algorithm):
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
         self.own = rows("own", default=w)  # lazy [N, P]
         self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
+        self.n = torch.from_numpy(federation.num_samples).to(w)  # [N]
         self.s = w.new_ones(n * (n - 1) // 2)  # [M]
         self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
 
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""
+        if self.merge is not None:
+            self.n = torch.from_numpy(cohort.all_clients().mass).to(self.n)
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
         columns, rho = self.columns, self.rho
 
@@ -176,9 +182,10 @@ class FPFC(Algorithm):
         return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:
-        """The mean model of every cluster.  # [clusters, p]"""
-        count = label.bincount()
-        return self.W.new_zeros(len(count), self.W.shape[1]).index_add(0, label, self.W) / count[:, None]
+        """The mean model of every cluster, weighted by n.  # [clusters, p]"""
+        clusters = int(label.max()) + 1
+        sums = self.W.new_zeros(clusters, self.W.shape[1]).index_add(0, label, self.W * self.n[:, None])
+        return sums / self.n.new_zeros(clusters).index_add(0, label, self.n)[:, None]
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
         """The mean of all models, for one that cannot choose."""

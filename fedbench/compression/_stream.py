@@ -1,7 +1,8 @@
 """Bits one after the other: what a message is when it is really sent.  Plain Python, for one row: slow, easy to check.
 
-Elias gamma codes are those of Elias, IEEE Trans. Inf. Theory 1975; the code with a unary quotient and a remainder of
-fixed width is Golomb's (IEEE Trans. Inf. Theory 1966) for divisors that are powers of 2, which Rice (1979) took up.
+Elias gamma and omega codes are those of Elias, IEEE Trans. Inf. Theory 1975; the code with a unary quotient and a
+remainder of fixed width is Golomb's (IEEE Trans. Inf. Theory 1966) for divisors that are powers of 2, which Rice (1979)
+took up.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ class Writer:
         width = value.bit_length()
         self.unary(width - 1)
         self.fixed(value - (1 << (width - 1)), width - 1)
+
+    def omega(self, value: int) -> None:
+        """value >= 1: its bits, before them their number less 1 in the same way, down to 1; and a 0 behind all."""
+        groups = ["0"]
+        while value > 1:
+            groups.append(format(value, "b"))
+            value = len(groups[-1]) - 1
+        self._bits.extend(reversed(groups))
 
     def rice(self, value: int, width: int) -> None:
         """value >= 0 in (value >> width) + 1 + width bits."""
@@ -69,6 +78,13 @@ class Reader:
         """What `Writer.gamma` took."""
         width = self.unary()
         return (1 << width) + self.fixed(width)
+
+    def omega(self) -> int:
+        """What `Writer.omega` took."""
+        value = 1
+        while self.fixed(1):
+            value = (1 << value) + self.fixed(value)
+        return value
 
     def rice(self, width: int) -> int:
         """What `Writer.rice` took."""

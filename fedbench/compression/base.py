@@ -36,7 +36,7 @@ class Message:
 
     name: that the method gave it.  size: n.  ids [k]: whose rows they are, of clients that have states; none of a row
     that is the same for all.  spans: of the parameters in a row, where it is one of the model's, in the order of their
-    columns.  weights [k]: each client's share of the cohort's training samples; cohort: those of the whole cohort; None
+    columns.  weights [k]: each client's part in a mean that the server takes; cohort: those of the whole cohort; None
     of what the server sends.
     """
 

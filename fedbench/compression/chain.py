@@ -5,6 +5,7 @@ numbers' mean magnitude and their signs.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,7 +64,7 @@ class Chain(Operator):
         """Each operator with a prefix for its names, and what it compresses, named so."""
         links, size, spans = [], message.size, message.spans
         for i, operator in enumerate(self.operators):
-            part = Message(f"{i}/{message.name}", size, message.ids, spans)
+            part = replace(message, name=f"{i}/{message.name}", size=size, spans=spans)
             links.append((f"{i}/", operator, part))
             size, spans = operator.num_numbers(part), {}
         return links

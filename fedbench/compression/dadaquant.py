@@ -4,9 +4,11 @@ Hönig, Zhao and Mullins, ICML 2022.  A number is rounded, at random and right o
 Over time: with G_t the mean training loss of round t and its running mean H_t = psi H_{t-1} + (1 - psi) G_t,
 q_t = 2 q_{t-1} where H_{t-1} >= H_{t-phi} and q has not moved since round t - phi, up to q_max.
 Over clients: q_{t,i} = round(sqrt(a / b) w_i^{2/3}), a = sum_j w_j^{2/3}, b = sum_j w_j^2 / q_t^2, w_i being client i's
-share of the cohort's samples, which keeps sum_i w_i^2 / q_{t,i}^2, the variance of the mean, as it was.
-Departs from the paper, in what it leaves open: an Elias gamma code for each level, as in qsgd.py; phi is an option,
-where it is a tenth of the rounds; what the server sends has q_t levels (direction=both).
+part in the mean that the server takes (by samples, or with weights=uniform 1 / K), which keeps
+sum_i w_i^2 / q_{t,i}^2, the variance of the mean, as it was.
+Levels are coded as runs of zeros, and Elias omega codes of these and of the others (_runs.py).
+Departs from the paper: phi is an option, where it is a tenth of the rounds; what the server sends has q_t levels
+(direction=both); a message says its q, which the paper's clients are told.
 """
 
 from typing import Literal
@@ -14,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedbench.compression._runs import omega_lengths
 from fedbench.compression._stream import Reader, Writer
 from fedbench.compression._sums import l2_norm, over, total
 from fedbench.compression.base import Direction, Message, Sent
@@ -41,7 +44,7 @@ class DAdaQuant(QSGD):
         direction: Direction = "up",
     ):
         require(q_min <= q_max, f"compression.q_min={q_min} is more than compression.q_max={q_max}")
-        super().__init__(q_max, norm, "elias", memory, direction)
+        super().__init__(q_max, norm, "runs", memory, direction)
         self.q_max, self.psi, self.phi = q_max, psi, phi
         self.q = torch.full((1,), float(q_min))
         self.H, self.past = torch.zeros(phi), torch.full((phi,), float(q_min))
@@ -81,16 +84,15 @@ class DAdaQuant(QSGD):
         return sent.codes["scale"] * (sent.codes["level"].float() / sent.codes["q"].float())
 
     def count(self, sent: Sent, message: Message) -> Tensor:
-        """As of qsgd, and q in an Elias code.  # [k]"""
-        exponent = torch.frexp(sent.codes["q"][:, 0].float()).exponent - 1  # floor(log2)
-        return super().count(sent, message) + 2 * exponent + 1
+        """As of qsgd, and q in an Elias omega code.  # [k]"""
+        return super().count(sent, message) + omega_lengths(sent.codes["q"][:, 0])
 
     def write(self, sent: Sent, out: Writer, message: Message) -> None:
         """q, the norm, and every level."""
-        out.gamma(int(sent.codes["q"][0, 0]))
+        out.omega(int(sent.codes["q"][0, 0]))
         super().write(sent, out, message)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """q, the norm, and the levels."""
-        q = torch.tensor([[stream.gamma()]], dtype=torch.int32)
+        q = torch.tensor([[stream.omega()]], dtype=torch.int32)
         return {"q": q, **super().read(stream, message)}

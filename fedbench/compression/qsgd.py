@@ -1,8 +1,9 @@
 """Stochastic quantization: numbers are rounded, at random and right on average, to multiples of norm / levels.
 
-Alistarh et al., NeurIPS 2017 (QSGD), section 3.1.  Departs from the paper: one norm for the whole row, in place of
-buckets; every level has an Elias gamma code (IEEE Trans. Inf. Theory 1975), zeros one bit, in place of the omega code
-of the distances between levels that are not 0.
+Alistarh et al., NeurIPS 2017 (QSGD), section 3.1.  code=runs is the paper's for few levels of the l2 norm: Elias omega
+codes (IEEE Trans. Inf. Theory 1975) of the levels that are not 0, and of the distances between them.
+Departs from the paper: one norm for the whole row, in place of buckets; with code=elias every level has an Elias gamma
+code, zeros one bit.
 """
 
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedbench.compression import _runs as runs
 from fedbench.compression._stream import Reader, Writer
 from fedbench.compression._sums import divided, l2_norm, over
 from fedbench.compression.base import FLOAT, Direction, Message, Operator, Sent
@@ -21,7 +23,7 @@ MOST = 1 << 16  # levels: float32 has 24 bits, some of which the rounding needs
 
 class QSGD(Operator):
     """levels: s, of |x| above 0; null: full precision.  norm: what level s stands for, l2 (the paper) or max |x|.
-    code: elias, short where levels are small, or fixed, of one width for all."""
+    code: elias, short where levels are small, runs, short where most are 0, or fixed, of one width for all."""
 
     unbiased = True
 
@@ -29,7 +31,7 @@ class QSGD(Operator):
         self,
         levels: Count | None = 16,
         norm: Literal["l2", "max"] = "max",
-        code: Literal["elias", "fixed"] = "elias",
+        code: Literal["elias", "runs", "fixed"] = "elias",
         memory: bool = False,
         direction: Direction = "up",
     ):
@@ -59,7 +61,10 @@ class QSGD(Operator):
         return (2 * self.levels).bit_length()
 
     def count(self, sent: Sent, message: Message) -> Tensor:
-        """The norm, and n w, or for each level l the 2 floor(log2(l + 1)) + 1 bits and a sign unless it is 0.  # [k]"""
+        """The norm, and n w, or what _runs.py counts, or for each level l the 2 floor(log2(l + 1)) + 1 bits and a sign
+        unless it is 0.  # [k]"""
+        if self.code == "runs":
+            return FLOAT + runs.count(sent.codes["level"])
         level = sent.codes["level"].abs()
         if self.code == "fixed":
             return torch.full((len(level),), FLOAT + message.size * self.width, device=level.device)
@@ -69,6 +74,9 @@ class QSGD(Operator):
     def write(self, sent: Sent, out: Writer, message: Message) -> None:
         """The norm, and every level, with a sign behind it."""
         out.floats(sent.codes["scale"][0])
+        if self.code == "runs":
+            runs.write(sent.codes["level"][0], out)
+            return
         for level in sent.codes["level"][0].tolist():
             if self.code == "fixed":
                 out.fixed(level + self.levels, self.width)
@@ -80,8 +88,11 @@ class QSGD(Operator):
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
         """The norm, and the levels."""
         scale = stream.floats(1)[None]
-        read_level = self._fixed if self.code == "fixed" else _elias
-        levels = [read_level(stream) for _ in range(message.size)]
+        if self.code == "runs":
+            levels = runs.read(stream, message.size)
+        else:
+            read_level = self._fixed if self.code == "fixed" else _elias
+            levels = [read_level(stream) for _ in range(message.size)]
         return {"scale": scale, "level": torch.tensor([levels], dtype=torch.int32)}
 
     def _fixed(self, stream: Reader) -> int:

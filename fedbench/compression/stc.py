@@ -1,12 +1,15 @@
 """Sparse ternary compression: of the numbers of largest magnitude the signs, where they are, and one mean magnitude.
 
 Sattler et al., IEEE TNNLS 2020.  m = ceil(share n) numbers are kept, and each is sent as sign(x) mu, mu being their
-mean magnitude; what is left out waits in the memory.  Departs from the paper: of equal magnitudes the first are kept,
-so that there are always m; over the whole row, as in the paper, and not tensor by tensor, as in its code.
+mean magnitude; what is left out waits in the memory.  Over the whole row, as in the paper, and not tensor by tensor, as
+in its code.
+Departs from the paper: of equal magnitudes the first are kept, so that there are always m; a 0 among them counts as
+positive.  The released code keeps all that are as large as the m-th, of both signs, with the mean of m of them; where
+fewer than m numbers are not 0, it makes every 0 -mu.
 variant=pfednet is what pFedNet's released code calls STC: of the positive numbers those of at least the
-(1 - share) quantile of max(x, 0) over the row, and likewise of the negative ones, each sign with a mean of its own; its
-rows are sent as a map, as up to two thirds of their numbers are kept.  There the code has no memory, and makes
-zeros of a row with few numbers of a sign positive by accident; here they stay 0.
+(1 - share) quantile of max(x, 0) over the row, interpolated as torch.quantile does, and likewise of the negative ones,
+each sign with a mean of its own; its rows are sent as a map, as up to two thirds of their numbers are kept.  There the
+code has no memory, and makes zeros of a row with few numbers of a sign positive by accident; here they stay 0.
 """
 
 from typing import Literal
@@ -54,8 +57,7 @@ class STC(Operator):
         means, trit = [], torch.zeros_like(x, dtype=torch.int8)
         for sign in (1, -1):
             part = (sign * x).clamp_min(0)
-            rank = max(1, round((1 - self.share) * x.shape[1]))  # its quantile is the number of this rank
-            least = part.kthvalue(rank, dim=1, keepdim=True).values
+            least = quantile(part, 1 - self.share)
             chosen = (part > 0) & (part >= least)
             count = chosen.sum(1, keepdim=True).double()
             sums = total(torch.where(chosen, part, 0).double())[:, None]
@@ -100,3 +102,12 @@ class STC(Operator):
         mean, m = stream.floats(1)[None], self._kept(message)
         where = positions.read(stream, m, message.size)
         return {"mean": mean, "positions": where, "negative": torch.tensor([[bool(stream.fixed(1)) for _ in range(m)]])}
+
+
+def quantile(values: Tensor, share: float) -> Tensor:
+    """The quantile of each row [k, n], interpolated between the two numbers next to rank share (n - 1).  # [k, 1]"""
+    n = values.shape[1]
+    rank = round(share * (n - 1), 6)  # 0.9 * 10 may be 9.000000000000002
+    below = int(rank)
+    low, high = (values.kthvalue(min(k, n), dim=1, keepdim=True).values for k in (below + 1, below + 2))
+    return low.lerp(high, rank - below)

@@ -7,7 +7,9 @@ import torch
 from operators import draws, message, rows, seen
 
 from fedbench.compression.base import Message
+from fedbench.compression.chain import Chain
 from fedbench.compression.dadaquant import DAdaQuant
+from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
 
 
@@ -37,6 +39,29 @@ def test_levels_double_where_the_loss_stalls_for_phi_rounds() -> None:
     assert told(operator, 1, 1, 1, 1) == [4, 4, 4, 4]  # it falls
 
 
+def test_psi_is_the_part_of_the_running_loss_that_stays() -> None:
+    """psi 0.75 of 8 and a quarter of 4: 7, then 0.75 * 7 + 0.25 * 4 = 6.25."""
+    operator = DAdaQuant(psi=0.75, phi=2)
+    told(operator, 8, 4)
+    assert torch.allclose(operator.H, torch.tensor([8.0, 7.0]))
+    told(operator, 4)
+    assert torch.allclose(operator.H, torch.tensor([7.0, 6.25]))
+
+
+@pytest.mark.parametrize("phi", [1, 2, 3])
+def test_levels_double_only_after_phi_rounds_that_are_past(phi: int) -> None:
+    """A constant loss, even 0, as the losses before round 1 stand there: the first to double is round phi + 1."""
+    for loss in (0.0, 1.0):
+        assert told(DAdaQuant(1, 2, phi=phi), *[loss] * (phi + 1)) == [1] * phi + [2]
+
+
+def test_clients_have_their_levels_in_a_chain() -> None:
+    shares = weighted(5, 0.7, 0.2, 0.1)
+    alone = DAdaQuant(8, 64).levels_of(shares, torch.zeros(3, 5))
+    sent = Chain([TopK(0.6), DAdaQuant(8, 64)]).pack(torch.ones(3, 5), draws(3), shares)
+    assert torch.equal(sent.codes["1/q"], alone.int())
+
+
 def test_levels_end_at_most_at_q_max_and_never_fall() -> None:
     operator = DAdaQuant(1, 10, phi=1)
     levels = told(operator, *[1.0] * 12)
@@ -61,9 +86,10 @@ def test_larger_clients_have_more_levels_and_the_mean_the_same_variance() -> Non
 
 
 def test_multiples_of_the_norm_by_hand() -> None:
-    """norm 5, q = 1: (5, 0) stays; of (3, 4) each is 0 or 5.  32 bits of the norm, 1 of q, levels of 1 or 4."""
+    """norm 5, q = 1: (5, 0) stays; of (3, 4) each is 0 or 5.  32 bits of the norm, 1 of q; no zero, a sign and 1 take 1
+    bit each, one zero at the end 3."""
     result, bits = seen(DAdaQuant(1, 4), rows([5, 0], [3, 4]))
-    assert torch.equal(result[0], rows([5, 0])[0]) and bits[0] == 32 + 1 + 4 + 1
+    assert torch.equal(result[0], rows([5, 0])[0]) and bits[0] == 32 + 1 + 3 + 3
     assert set(result[1].tolist()) <= {0.0, 5.0}
 
 

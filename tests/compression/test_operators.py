@@ -33,6 +33,7 @@ OPERATORS = {
     "sign": Sign(),
     "qsgd": QSGD(16),
     "qsgd_l2_fixed": QSGD(3, norm="l2", code="fixed"),
+    "qsgd_l2_runs": QSGD(3, norm="l2", code="runs"),
     "ternary": Ternary(),
     "ternary_clipped": Ternary(clip=2.5),
     "lowrank": LowRank(2),

@@ -17,6 +17,8 @@ def test_multiples_of_the_norm_stay() -> None:
     assert torch.equal(result, x) and bits == [32 + 17]
     result, bits = seen(QSGD(4, code="fixed"), x)
     assert torch.equal(result, x) and bits == [32 + 4 * 4]  # 9 signed levels take 4 bits
+    result, bits = seen(QSGD(4, code="runs"), x)
+    assert torch.equal(result, x) and bits == [32 + (1 + 1 + 6) + (1 + 1 + 3) + (1 + 1 + 1) + 3]  # the last: one zero
 
 
 def test_the_l2_norm_is_what_the_last_level_stands_for() -> None:

@@ -1,9 +1,10 @@
 """Sparse ternary compression by hand, both variants."""
 
+import pytest
 import torch
 from operators import draws, message, rows, seen
 
-from fedbench.compression.stc import STC
+from fedbench.compression.stc import STC, quantile
 
 
 def test_the_largest_are_sent_as_their_mean_magnitude() -> None:
@@ -11,6 +12,11 @@ def test_the_largest_are_sent_as_their_mean_magnitude() -> None:
     result, bits = seen(STC(share=0.3), rows([1, -4, 0.5, 3, -1, 2]))
     assert torch.equal(result, rows([0, -3.5, 0, 3.5, 0, 0]))
     assert bits[0] >= 32 + 2 + 2
+
+
+def test_of_equal_magnitudes_the_first_are_kept() -> None:
+    """2 of 4, and three of magnitude 2, of either sign: the first two."""
+    assert torch.equal(seen(STC(share=0.5), rows([1, -2, 2, -2]))[0], rows([0, -2, 2, 0]))
 
 
 def test_all_of_one_magnitude_is_exact_at_share_one() -> None:
@@ -44,13 +50,29 @@ def test_what_was_sent_and_the_memory_is_what_was_due_over_twenty_rounds() -> No
 
 
 def test_pfednets_variant_keeps_a_share_of_either_sign() -> None:
-    """10 numbers, share 0.2: positive ones of at least the 8th smallest of max(x, 0) = (0 x 6, 1, 2, 3, 5): 2, 3, 5,
-    mean 10/3; negative ones, magnitudes (0 x 6, 1, 2, 4, 6): 2, 4 and 6, mean 4."""
+    """10 numbers, share 0.2: rank 0.8 * 9 = 7.2 of max(x, 0) = (0 x 6, 1, 2, 3, 5) is 2.2: 3 and 5 are kept, mean 4; of
+    the magnitudes of negative ones (0 x 6, 1, 2, 4, 6) it is 2.4: 4 and 6, mean 5."""
     x = rows([1, -1, 2, -2, 3, -4, 5, -6, 0, 0])
     result, bits = seen(STC(0.2, variant="pfednet", memory=False), x)
-    third = 10 / 3
-    torch.testing.assert_close(result, rows([0, 0, third, -4, third, -4, third, -4, 0, 0]))
-    assert bits == [64 + 10 + 6]
+    assert torch.equal(result, rows([0, 0, 0, 0, 4, -5, 4, -5, 0, 0]))
+    assert bits == [64 + 10 + 4]
+
+
+@pytest.mark.parametrize("size, share", [(1, 0.5), (2, 0.2), (11, 0.1), (1000, 0.2), (1001, 0.2), (4810, 0.07)])
+def test_pfednets_quantile_is_torchs(size: int, share: float) -> None:
+    x = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(quantile(x, 1 - share), torch.quantile(x, 1 - share, dim=1, keepdim=True))
+    trits = STC(share, variant="pfednet").pack(x, draws(3), message(size, 3)).codes["trit"]
+    for sign in (1, -1):
+        part = (sign * x).clamp_min(0)
+        kept = (part > 0) & (part >= torch.quantile(part.double(), 1 - share, dim=1, keepdim=True))
+        assert torch.equal(trits == sign, kept)
+
+
+def test_pfednets_variant_keeps_200_of_1000_of_a_sign() -> None:
+    """Ranks 0 to 999: 0.8 * 999 = 799.2 lies between the 800th and the 801st number, so that 200 are kept."""
+    x = torch.arange(1.0, 1001)[None]
+    assert int((seen(STC(0.2, variant="pfednet"), x)[0] != 0).sum()) == 200
 
 
 def test_pfednets_variant_makes_nothing_of_zeros() -> None:

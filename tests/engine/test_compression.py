@@ -11,6 +11,7 @@ from tiny import HEAD, close, compose, engine, equal, mlp, ragged
 from torch import Tensor, nn
 
 from fedbench.compression.base import Operator, Sent
+from fedbench.compression.dadaquant import DAdaQuant
 from fedbench.compression.lowrank import LowRank
 from fedbench.compression.none import NoCompression
 from fedbench.compression.qsgd import QSGD
@@ -475,3 +476,18 @@ def test_draws_differ_by_message_round_and_client() -> None:
     e.compression = Compression(other, e.rows, e.model, e.seed + 1)
     Cohort(e, IDS, 0).upload(a=rows(1, 2, 3), reference={"a": None})
     assert not (other.shown[0][1] == spy.shown[0][1]).any()
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_operators_are_given_each_clients_part_in_the_servers_mean(weights: Any) -> None:
+    """DAdaQuant's levels keep the variance of that mean: with weights=uniform all clients have q_t."""
+    e = net(operator := DAdaQuant(8, 64))
+    e.weights = weights
+    cohort, given = Cohort(e, IDS, 0), []
+    operator.levels_of = lambda message, rows: given.append(message) or DAdaQuant.levels_of(operator, message, rows)
+    cohort.upload(theta=rows(1, 2, 3), reference={"theta": None})
+    equal(given[0].weights, cohort.weights)
+    q = DAdaQuant(8, 64).levels_of(given[0], rows(1, 2, 3))[:, 0].double()
+    w = cohort.weights.double()
+    close((w**2 / q**2).sum(), (w**2).sum() / 64, 2e-2)  # up to rounding of levels
+    assert (q == 8).all() == (weights == "uniform")

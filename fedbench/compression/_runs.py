@@ -1,0 +1,66 @@
+"""Rows of integers most of which are 0: the lengths of runs of zeros, and the other integers, in Elias omega codes.
+
+Before each integer that is not 0 stands 1 more than the number of zeros between it and the one before; then come its
+sign, in one bit, and its magnitude.  Zeros at the end of a row are one more run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedbench.compression._stream import Reader, Writer
+
+
+def omega_length(value: int) -> int:
+    """Bits of the Elias omega code of value >= 1."""
+    bits = 1
+    while value > 1:
+        bits, value = bits + value.bit_length(), value.bit_length() - 1
+    return bits
+
+
+LENGTHS = [omega_length(1 << exponent) for exponent in range(53)]  # by floor(log2 value), on which alone they depend
+
+
+def omega_lengths(values: Tensor) -> Tensor:
+    """Bits of the Elias omega codes of values >= 1, integers below 2^53.  # int64, as values"""
+    exponents = torch.frexp(values.double()).exponent - 1
+    return torch.tensor(LENGTHS, device=values.device)[exponents.long()]
+
+
+def count(levels: Tensor) -> Tensor:
+    """Bits of the code of each row [k, n].  # [k] int64"""
+    n, is_sent = levels.shape[1], levels != 0
+    at = torch.arange(n, device=levels.device)
+    last = torch.where(is_sent, at, -1).cummax(1).values  # the last that is not 0, up to here  [k, n]
+    gaps = at - torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], 1)  # 1 + zeros before  [k, n]
+    bits = omega_lengths(gaps) + 1 + omega_lengths(levels.abs().clamp_min(1))
+    rest = n - last[:, -1]  # 1 + zeros at the end  [k]
+    return torch.where(is_sent, bits, 0).sum(1) + torch.where(rest > 1, omega_lengths(rest), 0)
+
+
+def write(levels: Tensor, out: Writer) -> None:
+    """The code of one row [n]."""
+    zeros = 0
+    for level in levels.tolist():
+        if level == 0:
+            zeros += 1
+            continue
+        out.omega(zeros + 1)
+        out.fixed(int(level < 0), 1)
+        out.omega(abs(level))
+        zeros = 0
+    if zeros:
+        out.omega(zeros + 1)
+
+
+def read(stream: Reader, n: int) -> list[int]:
+    """n integers."""
+    levels: list[int] = []
+    while len(levels) < n:
+        levels += [0] * (stream.omega() - 1)
+        if len(levels) < n:
+            sign = -1 if stream.fixed(1) else 1
+            levels.append(sign * stream.omega())
+    return levels

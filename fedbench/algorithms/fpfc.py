@@ -68,14 +68,14 @@ class FPFC(Algorithm):
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
         self.own = rows("own", default=w)  # lazy [N, P]
         self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
-        self.n = torch.from_numpy(federation.num_samples).to(w)  # [N]
+        self.n: np.ndarray | Tensor = federation.num_samples
         self.s = w.new_ones(n * (n - 1) // 2)  # [M]
         self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
 
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""
         if self.merge is not None:
-            self.n = torch.from_numpy(cohort.all_clients().mass).to(self.n)
+            self.n = torch.from_numpy(cohort.all_clients().mass)
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
         columns, rho = self.columns, self.rho
 
@@ -183,9 +183,9 @@ class FPFC(Algorithm):
 
     def means(self, label: Tensor) -> Tensor:
         """The mean model of every cluster, weighted by n.  # [clusters, p]"""
-        clusters = int(label.max()) + 1
-        sums = self.W.new_zeros(clusters, self.W.shape[1]).index_add(0, label, self.W * self.n[:, None])
-        return sums / self.n.new_zeros(clusters).index_add(0, label, self.n)[:, None]
+        n, clusters = torch.as_tensor(self.n).to(self.W), int(label.max()) + 1
+        sums = self.W.new_zeros(clusters, self.W.shape[1]).index_add(0, label, self.W * n[:, None])
+        return sums / n.new_zeros(clusters).index_add(0, label, n)[:, None]
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
         """The mean of all models, for one that cannot choose."""

@@ -25,7 +25,7 @@ class L2GD(Algorithm):
     """pr, mix (c), alpha (null: local steps are the optimizer's rate): above.  steps: how many local steps a round has,
     drawn, or those of local.epochs.
 
-    State: x [N, P]; sent [N, P], the server's copy of it; know, the numbers of the clients that know their mean.
+    State: x [N, P]; sent [N, P], the server's copy of it; knows [N], which clients know their mean (None: all).
     """
 
     def __init__(
@@ -47,20 +47,21 @@ class L2GD(Algorithm):
         """All clients start from one model."""
         w = model.init_row()  # [P]
         self.x, self.sent = rows("x", default=w), rows("sent", default=w)  # lazy [N, P]
-        self.know = torch.arange(federation.num_clients)  # on the host
+        self.knows: Tensor | None = None
 
     def round(self, cohort: Cohort) -> None:
         """A run of local steps, then (1 - c) x_i + c xbar."""
-        how, ids = self.how(cohort), torch.from_numpy(cohort.ids)
+        how, these = self.how(cohort), torch.zeros(cohort.num_clients, dtype=torch.bool)  # on the host
+        these[torch.from_numpy(cohort.ids)] = True
+        is_known = how.steps == 0 and (bool(these.all()) if self.knows is None else torch.equal(self.knows, these))
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
         sent = self.sent[cohort.ids]  # [K, P]
         if how.steps != 0:
             sent = cohort.upload(x=x, reference={"x": sent}, replaces=["x"]).x
-            self.know = ids[:0]
         xbar = sent.mean(0)  # [P]
-        if not torch.equal(self.know, ids):
+        if not is_known:
             seen = cohort.broadcast(xbar=xbar).xbar  # by clients, who know `sent` too
-            self.know = ids if torch.equal(seen, xbar) else ids[:0]
+            self.knows = these & torch.equal(seen, xbar)
             xbar = seen
         self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), sent.lerp(xbar, self.mix)
 

@@ -1,6 +1,7 @@
 """SuPerFed: two models of each client, a federated and a local one, trained so that all that lies between them is good.
 
-Hahn et al., KDD 2022.  w_f starts from the received w, w_l stays with the client and has an initialization of its own.
+Hahn et al., KDD 2022.  w_f starts from the received w, w_l stays with the client; each client initializes it
+independently, with its number among the seeds.
 Every batch draws lambda ~ U(0, 1) and descends on
     f(W) + mu ||w_f - w||^2 + nu cos^2(w_f, w_l),   W = (1 - lambda) w_f + lambda w_l,
 in w_f and w_l; w <- sum_i n_i w_f,i / n.  Before round floor(start R) w_f trains alone: lambda = 0 and no cosine.
@@ -41,9 +42,9 @@ class SuPerFed(Algorithm):
         self.held_out = held_out
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for w, another one for all w_l."""
+        """One initialization for w; those of w_l are drawn when a client needs its one."""
         self.w = model.init_row()  # [P]
-        self.wl = rows("wl", default=model.init_rows(1, "superfed")[0])  # lazy [N, P]
+        self.wl = rows("wl", default=self.w)  # lazy [N, P], of the clients that trained it
         self.trained, self.buffers = model.trained, model.trained.rest(model.size)
         layers = {name.rpartition(".")[0]: None for name in model.spans}
         number = {name: i for i, name in enumerate(layers)}
@@ -53,6 +54,13 @@ class SuPerFed(Algorithm):
         self.draws = len(layers) if self.mode == "layer" else 1
         if self.mixture == "held":
             federation.hold_out(self.held_out)  # splits "kept" and "held"
+
+    def local_models(self, cohort: Cohort) -> Tensor:
+        """w_l of each client.  # [K, P]"""
+        wl, is_new = self.wl[cohort.ids], ~self.wl.has(cohort.ids)
+        if bool(is_new.any()):
+            wl[is_new] = cohort.model.init_rows(cohort.ids[is_new.cpu().numpy()], "superfed")
+        return wl
 
     def mixes(self, cohort: Cohort) -> bool:
         """Whether the round is one in which both models train."""
@@ -64,7 +72,7 @@ class SuPerFed(Algorithm):
         split = "kept" if self.mixture == "held" else "train"
         if self.mixes(cohort):
             how = LocalTraining(split=split, buffers={"theta": "theta", "wl": "wl"})
-            out = cohort.train(w, step=lambda s, batch: self.step(s, batch, w), how=how, wl=self.wl[cohort.ids])
+            out = cohort.train(w, step=lambda s, batch: self.step(s, batch, w), how=how, wl=self.local_models(cohort))
             self.wl[cohort.ids] = out.wl
         else:
             near = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
@@ -100,7 +108,7 @@ class SuPerFed(Algorithm):
         w = cohort.broadcast(w=self.w).w
         if not self.mixes(cohort):
             return w
-        w, wl = w.expand(len(cohort), -1), self.wl[cohort.ids]
+        w, wl = w.expand(len(cohort), -1), self.local_models(cohort)
         if self.mixture != "held":
             return w.lerp(wl, self.mixture)
         losses = torch.stack([cohort.loss(w.lerp(wl, lam), "held") for lam in GRID], 1)  # [K, 11]

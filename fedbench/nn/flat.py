@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -203,15 +204,17 @@ class FlatModel:
         """The module's own initialization as a row.  # [P]"""
         return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
 
-    def init_rows(self, count: int, *purpose: str | int) -> Tensor:
-        """Independent initializations; what is not drawn (pretrained, extras) is the same in all.  # [count, P]
+    def init_rows(self, numbers: int | np.ndarray, *purpose: str | int) -> Tensor:
+        """Independent initializations; what is not drawn (pretrained, extras) is the same in all.  # [k, P]
 
-        purpose: what they are for, so that other rows of a method are independent of these.
+        numbers: how many, 0, 1 ..., or which [k], for example of which clients.  purpose: what they are for, so that
+        other rows of a method are independent of these.
         """
         if self._draw is None:
             raise ValueError("independent initializations need FlatModel(..., draw=)")
-        out = self.init_row().repeat(count, 1)
-        for row, module in zip(out, (self._draw(*purpose, number) for number in range(count))):
+        which = range(numbers) if isinstance(numbers, int) else numbers.tolist()
+        out = self.init_row().repeat(len(which), 1)
+        for row, module in zip(out, (self._draw(*purpose, number) for number in which)):
             drawn = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             for name, (a, b) in self.spans.items():
                 row[a:b] = drawn.get(name, row[a:b]).detach().reshape(-1)

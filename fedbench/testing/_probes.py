@@ -187,9 +187,11 @@ def draws_follow(permuted: np.ndarray, engine: Engine) -> Iterator[None]:
     def permuted_bits(base: int, *counters: np.ndarray) -> np.ndarray:
         return bits(base, permuted[np.asarray(counters[0])], *counters[1:])
 
-    def permuted_rows(count: int, *purpose: str | int) -> Tensor:
-        """Without a purpose they are the clients', with one the server's."""
-        return init_rows(count, *purpose) if purpose else init_rows(everybody)[permuted[:count]]
+    def permuted_rows(numbers: int | np.ndarray, *purpose: str | int) -> Tensor:
+        """By number, or without a purpose, they are the clients', otherwise the server's."""
+        if not isinstance(numbers, int):
+            return init_rows(permuted[numbers], *purpose)
+        return init_rows(numbers, *purpose) if purpose else init_rows(everybody)[permuted[:numbers]]
 
     with (
         patch.object(rng, "bits", permuted_bits),

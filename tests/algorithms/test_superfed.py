@@ -42,7 +42,7 @@ def test_at_lambda_zero_it_is_fedavg(mode: Any, monkeypatch: pytest.MonkeyPatch)
     e, f = six_clients(epochs=2), six_clients(epochs=2)
     a, b = play(e, fixed(mu=0.0, nu=0.0, mode=mode), 3, COHORTS), play(f, FedAvg(), 3, COHORTS)
     close(a.w, b.w, 1e-6)
-    equal(a.wl[np.arange(6)], a.wl.default.expand(6, -1))
+    equal(a.wl[np.arange(6)], e.model.init_rows(6, "superfed"))
 
 
 @pytest.mark.parametrize("mu, nu, lam", [(0.0, 0.0, 0.25), (0.3, 0.0, 0.25), (0.3, 2.0, 0.75)])
@@ -92,10 +92,17 @@ def test_a_model_of_zeros_has_no_cosine() -> None:
             equal(gradient, zeros)
 
 
-def test_local_models_begin_elsewhere() -> None:
+def test_every_local_model_begins_elsewhere() -> None:
+    """By its client's number, whoever is asked beside it and whoever trained before."""
     e = six_clients()
     m = play(e, fixed(), rounds=0)
-    assert not torch.equal(m.wl.default, m.w)
+    begin = m.local_models(all_clients(e))
+    assert len({tuple(row.tolist()) for row in (*begin, m.w)}) == 7
+    equal(m.local_models(Cohort(e, np.array([1, 4]), 0)), begin[[1, 4]])
+    m.round(Cohort(e, np.array([1, 3]), 0))
+    after = m.local_models(all_clients(e))
+    equal(after[[0, 2, 4, 5]], begin[[0, 2, 4, 5]])
+    assert not torch.equal(after[[1, 3]], begin[[1, 3]])
 
 
 def test_mixing_begins_after_the_given_share_of_the_rounds() -> None:
@@ -120,7 +127,7 @@ def test_the_mixture_is_chosen_on_held_out_samples() -> None:
     everybody = all_clients(e)
     for cohort in (everybody, Cohort(e, np.array([1, 4]), 2, "evaluation")):
         rows = m.personalized(cohort, False)
-        w, wl = m.w.expand(len(cohort), -1), m.wl[cohort.ids]
+        w, wl = m.w.expand(len(cohort), -1), m.local_models(cohort)
         losses = [cohort.loss(w.lerp(wl, lam), "held") for lam in GRID]
         close(cohort.loss(rows, "held"), torch.stack(losses).min(0).values, 1e-5)
     assert {"kept", "held"} <= e.federation.splits.keys()

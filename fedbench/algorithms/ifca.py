@@ -5,6 +5,8 @@ k_i = argmin_k f_i(theta_k) over its training samples, trains theta_{k_i} and se
 theta_k <- the mean of what the clients with k_i = k sent, and stays where nobody picked it.
 Departs from the paper: means are weighted by samples (weights=uniform: as the released code's); ties go to the
 lowest k.
+Departs from the released code: clients choose by training samples at evaluation, too, where its scores are those of the
+model with the least loss on each client's test samples.
 shared_body is their weight sharing: all columns but the head are averaged over everyone.
 Clients deploy the model that has the least loss on their training samples after aggregation.
 Reduces to: FedAvg at clusters = 1.

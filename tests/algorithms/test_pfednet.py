@@ -225,6 +225,8 @@ def test_bytes_of_a_round() -> None:
     assert (second.bytes_down, second.bytes_up) == (4 * 2 * (BASE + D2), 4 * 2 * (BASE + D2))
     third = again(e, a, 2, [0, 4]).ledger
     assert third.bytes_down == 4 * 3 * (BASE + D2)
+    back = again(e, a, 3, [1, 4]).ledger  # client 1 missed a round: what it holds is old
+    assert back.bytes_down == 4 * 3 * (BASE + D2)
 
 
 def test_absent_clients_are_drawn_along_and_told_later() -> None:
@@ -239,6 +241,16 @@ def test_absent_clients_are_drawn_along_and_told_later() -> None:
     equal(a.fused.take(theta), a.Z[[1, 2]])
     equal(a.shared.take(theta), a.x.expand(2, -1))
     equal(deployed(e, a)[2], a.fused.put(a.shared.put(e.model.init_row(), a.x), a.Z[2]))
+
+
+def test_a_client_that_missed_a_round_starts_from_the_newest_model() -> None:
+    e = six_clients()
+    a = play(e, PFedNet(lam=0.5), 2, [[0, 1], [1, 2]])
+    assert a.holds.tolist() == [False, True, True, False, False, False]
+    theta = a.begin(Cohort(e, np.array([0, 1]), 2))
+    equal(a.shared.take(theta), a.x.expand(2, -1))
+    equal(a.fused.take(theta), a.Z[:2])
+    assert not torch.equal(a.Z[0], a.fused.take(e.rows.all["z"][np.array([0])][0]))  # it moved without the client
 
 
 def test_the_server_sees_what_was_uploaded_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,26 @@ class Endless(FedAvg):
         self.w = self.w + 0.0 / (len(cohort) - 1) if len(cohort) > 1 else self.w * float("nan")
 
 
+class Tuning(FedAvg):
+    """Fine-tunes after the last round, and does not say so."""
+
+    def personalized(self, cohort, final):
+        return cohort.train(self.w).theta if final else self.w
+
+
+class Untuned(FedAvg):
+    """Says that it fine-tunes, and does not."""
+
+    tuned_at_end = True
+
+
+class Flat(FedAvg):
+    """A global model that is no row."""
+
+    def global_row(self):
+        return self.w[None]
+
+
 SLIPS = [
     (Closure, "executor_loop"),
     (Closure, "executor_threads"),
@@ -174,6 +194,9 @@ SLIPS = [
     (Forgetful, "resume"),
     (Restless, "evaluation_changes_nothing"),
     (Restless, "resume"),
+    (Tuning, "last_round_deploys_the_same"),
+    (Untuned, "last_round_deploys_the_same"),
+    (Flat, "global_is_the_servers_row"),
     (Everywhere, "only_the_cohort_changes"),
     (InPlace, "state_on_disk"),
     (Global, "no_global_generator"),

@@ -46,17 +46,16 @@ class Algorithm:
 
     requires: column groups of the model that the method cannot do without; alone: nothing else may learn.
     reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
-    personal_is_global: every client deploys the server's row, so personal/* equals global/*.
     leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
     numbered: why results depend on which number a client has, in words.
-    tuned_at_end: whether `personalized` fine-tunes after the last round only, so that the last value stands apart.
+    tuned_at_end: whether `personalized` gives other rows after the last round than before it, as where it fine-tunes or
+    merges then, so that the last value stands apart.
     waits: why a local step asks the device for a number, in words; on a GPU each time empties its queue.
     """
 
     requires: tuple[str, ...] = ()
     alone: bool = False
     reads: tuple[str, ...] = ()
-    personal_is_global = False
     tuned_at_end: bool = False
     leaks: str | None = None
     numbered: str | None = None

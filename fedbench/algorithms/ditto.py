@@ -22,7 +22,7 @@ class Ditto(FedAvg):
 
     def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, personal_epochs: Count | None = None):
         super().__init__()
-        self.lam, self.personal_epochs, self.personal_is_global = per_client(lam), personal_epochs, False
+        self.lam, self.personal_epochs = per_client(lam), personal_epochs
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """v_i starts from w."""

@@ -17,7 +17,6 @@ class FedAvg(Algorithm):
 
     def __init__(self, deploy: Literal["global", "local"] = "global"):
         self.deploy = deploy
-        self.personal_is_global = deploy == "global"
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """One initialization for all."""

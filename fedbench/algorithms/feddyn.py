@@ -25,8 +25,6 @@ class FedDyn(Algorithm):
     State: w [P], h [P]; g [N, P], the gradient at each client's last local optimum.
     """
 
-    personal_is_global = True
-
     def __init__(self, alpha: Positive | list[Positive] = 0.1):
         self.alpha = per_client(alpha)
 

@@ -50,6 +50,7 @@ class FPFC(Algorithm):
         )
         require(lam == 0 or 0 < xi <= lam, f"algorithm.xi={xi:g} must be positive and at most algorithm.lam={lam:g}")
         self.lam, self.rho, self.a, self.xi, self.merge = lam, rho, a, xi, merge
+        self.tuned_at_end = merge is not None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Memory for all pairs of clients."""

@@ -19,8 +19,6 @@ from fedbench.core.options import Positive, require
 class Scaffold(Algorithm):
     """server_lr is eta_g.  State: x [P], c [P]; c_i [N, P]."""
 
-    personal_is_global = True
-
     def __init__(self, server_lr: Positive = 1.0, weights: Literal["uniform", "samples"] = "uniform"):
         self.server_lr, self.weights = server_lr, weights
 

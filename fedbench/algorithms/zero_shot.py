@@ -18,7 +18,6 @@ class ZeroShot(Algorithm):
     """
 
     requires, alone = ("prompt",), True
-    personal_is_global = True
 
     def __init__(self, template: str | None = None):
         self.template = template

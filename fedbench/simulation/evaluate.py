@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,40 @@ def personal(
     algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool, part: str = "test"
 ) -> dict[str, np.ndarray]:
     """Metrics of what each client would deploy, after round (from 0), on a split.  # each [len(ids)]"""
-    metrics = []  # of each slice
+    found = deployed(algorithm, engine, ids, round, final)
+    return _joined([score(cohort, rows, algorithm.predict, part) for cohort, rows in found])
+
+
+def personal_and_global(
+    algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool
+) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
+    """Metrics on test samples of what each client would deploy ("personal") and of the server's row ("global", where
+    there is one), after round (from 0); and whether both are one: every client deploys the server's row."""
+    row, metrics = algorithm.global_row(), []
+    same = True
+    for cohort, rows in deployed(algorithm, engine, ids, round, final):
+        metrics.append(score(cohort, rows, algorithm.predict, "test"))
+        same = same and row is not None and isinstance(rows, Tensor) and torch.equal(rows, row)
+    found = {"personal": _joined(metrics)}
+    if row is not None:
+        found["global"] = found["personal"] if same else shared(row, engine, ids, round)
+    return found, same
+
+
+def deployed(
+    algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool
+) -> Iterator[tuple[Cohort, Any]]:
+    """The clients in slices, and the rows that each slice would deploy."""
     for slice_ids in slices(engine, ids):
         cohort = Cohort(engine, slice_ids, round, "evaluation")
         with torch.no_grad():
             rows = algorithm.personalized(cohort, final)
         _require_rows(algorithm, rows, len(cohort))
-        metrics.append(score(cohort, rows, algorithm.predict, part))
+        yield cohort, rows
+
+
+def _joined(metrics: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The metrics of consecutive clients, one behind the other."""
     return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
 
 
@@ -50,8 +78,7 @@ def _require_rows(algorithm: Algorithm, rows: Any, clients: int) -> None:
 def shared(row: Tensor, engine: Engine, ids: np.ndarray, round: int, part: str = "test") -> dict[str, np.ndarray]:
     """Metrics of one row [P] on every client's split.  # each [len(ids)]"""
     cohorts = (Cohort(engine, slice_ids, round, "evaluation") for slice_ids in slices(engine, ids))
-    metrics = [score(cohort, row, None, part) for cohort in cohorts]
-    return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
+    return _joined([score(cohort, row, None, part) for cohort in cohorts])
 
 
 def score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.ndarray]:
@@ -93,7 +120,7 @@ def _score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.n
         mask = None if mask is None else mask[group.index].cpu().numpy()  # [k, C]
         offsets = np.append(0, np.cumsum(sizes[positions]))
         metrics.append(cohort.engine.task.scores(group.tally(group_rows, predict, part), offsets, mask))
-    return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
+    return _joined(metrics)
 
 
 def _groups(sizes: np.ndarray, most: int) -> list[np.ndarray]:

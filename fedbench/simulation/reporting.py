@@ -100,7 +100,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             "primary": task.primary,
             "scores": {name: d._asdict() for name, d in task.directions().items()},
         },
-        "personal_is_global": sim.personal_is_global,
+        "personal_is_global": bool(sim.personal_is_global),
         "tuned_at_end": sim.algorithm.tuned_at_end,
         "config_hash": sim.config_hash,
         "partition_hash": sim.split.hash,

@@ -35,6 +35,7 @@ class Simulation:
     write.  is_sound: whether checkpoint.pt can be kept as the one before.  ranks_differ: whether that was said.
     counted: the metrics of which the number of clients was logged.
     origin: who asked for the run (see ``simulator.run``).  cost: totals over the rounds, seconds and bytes.
+    personal_is_global: whether every client deployed the server's row at all evaluations; None before the first one.
     """
 
     cfg: DictConfig
@@ -46,6 +47,7 @@ class Simulation:
     best: dict[str, Any] | None = None
     best_val: dict[str, Any] | None = None
     last: dict[str, float] = field(default_factory=dict)
+    personal_is_global: bool | None = None
     new_clients: dict[str, Any] | None = None
     matrices: MatrixLog | None = None
     data_hash: str = ""
@@ -60,12 +62,6 @@ class Simulation:
     def primary(self) -> str:
         """The column of the score that the best round goes by."""
         return f"personal/{self.engine.task.primary}"
-
-    @property
-    def personal_is_global(self) -> bool:
-        """Whether every client deploys the server's row, and has all of it."""
-        compression = self.engine.compression
-        return self.algorithm.personal_is_global and not (compression and compression.compresses_downloads)
 
     @functools.cached_property
     def config_hash(self) -> str:
@@ -91,7 +87,15 @@ class Simulation:
             "compression": self.engine.compression.operator.state_dict() if self.engine.compression else {},
             "rows": self.engine.rows.state_dict(),
             "late_rows": json.dumps(sorted(self.engine.rows.late)),
-            "record": json.dumps({"best": self.best, "best_val": self.best_val, "last": self.last, "cost": self.cost}),
+            "record": json.dumps(
+                {
+                    "best": self.best,
+                    "best_val": self.best_val,
+                    "last": self.last,
+                    "cost": self.cost,
+                    "personal_is_global": self.personal_is_global,
+                }
+            ),
             "executor": json.dumps(self.engine.executor.state()),
         }
 
@@ -134,6 +138,7 @@ class Simulation:
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
+        self.personal_is_global = record.get("personal_is_global")  # checkpoints of older versions do not have it
         self.is_sound = state.get("file", checkpoint.NAME) == checkpoint.NAME
 
     def record_metrics(self, values: dict[str, float]) -> None:

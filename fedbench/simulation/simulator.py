@@ -183,9 +183,8 @@ def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], d
     sizes = {part: engine.federation.splits[part].sizes_of(ids) for part in ("train", "val", "test")}
     values: dict[str, float] = {"train/loss": ledger.loss}
     columns: dict[str, np.ndarray] = {"client": ids, "n_train": sizes["train"], "n_test": sizes["test"]}
-    scopes = {"personal": evaluate.personal(sim.algorithm, engine, ids, round, final)}
-    if (row := sim.algorithm.global_row()) is not None:
-        scopes["global"] = scopes["personal"] if sim.personal_is_global else evaluate.shared(row, engine, ids, round)
+    scopes, same = evaluate.personal_and_global(sim.algorithm, engine, ids, round, final)
+    sim.personal_is_global = same and sim.personal_is_global is not False
     if sizes["val"].any():
         scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
     for scope, per_client in scopes.items():

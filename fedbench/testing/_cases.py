@@ -143,6 +143,11 @@ class Case:
             states.append(everything(go_on(sim, r + 1, evaluated=True)))
         return states
 
+    @functools.cached_property
+    def after_two_rounds(self) -> Simulation:
+        """One run after two rounds, for checks that look at it and change nothing."""
+        return rounds(self.simulation(), 2)
+
 
 def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
     """The method with the first model, smallest first, and optimizer that its own check accepts."""

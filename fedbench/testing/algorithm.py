@@ -19,7 +19,7 @@ from fedbench.cli.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
 from fedbench.partition.base import Ragged, Split
-from fedbench.simulation import checkpoint
+from fedbench.simulation import checkpoint, evaluate
 from fedbench.simulation.instantiate import make
 from fedbench.simulation.run_state import Simulation
 from fedbench.testing import _probes as probes
@@ -161,7 +161,7 @@ def only_the_cohort_changes(case: Case) -> None:
 @SUITE.check
 def evaluation_changes_nothing(case: Case) -> None:
     """What clients deploy can be asked for again, and leaves the state as it is."""
-    sim = rounds(case.simulation(), 2)
+    sim = case.after_two_rounds
     before = everything(sim, deploy=False)
     once, twice = (tensors(deployed(sim.engine, sim.algorithm, 1, True)) for _ in range(2))
     for name in once:
@@ -173,6 +173,43 @@ def evaluation_changes_nothing(case: Case) -> None:
         part = sim.algorithm.personalized(Cohort(sim.engine, some, 1, "evaluation"), True)
     if isinstance(part, Tensor) and part.dim() == 2 and not torch.allclose(part, once[""][some], 1e-5, 1e-5):
         raise Broken("`personalized` of two clients gives other rows than of all: rows are in the order of cohort.ids")
+
+
+@SUITE.check
+def last_round_deploys_the_same(case: Case) -> None:
+    """Clients deploy after the last round what they would before it, unless tuned_at_end says otherwise."""
+    sim = case.after_two_rounds
+    rows = {final: deployed(sim.engine, sim.algorithm, 1, final) for final in (False, True)}
+    before, last = (tensors(rows[final], "/deployed") for final in (False, True))
+    found, tuned = difference(before, last), sim.algorithm.tuned_at_end
+    if found is not None and not tuned:
+        raise Broken(
+            f"`personalized` gives other rows after the last round ({found}), so that the last value cannot be "
+            "compared with those before it: set tuned_at_end = True"
+        )
+    if found is None and tuned:
+        raise Broken("tuned_at_end says that clients deploy other rows after the last round, and they do not")
+
+
+@SUITE.check
+def global_is_the_servers_row(case: Case) -> None:
+    """Scores called global are those of the server's row; personal ones are the same where clients deploy it."""
+    sim = case.after_two_rounds
+    engine, algorithm = sim.engine, sim.algorithm
+    row = algorithm.global_row()
+    if row is None:
+        return
+    if row.shape != (engine.model.size,):
+        raise Broken(f"`global_row` gives {[*row.shape]}: it is one row [{engine.model.size}] of the model, or None")
+    scores, same = evaluate.personal_and_global(algorithm, engine, EVERYBODY, 1, False)
+    rows = deployed(engine, algorithm, 1, False)
+    if same and difference({"/global": rows}, {"/global": row.expand(len(EVERYBODY), -1)}):
+        raise Broken("personal scores are taken for global ones, and clients deploy other rows than the server's")
+    everybody, predict = all_clients(engine, 1, "evaluation"), algorithm.predict if same else None
+    expected = evaluate.score(everybody, row.expand(len(EVERYBODY), -1), predict, "test")
+    wrong = [n for n, v in expected.items() if not np.allclose(scores["global"][n], v, 1e-4, 1e-5, equal_nan=True)]
+    if wrong:
+        raise Broken(f"global/{wrong[0]} is not that of the row that `global_row` gives")
 
 
 @SUITE.check

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -62,15 +64,12 @@ def test_it_depends_on_neither_partition_nor_seed():
 
 def test_global_numbers_are_the_personal_ones():
     """The initial row, which is no part of the method, is never scored."""
-    a = ZeroShot()
-    assert a.personal_is_global
-    e = prompts()
+    a, e = ZeroShot(), prompts()
     play(e, a, rounds=0)
-    assert a.global_row() is not None
-    assert not np.allclose(
-        evaluate.personal(a, e, np.arange(4), 0, True)["loss"],
-        evaluate.shared(a.global_row(), e, np.arange(4), 0)["loss"],
-    )
+    found, same = evaluate.personal_and_global(a, e, np.arange(4), 0, True)
+    assert same and found["global"] is found["personal"]
+    row: Any = a.global_row()
+    assert not np.allclose(found["global"]["loss"], evaluate.shared(row, e, np.arange(4), 0)["loss"])
 
 
 def test_state_is_saved_with_the_sentence():

@@ -22,6 +22,7 @@ from conftest import ROOT
 from omegaconf import DictConfig
 from tiny import compose
 
+from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.cli.config import named_classes
 from fedbench.core.options import ConfigError, RunError
@@ -77,6 +78,35 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # -- the record ------------------------------------------------------------------------------------------
+class Adapted(FedAvg):
+    """Clients deploy the server's row after a training of their own."""
+
+    def personalized(self, cohort, final):
+        return cohort.train(cohort.broadcast(w=self.w).w).theta
+
+
+class Late(FedAvg):
+    """Clients deploy the server's row from the second round on."""
+
+    def personalized(self, cohort, final):
+        return self.w + 0.1 * (cohort.round == 0)
+
+
+def test_global_scores_are_the_servers_whatever_clients_deploy(tmp_path: Path) -> None:
+    """Adapted is FedAvg until it deploys: global/* are FedAvg's, to the byte, and personal/* are others."""
+    same = {}
+    for name in ("FedAvg", "Adapted", "Late"):
+        cls = "fedbench.algorithms.fedavg.FedAvg" if name == "FedAvg" else f"{__name__}.{name}"
+        cfg = config("algorithm=fedavg", "rounds=2", f"algorithm._target_={cls}")
+        (tmp_path / name).mkdir()
+        same[name] = run(cfg, tmp_path / name)["personal_is_global"]
+    assert same == {"FedAvg": True, "Adapted": False, "Late": False}
+    plain, adapted, late = (table(tmp_path / name / "clients.csv") for name in same)
+    for row, other in zip(plain, adapted, strict=True):
+        assert row["global/loss"] == row["personal/loss"] == other["global/loss"] != other["personal/loss"]
+    assert [row["global/loss"] == row["personal/loss"] for row in late] == [row["round"] == "2" for row in late]
+
+
 def test_a_run_leaves_its_files(whole: Path) -> None:
     assert {
         "metrics.csv",

@@ -29,8 +29,6 @@ from fedbench.tasks.classification import Classification
 class FedNova(Algorithm):
     """Wang et al., NeurIPS 2020: differences divided by each client's number of local steps."""
 
-    personal_is_global = True
-
     def __init__(self, server_lr: Positive = 1.0):
         self.server_lr = server_lr
 

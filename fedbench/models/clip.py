@@ -26,8 +26,10 @@ from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
 from fedbench.models._private_open_clip import pooled_and_tokens
+from fedbench.models._torchscript import is_torchscript, read_torchscript
 
 log = logging.getLogger(__name__)
+NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # beside the weights in OpenAI's files
 PLACEHOLDER = "X"  # one token, as CoOp writes the context before it is replaced
 Position = Literal["end", "middle", "front"]
 Layer = Callable[[str, Tensor], Tensor]  # (name, x [A, ...]) -> what that layer gives
@@ -54,13 +56,9 @@ class TextTower:
             f"{longest} tokens, and model.backbone reads {tokens.shape[1]}",
         )
         widths = tokenize(names).argmax(1) - 1  # tokens of each name alone
-        before = {
-            "end": torch.full_like(widths, length),
-            "middle": torch.full_like(widths, length // 2),
-            "front": torch.zeros_like(widths),
-        }[position]  # context tokens in front of the name
+        before = {"end": length, "middle": length // 2, "front": 0}[position]  # context tokens in front of the name
         source = _sources(before, widths, length, self.total)  # [C, L] where each position comes from
-        self.common = 1 + int(before.min())  # p: SOS and the context in front
+        self.common = 1 + before  # p: SOS and the context in front
         self.slot = source[:, self.common :]  # [C, S], >= 0: context token, else not
         words = tokens.gather(1, (-source - 1).clamp_min(0))  # [C, L]
         embedded = embed(clip, words)  # [C, L, d]
@@ -124,13 +122,13 @@ class TextTower:
         return layer(f"{i}.attn", first), layer(f"{i}.attn", second)
 
 
-def _sources(before: Tensor, widths: Tensor, length: int, total: int) -> Tensor:
-    """Where each position of "SOS context name . EOT" takes its embedding from, when `before` [C] context tokens stand
+def _sources(before: int, widths: Tensor, length: int, total: int) -> Tensor:
+    """Where each position of "SOS context name . EOT" takes its embedding from, when `before` context tokens stand
     in front of the name: s >= 0 is context token s, -1 - t is position t of the placeholder text.  # [C, total]"""
     rows = []
-    for b, w in zip(before.tolist(), widths.tolist()):
+    for w in widths.tolist():
         context, name = list(range(length)), [-1 - (1 + length + j) for j in range(w)]
-        rows.append([-1, *context[:b], *name, *context[b:], *(-1 - t for t in range(1 + length + w, total))])
+        rows.append([-1, *context[:before], *name, *context[before:], *(-1 - t for t in range(1 + length + w, total))])
     return torch.tensor(rows)
 
 
@@ -235,8 +233,9 @@ def _transformer(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) -> tuple[Any, Any]:
     """The open_clip model (frozen, evaluation mode) and its tokenizer.
 
-    pretrained: a tag of open_clip's (downloaded once), a checkpoint file, or None for random weights.  A checkpoint
-    trained with QuickGELU is refused on a backbone without it: the features would silently be wrong.
+    pretrained: a tag of open_clip's (downloaded once), a checkpoint file (open_clip's, or OpenAI's TorchScript
+    archive), or None for random weights.  A checkpoint trained with QuickGELU is refused on a backbone without it: the
+    features would silently be wrong.
     """
     import open_clip
 
@@ -248,14 +247,20 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
         f"ViT-B-16-quickgelu, tiny-clip, or another of the {len(known)} that open_clip.list_models() names",
     )
     _check_weights(open_clip, backbone, pretrained)
+    archive = Path(pretrained) if pretrained is not None and is_torchscript(Path(pretrained)) else None
+    if archive is not None:
+        _check_activation(open_clip, backbone, str(archive), True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same in every run
         try:
-            clip = open_clip.create_model(backbone, pretrained=pretrained, cache_dir=cache_dir)
+            given = None if archive is not None else pretrained
+            clip = open_clip.create_model(backbone, pretrained=given, cache_dir=cache_dir)
+            if archive is not None:
+                clip.load_state_dict(_openai_state(archive))
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise ConfigError(
                 f"model.backbone={backbone} with model.pretrained={pretrained} could not be loaded "
-                f"({str(error).splitlines()[0]}): give a checkpoint file of that model, or null for "
+                f"({_reason(error)}): give a checkpoint file of that model, or null for "
                 "random weights"
             ) from error
     return frozen(clip), open_clip.get_tokenizer(backbone)
@@ -274,6 +279,12 @@ def frozen(clip: Any) -> Any:
     return clip.eval().requires_grad_(False)
 
 
+def _reason(error: Exception) -> str:
+    """Return the first line of an error, and the next where that one only announces it."""
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    return f"{first} {rest[0].strip()[:200]}" if first.endswith(":") and rest else first
+
+
 def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> None:
     tags = open_clip.list_pretrained_tags_by_model(backbone)
     if pretrained is None or Path(pretrained).is_file():
@@ -283,14 +294,26 @@ def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> Non
         f"model.pretrained={pretrained} is neither a file nor weights that open_clip knows for "
         f"{backbone}: {', '.join(tags) or 'it knows none'}",
     )
-    wanted = (open_clip.get_pretrained_cfg(backbone, pretrained) or {}).get("quick_gelu", False)
-    has = (open_clip.get_model_config(backbone) or {}).get("quick_gelu", False)
+    config = open_clip.get_pretrained_cfg(backbone, pretrained) or {}
+    _check_activation(open_clip, backbone, pretrained, bool(config.get("quick_gelu", False)))
+
+
+def _check_activation(open_clip: Any, backbone: str, pretrained: str, wanted: bool) -> None:
+    """Refuse weights that were trained with another activation than the backbone has.  wanted: QuickGELU."""
+    has = bool((open_clip.get_model_config(backbone) or {}).get("quick_gelu", False))
+    other = f"{backbone}-quickgelu" if wanted else backbone.removesuffix("-quickgelu")
+    advice = f"use {other}" if other in open_clip.list_models() else "use the backbone that they are of"
     require(
         wanted == has,
         f"model.pretrained={pretrained} was trained {'with' if wanted else 'without'} QuickGELU and "
-        f"model.backbone={backbone} is {'with' if has else 'without'} it, so its features would be wrong: use "
-        f"{backbone + '-quickgelu' if wanted else backbone.removesuffix('-quickgelu')}",
+        f"model.backbone={backbone} is {'with' if has else 'without'} it, so its features would be wrong: {advice}",
     )
+
+
+def _openai_state(path: Path) -> dict[str, Tensor]:
+    """Return the state dict of one of OpenAI's files, in float32, by open_clip's names."""
+    stored = read_torchscript(path)
+    return {name: t.float() for name, t in stored.items() if name.rpartition(".")[2] not in NOT_WEIGHTS}
 
 
 def digest(module: nn.Module) -> str:

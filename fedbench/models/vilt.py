@@ -36,8 +36,8 @@ class ViLT(nn.Module):
     patch: pixels of a side; width: numbers of a token; depth: blocks; mlp_ratio: hidden numbers of a block's mlp for
     each of the width's; vocab: tokens that there are, 0 being padding; channels: that the patch convolution reads, in
     all of which a grey image is shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the
-    width.  weights: null for random ones, a folder with config.json and model.safetensors of a ViLT of transformers, or
-    a file of fedbench.export.
+    width.  weights: null for random ones, a folder with config.json and model.safetensors (or pytorch_model.bin) of a
+    ViLT of transformers, or a file of fedbench.export.
     """
 
     def __init__(
@@ -106,12 +106,16 @@ class ViLT(nn.Module):
             f"model.weights={folder} has {layers} blocks of {heads} heads, not model.depth={len(self.blocks)} of "
             f"model.heads={self.heads}",
         )
-        return _own_names(read_state(folder / "model.safetensors"))
+        return _own_names(read_state(next(folder / name for name in WEIGHTS if (folder / name).is_file())))
+
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    for name in ("config.json", "model.safetensors"):
-        require((folder / name).is_file(), f"model.weights={folder}: there is no {name} in it")
+    for names in (("config.json",), WEIGHTS):
+        there = any((folder / name).is_file() for name in names)
+        require(there, f"model.weights={folder}: there is no {' or '.join(names)} in it")
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:

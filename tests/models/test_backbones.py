@@ -207,6 +207,10 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
     features = whole.vit(pixel_values=x).last_hidden_state[:, 0]
     close(loaded.eval()(x), loaded.head(features), 1e-5)
     file = tmp_path / "vit" / "model.safetensors"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "config.json").write_bytes((tmp_path / "vit" / "config.json").read_bytes())
+    torch.save(load_file(file), tmp_path / "bin" / "pytorch_model.bin")
+    close(network("hf", "vit", weights=str(tmp_path / "bin")).body(x), loaded.body(x), 1e-6)
     state = {n: t for n, t in load_file(file).items() if not n.endswith("layernorm.bias")}
     save_file(state, file, {"format": "pt"})
     with pytest.raises(ConfigError, match=r"is not of this network: it lacks .*layernorm\.bias"):

@@ -78,6 +78,21 @@ def test_pooled_as_transformers(theirs: Any, tmp_path: Path, side: int) -> None:
     )
 
 
+def test_pytorch_model_bin_is_read_where_there_are_no_safetensors(theirs: Any, tmp_path: Path) -> None:
+    theirs.save_pretrained(tmp_path)
+    wanted = vilt(SQUARE, weights=str(tmp_path)).state_dict()
+    torch.save({f"vilt.{name}": t for name, t in theirs.state_dict().items()}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    found = vilt(SQUARE, weights=str(tmp_path)).state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    torch.save({"a": Path("an object")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin cannot be read"):  # weights_only
+        vilt(SQUARE, weights=str(tmp_path))
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(ConfigError, match=r"there is no model\.safetensors or pytorch_model\.bin in it"):
+        vilt(SQUARE, weights=str(tmp_path))
+
+
 def test_shorter_texts_take_the_first_positions(theirs: Any, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     short = vilt({**SQUARE, "text": (5,)}, weights=str(tmp_path))

@@ -10,6 +10,9 @@ iterations begins with one in the log domain, which gives a plan of entries in [
 that plan: 2.5 times as fast as all in the log domain, on a CPU.  u falls from iteration to iteration, so what scales
 the plan's rows is at most 1 as well.
 
+The tests hold these plans against POT's.  POT solves partial problems one at a time; its batched Sinkhorn is for
+balanced ones, and goes on with all of them until the last one has converged.
+
 Letters: A clients, J columns (prompts), n problems (of all clients), M rows (image tokens).
 """
 

@@ -20,6 +20,7 @@ Reduces to: FedPer with server=average, client=none.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Literal
 
@@ -82,6 +83,10 @@ class FedPIA(Algorithm):
         require(
             not summed or lam == 0.5,
             f"algorithm.lam={lam}: combine=output_sum takes the mean of two adapters' outputs, leave lam at 0.5",
+        )
+        require(
+            solver == "assignment" or find_spec("ot") is not None,
+            f"algorithm.solver={solver} needs POT: pip install POT, or use solver=assignment",
         )
         self.lam, self.gamma, self.server, self.client, self.cost = lam, gamma, server, client, cost
         self.activation, self.site, self.samples, self.combine = activation, site, samples, combine

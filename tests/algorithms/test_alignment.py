@@ -81,6 +81,7 @@ def test_assignments_are_the_least_and_ties_stay() -> None:
         uniform = np.full(m, 1 / m)
         best = float((ot.emd(uniform, uniform, cost) * cost).sum())
         assert cost[order, np.arange(m)].mean() == pytest.approx(best)
+        assert order.tolist() == alignment.assign(cost, "emd").tolist()
         for solver in ("assignment", "emd", "sinkhorn"):
             assert alignment.assign(np.full((m, m), 3.0), solver).tolist() == list(range(m))  # type: ignore[arg-type]
             assert alignment.assign(np.zeros((m, m)), solver).tolist() == list(range(m))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -315,3 +316,12 @@ def test_adapters_without_units_are_refused() -> None:
     lora = build.model(compose(["algorithm=fedavg", *SMALL, "adapter=lora"]), of)
     with pytest.raises(ConfigError, match="hidden units of bottlenecks, and this model has none"):
         play(engine_on(of, lora, SGD(lr=0.1)), FedPIA())
+
+
+@pytest.mark.parametrize("solver", ["emd", "sinkhorn"])
+def test_pots_solvers_without_pot_are_refused(solver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    FedPIA(solver=solver)
+    monkeypatch.setitem(sys.modules, "ot", None)
+    with pytest.raises(ConfigError, match=f"algorithm.solver={solver} needs POT: pip install POT, or use solver=assi"):
+        FedPIA(solver=solver)
+    FedPIA()

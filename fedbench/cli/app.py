@@ -5,7 +5,6 @@ Help is answered from the conf folder alone; everything else is in launch.py, im
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
 from pathlib import Path
@@ -68,9 +67,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `... --help | head`: nobody reads on, and Python must not complain at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         print(f"fedbench: {refused(error)}", file=sys.stderr)
         return 2

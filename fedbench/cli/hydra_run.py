@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -60,13 +60,19 @@ def run_hydra(flags: list[str], overrides: list[str]) -> int:
     argv, sys.argv = sys.argv, [sys.argv[0], *flags, *overrides]
     try:
         with environment({"HYDRA_FULL_ERROR": "1"}), jobs.interruptible():
-            main(jobs.run_cell)()
+            return _status_of(main(jobs.run_cell))
+    finally:
+        sys.argv = argv
+
+
+def _status_of(command: Callable[[], None]) -> int:
+    """Hydra's exit status; a launcher's SystemExit after a signal is raised outside of this."""
+    try:
+        command()
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except COMPLAINTS as error:
         raise ConfigError(explain(error)) from error
-    finally:
-        sys.argv = argv
     return 0
 
 

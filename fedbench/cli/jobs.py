@@ -36,6 +36,7 @@ from fedbench.core.files import read_json, replace_text
 from fedbench.core.lock import MARK, NAME, Busy, writing
 from fedbench.core.options import ConfigError, MissingColumns, PeerLost, require
 from fedbench.core.settings import config_hash, load_config, save_config
+from fedbench.core.streams import lasting
 from fedbench.engine import joint
 from fedbench.simulation.progress import config_dir_of, primary_of
 
@@ -79,6 +80,7 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
+@lasting()  # in a launcher's process, too
 def run_cell(cfg: DictConfig) -> float:
     """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""
     hydra = HydraConfig.get()
@@ -154,20 +156,21 @@ def skip(folder: Path) -> tuple[str, float]:
 def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
     """Do the work, note how it ended in folder/status.json, and say one sentence if it went wrong.
 
-    Interruptions are noted and passed on: they end a sweep, a failure does not.
+    Interruptions are noted and passed on: they end a sweep, a failure does not.  A launcher's handler of the signal
+    then acts on a run that is saved, and may end the process.
     """
-    try:
-        with interruptible():
+    with interruptible():
+        try:
             status, score = work()
-    except KeyboardInterrupt:
-        write_status(folder, "interrupted", INTERRUPTED, sentence="interrupted")
-        say(f"interrupted; it is {how_to_resume(folder)}")
-        raise
-    except (Exception, SystemExit) as error:  # a method that calls sys.exit() has not finished its run
-        _failed(folder, error)
-        return math.nan
-    write_status(folder, status, OK, score)
-    return score
+        except KeyboardInterrupt:
+            write_status(folder, "interrupted", INTERRUPTED, sentence="interrupted")
+            say(f"interrupted; it is {how_to_resume(folder)}")
+            raise
+        except (Exception, SystemExit) as error:  # a method that calls sys.exit() has not finished its run
+            _failed(folder, error)
+            return math.nan
+        write_status(folder, status, OK, score)
+        return score
 
 
 def _failed(folder: Path, error: BaseException) -> None:
@@ -272,7 +275,7 @@ def tell(error: BaseException, sentence: str) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and its like as KeyboardInterrupt, as Ctrl-C is, so that a scheduler's signal lets the run be saved."""
+    """Every signal that asks for a stop as KeyboardInterrupt, so that a scheduler's signal lets the run be saved."""
     if threading.current_thread() is not threading.main_thread() or joint.current():
         yield
         return
@@ -280,7 +283,7 @@ def interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with signals.handled(interrupt, [name for name in signals.STOPPING if name != "SIGINT"]):
+    with signals.handled(interrupt):
         yield
 
 

@@ -1,4 +1,4 @@
-"""The signals that ask a run to stop: Ctrl-C, a scheduler's SIGTERM, a closed terminal's SIGHUP, SIGQUIT."""
+"""The signals that ask a run to stop: Ctrl-C, those of schedulers and their launchers, a closed terminal's SIGHUP."""
 
 from __future__ import annotations
 
@@ -8,33 +8,70 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # Windows lacks the last two
-MAY_BE_IGNORED = ("SIGHUP", "SIGQUIT")
+WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")  # a time limit is near; may be repeated, and SIGTERM may follow
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", *WARNINGS)  # Windows has the first two
+MAY_BE_IGNORED = ("SIGHUP", "SIGQUIT", *WARNINGS)
+Handler = Callable[[int, Any], Any]
+
+
+class _Answer:
+    """What a signal calls.  received: the last one that came."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler, self.received = handler, 0
+        self.terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.received and is_warning(number):
+            return  # heard already
+        self.received = number
+        _detach_lost(self.terminals)
+        self.handler(number, frame)
 
 
 @contextmanager
-def handled(handler: Callable[[int, Any], None], names: Iterable[str] = STOPPING) -> Iterator[None]:
+def handled(handler: Handler, names: Iterable[str] = STOPPING) -> Iterator[None]:
     """These signals call the handler while the block runs, which must be in the main thread.
 
-    SIGHUP and SIGQUIT stay ignored where they are (nohup).
+    Where the block ends by KeyboardInterrupt, the signal is passed on to the handler that a launcher had installed:
+    what it raises (SystemExit, to be started again) is raised in place of KeyboardInterrupt.  WARNINGS, SIGHUP and
+    SIGQUIT stay ignored where they are (nohup).  After any signal, WARNINGS are not heard.
     """
-    terminals = [fd for fd in (0, 1, 2) if os.isatty(fd)]
-
-    def answer(number: int, frame: Any) -> None:
-        _detach_lost(terminals)
-        handler(number, frame)
-
-    before = {}
+    answer = _Answer(handler)
+    before: dict[int, Any] = {}
     for name in names:
         number = getattr(signal, name, None)
-        ignored = number is not None and signal.getsignal(number) is signal.SIG_IGN
-        if number is not None and not (ignored and name in MAY_BE_IGNORED):
+        old = signal.getsignal(number) if number is not None else None
+        if number is None or old is None:  # not on this system; or a handler of C code, which cannot be put back
+            continue
+        if old is not signal.SIG_IGN or name not in MAY_BE_IGNORED:
             before[number] = signal.signal(number, answer)
     try:
         yield
+    except KeyboardInterrupt:
+        _restore(before)
+        _pass_on(answer.received, before.get(answer.received))
+        raise
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        _restore(before)
+
+
+def is_warning(number: int) -> bool:
+    """Whether a signal only announces that a time limit is near."""
+    return number in [getattr(signal, name, None) for name in WARNINGS]
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, old in handlers.items():
+        signal.signal(number, old)
+
+
+def _pass_on(number: int, old: Any) -> None:
+    """Let what handled a signal before act on it: a block of `handled` notes it, a launcher's handler is called."""
+    if isinstance(old, _Answer):
+        old.received = number
+    elif callable(old) and old is not signal.default_int_handler:
+        old(number, None)
 
 
 def _detach_lost(terminals: list[int]) -> None:

@@ -90,7 +90,7 @@ class JointRuns:
     """Runs jobs in one process, up to at_once of them at a time.
 
     joint: how many gradients were computed jointly, and for how many requests.  stop, stop_now: asked to stop after the
-    round, or immediately.
+    round, or immediately.  is_last: whether the next signal asks for the latter.
     """
 
     def __init__(self, at_once: int):
@@ -100,7 +100,7 @@ class JointRuns:
             "hydra/launcher=together needs greenlet, which is not installed: pip install greenlet",
         )
         self.at_once = at_once
-        self.stop = self.stop_now = False
+        self.stop = self.stop_now = self.is_last = False
         self.live: list[Coroutine] = []
         self.loaded: dict[tuple, Any] = {}
         self.joint = [0, 0]
@@ -117,13 +117,13 @@ class JointRuns:
         try:
             with torch_settings.kept(), self._signals():
                 self._run_all(waiting)
+                error = next((r.error for r in runs if r.error is not None), None)
+                if error is not None:
+                    raise error
+                if self.stop:
+                    raise KeyboardInterrupt
         finally:
             _current = None
-        error = next((r.error for r in runs if r.error is not None), None)
-        if error is not None:
-            raise error
-        if self.stop:
-            raise KeyboardInterrupt
         return [r.result for r in runs]
 
     def _run_all(self, waiting: deque[Coroutine]) -> None:
@@ -167,10 +167,10 @@ class JointRuns:
             yield
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
-        if self.stop:
+        if self.is_last:
             self.stop_now = True
             raise KeyboardInterrupt
-        self.stop = True
+        self.stop, self.is_last = True, not signals.is_warning(number)
         log.warning("stopping all runs after the round they are in; once more to stop at once")
 
     def load_once(self, key: tuple, make: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from fedbench.cli.launch import perform
 from fedbench.core import caller
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, RunError, require
+from fedbench.core.streams import lasting
 from fedbench.interactive import surroundings
 from fedbench.interactive.runs import Run, Runs
 from fedbench.interactive.words import words_of
@@ -81,7 +82,7 @@ def _perform(words: list[str]) -> Outcome:
         not jobs.under_torchrun(),
         "several processes that torchrun started share the runs of a command line: torchrun ... -m fedbench",
     )
-    with surroundings.kept(), environment({jobs.TYPED: shlex.join(words)}):
+    with lasting(), surroundings.kept(), environment({jobs.TYPED: shlex.join(words)}):
         return perform(words)
 
 

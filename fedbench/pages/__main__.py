@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fedbench.core.options import ConfigError, refused, require
+from fedbench.core.streams import lasting
 from fedbench.pages import build, collect
 from fedbench.report import scores
 
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@lasting()
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a difference or a mistake told in one sentence."""
     args = parser().parse_args(argv)

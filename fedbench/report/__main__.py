@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.options import ConfigError, refused, require
+from fedbench.core.streams import lasting
 from fedbench.report import scores
 from fedbench.report.runs import find_runs, sound
 from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, is_compressed, sent_table
@@ -60,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@lasting()
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a mistake told in one sentence."""
     args = parser().parse_args(argv)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fedbench.core.options import ConfigError, refused, require
+from fedbench.core.streams import lasting
 from fedbench.report import figures, scores
 from fedbench.report import method_figures as draw
 from fedbench.report.drawing import Place, place_of
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@lasting()
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a mistake told in one sentence."""
     args = parser().parse_args(argv)

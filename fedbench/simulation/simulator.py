@@ -44,8 +44,8 @@ def run(
     origin: what the summary says of who asked for it: the `command` as it was typed, and by group the `classes` in
     place of the options' own.
 
-    Raises ConfigError for what the user can mend, and KeyboardInterrupt, with the state saved, after Ctrl-C or
-    SIGTERM, SIGHUP, SIGQUIT (the round under way is finished first; a second signal stops at once).  Where processes
+    Raises ConfigError for what the user can mend, and KeyboardInterrupt, with the state saved, after a signal that asks
+    for a stop (core/signals.py; the round under way is finished first, a second signal stops at once).  Where processes
     share the run all call this, and the first alone writes and prints.
     """
     settings = nullcontext() if joint.current() else torch_settings.kept()  # runs that take turns keep them together

@@ -15,14 +15,15 @@ log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """Ctrl-C and its like (core/signals.py) ask for a stop after the round under way; a second one interrupts at once.
+    """Signals (core/signals.py) ask for a stop after the round under way; a second one interrupts at once, where the
+    first was no warning of a scheduler.
 
     A context manager: signals are heard inside.  Runs that share a process have one listener for all of them
     (engine/joint.py).
     """
 
     def __enter__(self) -> StopSignals:
-        self.received, self._handlers = False, ExitStack()
+        self.received, self._is_last, self._handlers = False, False, ExitStack()
         if threading.current_thread() is threading.main_thread() and not joint.current():
             self._handlers.enter_context(signals.handled(self._receive))
         return self
@@ -39,11 +40,11 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def _receive(self, number: int, frame: Any) -> None:
-        if self.received:
+        if self._is_last:
             raise KeyboardInterrupt
-        self.received = True
+        self.received, self._is_last = True, not signals.is_warning(number)
         if processes.current().first:
             log.warning("stopping after this round, which is saved; once more to stop at once")
 
-    def __exit__(self, *error: object) -> None:
-        self._handlers.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._handlers.__exit__(kind, error, trace)  # KeyboardInterrupt is passed on to the handlers outside

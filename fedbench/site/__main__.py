@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 from fedbench.core.options import ConfigError, refused
+from fedbench.core.streams import lasting
 from fedbench.site.build import build, faults
 
 
+@lasting()
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a broken link or a mistake told in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m fedbench.site", description=__doc__)

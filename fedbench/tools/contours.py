@@ -16,6 +16,7 @@ import torch
 
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.options import require
+from fedbench.core.streams import lasting
 from fedbench.report.drawing import SUFFIXES, literal, pyplot
 from fedbench.report.words import printed
 from fedbench.tools._telling import telling
@@ -124,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@lasting()
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status, 2 after a mistake told in one sentence."""
     args = parser().parse_args(argv)

@@ -29,6 +29,7 @@ from fedbench.cli.targets import own_classes
 from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import load_config
+from fedbench.core.streams import lasting
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
 from fedbench.simulation.build_model import build_module
@@ -180,6 +181,7 @@ def _client(text: str) -> int:
     return int(text)
 
 
+@lasting()
 def main() -> int:
     """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(

@@ -21,6 +21,7 @@ import numpy as np
 
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.options import ConfigError, require
+from fedbench.core.streams import lasting
 from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
@@ -221,6 +222,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@lasting()
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
     args = parser().parse_intermixed_args(argv)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbench.core.destination import check_file
 from fedbench.core.options import ConfigError, require
+from fedbench.core.streams import lasting
 from fedbench.partition._extra import count_extra
 from fedbench.partition.base import Split
 from fedbench.report.drawing import SUFFIXES
@@ -42,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@lasting()
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
     args = parser().parse_intermixed_args(argv)

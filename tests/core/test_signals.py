@@ -1,17 +1,21 @@
 """What asks a run to stop is heard, what was ignored stays ignored, and a terminal that is gone is left."""
 
+import math
 import os
 import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedbench.cli import jobs
 from fedbench.core import signals
 from fedbench.core.files import read_json
+from fedbench.simulation.stopping import StopSignals
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = [getattr(signal, name) for name in signals.STOPPING]
@@ -29,19 +33,21 @@ def test_a_signal_calls_the_handler_and_what_was_there_comes_back(number: int) -
         signal.signal(number, mine)
 
 
-@pytest.mark.parametrize(("name", "stays"), [("SIGHUP", True), ("SIGQUIT", True), ("SIGTERM", False)])
+@pytest.mark.parametrize(
+    ("name", "stays"), [("SIGHUP", True), ("SIGQUIT", True), ("SIGUSR1", True), ("SIGTERM", False)]
+)
 def test_a_hangup_that_nohup_ignores_stays_ignored(name: str, stays: bool) -> None:
     number, heard = getattr(signal, name), []
     mine = signal.signal(number, signal.SIG_IGN)
     try:
         with signals.handled(lambda n, frame: heard.append(n)):
             os.kill(os.getpid(), number)
-        assert (heard == []) is stays and signal.getsignal(number) is signal.SIG_IGN
+        assert (heard == []) == stays and signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, mine)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", signals.STOPPING)
 def test_before_the_rounds_a_signal_is_an_interruption(name: str, tmp_path: Path) -> None:
     number = getattr(signal, name)
     mine = signal.signal(number, signal.SIG_DFL)
@@ -56,6 +62,80 @@ def test_before_the_rounds_a_signal_is_an_interruption(name: str, tmp_path: Path
     finally:
         signal.signal(number, mine)
     assert (read_json(tmp_path / "status.json") or {})["status"] == "interrupted"
+
+
+@pytest.fixture
+def launcher() -> Iterator[list[int]]:
+    """Handlers of a launcher that ask to be started again, and what they were called with."""
+    called: list[int] = []
+
+    def start_again(number: int, frame: Any) -> None:
+        called.append(number)
+        sys.exit(144)
+
+    mine = {number: signal.signal(number, start_again) for number in ALL}
+    yield called
+    for number, handler in mine.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_a_launchers_handler_acts_on_a_run_that_is_saved(number: int, launcher: list[int], tmp_path: Path) -> None:
+    def work() -> tuple[str, float]:
+        with StopSignals() as stop:
+            os.kill(os.getpid(), number)
+            (tmp_path / "saved").touch()  # the round is finished first
+            stop.raise_if_requested()
+        pytest.fail("it went on")
+
+    with pytest.raises(SystemExit) as exited:
+        jobs.attempt(tmp_path, work)
+    assert exited.value.code == 144 and launcher == [number] and (tmp_path / "saved").exists()
+    assert read_json(tmp_path / "status.json")["status"] == "interrupted"
+
+
+def test_what_a_launcher_does_not_end_is_an_interruption(launcher: list[int], tmp_path: Path) -> None:
+    """Such as its handler that lets SIGTERM pass."""
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    with pytest.raises(KeyboardInterrupt):
+        jobs.attempt(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM) or ("finished", 0.0))
+    assert heard == [signal.SIGTERM] and launcher == []
+
+
+def test_a_launcher_that_gives_up_is_heard(launcher: list[int], tmp_path: Path) -> None:
+    def gives_up(number: int, frame: Any) -> None:
+        raise RuntimeError("timed-out too many times")
+
+    signal.signal(signal.SIGUSR2, gives_up)
+    with pytest.raises(RuntimeError, match="too many times"):
+        jobs.attempt(tmp_path, lambda: os.kill(os.getpid(), signal.SIGUSR2) or ("finished", 0.0))
+    assert read_json(tmp_path / "status.json")["status"] == "interrupted"
+
+
+def test_a_methods_own_exit_is_a_failure(launcher: list[int], tmp_path: Path) -> None:
+    assert math.isnan(jobs.attempt(tmp_path, lambda: sys.exit(3)))
+    assert read_json(tmp_path / "status.json")["status"] == "failed" and launcher == []
+
+
+def test_warnings_may_come_again_and_a_second_request_stops_at_once(launcher: list[int]) -> None:
+    """SIGXCPU comes every second; after a warning SIGTERM comes with the limit, while the round is still finished."""
+    with pytest.raises(SystemExit), StopSignals() as stop:
+        for name in ("SIGXCPU", "SIGXCPU", "SIGUSR1", "SIGTERM", "SIGXCPU"):
+            os.kill(os.getpid(), getattr(signal, name))
+        assert stop.requested()
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("it went on")
+    assert launcher == [signal.SIGINT]
+
+
+def test_a_signal_of_a_run_that_finished_starts_nothing_again(launcher: list[int], tmp_path: Path) -> None:
+    def work() -> tuple[str, float]:
+        with StopSignals():
+            os.kill(os.getpid(), signal.SIGUSR2)  # in the last round
+        return "finished", 0.5
+
+    assert jobs.attempt(tmp_path, work) == 0.5 and launcher == []
 
 
 CLOSED = """

@@ -292,7 +292,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(place: str, killed: dic
     assert finished["cost"]["samples"] == uninterrupted["cost"]["samples"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2])
 def test_a_signal_finishes_the_round_and_saves(
     number: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

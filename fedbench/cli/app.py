@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedbench.cli.conf_tree import GROUPS, families, find_conf_dir, group_options, menu
+from fedbench.cli.conf_tree import GROUPS, conf_dirs, families, find_conf_dir, group_options, menu, option_files
 from fedbench.core.options import ConfigError, refused
 
 WIDTH = 110  # columns of the help
@@ -37,6 +38,7 @@ fedbench: federated and personalized federated learning, any method on any model
   python -m fedbench resume=<run directory>               go on with a run that was stopped
   python -m fedbench check my_package.MyMethod            check a method, model, ... of your own
   python -m fedbench --help experiment                    all of one group's options
+  python -m fedbench --help algorithm=pgfed               an option's keys, their defaults and what they mean
 """
 TAIL = """\
 Examples
@@ -56,8 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if {"-h", "--help"} & set(words):
-            groups = [word for word in words if word in GROUPS]
-            print("\n".join(map(_whole_group, groups)) if groups else help_text(), flush=True)
+            print(asked_help(words), flush=True)
             return 0
         from fedbench.cli.launch import launch  # Hydra: half a second that --help need not pay
 
@@ -70,6 +71,30 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"fedbench: {refused(error)}", file=sys.stderr)
         return 2
+
+
+def asked_help(words: list[str]) -> str:
+    """The help of the groups and options among the words; the screen of all help where there are none."""
+    folders = conf_dirs(_config_dir(words))
+    named = [word.lstrip("+").partition("=") for word in words]
+    parts = [
+        _option(group, option, folders) if option else _whole_group(group, folders)
+        for group, _, option in named
+        if group in GROUPS
+    ]
+    return "\n".join(parts) or help_text()
+
+
+def _config_dir(words: list[str]) -> str | None:
+    flags = ("--config-dir", "-cd")
+    after = [word for flag, word in pairwise(words) if flag in flags]
+    return next(iter([*after, *(word.partition("=")[2] for word in words if word.startswith("--config-dir="))]), None)
+
+
+def _option(group: str, option: str, folders: list[Path]) -> str:
+    """An option's keys with their defaults and comments, as its file has them."""
+    files = option_files(group, option, folders).items()
+    return "\n".join(f"{group}={name}\n{textwrap.indent(text.rstrip(), '  ')}" for name, text in files)
 
 
 def help_text() -> str:
@@ -89,9 +114,9 @@ def _group(group: str, chosen: str | None) -> str:
     return _filled(f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16), names)
 
 
-def _whole_group(group: str) -> str:
+def _whole_group(group: str, folders: list[Path]) -> str:
     """Every option, also those in folders."""
-    return _filled(f"{group:<16}", group_options(group))
+    return _filled(f"{group:<16}", group_options(group, folders))
 
 
 def _filled(label: str, names: list[str]) -> str:

@@ -31,6 +31,8 @@ from fedbench.core.settings import is_matched, show
 CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 NAME_LENGTH = 100
+SWEEPER_PARAMS = "hydra.sweeper.params"
+HOME = re.compile(r"(?:^|(?<=[,\[]))~(?:/[^,\[\]{}'\"]*)?(?=$|[,\]])")  # a value, or one of several, that is ~ or ~/...
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
@@ -88,6 +90,7 @@ class Composer:
 
     def parse(self, overrides: list[str]) -> list[Override]:
         """One Override per text; ConfigError for text that is none."""
+        overrides = [word_with_home(text) for text in overrides]
         try:
             parsed = OverridesParser.create(self.loader).parse_overrides(overrides)
         except OverrideParseException as error:
@@ -108,11 +111,24 @@ class Composer:
                 )
 
     def expand(self, overrides: list[str]) -> list[str]:
-        """The overrides with a group's ``glob(pattern)`` written out, nested options (table/row) included.
+        """The overrides with a group's ``glob(pattern)`` written out, nested options (table/row) included, and the
+        parameters of ``hydra.sweeper.params`` as overrides.
 
-        It may stand in a list, beside what goes with every match: ``[glob(table/*),reduced/mnist10]``.
+        A pattern may stand in a list, beside what goes with every match: ``[glob(table/*),reduced/mnist10]``.
         """
-        return [self._expanded(text) for text in overrides]
+        return [one for text in overrides for one in self._params(self._expanded(text))]
+
+    def _params(self, text: str) -> list[str]:
+        """What ``hydra.sweeper.params={seed: "0,1"}`` asks for: ``seed=0,1``; Hydra cannot set the whole mapping."""
+        key, _, value = text.lstrip("+").partition("=")
+        if key != SWEEPER_PARAMS and not key.startswith(f"{SWEEPER_PARAMS}."):
+            return [text]
+        override, name = self.parse([text])[0], key.removeprefix(SWEEPER_PARAMS).lstrip(".")
+        params = value if override.is_sweep_override() else override.value()
+        params = {name: params} if name else params
+        if not isinstance(params, dict) or not params:
+            return [text]
+        return [f"{k}={v if isinstance(v, str) else show(v)}" for k, v in params.items()]
 
     def _expanded(self, text: str) -> str:
         key, _, value = text.partition("=")
@@ -155,7 +171,7 @@ class Composer:
         """The overrides with ``++`` before the needed keys."""
         return [
             f"++{text}" if override.type is OverrideType.CHANGE and override.key_or_group in self.needed else text
-            for text, override in zip(overrides, self.parse(overrides))
+            for text, override in zip(map(word_with_home, overrides), self.parse(overrides))
         ]
 
     def cells(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
@@ -330,19 +346,60 @@ def _unreadable(text: str, folders: list[Path]) -> str:
     return f"cannot read {text!r}: put quotes around an unusual value, as in '{key}=\"{value}\"'"
 
 
-def cell_name(overrides: Iterable[str], excluded: Iterable[str]) -> str:
-    """The folder of a sweep's cell: its overrides, sorted, without those whose key matches ``excluded``.
+def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "", swept: Iterable[str] = ()) -> str:
+    """Return the name of a sweep's cell: its overrides, sorted, without those whose key matches ``excluded``.
 
-    Characters that a file system may refuse become _, and long names are cut; both then end in a hash of the
-    full text, so that two cells never share a folder.
+    Characters that a file system may refuse become _, and long names are cut: the overrides of the ``swept`` keys come
+    first and stay, what is left of the room goes to the others. Both kinds end in a hash of the full text, so that two
+    cells never share a folder. In ``folder`` a cell keeps the name that it was once given.
     """
-    patterns = list(excluded)
+    patterns, differs = list(excluded), set(swept)
     naming = sorted(text.lstrip("+") for text in overrides if not is_matched(_key(text), patterns))
     full = ",".join(naming) or "default"
-    safe = re.sub(r"[^\w.,=+\-\[\]~]", "_", full)
+    safe = _safe(full)
     if safe == full and len(full) <= NAME_LENGTH:
         return full
-    return f"{safe[: NAME_LENGTH - 9]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+    end = f"-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+    room = NAME_LENGTH - len(end)
+    before = f"{safe[:room]}{end}"  # names were once cut at the end, whatever stood there
+    if folder and (Path(folder) / before).is_dir():
+        return before
+    first = [text for text in naming if _key(text) in differs]
+    common = [text for text in naming if _key(text) not in differs]
+    return f"{_safe(','.join([*_fitting(first, room), *common]))[:room]}{end}"
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^\w.,=+\-\[\]~]", "_", text)
+
+
+def _fitting(overrides: list[str], room: int) -> list[str]:
+    """The overrides, shortened where they do not fit: first their keys to the last part, then all to their ends."""
+    if len(",".join(overrides)) <= room:
+        return overrides
+    short = [text.partition("=")[0].rpartition(".")[2] + "=" + text.partition("=")[2] for text in overrides]
+    if len(",".join(short)) <= room:
+        return short
+    fair = max(room // len(short) - 1, 1)  # what a short one leaves goes to the long ones
+    spare = sum(max(fair - len(text), 0) for text in short)
+    most = fair + spare // max(sum(len(text) > fair for text in short), 1)
+    return [text[-most:] for text in short]
+
+
+def word_with_home(text: str) -> str:
+    """An override whose paths below ``~`` are written out: a shell leaves ``key=~/folder`` as it is."""
+    key, equals, value = text.partition("=")
+    return key + equals + HOME.sub(lambda match: _typeable(Path(match[0]).expanduser()), value)
+
+
+def _typeable(path: Path) -> str:
+    return str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else quoted(path)
+
+
+def quoted(path: Path) -> str:
+    """A path as a value in Hydra's grammar."""
+    text = str(path).replace("'", "\\'")
+    return f"'{text}'"
 
 
 def _key(override: str) -> str:

@@ -111,6 +111,18 @@ def keys_set(name: str, group: str, folders: Sequence[Path] | None = None) -> di
     return keys | ({str(key): str(value) for key, value in here.items()} if isinstance(here, dict) else {})
 
 
+def option_files(group: str, option: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
+    """The text of an option's file below those of the options that it stands on, by option; ConfigError for none."""
+    known = group_options(group, folders)
+    if option not in known:
+        hint = nearest(option, known) or f" {group} has {', '.join(menu(known))}"
+        raise ConfigError(f"{group}={option} is not an option:{hint}")
+    text = _text(f"{group}/{option}", folders)
+    below = [name.removeprefix(f"{group}/") for name in _defaults(_mapping(text), f"{group}/{option}")]
+    files = {k: v for name in below if name in known for k, v in option_files(group, name, folders).items()}
+    return {**files, option: text}
+
+
 def _text(name: str, folders: Sequence[Path] | None) -> str:
     """The file of that name in the first folder that has it; "" where none does."""
     paths = (folder / f"{name}.yaml" for folder in folders or [find_conf_dir()])

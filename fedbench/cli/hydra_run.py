@@ -109,13 +109,7 @@ def folder_key(full: DictConfig, key: str) -> str:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
     require(bool(str(value or "").strip()), f"{key} must name a folder, got {show(value)}")
-    return str(value)
-
-
-def quoted(path: Path) -> str:
-    """A path as a value in Hydra's grammar."""
-    text = str(path).replace("'", "\\'")
-    return f"'{text}'"
+    return os.path.expanduser(str(value))
 
 
 @contextmanager

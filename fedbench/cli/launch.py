@@ -17,7 +17,7 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, flag_override, open_dict
 
 from fedbench.cli import jobs, resume
-from fedbench.cli.compose import Composer
+from fedbench.cli.compose import Composer, quoted
 from fedbench.cli.config import RESERVED, with_choices
 from fedbench.cli.hydra_run import (
     Outcome,
@@ -26,7 +26,6 @@ from fedbench.cli.hydra_run import (
     environment,
     folder_key,
     make_folder,
-    quoted,
     run_hydra,
 )
 from fedbench.cli.private_hydra import get_args_parser
@@ -89,8 +88,8 @@ def perform(argv: list[str]) -> Outcome:
         )
         return resume_run(Path(command.resume), command.overrides, args.config_dir)
     composer = Composer(args.config_dir)
-    composer.refuse_repeated(command.overrides)
     command.overrides = composer.expand(command.overrides)
+    composer.refuse_repeated(command.overrides)
     if args.multirun:
         return sweep(composer, command.flags, command.overrides)
     full = compose_checked(composer, command.overrides)
@@ -114,14 +113,29 @@ def parse_command(argv: list[str]) -> Command:
     flags = list(argv)
     for text in args.overrides:
         flags.remove(text)
+    if args.config_dir and args.config_dir.startswith("~"):
+        path = os.path.expanduser(args.config_dir)
+        flags = [text.replace(args.config_dir, path) if text.endswith(args.config_dir) else text for text in flags]
+        args.config_dir = path
     # Read as typed: a run directory may hold characters that Hydra's grammar takes for its own.
     resumes = [text for text in args.overrides if text.lstrip("+").startswith("resume=")]
     paths = list(dict.fromkeys(text.split("=", 1)[1].strip("'\"") for text in resumes))
     require(len(paths) < 2, f"resume is given twice, in {' and in '.join(resumes)}: a command goes on with one run")
-    overrides = [text for text in args.overrides if text not in resumes]
+    overrides = _joined([text for text in args.overrides if text not in resumes])
     path = paths[-1] if paths and paths[-1] != "null" else None
     require(path != "", "resume= names no run directory (resume=null starts a new run)")
-    return Command(args, flags, overrides, path)
+    return Command(args, flags, overrides, path and os.path.expanduser(path))
+
+
+def _joined(words: list[str]) -> list[str]:
+    """The words, with a list that spaces have cut (``seed=0, 1``) as one of them."""
+    joined: list[str] = []
+    for word in words:
+        if joined and "=" in joined[-1] and "=" not in word and (joined[-1].endswith(",") or word.startswith(",")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    return joined
 
 
 def _refuse(message: str) -> NoReturn:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import time
 import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig
 
 from fedbench.cli import jobs
-from fedbench.cli.compose import Composer, explain
-from fedbench.cli.hydra_run import Outcome, check_processes, compose_checked, folder_key, make_folder, quoted, run_hydra
+from fedbench.cli.compose import Composer, explain, quoted
+from fedbench.cli.hydra_run import Outcome, check_processes, compose_checked, folder_key, make_folder, run_hydra
 from fedbench.core import caller
 from fedbench.core.files import read_json
 from fedbench.core.lock import holder, is_held
@@ -23,6 +25,8 @@ from fedbench.simulation.progress import clients_of, primary_of
 
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
+SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # to the first line about a check that takes long, and to the next
+Item = TypeVar("Item")
 DONE = ("finished", "finished already")
 SCORES = {  # columns of the closing table
     "last": "mean personalized score on the test parts, at the last round",
@@ -44,7 +48,7 @@ def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> Outcome
         is_basic or not jobs.under_torchrun(),
         "under torchrun the cells of a sweep run one by one, each in all processes: leave hydra/launcher out",
     )
-    naming = _naming(composer.swept(_with_params(master, overrides)))
+    naming = _naming(master, composer.swept(_with_params(master, overrides)))
     planned = plan(composer, master, overrides, naming)
     folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
     token = uuid.uuid4().hex
@@ -77,14 +81,20 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
     return [*(f"{key}={value}" for key, value in params.items()), *overrides]
 
 
-def _naming(swept: list[str]) -> list[str]:
-    """A swept key names its cell even if it is one that otherwise would not."""
+def _naming(master: DictConfig, swept: list[str]) -> list[str]:
+    """Overrides that name the cells: a swept key is in the name even if it is one that otherwise is not, and stays in
+    one that is too long."""
     hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
-    if not hidden:
-        return []
     left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
-    quoted = ",".join(f"'{pattern}'" for pattern in left)
-    return [f"hydra.job.config.override_dirname.exclude_keys=[{quoted}]"]
+    naming = [f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}"] if hidden else []
+    subdir = master.hydra.sweep._get_node("subdir")._value()
+    if str(subdir).startswith("${cell_name:") and subdir.endswith("}"):  # and not what the user has set
+        naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
+    return naming
+
+
+def _listed(names: list[str]) -> str:
+    return f"[{','.join(map(repr, names))}]"
 
 
 def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: list[str]) -> list[str]:
@@ -95,7 +105,8 @@ def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: l
     few = len(runs) <= MOST_CELLS
     first = [tuple(run) for run in _each_value(runs)]  # so that a wrong value is found at once
     names = {}
-    for run in dict.fromkeys([*first, *map(tuple, runs)] if few else first):
+    what = "cells" if few else f"swept values of {len(runs)} cells"
+    for run in with_progress(list(dict.fromkeys([*first, *map(tuple, runs)] if few else first)), what):
         full = compose_checked(composer, [*run, *naming])
         check_processes(full, ["-m", *overrides])
         names[run] = folder_key(full, "hydra.sweep.subdir")
@@ -103,6 +114,16 @@ def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: l
     twice = next((name for name in planned if planned.count(name) > 1), None)
     require(twice is None, f"this sweep has the same cell twice: {twice}")
     return planned
+
+
+def with_progress(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """Yield the items, and print every few seconds how many are checked, so that a long check is not silent."""
+    shown = time.monotonic() - SECONDS_BETWEEN + SECONDS_AT_FIRST
+    for i, item in enumerate(items):
+        if time.monotonic() - shown >= SECONDS_BETWEEN:
+            print(f"checking the {what} before the first one starts: {i} of {len(items)} done", flush=True)
+            shown = time.monotonic()
+        yield item
 
 
 def _each_value(runs: list[list[str]]) -> list[list[str]]:

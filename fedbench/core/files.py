@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 
+def typed_path(text: str) -> Path:
+    """A path as it was typed, with ``~`` written out: a shell leaves ``--out=~/file`` as it is."""
+    return Path(text).expanduser()
+
+
 @contextmanager
 def replacing(path: Path, durable: bool = False, many_writers: bool = False) -> Iterator[Path]:
     """A name to write to, which takes the place of path when the block succeeds and is removed when it fails.

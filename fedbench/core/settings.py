@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,25 @@ MISSING: Any = object()
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """A config resolved, as dicts and lists; ConfigError for a missing value or an interpolation to nowhere."""
+    """A config resolved, as dicts and lists, with ``~/`` written out; ConfigError for a missing value or an
+    interpolation to nowhere."""
     try:
-        return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+        return with_home(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "the configuration"
         reason = str(error).splitlines()[0]
         missing = "issing mandatory" in reason
         raise ConfigError(f"{key} must be given" if missing else f"{key}: {reason}") from error
+
+
+def with_home(value: Any) -> Any:
+    """Resolved values with ``~`` written out in texts that begin with it."""
+    if isinstance(value, dict):
+        return {key: with_home(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_home(item) for item in value]
+    is_below = isinstance(value, str) and (value == "~" or value.startswith("~/"))
+    return os.path.expanduser(value) if is_below else value
 
 
 def is_matched(key: str, patterns: Iterable[str]) -> bool:

@@ -1,9 +1,19 @@
 """Pictures for training only (synthesized ones, say), put beside a data set of pictures."""
 
+from pathlib import Path
+
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
 from fedbench.data.base import EXTRA, Arrays
+
+
+def extra_path(source: str, or_table: bool = False) -> Path:
+    """The path that dataset.extra names; ConfigError where nothing of the kind is there."""
+    path = Path(source)
+    kinds = "a folder of pictures, silo/class/picture" + (", or a CSV file" if or_table else "")
+    require(path.is_dir() or (or_table and path.is_file()), f"dataset.extra={source} is not there: it names {kinds}")
+    return path
 
 
 def join_extra(arrays: Arrays, extra: Arrays, source: str) -> Arrays:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, Count, listed, require
 from fedbench.data._depth import check_window
-from fedbench.data._extra import join_extra
+from fedbench.data._extra import extra_path, join_extra
 from fedbench.data._files import cached, fingerprint, is_hidden, log
 from fedbench.data._images import READER, half, open_pictures
 from fedbench.data._names import check_spelling
@@ -49,10 +49,11 @@ class ImageFolder:
 
     def load(self) -> Arrays:
         """List the pictures, read or make the cache; ConfigError where a picture or the layout is broken."""
-        arrays = self.read().check()
         if self.extra is None:
-            return arrays
-        extra = ImageFolder(self.data_dir, self.extra, self.resize, "domain", self.color, None, self.window).read()
+            return self.read().check()
+        path = extra_path(self.extra)  # before the pictures are decoded, which takes long
+        arrays = self.read().check()
+        extra = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read()
         return join_extra(arrays, extra, self.extra).check()
 
     def read(self) -> Arrays:

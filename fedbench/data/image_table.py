@@ -16,7 +16,7 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Seed, require, require_distinct
 from fedbench.data._depth import check_window
-from fedbench.data._extra import join_extra
+from fedbench.data._extra import extra_path, join_extra
 from fedbench.data._files import cached, log
 from fedbench.data._images import READER, half, open_pictures
 from fedbench.data._label_lists import join_columns, refuse_lists, split_lists
@@ -84,8 +84,9 @@ class ImageTable:
         """Read the table and its pictures; ConfigError with one sentence about the first thing that is wrong."""
         require(self.path is not None, "dataset=image_table needs dataset.path=<a CSV file>")
         path = Path(str(self.path))
+        extra = None if self.extra is None else extra_path(self.extra, or_table=True)
         arrays = self._read(Table(path, self.columns), Path(self.folder or path.parent)).check()
-        return arrays if self.extra is None else join_extra(arrays, self._extra(Path(self.extra)), self.extra).check()
+        return arrays if extra is None else join_extra(arrays, self._extra(extra), str(extra)).check()
 
     def _extra(self, path: Path) -> Arrays:
         """The pictures for training only."""

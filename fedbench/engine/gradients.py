@@ -184,8 +184,9 @@ def training_pass(
     except ValueError as error:
         require(
             "more than 1 value per channel" not in str(error),
-            "a batch of one sample has no statistics for "
-            "the model's batch norm: set local.drop_last=true, another local.batch_size, or another norm",
+            "a batch of one sample has no statistics for the model's batch norm: local.drop_last=true leaves out a "
+            "last batch of one; if it is set, local.batch_size is 1 or a client has one sample: take a larger "
+            "local.batch_size, clients with more samples, or another norm",
         )
         raise
 

@@ -71,7 +71,7 @@ def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
 
     config_dir: options of one's own that the runs were given.
     """
-    path = Path(folder)
+    path = Path(folder).expanduser()
     runs = find_runs([path])
     found = [Run(run.path, _text(config_dir)) for run in runs]
     return next((found[i] for i, run in enumerate(runs) if run.path == path), None) or Runs(found)

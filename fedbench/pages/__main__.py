@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.core.streams import lasting
 from fedbench.pages import build, collect
@@ -30,7 +31,9 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = p.add_subparsers(dest="command", required=True)
     w = commands.add_parser("write", help="collect run folders into the data files of a page")
-    w.add_argument("page", type=Path, help="the page's folder; what it says already (title, tables, texts) is kept")
+    w.add_argument(
+        "page", type=typed_path, help="the page's folder; what it says already (title, tables, texts) is kept"
+    )
     w.add_argument("folders", nargs="+", help="folders with runs in or below them, or PART=FOLDER: the rows of the "
                                               "parts that are given are replaced, all others stay")  # fmt: skip
     w.add_argument("--title", help="of the page (default: its folder's name)")
@@ -40,7 +43,9 @@ def parser() -> argparse.ArgumentParser:
     w.add_argument("--group", help="config keys to group by, with commas (default: everything but the seed)")
     w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table that the runs answer")
     b = commands.add_parser("build", help="write README.md and the figures of pages, or check that they are so")
-    b.add_argument("pages", nargs="*", type=Path, help="folders of pages (default: all of results, and its README.md)")
+    b.add_argument(
+        "pages", nargs="*", type=typed_path, help="folders of pages (default: all of results, and its README.md)"
+    )
     b.add_argument("--check", action="store_true", help="write nothing; status 1 and the differences, if there are any")
     return p
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.cli.conf_tree import find_conf_dir
-from fedbench.core.files import replace_text
+from fedbench.core.files import replace_text, typed_path
 from fedbench.core.options import require
 from fedbench.pages.store import KEYS, Page, Row, read_page, write_page
 from fedbench.report import paper, scores
@@ -64,7 +64,7 @@ def _parts(sources: list[str], page: Page) -> dict[str, list[Path]]:
         name, _, path = (
             source.rpartition("=") if re.match(r"[\w-]+=", source) and not Path(source).exists() else ("", "", source)
         )
-        parts.setdefault(name or (page.parts[0] if len(page.parts) == 1 else MAIN), []).append(Path(path))
+        parts.setdefault(name or (page.parts[0] if len(page.parts) == 1 else MAIN), []).append(typed_path(path))
     return parts
 
 

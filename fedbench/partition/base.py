@@ -228,7 +228,7 @@ def build_split(
         )
     assigned = [_as_ragged(r) for r in partition.assign(labels, pools, num_clients, rng, arrays.domain)]
     if split == "merged":
-        _require_two(assigned[0])
+        _require_two(assigned[0], partition)
         test, train = _cut(assigned[0], test_fraction, rng, labels, arrays.subject)
     else:
         train, test = assigned[:2]
@@ -358,14 +358,23 @@ def _cut(
     return Ragged.from_sizes(shuffled[off], sizes - kept), Ragged.from_sizes(shuffled[~off], kept)
 
 
-def _require_two(lists: Ragged) -> None:
+def _how_to_fill(partition: Partition) -> str:
+    """What to do about clients with too few samples."""
+    if not hasattr(partition, "count"):
+        return "lower partition.num_clients or make the partition more even"
+    path = getattr(partition, "path", None)
+    where = f" in partition.path={path}" if path is not None else ""
+    return f"the partition says which clients there are{where}: give these more samples, or leave them out"
+
+
+def _require_two(lists: Ragged, partition: Partition) -> None:
     """A client needs one sample to train on and one to be tested on."""
     few = np.flatnonzero(lists.sizes < 2)
     if len(few):
         raise ConfigError(
             f"{len(few):,} of {len(lists):,} clients (the first is client {few[0]}, with "
             f"{lists.sizes[few[0]]}) would hold fewer than 2 samples, too few to train and to test on: "
-            "lower partition.num_clients or make the partition more even"
+            f"{_how_to_fill(partition)}"
         )
 
 
@@ -379,7 +388,7 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
         require(
             part == "val" or len(empty) == 0,
             f"{len(empty):,} of {num_clients:,} clients (first: client {empty[0] if len(empty) else 0}) "
-            f"would have no {part} samples: lower partition.num_clients or make the partition more even",
+            f"would have no {part} samples: {_how_to_fill(partition)}",
         )
     everything = np.concatenate([split.train.indices, split.val.indices, split.test.indices])
     used = np.bincount(everything, minlength=num_samples)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fedbench.core.destination import check_file, write_file
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.core.streams import lasting
 from fedbench.report import scores
@@ -46,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
     p.add_argument("--group", help="config keys to group by, with commas (default: everything but the seed)")
     p.add_argument("--format", choices=FORMATS, help="default: text, or what the suffix of --out says")
-    p.add_argument("--out", type=Path, help="file to write the tables to, instead of printing them")
-    p.add_argument("--figures", type=Path, metavar="DIR[/NAME.pdf]",
+    p.add_argument("--out", type=typed_path, help="file to write the tables to, instead of printing them")
+    p.add_argument("--figures", type=typed_path, metavar="DIR[/NAME.pdf]",
                    help="folder to draw figures into (.png); with NAME.pdf or NAME.svg: as such files, "
                         "whose names begin with NAME")  # fmt: skip
     p.add_argument(

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, refused, require
 from fedbench.core.streams import lasting
 from fedbench.report import figures, scores
@@ -37,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("folders", nargs="+", type=Path, help="run directories, or folders with runs below them")
-    p.add_argument("--out", type=Path, metavar="DIR[/NAME.pdf]",
+    p.add_argument("folders", nargs="+", type=typed_path, help="run directories, or folders with runs below them")
+    p.add_argument("--out", type=typed_path, metavar="DIR[/NAME.pdf]",
                    help="folder to draw into (default: figures in the first folder), as .png; with NAME.pdf or "
                         "NAME.svg: as such files, whose names begin with NAME")  # fmt: skip
     p.add_argument("--rounds", metavar="R,R,...", help="of the relationships; 0 is before the first")

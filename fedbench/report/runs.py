@@ -139,7 +139,7 @@ class Run:
 def find_runs(folders: Iterable[str | Path]) -> list[Run]:
     """Every run directory in or below the folders, sorted by path; ConfigError where there is none."""
     paths: set[Path] = set()
-    folders = [Path(folder) for folder in folders]
+    folders = [Path(folder).expanduser() for folder in folders]
     for folder in folders:
         require(folder.is_dir(), f"{folder} is not a folder; give folders that contain runs")
         for here, inside, files in os.walk(folder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -85,7 +86,7 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
 def data(cfg: DictConfig) -> Arrays:
     """The data set; runs of one process share it, and its digest is kept beside it (data/_known.py)."""
     key = known.key_of(plain_values(cfg.dataset))
-    return joint.load_once(("data", key), lambda: known.load(key, str(cfg.data_dir), lambda: load(cfg)))
+    return joint.load_once(("data", key), lambda: known.load(key, os.path.expanduser(cfg.data_dir), lambda: load(cfg)))
 
 
 def load(cfg: DictConfig) -> Arrays:

@@ -14,6 +14,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Operator
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import with_home
 from fedbench.data._known import DATASET_KEYS
 from fedbench.engine.optim import Optimizer
 
@@ -74,4 +75,4 @@ def target_of(cfg: DictConfig, group: str) -> Any:
 
 def plain_values(value: Any) -> Any:
     """A resolved config node as dicts and lists; any other value as it is."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    return with_home(OmegaConf.to_container(value, resolve=True)) if OmegaConf.is_config(value) else value

@@ -8,6 +8,7 @@ run, which W&B cannot continue offline (wandb/wandb#2423), gets one record with 
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import netrc
 import os
@@ -28,6 +29,7 @@ from fedbench.simulation.csv_table import last_rows, read_rows
 MODES = ("auto", "online", "offline", "disabled")
 SECONDS_TO_CONNECT = 20.0
 SECONDS_TO_UPLOAD = 60.0
+LONGEST_NAME, LONGEST_TAG = 128, 64  # characters that W&B takes
 MOST_CLIENTS_IN_A_TABLE = 10_000  # of W&B; clients.csv has them all
 RESULTS = ("last", "best", "best_val", "new_clients", "cost")  # of the summary, to W&B's summary
 FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor", "command")  # to W&B's config
@@ -183,12 +185,20 @@ def run_names(cfg: DictConfig) -> dict[str, Any]:
     """What the run is called in W&B, from the chosen option of each group."""
     choices, tracking = cfg.choices, cfg.tracking
     dataset, partition, experiment = choices.dataset, choices.partition, choices.get("experiment")
-    method = cfg.get("name") or choices.algorithm
+    method, seed = cfg.get("name") or choices.algorithm, f"-s{cfg.seed}"
+    table = [experiment.split("/")[0]] if experiment else []
     return {
         "project": tracking.project,
         "entity": tracking.entity,
-        "group": tracking.group or experiment or f"{dataset}-{partition}",
-        "job_type": choices.algorithm,
-        "tags": [*tracking.tags, dataset, partition, *([experiment.split("/")[0]] if experiment else [])],
-        "name": f"{method}-{dataset}-{partition}-s{cfg.seed}",
+        "group": within(tracking.group or experiment or f"{dataset}-{partition}", LONGEST_NAME),
+        "job_type": within(choices.algorithm, LONGEST_TAG),
+        "tags": [within(tag, LONGEST_TAG) for tag in [*tracking.tags, dataset, partition, *table]],
+        "name": within(f"{method}-{dataset}-{partition}", LONGEST_NAME - len(seed)) + seed,
     }
+
+
+def within(text: str, most: int) -> str:
+    """The text, with a hash of it at the end where it must be cut to so many characters."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, refused
 from fedbench.core.streams import lasting
 from fedbench.site.build import build, faults
@@ -15,7 +16,7 @@ from fedbench.site.build import build, faults
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit status, 1 after a broken link or a mistake told in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m fedbench.site", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("site"), help="folder to write into (default: site)")
+    parser.add_argument("--out", type=typed_path, default=Path("site"), help="folder to write into (default: site)")
     args = parser.parse_args(argv)
     try:
         count = build(args.out)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fedbench.core.destination import check_file, write_file
+from fedbench.core.files import typed_path
 from fedbench.core.options import require
 from fedbench.core.streams import lasting
 from fedbench.report.drawing import SUFFIXES, literal, pyplot
@@ -118,8 +119,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("runs", nargs="+", type=Path, help="run directories")
-    p.add_argument("--out", type=Path, default=Path("contours.png"), metavar="FILE", help="png, pdf or svg")
+    p.add_argument("runs", nargs="+", type=typed_path, help="run directories")
+    p.add_argument("--out", type=typed_path, default=Path("contours.png"), metavar="FILE", help="png, pdf or svg")
     p.add_argument("--pictures", type=int, default=5, metavar="N", help="how many (default: %(default)s)")
     p.add_argument("--channel", type=int, default=0, metavar="C", help="shown in grey (default: %(default)s)")
     return p

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fedbench.cli import resume
 from fedbench.cli.targets import own_classes
 from fedbench.core.destination import check_file, check_folder, write_file
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import load_config
 from fedbench.core.streams import lasting
@@ -187,15 +188,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fedbench.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("run_dir", type=typed_path)
     parser.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
     parser.add_argument("--config-dir", metavar="FOLDER", help="options of your own, as for python -m fedbench")
     parser.add_argument("--client", type=_client, metavar="N", help="save this client's state_dict under --out")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--merged", action="store_true", help="that of the bare model, the adapter in its weights")
-    forms.add_argument("--peft", type=Path, metavar="FOLDER", help="write a folder for peft instead (adapter=lora)")
-    parser.add_argument("--out", type=Path, metavar="FILE.pt", help="default: client<N>.pt")
-    parser.add_argument("--predictions", type=Path, metavar="FILE.npz", help="save all clients' test predictions")
+    forms.add_argument(
+        "--peft", type=typed_path, metavar="FOLDER", help="write a folder for peft instead (adapter=lora)"
+    )
+    parser.add_argument("--out", type=typed_path, metavar="FILE.pt", help="default: client<N>.pt")
+    parser.add_argument("--predictions", type=typed_path, metavar="FILE.npz", help="save all clients' test predictions")
     args = parser.parse_intermixed_args()
     if (args.client, args.predictions, args.peft, args.merged) == (None, None, None, False):
         parser.error("say what to export: --client N, or --predictions FILE.npz")

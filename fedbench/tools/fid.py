@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.core.destination import check_file, write_file
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.streams import lasting
 from fedbench.tools._telling import telling
@@ -217,8 +218,8 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., dataset.extra=... ...")
     p.add_argument("--network", default="inception", help="inception, random or a run directory (default: %(default)s)")
-    p.add_argument("--weights", metavar="FILE", help="of inception")
-    p.add_argument("--out", type=Path, metavar="FILE", help="write the table as CSV")
+    p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="of inception")
+    p.add_argument("--out", type=typed_path, metavar="FILE", help="write the table as CSV")
     return p
 
 

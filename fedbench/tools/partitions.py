@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbench.core.destination import check_file
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.streams import lasting
 from fedbench.partition._extra import count_extra
@@ -38,8 +39,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., partition=..., keys")
-    p.add_argument("--figure", type=Path, metavar="FILE", help="draw clients x classes (.png, .pdf, .svg)")
-    p.add_argument("--out", type=Path, metavar="FILE", help="save the partition (.npz)")
+    p.add_argument("--figure", type=typed_path, metavar="FILE", help="draw clients x classes (.png, .pdf, .svg)")
+    p.add_argument("--out", type=typed_path, metavar="FILE", help="save the partition (.npz)")
     return p
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbench.core.destination import check_file, check_folder, write_file
+from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.streams import lasting
 from fedbench.tools._telling import telling
@@ -340,8 +341,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=... partition=domain ...")
-    p.add_argument("--out", type=Path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
-    p.add_argument("--run", type=Path, metavar="FOLDER", help="draw from a run of task=denoising; nothing is trained")
+    p.add_argument("--out", type=typed_path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
+    p.add_argument(
+        "--run", type=typed_path, metavar="FOLDER", help="draw from a run of task=denoising; nothing is trained"
+    )
     p.add_argument("--client", type=int, action="append", metavar="N", help="one to do, again for each (all)")
     for name, what in TRAINING.items():
         default = getattr(Training, name)
@@ -350,7 +353,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--share", type=float, default=1.0, help="synthesized per real picture (default: %(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of weights, batches, noise (default: %(default)s)")
     p.add_argument("--network", default="random", help="of distances: inception, random or a run directory")
-    p.add_argument("--weights", metavar="FILE", help="of inception")
+    p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="of inception")
     return p
 
 

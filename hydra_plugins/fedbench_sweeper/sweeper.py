@@ -39,5 +39,7 @@ class Planned(basic_sweeper().BasicSweeper):
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Compose every cell, for nothing but the complaint, where nobody has yet."""
-        if not self.checked:
-            super().validate_batch_is_legal(batch)
+        from fedbench.cli.sweep import with_progress
+
+        for cell in with_progress(batch, "cells") if not self.checked else ():
+            super().validate_batch_is_legal([cell])

@@ -155,6 +155,19 @@ def test_help_is_one_screen_with_groups_keys_and_examples(capsys: pytest.Capture
     assert "pgfed*" in text and re.search(r"  rounds=\d", text) and "optimizer.lr=" in text
 
 
+def test_help_of_an_option_is_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help", "algorithm=fedprox", "dataset=bloodmnist"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^  mu: [\d.]+ +# ", text, re.MULTILINE) and text.startswith("algorithm=fedprox\n")
+    assert text.index("dataset=medmnist") < text.index("dataset=bloodmnist")  # which it stands on
+    Path("own/algorithm").mkdir(parents=True)
+    Path("own/algorithm/mine.yaml").write_text("_target_: mine.Mine\nnu: 3  # a number\n")
+    assert main(["--config-dir", "own", "--help", "algorithm=mine"]) == 0
+    assert "  nu: 3  # a number" in capsys.readouterr().out
+    assert main(["algorithm=fedpro", "--help"]) == 2
+    assert sentence(capsys) == "algorithm=fedpro is not an option: did you mean fedprox or fedrod or fedper?"
+
+
 def test_help_of_a_group_is_all_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help", "experiment", "adapter"]) == 0
     told = capsys.readouterr().out.split()
@@ -540,6 +553,65 @@ def test_a_sweep_skips_what_is_finished(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert "2 cells: 2 finished already" in out and "0.5000" in out
     assert all(len(calls(cell)) == 1 for cell in cells)
+
+
+def test_long_names_of_cells_keep_the_seed() -> None:
+    """Under every launcher's config; a name that the user chose stays."""
+    long = ["algorithm=fedprox", "clients_per_round=5", "dataset=synthetic", "dataset.n=2000", "local.batch_size=20"]
+    long += ["local.epochs=3", "optimizer.lr=0.05", "partition.num_clients=10"]
+    assert main(["-m", *long, "seed=10,11"]) == 0
+    assert [cell.name.partition(",")[0] for cell in runs("sweeps")] == ["seed=10", "seed=11"]
+    assert main(["-m", "seed=0,1", "sweep_dir=own", "hydra.sweep.subdir=mine-${seed}"]) == 0
+    assert [cell.name for cell in runs("own")] == ["mine-0", "mine-1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hydra.sweeper.params={seed: '3,4'}"],
+        ["hydra.sweeper.params={algorithm.mu: 0.1, seed: '3,4'}", "algorithm=fedprox"],
+        ["hydra.sweeper.params.seed='3,4'"],
+        ["+hydra.sweeper.params.seed=3,4"],
+        ["seed=3,", "4"],
+        ["seed=3", ",4"],
+        ["seed=3, 4"],
+    ],
+)
+def test_ways_to_write_a_sweep(words: list[str]) -> None:
+    assert main(["-m", *words]) == 0
+    assert sorted(calls(cell)[0].split()[2] for cell in runs("sweeps")) == ["seed=3", "seed=4"]
+
+
+def test_sweeper_params_without_m(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hydra.sweeper.params={seed: '3,4'}"]) == 2
+    assert sentence(capsys).startswith("seed=3,4 is several values: add -m")
+
+
+def test_a_long_check_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("fedbench.cli.sweep.SECONDS_AT_FIRST", 0)
+    monkeypatch.setattr("fedbench.cli.sweep.SECONDS_BETWEEN", 0)
+    monkeypatch.setattr("fedbench.cli.sweep.MOST_CELLS", 1)
+    assert main(["-m", "seed=0,1"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("checking")]
+    values = [f"checking the swept values of 2 cells before the first one starts: {k} of 2 done" for k in (0, 1)]
+    assert lines == [*values, *(f"checking the cells before the first one starts: {k} of 2 done" for k in (0, 1))]
+
+
+def test_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """A shell leaves the ~ of key=~/folder as it is."""
+    home = tmp_path / "a home"
+    monkeypatch.setenv("HOME", str(home))
+    options = ["data_dir=~/data", "dataset=npz", "dataset.path='~/x.npz'"]
+    assert main(["-m", "seed=0,1", "sweep_dir=~/sweeps", *options]) == 0
+    cells = runs(str(home / "sweeps"))
+    assert len(cells) == 2 and not Path("~").exists()
+    config = load_config(cells[0] / "config.yaml")
+    assert config.data_dir == str(home / "data") and config.dataset.path == str(home / "x.npz")
+    assert main(["output_dir=~/runs"]) == 0 and runs(str(home / "runs"))
+    assert main(["hydra.run.dir=~/one"]) == 0 and (home / "one" / "config.yaml").is_file()
+    (home / "own").mkdir()
+    assert main(["resume=~/one", "--config-dir=~/own"]) == 0
+    assert "one: finished already" in capsys.readouterr().out
 
 
 def test_a_failed_cell_does_not_stop_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:

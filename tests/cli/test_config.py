@@ -405,6 +405,25 @@ def test_cell_names_are_sorted_safe_short_and_distinct() -> None:
     assert len(set(long)) == 2 and all(len(name) <= NAME_LENGTH for name in long)
 
 
+def test_a_long_cell_name_keeps_what_differs(tmp_path: Path) -> None:
+    """What all cells have is cut; a folder that was named before that is found."""
+    common = ["algorithm=fedprox", "clients_per_round=10", "dataset=synthetic", "optimizer.schedule.warmup=3"]
+    common += ["partition.num_clients=100", "rounds=1000"]
+
+    def named(*differs: str) -> str:
+        return cell_name([*common, *differs], [], str(tmp_path), [text.partition("=")[0] for text in differs])
+
+    names = [named("algorithm.mu=0.1", f"seed={k}") for k in (0, 1)]
+    assert names[0].startswith("algorithm.mu=0.1,seed=0,algorithm=fedprox,clients_per_round=10,")
+    assert names[1].startswith("algorithm.mu=0.1,seed=1,") and all(len(name) == NAME_LENGTH for name in names)
+    keys = [f"optimizer.schedule.{'k' * 10}{i}={i}" for i in range(5)]  # too long by themselves: by their last parts
+    assert named(*keys).startswith("kkkkkkkkkk0=0,kkkkkkkkkk1=1,kkkkkkkkkk2=2,")
+    assert re.match(r"x+A,seed=7,", named(f"dataset.path={'x' * 200}A", "seed=7"))  # the ends of values differ
+    before = cell_name([*common, "seed=0"], [])
+    (tmp_path / before).mkdir()
+    assert named("seed=0") == before and named("seed=1").startswith("seed=1,")
+
+
 def test_options_that_the_yaml_omits_are_accepted_without_a_plus(tmp_path: Path) -> None:
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm" / "short.yaml").write_text("_target_: fedbench.algorithms.fedprox.FedProx\n")

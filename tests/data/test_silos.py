@@ -244,6 +244,14 @@ def test_extra_pictures_of_nobody_are_refused(tmp_path: Path, silos: dict, label
     assert words in sentence(path, extra=str(make_extra(tmp_path / "more", silos, label)))
 
 
+def test_a_missing_extra_is_named_by_its_option(tmp_path: Path) -> None:
+    path, _ = make_table(tmp_path)
+    assert sentence(path, extra="gone").startswith("dataset.extra=gone is not there: it names a folder of pictures")
+    make_extra(tmp_path / "own", {"A": 5})
+    with pytest.raises(ConfigError, match=r"^dataset\.extra=gone is not there"):
+        ImageFolder(str(tmp_path / "data"), str(tmp_path / "own"), 8, extra="gone").load()
+
+
 # -- runs ------------------------------------------------------------------------------------------------
 
 

@@ -143,7 +143,7 @@ class Told(list):
         ("lists.json", [{"train": [0], "holdout": [1]}], "has the parts train, holdout"),
         ("lists.json", {"train": [[0], [1]], "test": [[2]]}, "must give a list to each client, in every part"),
         ("lists.json", [], "must give a list to each client"),
-        ("lists.json", [[0, 1], [2]], "fewer than 2 samples"),
+        ("lists.json", [[0, 1], [2]], "fewer than 2 samples.*in partition.path=.*: give these more samples"),
         ("rows.csv", "sample,client\n1,2\n", "needs the columns index and client"),
         ("rows.csv", "index,client\none,2\n", "cannot be read as index lists: ValueError"),
         ("lists.txt", "", r"must end in \.npz, \.json, \.csv, \.npy, \.pkl"),

@@ -603,7 +603,7 @@ def test_multilabel_and_segmentation_are_partitioned_by_their_label():
     ("method", "num_clients", "options", "words"),
     [
         (IID(), 1798, {}, "1,798 is more than the 1,797 samples"),
-        (IID(), 1000, {}, "fewer than 2 samples"),
+        (IID(), 1000, {}, "too few to train and to test on: lower partition.num_clients"),
         (IID(), 400, {"split": "published"}, "more than the 360 test samples"),
         (IID(), 0, {}, "must be >= 1"),
         (IID(), None, {}, "needs a number"),

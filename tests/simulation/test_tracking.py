@@ -13,7 +13,7 @@ from tiny import on_disk_first
 
 from fedbench.core.options import ConfigError
 from fedbench.simulation.tracking import Tracker
-from fedbench.simulation.wandb_record import wandb_key_is_configured, wandb_mode
+from fedbench.simulation.wandb_record import run_names, wandb_key_is_configured, wandb_mode
 
 VARIABLES = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC")
 
@@ -286,6 +286,15 @@ def test_offline_run_is_recorded_whole_when_it_closes(tmp_path, fake):
     assert (options["name"], options["group"]) == ("pgfed-digits-iid-s3", "digits-iid")
     assert options["tags"] == ["mine", "digits", "iid"]
     assert options["settings"].values == {"init_timeout": 20.0, "silent": True, "console": "off"}
+
+
+def test_a_long_name_keeps_its_seed():
+    cfg = config(name="n" * 200, seed=17)
+    cfg.choices.dataset = "d" * 100
+    names = run_names(cfg)
+    assert len(names["name"]) == 128 and names["name"].endswith("-s17")
+    assert run_names(config(name="n" * 199 + "m", seed=17))["name"] != names["name"]
+    assert all(0 < len(tag) <= 64 for tag in names["tags"]) and len(names["group"]) <= 128
 
 
 def test_experiment_is_the_group(tmp_path, fake):

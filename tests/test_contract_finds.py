@@ -184,6 +184,15 @@ class Flat(FedAvg):
         return self.w[None]
 
 
+class Cloned(FedAvg):
+    """Trains from a copy of what was sent, and measures from it."""
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w.clone()
+        up = cohort.upload(theta=cohort.train(w).theta, reference={"theta": w})
+        self.w = cohort.weights @ up.theta
+
+
 SLIPS = [
     (Closure, "executor_loop"),
     (Closure, "executor_threads"),
@@ -209,6 +218,7 @@ SLIPS = [
     (Padded, "padding_is_ignored"),
     (Silent, "bytes_are_counted"),
     (Silent, "nothing_passes_by_upload"),
+    (Cloned, "references_are_what_was_sent"),
     (Waiting, "no_step_waits_for_the_device"),
     (Endless, "cohorts_of_one"),
     (Endless, "a_single_client"),

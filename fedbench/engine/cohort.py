@@ -199,8 +199,9 @@ class Cohort:
         reference: of every tensor, what the server expects of it before it comes: [...], [K, ...], or None, which is 0.
         Privacy clips, and compression sends, what the client adds to that.  It must not depend on what the server was
         not told.  A difference: {"delta": None}.  A row trained from w: {"theta": w}, with the very tensor that a
-        broadcast or a download returned.  Where that lags behind the server's own, the row is seen moved by as much,
-        so that on the server's side self.w is what clients trained from.
+        broadcast or a download returned, not a copy, which compression both ways refuses.  Where that lags behind the
+        server's own, the row is seen moved by as much, so that on the server's side self.w is what clients trained
+        from.
         replaces: names of what takes the place of what the server has of it.  A client's own row, kept and trained on,
         has as its reference what the server has: what one upload lacks, the next one makes up for.  Gradients,
         coefficients and counts come anew each time, and what one lacks is lost.  Of all other names compression adds

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedbench.engine.compression import Compression, num_bytes
@@ -118,7 +119,7 @@ class Messages:
             if self.compression is not None and cohort.purpose == "round" and name not in plain:
                 accumulates = name not in replaces
                 seen[name], size = self.compression.upload(cohort, name, seen[name], expected, call, accumulates)
-                if accumulates and (lag := self._lag_of(expected)) is not None:
+                if accumulates and (lag := self._lag_of(name, expected)) is not None:
                     seen[name] = seen[name] + lag
             self.ledger.bytes_up += size
             self.ledger.dense_up += num_bytes(value)
@@ -128,9 +129,20 @@ class Messages:
         if seen is not value:
             self._sent.append((seen, value))
 
-    def _lag_of(self, reference: Tensor | None) -> Tensor | None:
+    def _lag_of(self, name: str, reference: Tensor | None) -> Tensor | None:
         """What the server's own adds to a reference that clients were sent in this round; None: nothing."""
-        return next((value - seen for seen, value in self._sent if seen is reference), None)
+        if reference is None:
+            return None
+        for seen, value in self._sent:
+            if seen is reference:
+                return value - seen
+        if any(_is_copy(reference, t) for pair in self._sent for t in pair):
+            raise UnknownReference(
+                f"upload({name}=...): its reference has the values of a tensor that clients were sent, but is another "
+                "one. Give the very tensor that cohort.broadcast or cohort.download returned, no copy of it and not "
+                "the server's own: by it what a compressed download lacked is found"
+            )
+        return None
 
     def _count_download(self, cohort: Cohort, size: int, dense: int) -> None:
         """What these clients were sent, and what the lost were: as much as they on average, unless all are asked."""
@@ -146,6 +158,16 @@ class Messages:
             before += np.isin(cohort.ids, ids)
         calls.append(cohort.ids)
         return int(before.max(initial=0))
+
+
+class UnknownReference(ValueError):
+    """A reference that is no tensor of the round, but a copy of one."""
+
+
+def _is_copy(a: Tensor, b: Tensor) -> bool:
+    """Whether one has the values of the other, for each client's row where only one has these."""
+    fit = b.shape in (a.shape, a.shape[1:]) or a.shape == b.shape[1:]
+    return fit and torch.equal(*torch.broadcast_tensors(a, b))
 
 
 def _check_rows(call: str, cohort: Cohort, tensors: dict[str, Tensor]) -> None:

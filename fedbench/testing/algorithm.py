@@ -10,14 +10,19 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedbench.cli.conf_tree import group_options
-from fedbench.core.options import ConfigError
+from fedbench.compression.topk import TopK
+from fedbench.core.options import ConfigError, RunError
+from fedbench.engine import compression as channel
 from fedbench.engine.cohort import Cohort
+from fedbench.engine.compression import Compression
+from fedbench.engine.messages import UnknownReference
 from fedbench.partition.base import Ragged, Split
 from fedbench.simulation import checkpoint, evaluate
 from fedbench.simulation.instantiate import make
@@ -335,6 +340,20 @@ def other_data() -> Any:
     arrays.inputs[client] = arrays.inputs[client][::-1] * -2 + 0.5  # type: ignore[index]
     arrays.targets[client] = (arrays.targets[client] + 1) % 3
     return arrays
+
+
+@SUITE.check
+def references_are_what_was_sent(case: Case) -> None:
+    """An upload's reference is the very tensor that clients were sent."""
+    sim = case.simulation()
+    sim.engine.compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, 0)
+    try:
+        with patch.object(channel, "TINY", 2):
+            rounds(sim, 1)
+    except UnknownReference as refused:
+        raise Broken(str(refused)) from None
+    except RunError as refused:
+        raise Skipped(f"compression refuses the method here: {refused}") from None
 
 
 # -- corners ---------------------------------------------------------------------------------------------

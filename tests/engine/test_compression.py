@@ -20,6 +20,7 @@ from fedbench.core.options import ConfigError, RunError
 from fedbench.engine import compression as channel
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.compression import Compression
+from fedbench.engine.messages import UnknownReference
 from fedbench.simulation import build
 
 N = 8
@@ -278,6 +279,23 @@ def test_what_was_trained_from_a_lagging_row_is_moved_onto_the_servers_own() -> 
         equal(kept, theta)  # a row as its client has it
         equal(cohort.upload(theta=theta, reference={"theta": w}).theta, (ROW + step).expand(3, -1))
         equal(cohort.upload(d=step.expand(3, -1), reference={"d": None}).d, step.expand(3, -1))
+
+
+@pytest.mark.parametrize("send", ["broadcast", "download"])
+@pytest.mark.parametrize("round", [0, 1])
+def test_a_copy_of_what_was_sent_is_no_reference(send: str, round: int) -> None:
+    """By a copy nobody finds what the download lacked: refused from the first message on, which lacks nothing yet."""
+    value, e = ROW if send == "broadcast" else rows(1, 1, 1), net(top2(memory=False, direction="both"))
+    for r in range(round + 1):
+        cohort = Cohort(e, IDS, r)
+        w = getattr(cohort, send)(w=value * r).w
+    theta, words = rows(1, 2, 3), r"upload\(theta=\.\.\.\): its reference has the values .* Give the very tensor that"
+    for copy in (w.clone(), w.expand(3, -1), value * round, w + 0):
+        with pytest.raises(UnknownReference, match=words):
+            cohort.upload(theta=theta, reference={"theta": copy})
+    cohort.upload(theta=theta, reference={"theta": w.clone()}, replaces=["theta"])  # what the server has of it
+    cohort.upload(theta=theta, reference={"theta": w})
+    cohort.upload(theta=theta, reference={"theta": w + 1})  # another one that the server knows
 
 
 def test_plain_messages_pass_as_they_are() -> None:

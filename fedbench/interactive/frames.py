@@ -28,5 +28,6 @@ def read_frame(path: Path) -> DataFrame:
         ) from error
     columns = read_columns(path)  # to the last digit, as the reports read it
     rows = list(csv.reader(whole_lines(path)))[1:] if columns else []
-    whole = [name for i, name in enumerate(columns) if rows and all(row[i].isdigit() for row in rows)]
+    numbers = [(i, name) for i, name in enumerate(columns) if name != "name"]
+    whole = [name for i, name in numbers if rows and all(row[i].isdigit() for row in rows)]
     return pandas.DataFrame(columns).astype(dict.fromkeys(whole, "int64"))

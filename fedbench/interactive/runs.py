@@ -67,21 +67,23 @@ class Run:
         """costs.csv: a row for each round: steps, samples, bytes, seconds; needs pandas."""
         return read_frame(self.path / "costs.csv")
 
-    def model(self, client: int, *named: str, merged: bool = False) -> nn.Module:
+    def model(self, client: int | str, *named: str, merged: bool = False) -> nn.Module:
         """What a client deploys, as a plain torch module on the CPU, in evaluation mode; the run needs a checkpoint.
 
-        client: 0 to N - 1.  named: classes that are yours, as in "model._target_=my_package.MyNet", and a pickle that
-        you trust ("dataset.trust=MNIST"); without it a run that was loaded builds nothing but what this installation's
-        options name.  merged: an adapter's numbers in the
+        client: 0 to N - 1, or its name where clients have names (clients.csv).  named: classes that are yours, as in
+        "model._target_=my_package.MyNet", and a pickle that you trust ("dataset.trust=MNIST"); without it a run that
+        was loaded builds nothing but what this installation's options name.  merged: an adapter's numbers in the
         weights of the bare model.  Raises ConfigError.
         """
         from fedbench.tools import export  # torch
 
-        whole = isinstance(client, int) or hasattr(client, "__index__")
+        whole = isinstance(client, int | str) or hasattr(client, "__index__")
         require(whole and not isinstance(client, bool), f"client must be the number of a client, got {client!r}")
         theirs = [as_word(key, value) for key, value in to_repeat(self.config, self._config_dir)] if self._own else []
         sim = export.open_run(self.path, [*dict.fromkeys([*theirs, *named])], self._config_dir)
-        return export.client_module(sim, int(client), merged)
+        is_known = not isinstance(client, str) or client in (sim.split.names or ())
+        require(is_known, f"client must be the number of a client, or its name where it has one, got {client!r}")
+        return export.client_module(sim, client, merged)
 
     def __repr__(self) -> str:
         return f"Run({', '.join(f'{name} {value}' for name, value in self._facts())})"

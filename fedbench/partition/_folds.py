@@ -7,6 +7,7 @@ Letters: N clients, k folds.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +45,7 @@ def hold_out(split: Split, arrays: Arrays, folds: int, fold: int, seed: int) -> 
         train.append(own[~held])
         val.append(own[held])
     ragged = type(split.train)
-    return type(split)(ragged.from_lists(train), ragged.from_lists(val), split.test)
+    return replace(split, train=ragged.from_lists(train), val=ragged.from_lists(val))
 
 
 def _folds_of(

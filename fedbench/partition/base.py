@@ -11,7 +11,7 @@ Letters: N clients, C classes, n samples.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -138,17 +138,22 @@ class Partition(Protocol):
 
         labels [n] int64 and domain [n] int64 (or None) of the whole set; pools: index arrays into it, the
         first of which makes the draws (shares, caps, retries), the others being cut by the same shares.
+        A method client_names(arrays), which is optional, returns the clients' names, or None.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Split:
-    """Who trains, validates and tests on which sample; val may be empty lists."""
+    """Who trains, validates and tests on which sample; val may be empty lists.
+
+    names: what the N clients are called where they come from, None where their numbers say it all.
+    """
 
     train: Ragged
     val: Ragged
     test: Ragged
+    names: tuple[str, ...] | None = None
 
     @property
     def num_clients(self) -> int:
@@ -172,7 +177,8 @@ class Split:
         path = Path(path)
         require(path.is_file() or not path.exists(), f"{path} is no file: a partition is written beside it and renamed")
         with replacing(path) as partial, open(partial, "wb") as file:
-            np.savez(file, **self._arrays())  # type: ignore[arg-type]
+            names = {} if self.names is None else {"names": np.array(self.names)}
+            np.savez(file, **self._arrays(), **names)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path) -> "Split":
@@ -180,9 +186,10 @@ class Split:
         try:
             with np.load(path, allow_pickle=False) as f:
                 parts = [Ragged(f[f"{k}_indices"], f[f"{k}_offsets"]) for k in ("train", "val", "test")]
+                names = tuple(f["names"].tolist()) if "names" in f.files else None
         except Exception as error:  # zipfile, zlib, numpy and OS errors: all mean the same to the user
             raise ConfigError(f"{path} is not a partition saved by fedbench ({error})") from error
-        return cls(*parts)
+        return cls(parts[0], parts[1], parts[2], names)
 
 
 def build_split(
@@ -247,7 +254,14 @@ def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partitio
     _check_split(split, num_clients, len(arrays), partition)
     if arrays.subject is not None:
         refuse_divided({k: getattr(split, k).indices for k in ("train", "val", "test")}, arrays.subject)
-    return split
+    named = getattr(partition, "client_names", None)
+    return split if named is None else replace(split, names=_proper(named(arrays), num_clients))
+
+
+def _proper(names: Sequence[str] | None, num_clients: int) -> tuple[str, ...] | None:
+    """Names on one line each; None where they are the clients' numbers, or not one for each client."""
+    shown = tuple(" ".join(str(name).split()) for name in names or ())
+    return None if len(shown) != num_clients or shown == tuple(map(str, range(num_clients))) else shown
 
 
 def labels_for(partition: Partition, arrays: Arrays) -> np.ndarray:

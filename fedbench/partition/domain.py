@@ -9,6 +9,7 @@ the prompt papers cap and ask for 2 train and 2 test samples.
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Positive, require
+from fedbench.data.base import Arrays
 from fedbench.partition.base import Ragged
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.iid import IID
@@ -41,6 +42,11 @@ class Domain:
             "an npz with a client array, or a table with a client column (dataset.columns.client)",
         )
         return num_domains * self.clients_per_domain
+
+    def client_names(self, arrays: Arrays) -> list[str] | None:
+        """Return the silos' names where every silo is a client."""
+        names = arrays.domain_names if self.clients_per_domain == 1 else None
+        return None if names is None else names[: arrays.num_domains]
 
     def assign(
         self,

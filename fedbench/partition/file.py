@@ -9,8 +9,8 @@ Read are, by suffix:
     .pkl    one of the forms of .json, pickled, as FL-bench's partition.pkl (data_indices).  A pickle that names more
             than arrays may run code: it is refused unless `trust` names the file
 
-Samples are numbered as the data set has them.  Parts that a file gives are taken as they are; lists without parts are
-cut as dataset.split, test_fraction and val_fraction say.
+Clients keep the names that a file gives them.  Samples are numbered as the data set has them.  Parts that a file gives
+are taken as they are; lists without parts are cut as dataset.split, test_fraction and val_fraction say.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import numpy as np
 
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
+from fedbench.data._names import check_spelling
 from fedbench.data._pickled import NotPlainError, not_plain, read_plain
 from fedbench.data.base import Arrays
 from fedbench.partition.base import Ragged, Split
@@ -33,6 +35,7 @@ from fedbench.partition.base import Ragged, Split
 PARTS = ("train", "val", "test")
 OURS = {f"{part}_{field}" for part in PARTS for field in ("indices", "offsets")}
 Lists = dict[str, list[np.ndarray]]  # by part, or by "" where there are none: of each client, its samples
+Read = tuple[Lists, list[str] | None]  # and the clients' names
 
 
 class File:
@@ -43,7 +46,7 @@ class File:
     def __init__(self, path: str | None = None, trust: str | None = None):
         require(path is not None, "partition=file needs partition.path=<partition.npz of a run, or index lists>")
         self.path, self.trust = Path(str(path)), trust
-        self._lists: Lists | None = None
+        self._found: Read | None = None
 
     def count(self, num_domains: int) -> int:
         """N: that of the file."""
@@ -58,7 +61,8 @@ class File:
             return None
         self._check_run(arrays)
         nothing = [np.empty(0, np.int64)] * len(lists["train"])
-        return Split(*(Ragged.from_lists(lists.get(part, nothing)) for part in PARTS))
+        train, val, test = (Ragged.from_lists(lists.get(part, nothing)) for part in PARTS)
+        return Split(train, val, test)
 
     def assign(
         self,
@@ -77,12 +81,19 @@ class File:
 
     def lists(self) -> Lists:
         """What the file says, read once."""
-        if self._lists is None:
-            self._lists = self._read()
-        return self._lists
+        return self._read()[0]
 
-    def _read(self) -> Lists:
-        readers: dict[str, Callable[[Path], Lists]] = {
+    def client_names(self, arrays: Arrays) -> list[str] | None:
+        """Return the names that the file gives to clients."""
+        return self._read()[1]
+
+    def _read(self) -> Read:
+        if self._found is None:
+            self._found = self._read_file()
+        return self._found
+
+    def _read_file(self) -> Read:
+        readers: dict[str, Callable[[Path], Read]] = {
             ".npz": _from_npz,
             ".json": _from_json,
             ".csv": _from_csv,
@@ -93,7 +104,7 @@ class File:
         require(reader is not None, f"{said} must end in {', '.join(readers)}")
         require(self.path.is_file(), f"{said} is no file")
         try:
-            lists = reader(self.path)  # type: ignore[misc]
+            lists, names = reader(self.path)  # type: ignore[misc]
         except ConfigError:
             raise
         except NotPlainError as refused:
@@ -108,7 +119,8 @@ class File:
             lists.keys() == {""} or {"train", "test"} <= lists.keys() <= {*PARTS},
             f"{said} has the parts {', '.join(map(str, lists))}: give train and test, and val if wanted, or none",
         )
-        return lists
+        check_spelling(names or (), f"{said}: the clients")
+        return lists, names
 
     def _check_run(self, arrays: Arrays) -> None:
         """ConfigError where the file lies in the folder of a run, and that run was on other data."""
@@ -140,33 +152,36 @@ def _numbers(values: Any) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _from_npz(path: Path) -> Lists:
+def _from_npz(path: Path) -> Read:
     with np.load(path, allow_pickle=False) as file:
         if {*file.files} >= OURS:
             split = Split.load(path)
-            return {part: [r[i] for i in range(len(r))] for part in PARTS if len((r := getattr(split, part)).indices)}
-        return {"": [_numbers(file[name]) for name in _in_order(file.files)]}
+            parts = {part: [r[i] for i in range(len(r))] for part in PARTS if len((r := getattr(split, part)).indices)}
+            return parts, None if split.names is None else list(split.names)
+        names = _in_order(file.files)
+        unnamed = all(re.fullmatch(r"arr_\d+", name) for name in names)  # numpy.savez(path, *arrays)
+        return {"": [_numbers(file[name]) for name in names]}, None if unnamed else names
 
 
-def _from_json(path: Path) -> Lists:
+def _from_json(path: Path) -> Read:
     return _lists_of(json.loads(path.read_text(encoding="utf-8")))
 
 
-def _from_pickle(path: Path) -> Lists:
+def _from_pickle(path: Path) -> Read:
     return _lists_of(read_plain(path.read_bytes()))
 
 
-def _from_trusted_pickle(path: Path) -> Lists:
+def _from_trusted_pickle(path: Path) -> Read:
     with path.open("rb") as file:
         return _lists_of(pickle.load(file))
 
 
-def _from_npy(path: Path) -> Lists:
+def _from_npy(path: Path) -> Read:
     owner = _numbers(np.load(path, allow_pickle=False))  # [n]
-    return {"": _by_client(np.flatnonzero(owner >= 0), owner[owner >= 0])}
+    return {"": _by_client(np.flatnonzero(owner >= 0), owner[owner >= 0])}, None
 
 
-def _from_csv(path: Path) -> Lists:
+def _from_csv(path: Path) -> Read:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"index", "client"} <= rows[0].keys():
@@ -175,7 +190,8 @@ def _from_csv(path: Path) -> Lists:
     number = {name: i for i, name in enumerate(_in_order({row["client"]: None for row in rows}))}
     client = np.array([number[row["client"]] for row in rows])
     n = len(number)
-    return {str(part): _by_client(index[parts == part], client[parts == part], n) for part in dict.fromkeys(parts)}
+    lists = {str(part): _by_client(index[parts == part], client[parts == part], n) for part in dict.fromkeys(parts)}
+    return lists, list(number)
 
 
 def _by_client(samples: np.ndarray, client: np.ndarray, num_clients: int = 0) -> list[np.ndarray]:
@@ -189,14 +205,31 @@ def _in_order(names: Mapping[str, Any] | Sequence[str]) -> list[Any]:
     return sorted(found, key=int) if all(str(name).isdecimal() for name in found) else found
 
 
-def _lists_of(found: Any) -> Lists:
+def _lists_of(found: Any) -> Read:
     """Of any form of JSON: by client, by client and part, or by part and client."""
     if isinstance(found, Mapping) and "data_indices" in found:  # FL-bench
         found = found["data_indices"]
     if isinstance(found, Mapping) and {*found} <= {*PARTS}:
-        return {part: _lists_of(of)[""] for part, of in found.items()}
-    each = [found[name] for name in _in_order(found)] if isinstance(found, Mapping) else list(found)
+        return _by_part(found)
+    names = _in_order(found) if isinstance(found, Mapping) else None
+    each = list(found) if names is None else [found[name] for name in names]
+    shown = None if names is None else list(map(str, names))
     if not any(isinstance(of, Mapping) for of in each):
-        return {"": [_numbers(of) for of in each]}
+        return {"": [_numbers(of) for of in each]}, shown
     parts = dict.fromkeys(part for of in each for part in of if len(of[part]))
-    return {part: [_numbers(of.get(part, ())) for of in each] for part in parts}
+    return {part: [_numbers(of.get(part, ())) for of in each] for part in parts}, shown
+
+
+def _by_part(found: Mapping[str, Any]) -> Read:
+    """Of lists by part, then by client; parts whose clients have names may list them in any order."""
+    first = next(iter(found.values()))
+    names = _in_order(first) if isinstance(first, Mapping) else None
+    lists = {}
+    for part, of in found.items():
+        if names is not None and isinstance(of, Mapping):
+            odd = sorted(map(str, {*of} ^ {*names}))
+            if odd:
+                raise ConfigError(f"the parts have different clients: {odd[0]} is not in all of them")
+            of = {name: of[name] for name in names}
+        lists[part] = _lists_of(of)[0][""]
+    return lists, None if names is None else list(map(str, names))

@@ -361,6 +361,9 @@ def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
     axes.set(title=f"each client at the best round, {round:.0f} (line: mean {np.nanmean(own):.2f})", xlabel="Client")
     axes.set_ylabel(of_each_client(metric) + (" (%)" if scale == 100 else ""))
     whole_numbers(axes, both=False)
+    if run.client_names and len(ids) <= WIDEST:
+        names = [literal(run.client_names[int(i)]) for i in ids]
+        axes.set_xticks(ids, names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=7)
     tidy(axes)
 
 

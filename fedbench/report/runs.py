@@ -113,6 +113,11 @@ class Run:
         """Columns of costs.csv, float64 [rounds] each."""
         return read_columns(self.path / "costs.csv")
 
+    @cached_property
+    def client_names(self) -> list[str] | None:
+        """The clients' names by number, where they have any."""
+        return read_json(self.path / "partition.json").get("names")
+
     def clients(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rounds [R], client ids [N], values [R, N]) of a column of clients.csv; NaN without a row."""
         nothing = np.empty(0), np.empty(0), np.empty((0, 0))
@@ -123,7 +128,9 @@ class Run:
                 self.left_out = self.left_out or (None if path.is_file() else f"{path.name} is missing")
                 return nothing
             columns = [header.index(name) for name in ("round", "client", metric)]
-            cells = np.loadtxt(whole_lines(path), delimiter=",", skiprows=1, usecols=columns, ndmin=2)  # [rows, 3]
+            cells = np.loadtxt(
+                whole_lines(path), delimiter=",", skiprows=1, usecols=columns, ndmin=2, comments=None, quotechar='"'
+            )  # [rows, 3]
         except (ConfigError, ValueError, OSError) as error:
             self.left_out = f"{path.name} is damaged: {_first(error)}"
             return nothing
@@ -231,7 +238,8 @@ def read_header(path: Path) -> list[str]:
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a CSV file of numbers, float64; empty cells are NaN; ConfigError where it is damaged."""
+    """Columns of a CSV file of numbers, float64, but for clients' names; empty cells are NaN; ConfigError where it is
+    damaged."""
     header = read_header(path)
     if not header:
         return {}
@@ -239,7 +247,10 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
         rows = list(csv.reader(whole_lines(path)))[1:]
         odd = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
         require(odd is None, f"{path} is damaged: line {odd} has not {len(header)} cells")
-        return {name: np.array([float(row[i] or "nan") for row in rows]) for i, name in enumerate(header)}
+        return {
+            name: np.array([row[i] for row in rows] if name == "name" else [float(row[i] or "nan") for row in rows])
+            for i, name in enumerate(header)
+        }
     except ConfigError:
         raise
     except (csv.Error, ValueError) as error:

@@ -47,6 +47,8 @@ class CsvTable:
             if a is None
             else map(repr, a.tolist())
             if a.dtype.kind == "f"
+            else map(quoted, a.tolist())
+            if a.dtype.kind == "U"
             else map(str, a.astype(np.int64).tolist())
             for a in arrays
         ]
@@ -83,7 +85,12 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, (float, np.floating)):
         return repr(float(value))
-    return str(int(value))
+    return quoted(value) if isinstance(value, str) else str(int(value))
+
+
+def quoted(text: str) -> str:
+    """Return text, which has no line break, as a cell of a CSV file."""
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
 def truncate_bytes(path: Path, size: int) -> None:

@@ -47,6 +47,7 @@ def partition_facts(split: Split, arrays: Arrays) -> dict[str, Any]:
         "hash": split.hash,
         "num_clients": split.num_clients,
         "num_classes": arrays.num_classes,
+        **({} if split.names is None else {"names": list(split.names)}),
         "train": split.train.sizes.tolist(),
         "val": split.val.sizes.tolist(),
         "test": split.test.sizes.tolist(),

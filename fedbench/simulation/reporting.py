@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedbench.simulation.sampling import evaluated_clients
 from fedbench.simulation.tracking import json_values
 
 log = logging.getLogger(__name__)
-MOST_CLASSES, LONGEST_NAME = 10, 24  # named at the start of a run
+MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # named at the start of a run
 # what a run leaves beside its tables, for reports: whoever believes a summary that says finished looks at them again
 OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
 
@@ -30,8 +31,9 @@ def announce(sim: Simulation) -> None:
         log.info("resuming after round %d of %d", sim.done, sim.cfg.rounds)
     log.info("%s", what_is_learned(federation))
     log.info(
-        "%d clients, %d a round, %s training samples (%d to %d a client), partition %s",
+        "%d clients%s, %d a round, %s training samples (%d to %d a client), partition %s",
         federation.num_clients,
+        _named(sim.split.names, federation.num_clients),
         federation.cohort_size,
         f"{federation.num_samples.sum():,}",
         federation.num_samples.min(),
@@ -60,6 +62,14 @@ def announce(sim: Simulation) -> None:
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
         size = engine.rows.size(buffer, engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))[0])
         log.info("state %s, for each kind of row that clients train (optimizer.reset=never)", size)
+
+
+def _named(names: Sequence[str] | None, count: int) -> str:
+    """The first clients' names, in brackets."""
+    if names is None:
+        return ""
+    shown = [name[:LONGEST_NAME] for name in names[: min(count, MOST_NAMES)]]
+    return f" ({', '.join(shown)}{', ...' if count > MOST_NAMES else ''})"
 
 
 def what_is_learned(federation: Federation) -> str:

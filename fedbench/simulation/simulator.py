@@ -182,7 +182,8 @@ def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], d
     final = sim.done == sim.cfg.rounds
     sizes = {part: engine.federation.splits[part].sizes_of(ids) for part in ("train", "val", "test")}
     values: dict[str, float] = {"train/loss": ledger.loss}
-    columns: dict[str, np.ndarray] = {"client": ids, "n_train": sizes["train"], "n_test": sizes["test"]}
+    names = {} if sim.split.names is None else {"name": np.array(sim.split.names)[ids]}
+    columns: dict[str, np.ndarray] = {"client": ids, **names, "n_train": sizes["train"], "n_test": sizes["test"]}
     scopes, same = evaluate.personal_and_global(sim.algorithm, engine, ids, round, final)
     sim.personal_is_global = same and sim.personal_is_global is not False
     if sizes["val"].any():
@@ -234,7 +235,8 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
     splits = engine.with_new_clients.splits
     sizes = {f"n_{part}": splits[part].sizes_of(ids) for part in ("train", "test")}
     if engine.executor.ranks.first:
-        new_clients.write(sim.run_dir / new_clients.FILE, ids, curves, sizes)
+        names = {} if sim.split.names is None else {"name": np.array(sim.split.names)[ids]}
+        new_clients.write(sim.run_dir / new_clients.FILE, ids, curves, {**names, **sizes})
     sim.new_clients = new_clients.summary(curves, sizes["n_test"], engine.task.primary)
 
 

@@ -67,7 +67,12 @@ class Tracker:
         self._wandb.log(round, values)
 
     def clients(self, round: int, columns: dict[str, np.ndarray]) -> None:
-        """Add a row per client to clients.csv; ``columns`` are [N] each, without ``client`` it is 0..N-1."""
+        """Add a row per client to clients.csv; ``columns`` are [N] each, without ``client`` it is 0..N-1.
+
+        A table that was begun without clients' names goes on without them.
+        """
+        begun = self._tables["clients"].columns
+        columns = {name: values for name, values in columns.items() if name != "name" or name in (begun or columns)}
         count = len(next(iter(columns.values())))
         numbers = {} if "client" in columns else {"client": np.arange(count)}
         self._tables["clients"].extend({"round": np.full(count, round), **numbers, **columns})

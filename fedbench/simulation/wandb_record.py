@@ -159,8 +159,9 @@ class WandbRecord:
 
         rows = last_rows(self.run_dir / "clients.csv")
         if status == "finished" and 0 < len(rows) <= MOST_CLIENTS_IN_A_TABLE:
-            numbers = [[float(value) if value else None for value in row.values()] for row in rows]
-            table = wandb.Table(columns=list(rows[0]), data=numbers)  # type: ignore[arg-type]
+            read = {"name": str}  # the others are numbers
+            cells = [[read.get(k, float)(value) if value else None for k, value in row.items()] for row in rows]
+            table = wandb.Table(columns=list(rows[0]), data=cells)  # type: ignore[arg-type]
             self.run.log({"clients": table})
         self.run.summary.update(
             flatten({name: summary[name] for name in RESULTS if name in summary}, "/", drop_empty=True)

@@ -1,6 +1,7 @@
 """Take results out of a finished run: a client's model for plain PyTorch, and every client's predictions.
 
     python -m fedbench.export <run directory> --client 7
+    python -m fedbench.export <run directory> --client north
     python -m fedbench.export <run directory> --client 7 --merged
     python -m fedbench.export <run directory> --client 7 --peft folder
     python -m fedbench.export <run directory> --predictions predictions.npz
@@ -39,6 +40,9 @@ from fedbench.simulation.simulator import Simulation, prepare
 from fedbench.tools import _plain
 from fedbench.tools._telling import telling
 
+NAMES = 10  # shown of a run's clients
+NO_FILE = re.compile(r"[^\w.-]")  # not in a file's name
+
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
     """The run as it stood at its last checkpoint: data, model, algorithm and every client's state.
@@ -63,15 +67,32 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
         return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
 
 
+def number_of(sim: Simulation, client: int | str) -> int:
+    """Return the number of a client that is given by its name, or by its number; ConfigError where there is none."""
+    names = sim.split.names or ()
+    if not isinstance(client, str):
+        return int(client)
+    if client in names:
+        return names.index(client)
+    named_by_number = any(name.isdecimal() for name in names)  # then no other number is meant
+    listed = f"{', '.join(names[:NAMES])}{', ...' if len(names) > NAMES else ''}"
+    shown = f", or a name ({listed})" if names else ""
+    require(
+        re.fullmatch(r"\d{1,18}", client) is not None and not named_by_number,
+        f"--client must be the number of a client, a whole number >= 0{shown}, got {client!r}",
+    )
+    return int(client)
+
+
 def client_state(
     run_dir: str | Path,
-    client: int,
+    client: int | str,
     overrides: Sequence[str] = (),
     merged: bool = False,
     config_dir: str | None = None,
 ) -> dict[str, Tensor]:
     """What a client would deploy, as the state_dict of the run's nn.Module, with an adapter of the adapted one.
-    What an adapter or model.freeze has frozen is in it.
+    What an adapter or model.freeze has frozen is in it.  client: its number, or its name as text.
 
     Without an adapter, load it with strict=False where the module has integer counters (BatchNorm), which are no part
     of a row.  merged: the whole state_dict of the bare module, with the adapter's numbers in its weights; ConfigError
@@ -88,7 +109,7 @@ def client_state(
     return {**_holding(sim, state).state_dict()} if froze else state
 
 
-def client_module(sim: Simulation, client: int, merged: bool = False) -> nn.Module:
+def client_module(sim: Simulation, client: int | str, merged: bool = False) -> nn.Module:
     """The nn.Module that a client would deploy, with an adapter the adapted one, on the CPU and in evaluation mode.
 
     merged: the bare module, with the adapter's numbers in its weights; ConfigError where it cannot be merged.
@@ -107,7 +128,7 @@ def client_module(sim: Simulation, client: int, merged: bool = False) -> nn.Modu
 
 def save_peft(
     run_dir: str | Path,
-    client: int,
+    client: int | str,
     folder: str | Path,
     overrides: Sequence[str] = (),
     config_dir: str | None = None,
@@ -134,9 +155,9 @@ def save_peft(
     write_file("--peft", folder / "adapter_config.json", lambda file: file.write(text.encode()))
 
 
-def _row_state(sim: Simulation, client: int) -> dict[str, Tensor]:
+def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
     """What a row of this client's says of the module's state_dict."""
-    _, rows = deployed(sim, np.array([client]))
+    _, rows = deployed(sim, np.array([number_of(sim, client)]))
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
     return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])
@@ -161,7 +182,7 @@ def predictions(
     run_dir: str | Path, split: str = "test", overrides: Sequence[str] = (), config_dir: str | None = None
 ) -> dict[str, np.ndarray]:
     """Every client's logits on its own split: client [n], index [n] (into the data set), target [n, ...], logits
-    [n, C]."""
+    [n, C], and names [N] where clients have names."""
     return predictions_of(open_run(run_dir, overrides, config_dir), split)
 
 
@@ -172,14 +193,8 @@ def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray
     part = sim.engine.federation.splits[split]
     logits = torch.cat(cohort.forward(rows, sim.algorithm.predict, split)).cpu().numpy()
     targets = sim.engine.federation.targets.cpu().numpy()[part.indices]
-    return {"client": part.owners(), "index": part.indices, "target": targets, "logits": logits}
-
-
-def _client(text: str) -> int:
-    """argparse's type of --client."""
-    if not re.fullmatch(r"\d{1,18}", text):
-        raise argparse.ArgumentTypeError(f"must be the number of a client, a whole number >= 0, got {text!r}")
-    return int(text)
+    names = {} if sim.split.names is None else {"names": np.array(sim.split.names[: len(ids)])}
+    return {"client": part.owners(), "index": part.indices, "target": targets, "logits": logits, **names}
 
 
 @lasting()
@@ -191,7 +206,7 @@ def main() -> int:
     parser.add_argument("run_dir", type=typed_path)
     parser.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
     parser.add_argument("--config-dir", metavar="FOLDER", help="options of your own, as for python -m fedbench")
-    parser.add_argument("--client", type=_client, metavar="N", help="save this client's state_dict under --out")
+    parser.add_argument("--client", metavar="N", help="save this client's (name or number) state_dict under --out")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--merged", action="store_true", help="that of the bare model, the adapter in its weights")
     forms.add_argument(
@@ -204,7 +219,7 @@ def main() -> int:
         parser.error("say what to export: --client N, or --predictions FILE.npz")
     with telling() as status:
         _check_words(args)
-        out = args.out or Path(f"client{args.client}.pt")
+        out = args.out or Path(f"client{NO_FILE.sub('_', args.client or '')}.pt")
         check_file("--out", None if args.client is None or args.peft is not None else out)
         check_folder("--peft", args.peft)
         check_file("--predictions", args.predictions)

@@ -114,7 +114,8 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
     for i in range(min(split.num_clients, MAX_ROWS)):
         held = table[i]
         cells = [(held > 0).sum(), f"{held.max() / max(held.sum(), 1):.0%}"] if wide else held
-        view.add_row(str(i), *(str(s[i]) for s in parts.values()), *(str(c) if c else "·" for c in cells))
+        name = str(i) if split.names is None else split.names[i]
+        view.add_row(name, *(str(s[i]) for s in parts.values()), *(str(c) if c else "·" for c in cells))
     if split.num_clients > MAX_ROWS:
         view.add_row("...")
     console.print(view)

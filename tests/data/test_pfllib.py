@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import json
 import pickle
 import zipfile
@@ -11,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tiny import compose
 
 from fedbench.core.options import ConfigError
+from fedbench.core.settings import save_config
 from fedbench.data.pfllib import PFLlib
 from fedbench.partition.base import Split
+from fedbench.report.runs import Run
 from fedbench.simulation import build
 from fedbench.simulation.simulator import run
+from fedbench.tools import export
 
 SIZES = {"train": [12, 30, 7, 9, 8, 10, 11, 9, 8, 9, 20], "test": [4, 10, 3, 3, 2, 3, 4, 3, 3, 3, 5]}
 
@@ -61,6 +66,37 @@ def test_the_folder_becomes_a_run(folder: Path, tmp_path: Path) -> None:
     found = run(compose([*words, "rounds=2", "tracking=disabled", "hardware.executor=vmap"]), tmp_path / "run")
     assert found["num_clients"] == 11
     assert Split.load(tmp_path / "run" / "partition.npz").train.sizes.tolist() == SIZES["train"]
+
+
+def test_clients_keep_the_numbers_of_their_files(folder: Path, tmp_path: Path) -> None:
+    """Files 0, 1, 3 and 10: in every table, in reports and in what is exported, also of a run that went on."""
+    for part in SIZES:
+        for path in (folder / part).glob("*.npz"):
+            if path.stem not in ("0", "1", "3", "10"):
+                path.unlink()
+    words = ["dataset=pfllib", f"dataset.path={folder}", "partition=domain", "model=logistic", "algorithm=local"]
+    words += ["tracking=disabled", "hardware.executor=vmap"]
+    place = tmp_path / "run"
+    place.mkdir()
+    run(compose([*words, "rounds=1"]), place)
+    save_config(cfg := compose([*words, "rounds=2"]), place / "config.yaml")
+    run(cfg, place, resume=True)
+    with (place / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["client"], r["name"], r["n_train"]) for r in rows] == [
+        ("0", "0", "12"), ("1", "1", "30"), ("2", "3", "9"), ("3", "10", "20")] * 2  # fmt: skip
+    assert json.loads((place / "partition.json").read_text())["names"] == ["0", "1", "3", "10"]
+    assert Split.load(place / "partition.npz").names == ("0", "1", "3", "10")
+    reported = Run(place)
+    assert reported.client_names == ["0", "1", "3", "10"]
+    assert reported.clients("n_train")[2][0].tolist() == [12, 30, 9, 20]
+    assert export.predictions(place)["names"].tolist() == ["0", "1", "3", "10"]
+    last, third = export.client_state(place, "10"), export.client_state(place, "3")
+    assert all(torch.equal(last[k], v) for k, v in export.client_state(place, 3).items())
+    assert not torch.equal(last["head.weight"], third["head.weight"])
+    for other in ("2", "x"):
+        with pytest.raises(ConfigError, match=rf"a whole number >= 0, or a name \(0, 1, 3, 10\), got '{other}'"):
+            export.client_state(place, other)
 
 
 def test_lists_of_numbers_are_arrays_too(folder: Path) -> None:

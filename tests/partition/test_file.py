@@ -78,6 +78,42 @@ def test_lists_are_cut_as_those_of_any_partition(name: str, content: Any, tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "names"),
+    [
+        ("lists.json", LISTS, None),
+        ("numbers.json", {str(i): x for i, x in enumerate(LISTS)}, None),
+        ("gap.json", {"10": LISTS[2], "3": LISTS[0], "7": LISTS[1]}, ("3", "7", "10")),
+        ("named.json", dict(zip(["north  ward", "east", "a,b"], CUT)), ("north ward", "east", "a,b")),
+        ("rows.csv", WITH_PARTS, ("site 0", "site 1", "site 2")),
+        ("lists.npz", dict(zip(["b", "a", "c"], map(np.array, LISTS))), ("b", "a", "c")),
+        ("unnamed.npz", {f"arr_{i}": np.array(x) for i, x in enumerate(LISTS)}, None),
+        ("owner.npy", OWNER, None),
+        ("ints.pkl", {4: LISTS[0], 5: LISTS[1], 6: LISTS[2]}, ("4", "5", "6")),
+    ],
+)
+def test_clients_keep_their_names(name: str, content: Any, names: tuple[str, ...] | None, tmp_path: Path) -> None:
+    """Also through partition.npz."""
+    split = build_split(data(), File(str(written(tmp_path, name, content))), None, 1, test_fraction=0.5)
+    assert split.names == names
+    split.save(tmp_path / "partition.npz")
+    again = build_split(data(), File(str(tmp_path / "partition.npz")), None, 1)
+    assert again.names == names and again.hash == split.hash
+
+
+def test_parts_may_list_named_clients_in_any_order(tmp_path: Path) -> None:
+    parts = {"train": {"b": [0, 1], "a": [2, 3]}, "test": {"a": [4], "b": [5]}}
+    split = build_split(data(), File(str(written(tmp_path, "parts.json", parts))), None, 1)
+    assert split.names == ("b", "a") and listed(split, "train") == [[0, 1], [2, 3]]
+    assert listed(split, "test") == [[5], [4]]
+    other = {"train": {"b": [0, 1], "a": [2, 3]}, "test": {"a": [4], "c": [5]}}
+    with pytest.raises(ConfigError, match="the parts have different clients: b is not in all of them"):
+        File(str(written(tmp_path, "other.json", other))).lists()
+    twice = {"7": [0, 1], "007": [2, 3]}
+    with pytest.raises(ConfigError, match="'007' and '7', which are equal numbers"):
+        File(str(written(tmp_path, "twice.json", twice))).lists()
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("clients.json", CUT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_every_training_sample_is_held_out_once() -> None:
             assert abs(len(s.val[i]) - len(split.train[i]) / 5) < 1
             ones = arrays.targets[split.train[i]].sum() / 5
             assert abs(arrays.targets[s.val[i]].sum() - ones) < 1, "stratified"
+    assert hold_out(replace(split, names=("a", "b", "c")), arrays, 5, 0, 0).names == ("a", "b", "c")
     assert len({s.hash for s in found}) == 5 and found[0].hash == hold_out(split, arrays, 5, 0, 0).hash
 
 

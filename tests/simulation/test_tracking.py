@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from tiny import on_disk_first
 
 from fedbench.core.options import ConfigError
+from fedbench.report.runs import Run, read_columns
+from fedbench.simulation.csv_table import read_rows
 from fedbench.simulation.tracking import Tracker
 from fedbench.simulation.wandb_record import run_names, wandb_key_is_configured, wandb_mode
 
@@ -122,6 +124,32 @@ def test_client_ids_are_kept_where_given(tmp_path):
     with Tracker(tmp_path, config()) as tracker:
         tracker.clients(1, {"client": np.array([7, 9]), "personal/accuracy": np.array([0.5, 1.0])})
     assert (tmp_path / "clients.csv").read_text().splitlines()[1:] == ["1,7,0.5", "1,9,1.0"]
+
+
+NAMES = np.array(["north, old", 'say "x"', "#3"])
+
+
+def test_names_are_cells_that_every_reader_takes(tmp_path):
+    with Tracker(tmp_path, config()) as tracker:
+        tracker.clients(1, {"client": np.arange(3), "name": NAMES, "personal/accuracy": np.array([0.5, 1.0, 0.1])})
+    path = tmp_path / "clients.csv"
+    assert path.read_text().splitlines()[1:] == ['1,0,"north, old",0.5', '1,1,"say ""x""",1.0', "1,2,#3,0.1"]
+    assert [row["name"] for row in read_rows(path)] == NAMES.tolist()
+    assert read_columns(path)["name"].tolist() == NAMES.tolist()
+    (tmp_path / "summary.json").write_text("{}")
+    rounds, ids, values = Run(tmp_path).clients("personal/accuracy")
+    assert rounds.tolist() == [1] and ids.tolist() == [0, 1, 2] and values.tolist() == [[0.5, 1.0, 0.1]]
+
+
+def test_a_table_begun_without_names_goes_on_without(tmp_path):
+    """As those of runs of older versions."""
+    columns = {"client": np.arange(3), "personal/accuracy": np.array([0.5, 1.0, 0.1])}
+    with Tracker(tmp_path, config()) as tracker:
+        tracker.clients(1, columns)
+    with Tracker(tmp_path, config(), resume_round=1) as tracker:
+        tracker.clients(2, {**columns, "name": NAMES})
+    lines = (tmp_path / "clients.csv").read_text().splitlines()
+    assert lines[0] == "round,client,personal/accuracy" and lines[4:] == ["2,0,0.5", "2,1,1.0", "2,2,0.1"]
 
 
 @pytest.mark.parametrize("damage", ["", "\n3,0.1", "\n"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,10 +14,11 @@ from fedbench.tasks.base import Tally, Task, check_primary, mean_loss, ratio
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy, mean over the client's own classes; y [..., B, C] float, logits [..., B, C].
+    """Binary cross-entropy over a client's classes; y [..., B, C] float, logits [..., B, C].
 
-    A label is predicted where its logit is > 0.  micro_f1, sample_f1: whether these scores are recorded too.
-    primary: the score to go by.
+    A label is predicted where its logit is > 0.  loss: bce_mean, the mean over the classes, or bce_sum, their sum, as
+    task=vqa and task=mixed have it.  micro_f1, sample_f1: whether these scores are recorded too.  primary: the score to
+    go by.
     """
 
     kind = "multilabel"
@@ -24,8 +27,14 @@ class MultiLabel(Task):
     higher_is_better = {"loss": False, "accuracy": True, "f1": True, "auc": True}
     fractions = frozenset(("accuracy", "f1", "micro_f1", "sample_f1", "auc"))
 
-    def __init__(self, micro_f1: bool = False, sample_f1: bool = False, primary: str = "accuracy"):
-        self.micro_f1, self.sample_f1 = micro_f1, sample_f1
+    def __init__(
+        self,
+        micro_f1: bool = False,
+        sample_f1: bool = False,
+        primary: str = "accuracy",
+        loss: Literal["bce_mean", "bce_sum"] = "bce_mean",
+    ):
+        self.micro_f1, self.sample_f1, self.loss_name = micro_f1, sample_f1, loss
         more = [name for name, wanted in (("micro_f1", micro_f1), ("sample_f1", sample_f1)) if wanted]
         self.higher_is_better = {**type(self).higher_is_better, **dict.fromkeys(more, True)}
         self.primary = check_primary(primary, self)
@@ -46,12 +55,13 @@ class MultiLabel(Task):
         return (y > 0).sum(0)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Mean over the classes of a client.  # [..., B]"""
+        """Mean or sum over the classes of a client.  # [..., B]"""
         each = F.binary_cross_entropy_with_logits(logits, y, reduction="none")  # [..., B, C]
         if class_mask is None:
-            return each.mean(-1)
+            return each.sum(-1) if self.loss_name == "bce_sum" else each.mean(-1)
         mask = class_mask.unsqueeze(-2)
-        return (each * mask).sum(-1) / mask.sum(-1)
+        total = (each * mask).sum(-1)
+        return total if self.loss_name == "bce_sum" else total / mask.sum(-1)
 
     def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
         """The logits themselves: the area under the ROC curve needs all of a client's."""

@@ -42,6 +42,9 @@ def test_the_loss_is_that_of_both_tasks() -> None:
     close(loss[0], VQA().loss(z[:1], Y[:1, :, [1, 0]], MASK[:1])[0], 1e-6)
     hot = torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]])
     close(loss[1], 3 * MultiLabel().loss(z[1, :, :3], hot), 1e-6)
+    summed = MultiLabel(loss="bce_sum")
+    close(loss[1], summed.loss(z[1, :, :3], hot), 1e-6)
+    close(loss[1:], summed.loss(z[1:], F.pad(hot, (0, 1))[None], MASK[1:]), 1e-6)
     close(
         Mixed().loss(z[1, :, :3], Y[1]), F.binary_cross_entropy_with_logits(z[1, :, :3], hot, reduction="none").sum(-1)
     )

@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn import metrics
+from tiny import compose
 from torch import Tensor
 
 from fedbench.core.options import ConfigError
+from fedbench.core.settings import config_hash, plain
 from fedbench.tasks.auto import Auto
 from fedbench.tasks.base import Task, kinds, task_for
 from fedbench.tasks.classification import Classification
@@ -94,6 +96,14 @@ def test_micro_f1_is_scikit_learns() -> None:
         [metrics.f1_score(truth[a:b], said[a:b], average="micro") for a, b in ((0, 4), (4, 9))]
     )
     assert np.isnan(found[1]) and "micro_f1" not in scored(MultiLabel(), z, y)
+
+
+def test_a_run_from_before_summed_labels_has_the_same_hash() -> None:
+    cfg = compose(["algorithm=fedavg", "task=multilabel"])
+    stored = plain(cfg)
+    assert stored["task"].pop("loss") == "bce_mean"
+    assert config_hash(stored) == config_hash(cfg)
+    assert config_hash(stored) != config_hash(compose(["algorithm=fedavg", "task=multilabel", "task.loss=bce_sum"]))
 
 
 # -- segmentation ----------------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ class Scaled(nn.Module):
         return layer
 
 
-class IA3(Adapter):
-    """A right one: Liu et al., NeurIPS 2022."""
+class Rescale(Adapter):
+    """A right one: outputs of all linear layers are scaled."""
 
     layer: type[nn.Module] = Scaled
 

@@ -21,10 +21,10 @@ from fedbench.testing import adapter, algorithm, compression, model, partition, 
 ADAPTERS = [  # every file of conf/adapter, and options that take another path
     *group_options("adapter"),
     "lora places=['*.qkv'] rank=3 alpha=12",
-    "houlsby places=['*.proj','norm'] train=['norm.*','head.*'] activation=gelu",
-    "parallel places=['embed','*.attn'] scale=2.0",
+    "houlsby places=['*.proj','optional:norm'] train=['norm.*','head.*'] activation=gelu",
+    "parallel places=['optional:embed','*.attn'] scale=2.0",
     "prompt places=['blocks.0'] tokens=2 tap=output reparam=true",
-    "fusion places=['*.proj','embed'] adapters=3 activation=gelu scale=2.0",
+    "fusion places=['*.proj','optional:embed'] adapters=3 activation=gelu scale=2.0",
 ]
 MODELS = group_options("model")
 PARTITIONS = group_options("partition")

@@ -342,3 +342,12 @@ def test_every_row_runs_under_debug(name: str, tmp_path: Path) -> None:
         return
     statuses = [yaml.safe_load(path.read_text())["status"] for path in tmp_path.rglob("status.json")]
     assert statuses == ["finished"]
+
+
+@pytest.mark.parametrize("row", ["feddat_houlsby", "feddat_adapterfusion", "houlsby"])
+def test_losses_of_fedpias_table_3_are_summed_over_labels(row: str) -> None:
+    """As FedDAT's code sums them, beside its distillation; Tables 1 and 4 have tasks that sum."""
+    values = composed(f"fedpia_table3_multilabel/{row}")
+    assert values["task"]["_target_"].endswith("MultiLabel") and values["task"]["loss"] == "bce_sum"
+    assert composed(f"fedpia_table1_vqa/{row}")["task"]["loss"] == "bce_sum"
+    assert values["adapter"]["places"] == (["block"] if "fusion" in row else ["attention", "mlp"])

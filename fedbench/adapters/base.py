@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
 from fedbench.core.options import listed, require
 
+# what words in the places stand for, where a model's `sublayers` say nothing else
+SUBLAYERS: Mapping[str, Sequence[str]] = {"attention": ("*.attn",), "mlp": ("*.mlp",), "block": ("blocks.*",)}
+OPTIONAL = "optional:"  # before a place that a model need not have
+
 
 class Adapter:
-    """places: patterns of names of layers (fnmatch).  train: patterns of parameters that learn beside what is added.
+    """places: patterns of layer names (fnmatch), or the words attention, mlp and block (`SUBLAYERS`).  Each must adapt
+    a layer, unless "optional:" stands before it.  train: patterns of parameters that learn beside what is added.
 
     neutral: a model that was just adapted computes what it did before.
     """
@@ -53,20 +58,33 @@ class Adapter:
         """What `insert` does after freezing: adapt the layers at the places; the names of parameters that are new."""
         before = {id(p) for p in model.parameters()}
         layers = [name for name, m in model.named_modules() if name and list(m.parameters(recurse=False))]
+        patterns = self._patterns(model)
+        names = [name for name, _ in model.named_modules()]
+        done = self._adapt_all(model, [p for of_place in patterns.values() for p in of_place])
+        reached = [name for name in names if any(name == d or name.startswith(f"{d}.") for d in done)]
+        for place, of_place in patterns.items():
+            require(
+                place.startswith(OPTIONAL) or any(_is_at(name, of_place) for name in reached),
+                f"adapter.places={self.places}: the model has no layer {place!r} that this adapter can adapt; its "
+                f"layers are {listed(layers)}. Write {OPTIONAL}{place} for a place that a model need not have",
+            )
         require(
-            bool(self._adapt_all(model)),
-            f"adapter.places={self.places}: the model has no layers there that this adapter can adapt; its layers are "
-            f"{listed(layers)}",
+            bool(done), f"adapter.places={self.places}: the model has no layer there; its layers are {listed(layers)}"
         )
         return [name for name, p in model.named_parameters() if id(p) not in before]
 
-    def _adapt_all(self, model: nn.Module) -> list[str]:
-        """Adapt every layer at the places, but none within another one and none that `train` names; their names."""
+    def _patterns(self, model: nn.Module) -> dict[str, list[str]]:
+        """Patterns of layer names, for each place."""
+        words = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
+        bare = {place: place.removeprefix(OPTIONAL) for place in self.places}
+        return {place: [name, *words.get(name, ())] for place, name in bare.items()}
+
+    def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
+        """Adapt every layer that matches, but none within another one and none that `train` names; their names."""
         done: list[str] = []
         for name, layer in list(model.named_modules()):
             inside = any(name.startswith(f"{outer}.") for outer in done)
-            learns = any(fnmatch.fnmatch(f"{name}.weight", pattern) for pattern in self.train)
-            if not name or inside or learns or not any(fnmatch.fnmatch(name, pattern) for pattern in self.places):
+            if not name or inside or _is_at(f"{name}.weight", self.train) or not _is_at(name, patterns):
                 continue
             adapted = self.adapt(layer, name)
             if adapted is not None:
@@ -75,10 +93,19 @@ class Adapter:
         return done
 
 
+def _is_at(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
 def inputs_of(layer: nn.Module) -> int:
-    """How many inputs a layer must be given: two where it is told what is masked."""
+    """Return how many inputs a layer requires: two where one of them is a mask."""
     parameters = inspect.signature(layer.forward).parameters.values()
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def takes_more(layer: nn.Module) -> bool:
+    """Return whether a layer can be called with more than its rows: with a mask, or options by keyword."""
+    return len(inspect.signature(layer.forward).parameters) > 1
 
 
 @runtime_checkable
@@ -98,4 +125,13 @@ class HoldsLayers(Protocol):
     def expose(self) -> Sequence[str]:
         """Hold them as submodules from now on, so that an adapter finds them; the names of the parameters that learn
         beside it, whatever it trains (the model's own)."""
+        ...
+
+
+@runtime_checkable
+class HasSublayers(Protocol):
+    """A model whose sublayers have other names than those of `SUBLAYERS`."""
+
+    def sublayers(self) -> Mapping[str, Sequence[str]]:
+        """Return patterns of layer names for attention, mlp or block, a block being what gives x + mlp(norm(x))."""
         ...

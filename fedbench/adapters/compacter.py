@@ -40,9 +40,9 @@ class Compacter(Bottleneck):
         self.n, self.rank, self.std = n, rank, std
         self.rules: dict[str, Rule] = {}  # of the model that is being adapted: the adapters' and their twins'
 
-    def _adapt_all(self, model: nn.Module) -> list[str]:
+    def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
         self.rules = {}
-        return super()._adapt_all(model)
+        return super()._adapt_all(model, patterns)
 
     def network(self, read: int, written: int, name: str) -> nn.Sequential:
         """down, act and up, which read one rule; the first network of a model holds it."""

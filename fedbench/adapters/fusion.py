@@ -1,7 +1,7 @@
 """AdapterFusion: every token chooses among several bottlenecks by attention, one attention for each place.
 
-Pfeiffer et al., EACL 2021, behind the mlp of every block.  Of n bottlenecks, whose outputs are z_i = U_i s(D_i y),
-    y <- y + V sum_i p_i z_i,   p = softmax_i((Q y + q) . (K z_i + k)),   y = sublayer(x).
+Pfeiffer et al., EACL 2021, behind every block.  Of n bottlenecks, whose outputs are z_i = U_i s(D_i y),
+    y <- y + V sum_i p_i z_i,   p = softmax_i((Q y + q) . (K z_i + k)),   y = x + mlp(norm(x)).
 Two stages: bottlenecks are trained one by one (adapter=pfeiffer), then they are frozen, and Q, K, V learn which of them
 to use.  adapters says which stage's they are: of files, frozen, or so many new ones that learn along.
 Departs from the paper: V is the identity at first, without its noise of 1e-6, and is not drawn back to it.  k moves no
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbench.adapters.bottleneck import INITIAL, Bottleneck
+from fedbench.adapters.bottleneck import INITIAL, Added, BeforeNorm, Bottleneck, Kinds, WithMore
 from fedbench.core.options import ConfigError, Count, Positive, listed, require
 
 State = Mapping[str, Tensor]
@@ -112,26 +112,21 @@ class Fusion(Bottleneck):
         return network.requires_grad_(False)
 
 
-class Fused(nn.Module):
-    """[...] -> [..., d]: y + V sum_i p_i z_i, of a sublayer's output y."""
+class Fused(Added):
+    """[...] -> [..., d]: y + V sum_i p_i z_i, of a layer's output y."""
 
     def __init__(self, layer: nn.Module, scale: float, *adapters: nn.Module):
-        super().__init__()
-        self.base_layer, self.scale, self.adapters = layer, scale, nn.ModuleList(adapters)
-        width = [m for m in layer.modules() if isinstance(m, nn.Linear)][-1].out_features
-        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
-        self.value = nn.Linear(width, width, bias=False)
+        super().__init__(layer, scale)
+        self.adapters = nn.ModuleList(adapters)
+        width = adapters[0].up.out_features  # type: ignore[union-attr]
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)  # type: ignore[arg-type]
+        self.value = nn.Linear(width, width, bias=False)  # type: ignore[arg-type]
         for score in (self.query, self.key):
             nn.init.normal_(score.weight, std=INITIAL)
             nn.init.zeros_(score.bias)
         nn.init.eye_(self.value.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The sublayer's output, adapted."""
-        y = self.base_layer(x)
-        return y + self.fused(y)
-
-    def fused(self, y: Tensor) -> Tensor:
+    def added(self, x: Tensor, y: Tensor) -> Tensor:
         """V sum_i p_i z_i."""
         z = torch.cat(
             [(self.scale * adapter(y)).unflatten(-1, (1, -1)) for adapter in self.adapters], -2
@@ -141,13 +136,12 @@ class Fused(nn.Module):
         return self.value(mean.flatten(-2))
 
 
-class FusedMasked(Fused):
-    """Behind a sublayer that is told what is masked."""
-
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:  # type: ignore[override]
-        """The sublayer's output, adapted."""
-        y = self.base_layer(x, visible)
-        return y + self.fused(y)
+class FusedWithMore(WithMore, Fused):
+    """Behind a layer that is also given a mask or options."""
 
 
-KINDS = {1: Fused, 2: FusedMasked}
+class FusedNorm(BeforeNorm, Fused):
+    """Behind a block that ends in a layer norm."""
+
+
+KINDS: Kinds = {"rows": Fused, "more": FusedWithMore, "norm": FusedNorm}

@@ -2,6 +2,7 @@
 
 Hu et al., ICLR 2022:  y = W x + b + (alpha / r) B A x,  A [r, in], B [out, r], from B = 0 on: nothing changes at first.
 Of a convolution, A is one of r channels with its windows, B one of single pixels (as in peft).
+Of nn.MultiheadAttention, the joint matrix of queries, keys and values has one product, the output's another (as peft).
 The mean of clients' B times the mean of their A is not the mean of their B A (docs/adapters.md).
 """
 
@@ -35,9 +36,11 @@ class LoRA(Adapter):
         self.rank, self.alpha, self.convolutions = rank, alpha, convolutions
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """A linear layer, or a convolution, with its product."""
+        """A linear layer, a convolution, or PyTorch's attention, with its products."""
         if type(layer) is nn.Linear:
             return LoRALinear(layer, self.rank, self.alpha)
+        if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
+            return LoRAAttention(layer, self.rank, self.alpha)
         if self.convolutions and type(layer) is nn.Conv2d and layer.groups == 1:
             return LoRAConv2d(layer, self.rank, self.alpha)
         return None
@@ -112,3 +115,32 @@ class LoRAConv2d(_WithProduct):
         windows: Any = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         down = nn.Conv2d(layer.in_channels, rank, *windows, bias=False, padding_mode=layer.padding_mode)
         super().__init__(layer, down, nn.Conv2d(rank, layer.out_channels, 1, bias=False), alpha / rank)
+
+
+class LoRAAttention(_WithProduct):
+    """nn.MultiheadAttention: A [r, d] and B [3 d, r] beside in_proj_weight, and the output's own product."""
+
+    def __init__(self, layer: nn.MultiheadAttention, rank: int, alpha: float):
+        d = layer.embed_dim
+        down, up = nn.Linear(d, rank, bias=False), nn.Linear(rank, 3 * d, bias=False)
+        super().__init__(layer, down, up, alpha / rank)
+        layer.out_proj = LoRALinear(layer.out_proj, rank, alpha)  # type: ignore[assignment]
+
+    @property
+    def in_proj_weight(self) -> Tensor:
+        """W + (alpha / r) B A of queries, keys and values."""
+        product = self.lora_B.weight @ self.lora_A.weight  # type: ignore[operator]
+        return self.base_layer.in_proj_weight + self.scale * product  # type: ignore[operator]
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Attention by that weight."""
+        weight = {"in_proj_weight": self.in_proj_weight}
+        return torch.func.functional_call(self.base_layer, weight, inputs, options)
+
+    def merged(self) -> nn.Module:
+        """The attention with both weights."""
+        layer: Any = copy.deepcopy(self.base_layer)
+        layer.out_proj = layer.out_proj.merged()
+        with torch.no_grad():
+            layer.in_proj_weight.copy_(self.in_proj_weight)
+        return layer

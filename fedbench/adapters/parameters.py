@@ -12,7 +12,8 @@ from fedbench.core.options import listed, require
 
 
 class Parameters(Adapter):
-    """parameters: patterns of names of parameters, such as "*.bias", or of their layers' classes, "type:LayerNorm"."""
+    """parameters: patterns of names of parameters, such as "*.bias", or of their layers' classes, "type:LayerNorm".
+    Each must match one."""
 
     def __init__(self, parameters: Sequence[str], train: Sequence[str] = ("head.*",)):
         super().__init__((), train)
@@ -20,19 +21,21 @@ class Parameters(Adapter):
 
     def add(self, model: nn.Module) -> list[str]:
         """Make these learn; none is new."""
-        chosen = [name for name, _ in model.named_parameters() if self._is_chosen(model, name)]
-        require(
-            bool(chosen),
-            f"adapter.parameters={self.parameters} matches none of the model's parameters: "
-            f"{listed(name for name, _ in model.named_parameters())}",
-        )
+        names = [name for name, _ in model.named_parameters()]
+        chosen: set[str] = set()
+        for pattern in self.parameters:
+            matched = {name for name in names if _is_matched(model, name, pattern)}
+            require(
+                bool(matched),
+                f"adapter.parameters={self.parameters}: {pattern!r} matches none of the model's parameters: "
+                f"{listed(names)}",
+            )
+            chosen |= matched
         for name in chosen:
             model.get_parameter(name).requires_grad_()
-        return chosen
+        return [name for name in names if name in chosen]
 
-    def _is_chosen(self, model: nn.Module, name: str) -> bool:
-        owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        return any(
-            fnmatch.fnmatch(owner, p[5:]) if p.startswith("type:") else fnmatch.fnmatch(name, p)
-            for p in self.parameters
-        )
+
+def _is_matched(model: nn.Module, name: str, pattern: str) -> bool:
+    owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
+    return fnmatch.fnmatch(owner, pattern[5:]) if pattern.startswith("type:") else fnmatch.fnmatch(name, pattern)

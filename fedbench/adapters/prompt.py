@@ -8,7 +8,7 @@ where it makes a text's and an image's prompts by one network: each place has it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,9 +59,9 @@ class PromptBehind(nn.Module):
         self.base_layer, self.network = layer, network
         self.prompts = nn.Parameter(INITIAL * torch.randn(tokens, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
         """The layer's output, with prompts."""
-        return self.insert(self.base_layer(x))
+        return self.insert(self.base_layer(x, *more, **options))
 
     def insert(self, x: Tensor) -> Tensor:
         """[B, T, d] -> [B, T + tokens, d]."""
@@ -72,6 +72,6 @@ class PromptBehind(nn.Module):
 class PromptBefore(PromptBehind):
     """[B, T, d] -> what a layer makes of T + tokens."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
         """The layer on its input, with prompts."""
-        return self.base_layer(self.insert(x))
+        return self.base_layer(self.insert(x), *more, **options)

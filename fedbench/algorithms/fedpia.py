@@ -15,11 +15,15 @@ Departs from the paper: q sums to 1 over the clients of a site, or G would shrin
 (weights=literal is as printed: exp(-gamma d) / K); "combining" w_k and G~ is not written as a formula there, and is
 this one since only in weight space does an order of units matter; a unit's activation is its values on every sample,
 not their mean.  Parameters of no bottleneck are averaged by p.
+A sample's value is the mean over its tokens, padding included.  activation=mean describes a unit by one number; on a
+line several matchings have the least cost, of which the solver's is taken.  anchor=samples takes the run's client
+weights, which are uniform with weights=uniform.
 Reduces to: FedPer with server=average, client=none.
 """
 
 from __future__ import annotations
 
+import fnmatch
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Literal
@@ -170,8 +174,9 @@ class FedPIA(Algorithm):
     def unit_values(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
         """What each unit of rows [K, P] gives on `samples` of its client's training samples, of each site; zeros where
         the client has fewer.  # [K, m, d] each"""
-        # one pass for all sites, but where how many values a unit has, one a token, is for the pass to say
-        together = [[site] for site in self.sites] if self.activation == "per_token" else [self.sites]
+        # one pass for all sites, but where how many values a unit has, one a token or class, is for the pass to say
+        apart = self.activation == "per_token" or any(self._is_computed_once(cohort.model, s) for s in self.sites)
+        together = [[site] for site in self.sites] if apart else [self.sites]
         return [values for sites in together for values in self._values_at(cohort, rows, sites)]
 
     def _values_at(self, cohort: Cohort, rows: Tensor, sites: list[alignment.Site]) -> list[Tensor]:
@@ -179,6 +184,10 @@ class FedPIA(Algorithm):
 
         def values(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
             _, captured = model.capture(rows, inputs, layers)
+            if self._is_computed_once(model, sites[0]):  # of the text of each class, the same for every sample
+                (of_text,) = (self._of_units(captured[layer]) for layer in layers)  # [k, C, (tokens) blocks m]
+                batch = inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
+                return of_text.flatten(1).unsqueeze(1).expand(-1, batch.shape[1], -1)
             return torch.cat([self._of_units(captured[layer]) for layer in layers], 2)
 
         each = cohort.forward(rows, values, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
@@ -193,6 +202,9 @@ class FedPIA(Algorithm):
         sizes = [width] if len(sites) == 1 else [s.units.blocks * s.units.size for s in sites]
         parts = zip(sites, padded.split(sizes, 2))
         return [p.unflatten(2, (-1, s.units.size)).flatten(1, 2).transpose(1, 2) for s, p in parts]
+
+    def _is_computed_once(self, model: FlatModel, site: alignment.Site) -> bool:
+        return any(fnmatch.fnmatch(site.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
 
     def _of_units(self, given: Tensor) -> Tensor:
         """A layer's output [k, b, ..., blocks m], of all tokens or their mean, as [k, b, (tokens) blocks m]."""

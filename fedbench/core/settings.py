@@ -37,6 +37,7 @@ NEUTRAL = {
     "algorithm.adapt": "alpha",
     "optimizer.schedule.per": "round",
     "task.sample_f1": False,
+    "task.loss": "bce_mean",
     **LATER_KEYS,
 }
 NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
@@ -56,6 +57,8 @@ NEUTRAL_GROUPS = {
         {"_target_": "fedbench.compression.none.NoCompression", "memory": True, "direction": "up"},
     ),
 }
+# Words that came in the place of patterns; what they stand for otherwise came with them.
+FORMER_PLACES = {"attention": "*.attn", "mlp": "*.mlp"}
 MISSING: Any = object()
 
 
@@ -127,6 +130,9 @@ def _canonical(key: str, value: Any, root: str) -> Any:
         return int(value)
     if isinstance(value, list | tuple):
         return [_canonical(key, item, root) for item in value]
+    if key == "adapter.places":
+        place = str(value).removeprefix("optional:")
+        return FORMER_PLACES.get(place, place)
     if isinstance(value, str) and value.startswith((f"{root}/", f"{root}\\")):
         return f"<data_dir>{value[len(root) :]}"
     return moved.original(value) if key.endswith("_target_") and isinstance(value, str) else value

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
 
+ATTENTION = ("attn", "attention", "self_attention")  # as timm, transformers and torchvision name it
+
 
 class Backbone(nn.Module):
     """[B, channels, H, W] -> [B, C].  body: the network without its classifier [B, F]; head: a linear layer F -> C.
@@ -57,6 +59,15 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, C]."""
         return self.head(self.read(self.body(x.expand(-1, self.channels, -1, -1))))
+
+    def sublayers(self) -> dict[str, list[str]]:
+        """The names of attention layers, mlps, and the blocks around these: what adapters go into."""
+        names = [name.rpartition(".") for name, _ in self.named_modules()]
+        return {
+            "attention": [".".join((at, last)) for at, _, last in names if last in ATTENTION],
+            "mlp": [f"{at}.mlp" for at, _, last in names if last == "mlp"],
+            "block": [at for at, _, last in names if last == "mlp"],
+        }
 
     def _check(self, key: str, input_shape: tuple, features: int) -> None:
         """ConfigError unless two images of that size become features."""

@@ -136,6 +136,10 @@ class ALBEF(nn.Module):
         """Logits [B, C]."""
         return self.head(self.fused(inputs))
 
+    def sublayers(self) -> dict[str, tuple[str, ...]]:
+        """Patterns of layer names, for adapters: a block of the text ends in its norm."""
+        return {"block": ("image.blocks.*", "blocks.*.norm")}
+
     def fused(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The first token, which has seen words and patches.  # [B, width]"""
         image, x = self.image(inputs["image"]), self.words(inputs["text"])

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fedbench.core.options import ConfigError, require
 from fedbench.models._private_open_clip import pooled_and_tokens
 from fedbench.models._torchscript import is_torchscript, read_torchscript
+from fedbench.nn.stream import Stream
 
 log = logging.getLogger(__name__)
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # beside the weights in OpenAI's files
@@ -102,7 +103,8 @@ class TextTower:
         a, b = self._attention(i, layer(f"{i}.norm1", head), layer(f"{i}.norm1", tail), layer)
         head, tail = head + layer(f"{i}.scale1", a), tail + layer(f"{i}.scale1", b)
         a, b = (layer(f"{i}.mlp", layer(f"{i}.norm2", x)) for x in (head, tail))
-        return head + layer(f"{i}.scale2", a), tail + layer(f"{i}.scale2", b)
+        head, tail = head + layer(f"{i}.scale2", a), tail + layer(f"{i}.scale2", b)
+        return layer(f"{i}.end", head), layer(f"{i}.end", tail)
 
     def _attention(self, i: int, head: Tensor, tail: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """Causal self-attention over p common positions followed, for each class, by S of its own."""
@@ -146,6 +148,7 @@ class TextBlock(nn.Module):
         plain = (_linear(m.weight, m.bias) if isinstance(m, nn.Linear) else m for m in block.mlp)
         self.mlp = nn.Sequential(*plain)
         self.scale1, self.scale2 = block.ls_1, block.ls_2
+        self.end = Stream(attention.embed_dim)
         self.heads: int = attention.num_heads
 
 

@@ -55,6 +55,8 @@ class CLIPPrompt(MoveListener):
     usual for the data set.
     """
 
+    computed_once = ("blocks.*",)  # layers whose outputs depend on no sample: they read the class names
+
     def __init__(
         self,
         input_shape: Any,
@@ -150,6 +152,10 @@ class CLIPPrompt(MoveListener):
         self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, twin)
         self._layers = (Layers(self),)
         return ["shared", "own"]
+
+    def sublayers(self) -> dict[str, tuple[str, ...]]:
+        """Patterns of layer names, for adapters: where a block of the text tower ends."""
+        return {"block": ("blocks.*.end",)}
 
     def templated(self, template: str) -> Tensor:
         """L2-normalized text features of the class names in a plain template, "a photo of a {}.".  # [C, D]"""

@@ -1,6 +1,7 @@
 """A small vision transformer: patches, pre-norm blocks, the mean of all tokens.
 
 Dosovitskiy et al., ICLR 2021, without their class token: the head reads the mean token, as in Zhai et al., 2022.
+Tokens that adapter=prompt adds are in that mean.
 """
 
 from __future__ import annotations

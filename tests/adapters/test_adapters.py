@@ -186,9 +186,17 @@ def test_the_mean_of_factors_lacks_their_covariance() -> None:
 @pytest.mark.parametrize(
     "change, words",
     [
-        (["adapter=lora", "adapter.places=[nothing.*]"], r"adapter\.places=\['nothing\.\*'\]: the model has no layers"),
-        (["adapter=houlsby", "adapter.places=[norm]"], r"adapter\.places=\['norm'\]"),
-        (["adapter=bias", "adapter.parameters=[x]"], r"adapter\.parameters=\['x'\] matches none"),
+        (
+            ["adapter=lora", "adapter.places=[no.*]"],
+            r"adapter\.places=\['no\.\*'\]: the model has no layer 'no\.\*' that",
+        ),
+        (["adapter=houlsby", "adapter.places=[embed]"], r"adapter\.places=\['embed'\]: the model has no layer 'embed'"),
+        (
+            ["adapter=houlsby", "adapter.places=[attention,'*.mpl']"],
+            r"the model has no layer '\*\.mpl' that this adapter can adapt; its layers are .* Write optional:\*\.mpl",
+        ),
+        (["adapter=bias", "adapter.parameters=[x]"], r"adapter\.parameters=\['x'\]: 'x' matches none"),
+        (["adapter=bias", "adapter.parameters=['*.bias','*.gain']"], r"parameters=.*: '\*\.gain' matches none"),
     ],
 )
 def test_what_cannot_be_adapted_is_one_sentence(change: list[str], words: str) -> None:
@@ -211,10 +219,46 @@ def test_bottlenecks_by_hand(tap: Any, activation: Any) -> None:
     close(adapted(x), y + 3 * (s(inner) @ up.weight.T + up.bias), 1e-5)
 
 
-def test_attention_that_gives_two_results_is_refused() -> None:
-    layer = nn.ModuleDict({"attn": nn.MultiheadAttention(8, 2)})
-    with pytest.raises(ConfigError, match=r"'attn', an nn\.MultiheadAttention"):
-        Bottleneck(["attn"], train=[]).insert(layer)
+def test_attention_that_gives_two_results() -> None:
+    """Of nn.MultiheadAttention the rows are adapted, and the weights come through."""
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(3, 5, 8)
+    adapted: Any = Bottleneck(["*"], 3, init="normal").adapt(layer, "attn")
+    y, weights = layer(x, x, x)
+    found, same = adapted(x, x, x, need_weights=True)
+    close(found, y + adapted.adapter(y), 1e-6)
+    equal(same, weights)
+    assert adapted(x, x, x, need_weights=False)[1] is None
+
+
+def test_pfeiffer_reads_the_residual_stream() -> None:
+    """y + A(y) with y = x + mlp(norm(x)); before a norm that ends a block, norm(y + A(norm(y)))."""
+    cfg = compose(["algorithm=fedavg", *TINY, "adapter=pfeiffer", "adapter.width=3", "adapter.init=normal"])
+    model, bare = build.model(cfg, federation()), build.model(compose(["algorithm=fedavg", *TINY]), federation())
+    block: Any = model.module.get_submodule("blocks.1")
+    x = torch.randn(2, 4, 8)
+    y = bare.module.get_submodule("blocks.1")(x)
+    A = block.adapter
+    close(block(x), y + torch.relu(y @ A.down.weight.T + A.down.bias) @ A.up.weight.T + A.up.bias, 1e-5)
+    norm = nn.LayerNorm(8)
+    nn.init.normal_(norm.weight)
+    adapted: Any = Bottleneck(["*"], 3, "relu", init="normal").adapt(norm, "norm")
+    close(adapted(y), norm(y + adapted.adapter(norm(y))), 1e-5)
+
+
+def test_what_need_not_be_there_may_be_missing() -> None:
+    places = "adapter.places=[attention,'optional:*.gate','optional:mlp']"
+    cfg = compose(["algorithm=fedavg", *TINY, "adapter=houlsby", "adapter.width=3", places])
+    assert build.model(cfg, federation()).columns["adapter"].size == model_of("houlsby").columns["adapter"].size
+
+
+def test_words_of_places_have_the_hash_of_the_patterns_before() -> None:
+    cfg = compose(["algorithm=fedavg", *TINY, "adapter=houlsby"])
+    stored = plain(cfg)
+    assert stored["adapter"]["places"] == ["attention", "mlp"]
+    stored["adapter"]["places"] = ["*.attn", "*.mlp"]
+    assert config_hash(stored) == config_hash(cfg)
+    stored["adapter"]["places"] = ["*.attn"]
+    assert config_hash(stored) != config_hash(cfg)
 
 
 def test_biases_alone_may_learn() -> None:
@@ -233,7 +277,7 @@ def test_no_adapter_leaves_all() -> None:
 
 def test_an_adapter_of_ones_own() -> None:
     cfg: Any = compose(["algorithm=fedavg", *TINY]).copy()
-    cfg.adapter = {"_target_": "own_adapter.IA3"}
+    cfg.adapter = {"_target_": "own_adapter.Rescale"}
     model = build.model(cfg, federation())
     assert model.program is not None and model.columns["adapter"].size == 2 * (24 + 8 + 16 + 8)
     rows, x = spread(model), torch.randn(3, 5, 1, 4, 4)

@@ -31,10 +31,11 @@ TABLE = [
     ("compacter", 4 * 12 * 2_376 + 4**3),
     ("fusion adapter.adapters=5 adapter.width=48", 2 * 12 * (1_771_008 + 5 * SITE)),
     ("lora adapter.rank=16 adapter.places=[*.query,*.value]", 2 * (12 + 12 + 6) * 16 * 2 * 768),
-    ("prompt adapter.places=[text,image] adapter.tap=output", 5 * 768),
+    ("prompt adapter.places=[optional:text,image] adapter.tap=output", 5 * 768),
 ]
 ADAPTED = [
     "adapter=houlsby adapter.width=4",
+    "adapter=pfeiffer adapter.width=4",
     "adapter=compacter adapter.width=8",
     "adapter=fusion adapter.width=4",
     "adapter=lora adapter.rank=2 adapter.places=[*.query,*.value]",

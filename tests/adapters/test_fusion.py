@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedbench.simulation import build, checkpoint
 
 TINY = ["model=vilt_tiny", "model.width=8", "model.heads=2"]
 NAMED = {"image": (1, 16, 16), "text": (8,)}
-MLP = ["*.mlp"]
+BLOCK = ["block"]
 WIDTH = 3
 
 
@@ -108,7 +109,7 @@ def test_behind_attention_that_is_told_what_is_masked() -> None:
     bare.blocks[0].attn.load_state_dict(attn.base_layer.state_dict())
     x, visible = torch.randn(2, 5, 8), torch.tensor([True, True, False, True, True]).view(1, 1, 1, 5)
     y = bare.blocks[0].attn(x, visible)
-    close(attn(x, visible), y + attn.fused(y), 1e-6)
+    close(attn(x, visible), y + attn.added(x, y), 1e-6)
     assert (attn(x, visible) - y).abs().max() > 1e-2
 
 
@@ -146,13 +147,13 @@ def over(folder: Path, *more: str) -> FlatModel:
 
 def test_a_row_holds_the_fusion_and_the_head_alone(bank: list, tmp_path: Path) -> None:
     model = over(tmp_path)
-    kinds = {name.rpartition(".mlp.")[2] or name for name in model.spans}
+    kinds = {re.sub(r"^blocks\.\d\.", "", name) for name in model.spans}
     fusion = {"query.weight", "query.bias", "key.weight", "key.bias", "value.weight"}
     assert kinds == fusion | {"head.weight", "head.bias"}
     assert model.columns["adapter"].size == 2 * (3 * 8 * 8 + 2 * 8) == model.size - model.columns["head"].size
-    mlp = model.module.get_submodule("blocks.1.ffn.mlp")
+    block: Any = model.module.get_submodule("blocks.1")
     for k, state in enumerate(bank):
-        equal(mlp.adapters[k].up.weight, state["blocks.1.ffn.mlp.adapter.up.weight"])
+        equal(block.adapters[k].up.weight, state["blocks.1.adapter.up.weight"])
     rows = model.init_rows(2, "own")
     assert (rows[0] != rows[1]).any()
 
@@ -163,7 +164,7 @@ def test_at_first_it_is_the_mean_of_the_clients_adapters_by_attention(bank: list
     head = model.columns["head"]
     row = head.put(model.init_row(), torch.cat([bank[1][f"head.{n}"].flatten() for n in ("weight", "bias")]))
     one = vilt()
-    Bottleneck(MLP, WIDTH, "relu").insert(one)
+    Bottleneck(BLOCK, WIDTH, "relu").insert(one)
     one.load_state_dict(bank[1])
     x, _ = clients().gather(torch.arange(5))
     assert isinstance(x, dict)
@@ -197,8 +198,8 @@ def test_adapters_stay_and_every_plan_agrees(bank: list, tmp_path: Path) -> None
         (["adapter.width=4"], r"adapter.down.weight is \(3, 8\) in \S*client0.pt, and \(4, 8\) by adapter.width=4"),
         (["adapter.places=['*.attn']"], r"client0.pt has no blocks.0.attn.adapter.down.weight; of adapters it has bl"),
         (
-            ["adapter.places=['blocks.0.ffn.mlp']"],
-            r"has blocks.1.ffn.mlp.adapter.down.bias, too, for which there is no",
+            ["adapter.places=['blocks.0']"],
+            r"has blocks.1.adapter.down.bias, too, for which there is no",
         ),
         (["adapter.adapters=nothing/*.pt"], "adapter.adapters=nothing/.*: there are no such files"),
         (["adapter.adapters=README.md"], "README.md cannot be read as a file of fedbench.export"),
@@ -212,13 +213,13 @@ def test_files_that_do_not_fit(change: list[str], sentence: str, bank: list, tmp
 
 def test_what_is_frozen_is_not_said_to_learn(bank: list, tmp_path: Path) -> None:
     module = build.model(compose(["algorithm=fedavg", *TINY]), clients()).module
-    of = Fusion(MLP, str(tmp_path / "*.pt"), WIDTH)
-    assert len(of.insert(module)) == 2 * 5 and not of.neutral and Fusion(MLP, 3).neutral
+    of = Fusion(BLOCK, str(tmp_path / "*.pt"), WIDTH)
+    assert len(of.insert(module)) == 2 * 5 and not of.neutral and Fusion(BLOCK, 3).neutral
 
 
 def test_files_of_other_adapters_are_refused(tmp_path: Path) -> None:
     for name, sentence in (
-        ("lora", "has no blocks.0.ffn.mlp.adapter.down.weight; of adapters it has nothing"),
+        ("lora", "has no blocks.0.adapter.down.weight; of adapters it has nothing"),
         ("pfeiffer adapter.twin=true", r"has blocks\.\S+\.twin\.down\.bias, too, .* which has one bottleneck at each"),
     ):
         other = build.model(compose(["algorithm=fedavg", *TINY, *f"adapter={name}".split()]), clients())

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from prompts import COLUMNS, DIM, LENGTH, NAMES, features, prompt
-from tiny import CPU, close, compose, engine_on, equal, play, seeded, split_of
+from tiny import CPU, all_clients, close, compose, engine_on, equal, play, seeded, split_of
 from torch import Tensor
 
 from fedbench.adapters.base import Adapter
+from fedbench.algorithms import _alignment as alignment
 from fedbench.algorithms.fedavg import FedAvg
+from fedbench.algorithms.fedpia import FedPIA
 from fedbench.cli.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.engine.federation import Federation
@@ -36,7 +39,7 @@ ADAPTERS = {
 }
 REFUSED = {
     "compacter": r"the layer blocks\.\d+\.\w+ does more than fedbench can compute for many clients at once",
-    "prompt": r"adapter\.places=\['blocks'\]: the model has no layers there that this adapter can adapt",
+    "prompt": r"adapter\.places=\['blocks'\]: the model has no layer 'blocks' that this adapter can adapt",
 }
 
 
@@ -124,15 +127,38 @@ def test_lora_is_what_open_clips_blocks_compute_with_the_product_in_their_weight
             a, b = (named[f"blocks.{i}.{name}.lora_{f}.weight"] for f in "AB")
             with torch.no_grad():
                 weight += (8.0 / 3) * b @ a
+    close(model.predict(row, x), logits_of(merged, m, named, x), 1e-3)
+
+
+def logits_of(clip: Any, m: Any, named: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Those of the prompt in a row, by open_clip's text tower as it is written.  # [B, C]"""
     P, logits = m.context(named), []
     for name in NAMES:
         tokens = m.tokenize([" ".join(["X"] * m.length) + f" {name.replace('_', ' ')}."])
-        words = merged.token_embedding(tokens)[0]
-        z = torch.cat([words[:1], P, words[1 + m.length :]])[None] + merged.positional_embedding
-        z = merged.ln_final(merged.transformer(z, attn_mask=merged.attn_mask))
-        text = F.normalize(z[0, tokens.argmax()] @ merged.text_projection, dim=-1)
+        words = clip.token_embedding(tokens)[0]
+        z = torch.cat([words[:1], P, words[1 + m.length :]])[None] + clip.positional_embedding
+        z = clip.ln_final(clip.transformer(z, attn_mask=clip.attn_mask))
+        text = F.normalize(z[0, tokens.argmax()] @ clip.text_projection, dim=-1)
         logits.append(m.scale * x @ text)
-    close(model.predict(row, x), torch.stack(logits, -1).detach(), 1e-3)
+    return torch.stack(logits, -1).detach()
+
+
+def test_pfeiffer_reads_what_open_clips_blocks_give() -> None:
+    """y + A(y) behind every residual block."""
+    model, x = adapted("pfeiffer"), images(1)[0]
+    row = rows_of(model, 1)[0]
+    named = model.named(row)
+    m: Any = model.module
+    clip = copy.deepcopy(m.clip)
+    for i, block in enumerate(clip.transformer.resblocks):
+        A = {n: named[f"blocks.{i}.end.adapter.{n}"] for n in ("down.weight", "down.bias", "up.weight", "up.bias")}
+
+        def behind(module: Any, given: Any, y: Tensor, A: dict[str, Tensor] = A) -> Tensor:
+            hidden = torch.relu(y @ A["down.weight"].T + A["down.bias"])
+            return y + hidden @ A["up.weight"].T + A["up.bias"]
+
+        block.register_forward_hook(behind)
+    close(model.predict(row, x), logits_of(clip, m, named, x), 1e-3)
 
 
 def test_houlsby_stands_behind_attention_and_mlp() -> None:
@@ -201,3 +227,27 @@ def test_methods_that_compute_with_prompts_alone_say_so(method: str) -> None:
     algorithm = build.algorithm(compose([f"algorithm={method}", "model=clip_prompt_tiny"]))
     with pytest.raises(ConfigError, match="prompt alone, and here more learns: use adapter=none"):
         algorithm.check(federation, adapted("lora"), SGD(lr=0.05))
+
+
+@pytest.mark.parametrize("activation", ["per_sample", "per_token", "mean"])
+def test_fedpia_matches_units_by_what_they_make_of_class_names(activation: Any) -> None:
+    """The text tower reads no sample.  Of a client's own adapter in another order every unit comes back."""
+    split = split_of((7, 12, 5))
+    parts = {"train": split.train, "test": split.test, "val": split.val}
+    x, y = features(48)
+    federation = Federation(x, y, parts, task_for("classification")(), len(NAMES), list(NAMES))
+    e = engine_on(federation, adapted("houlsby"), SGD(lr=0.05))
+    method = FedPIA(activation=activation, samples=4)
+    play(e, method, 2)
+    own, rng = rows_of(e.model), np.random.default_rng(0)
+    turned = own[:1].clone()
+    for site in method.sites:
+        alignment.renumber(e.model, turned, site, torch.from_numpy(rng.permutation(site.units.size))[None])
+    rows, everybody = own[:1].expand(3, -1).clone(), all_clients(e)
+    equal(method.matched(everybody, method.shared.take(turned)[0], rows), method.shared.take(rows))
+    assert (method.moved_client > 0).all()
+    if activation == "per_sample":  # by hand: the mean over tokens of each class, again and again
+        site = method.sites[0]
+        _, captured = e.model.capture(rows[0], x[:1], [site.prefix + site.units.before])
+        of_class = captured[site.prefix + site.units.before][0].mean(1)  # [C, m]
+        close(method.unit_values(everybody, rows)[0][0], of_class.T.repeat(1, 4), 1e-5)

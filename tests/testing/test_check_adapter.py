@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from conftest import ROOT
-from own_adapter import IA3, Scaled
+from own_adapter import Rescale, Scaled
 from torch import Tensor, fx, nn
 
 from fedbench import commands
@@ -21,10 +21,10 @@ from fedbench.testing import adapter, check_adapter
 PAGE = (ROOT / "docs" / "adapters.md").read_text()
 
 
-def slip(layer: type[nn.Module]) -> type[IA3]:
+def slip(layer: type[nn.Module]) -> type[Rescale]:
     """The adapter with this layer."""
     name = layer.__name__ + "Adapter"
-    return type(name, (IA3,), {"layer": layer, "__doc__": layer.__doc__, "__qualname__": name})
+    return type(name, (Rescale,), {"layer": layer, "__doc__": layer.__doc__, "__qualname__": name})
 
 
 class Idle(Scaled):
@@ -101,14 +101,14 @@ SLIPS = [
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("my_adapters")
     exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], vars(module))
-    module.FromThePage = module.IA3
-    for cls in (IA3, *(found for found, *_ in SLIPS)):
+    module.FromThePage = module.Rescale
+    for cls in (Rescale, *(found for found, *_ in SLIPS)):
         setattr(module, cls.__name__, cls)
         monkeypatch.setattr(cls, "__module__", "my_adapters")
     monkeypatch.setitem(sys.modules, "my_adapters", module)
 
 
-@pytest.mark.parametrize("name", ["IA3", "FromThePage"])
+@pytest.mark.parametrize("name", ["Rescale", "FromThePage"])
 def test_a_right_one_holds(name: str) -> None:
     report = check_adapter(f"my_adapters.{name}")
     report.raise_if_broken()
@@ -126,7 +126,7 @@ def test_every_check_of_adapters_finds_a_slip() -> None:
 
 
 def test_the_command_tells_an_adapter_by_its_class(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["check", "my_adapters.IA3", "--only", "plans_agree"]) == 0
+    assert commands.main(["check", "my_adapters.Rescale", "--only", "plans_agree"]) == 0
     assert commands.main(["check", "adapter=lora", "rank=3", "--only", "plans_agree"]) == 0
     assert capsys.readouterr().out.count("1 hold, 0 broken") == 2
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from own_adapter import IA3, Scaled
+from own_adapter import Rescale, Scaled
 from tiny import close
 from torch import Tensor, nn
 
@@ -173,7 +173,7 @@ def redraw(module: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     "adapter",
-    [LoRA(rank=2), LoRA(["*.qkv"]), IA3(), Parameters(["*.bias"]), Parameters(["type:LayerNorm"]), NoAdapter()],
+    [LoRA(rank=2), LoRA(["*.qkv"]), Rescale(), Parameters(["*.bias"]), Parameters(["type:LayerNorm"]), NoAdapter()],
     ids=lambda adapter: type(adapter).__name__,
 )
 def test_a_merged_model_computes_the_same(adapter: Adapter) -> None:
@@ -199,7 +199,7 @@ class Bent(Scaled):
         return nn.Linear(2, 3)
 
 
-class Grown(IA3):
+class Grown(Rescale):
     """Puts a number beside the layers, too."""
 
     def insert(self, model: nn.Module) -> list[str]:
@@ -208,8 +208,8 @@ class Grown(IA3):
         return [*names, "temperature"]
 
 
-def with_layer(layer: type[nn.Module]) -> IA3:
-    adapter = IA3()
+def with_layer(layer: type[nn.Module]) -> Rescale:
+    adapter = Rescale()
     adapter.layer = layer
     return adapter
 
@@ -276,7 +276,7 @@ def test_norms_that_learn_are_saved_whole() -> None:
     }
 
 
-@pytest.mark.parametrize("adapter", [Bottleneck(["*.mlp"]), IA3(), Parameters(["*.bias"]), NoAdapter()])
+@pytest.mark.parametrize("adapter", [Bottleneck(["*.mlp"]), Rescale(), Parameters(["*.bias"]), NoAdapter()])
 def test_other_adapters_are_not_for_peft(adapter: Adapter) -> None:
     with pytest.raises(
         ConfigError, match=r"adapter=mine is no adapter that peft's .* --peft FOLDER is for adapter=lora"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from tiny import CPU, all_clients, close, compose, equal, ragged
 from torch import Tensor
 
-from fedbench.adapters.base import Adapter
+from fedbench.adapters.bottleneck import Bottleneck
 from fedbench.adapters.lora import LoRA
-from fedbench.adapters.none import NoAdapter
+from fedbench.adapters.prompt import Prompt
 from fedbench.core.options import ConfigError
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
@@ -23,6 +24,7 @@ from fedbench.models.timm_models import TimmModel
 from fedbench.models.torchvision_models import TorchvisionModel
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build
+from fedbench.simulation.instantiate import make
 from fedbench.testing._federation import engine_on
 
 # torch.vmap says so of adaptive pooling, once in a process: slower, not wrong
@@ -45,6 +47,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mobilenet_v2": {"depth_multiplier": 0.35},
 }
 LORA = LoRA(["body.*"], rank=2, convolutions=True)
+ADAPTERS = {  # as the columns of the table
+    name: [f"adapter={name}"] for name in ("none", "lora", "houlsby", "pfeiffer", "parallel", "compacter", "fusion")
+}
+ADAPTERS["lora"] += ["adapter.places=[body.*]", "adapter.rank=2", "adapter.convolutions=true"]
+ADAPTERS |= {name: [f"adapter={name}"] for name in ("bias", "layernorm")}
 LARGER = {"alexnet", "mobilenet_v2"}  # of torchvision: 64 pixels, 32 are too few for their strides
 
 
@@ -55,51 +62,144 @@ def network(library: str, name: str, side: int = 32, channels: int = 3, **more: 
         return LIBRARIES[library]((channels, side, side), 3, name=name, **{"options": options, **more})  # type: ignore
 
 
-def rows_of_page() -> list[tuple[str, str, str, str]]:
-    """(library, name, without an adapter, with LoRA) of the table in docs/backbones.md."""
-    rows = re.findall(r"^\| (torchvision|timm|hf) \| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text(), re.M)
-    return [(library, name, none.strip(), lora.strip()) for library, name, none, lora in rows]
+def rows_of_page() -> dict[tuple[str, str], dict[str, str]]:
+    """By library and name, what the table in docs/backbones.md has for each adapter."""
+    lines = re.findall(r"^\| (torchvision|timm|hf) \| `(\w+)` \| (.+) \|$", PAGE.read_text(), re.M)
+    return {(library, name): dict(zip(ADAPTERS, cells.split(" | "), strict=True)) for library, name, cells in lines}
 
 
-def outcome(library: str, name: str, adapter: Adapter) -> str:
-    """Two rounds of FedAvg with two clients: how many numbers a row has, or "refused"."""
+def outcome(library: str, name: str, adapter: str) -> str:
+    """A round of FedAvg with two clients: how many numbers a row has, or "refused"."""
     side = 64 if library == "torchvision" and name in LARGER else 32
     federation = Federation.build(*ragged(sizes=(4, 2), shape=(3, side, side)), CPU)
     try:
         module = network(library, name, side)
-        adapter.insert(module)
+        make(compose(["algorithm=fedavg", *ADAPTERS[adapter]]).adapter, key="adapter").insert(module)
     except ConfigError as error:
-        assert "\n" not in str(error) and str(error).startswith(("model.name=", "adapter.places="))
+        assert "\n" not in str(error) and str(error).startswith(("model.name=", "adapter."))
         return "refused"
     model = FlatModel(module, {"base": ["body.*"], "head": ["head.*"]})
+    first = model.init_row()
     engine = engine_on(federation, model, SGD(lr=0.001), plan="vmap", batch_size=2, epochs=1)
-    first = w = model.init_row()
-    for _ in range(2):
-        w = all_clients(engine).train(w).theta.mean(0)
+    w = all_clients(engine).train(first).theta.mean(0)
     assert w.isfinite().all() and not torch.equal(w, first)
     return f"{model.size:,}"
 
 
+def table() -> str:
+    """Print the table of docs/backbones.md: python tests/models/test_backbones.py, with PYTHONPATH=tests."""
+    lines = [["library", "model.name", *ADAPTERS], ["---", "---", *["---:"] * len(ADAPTERS)]]
+    lines += [[lib, f"`{name}`", *(outcome(lib, name, a) for a in ADAPTERS)] for lib, name in rows_of_page()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def test_the_table_has_what_was_promised() -> None:
     rows = rows_of_page()
-    hf = [row for row in rows if row[0] == "hf"]
+    hf = {key: row for key, row in rows.items() if key[0] == "hf"}
     assert len(hf) == 8 and len(rows) == 28
-    for column in (2, 3):
-        assert sum(row[column] != "refused" for row in rows if row not in hf) >= 17
-        assert sum(row[column] != "refused" for row in hf) >= 6
+    for adapter in ("none", "lora"):
+        assert sum(row[adapter] != "refused" for key, row in rows.items() if key not in hf) >= 17
+        assert sum(row[adapter] != "refused" for row in hf.values()) >= 6
+    transformers = {("torchvision", "vit_b_32"), ("torchvision", "swin_t"), ("timm", "vit_tiny_patch16_224")}
+    transformers |= {("timm", "deit_tiny_patch16_224"), *(("hf", n) for n in ("vit", "deit", "beit", "dinov2", "swin"))}
+    assert all("refused" not in rows[key].values() for key in transformers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library, name, none, lora", rows_of_page())
-def test_networks_train_as_the_table_says(library: str, name: str, none: str, lora: str) -> None:
-    assert outcome(library, name, NoAdapter()) == none
-    assert outcome(library, name, LORA) == lora
+@pytest.mark.parametrize("library, name", rows_of_page())
+def test_networks_train_as_the_table_says(library: str, name: str) -> None:
+    expected = rows_of_page()[library, name]
+    assert {adapter: outcome(library, name, adapter) for adapter in ADAPTERS} == expected
 
 
-@pytest.mark.parametrize("library, name", [("torchvision", "mobilenet_v3_small"), ("timm", "vit_tiny_patch16_224")])
-def test_small_ones_of_the_table(library: str, name: str) -> None:
-    lora = next(row[3] for row in rows_of_page() if row[:2] == (library, name))
-    assert outcome(library, name, LORA) == lora
+@pytest.mark.parametrize(
+    "library, name, adapter",
+    [
+        ("torchvision", "mobilenet_v3_small", "lora"),
+        ("timm", "vit_tiny_patch16_224", "lora"),
+        ("timm", "vit_tiny_patch16_224", "houlsby"),
+        ("hf", "swin", "compacter"),
+        ("hf", "vit", "pfeiffer"),
+    ],
+)
+def test_small_ones_of_the_table(library: str, name: str, adapter: str) -> None:
+    assert outcome(library, name, adapter) == rows_of_page()[library, name][adapter]
+
+
+# -- where adapters go -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["vit", "deit", "beit", "dinov2", "swin"])
+def test_houlsby_adapts_attention_and_mlp(name: str) -> None:
+    """Two layers of 16 numbers, an adapter of width 16 behind each sublayer: 4 (2 * 16 * 16 + 32) + 51 of the head."""
+    small = {**SMALL, "hidden_size": 16, "intermediate_size": 32}
+    options = {"options": small} if name != "swin" else {}
+    module = network("hf", name, channels=1, **options)
+    bare = copy.deepcopy(module).eval()
+    new = Bottleneck(["attention", "mlp"], 16).insert(module)
+    sublayers = {n.split(".adapter.")[0].rpartition(".")[2] for n in new}
+    assert sublayers == {"attention", "mlp"}
+    if name != "swin":
+        assert sum(module.get_parameter(n).numel() for n in new) == 2_227 - 51
+    x = torch.randn(2, 1, 32, 32)
+    close(module.eval()(x), bare(x), 1e-6)
+
+
+def test_pfeiffer_is_behind_the_block_of_transformers() -> None:
+    """y + A(y) of what a layer of transformers' ViT gives, by a hook on the layer."""
+    module = network("hf", "vit").eval()
+    Bottleneck(["block"], 4, "relu", init="normal").insert(module)
+    adapted: Any = module.get_submodule("body.vit.layers.0")
+    seen: dict[str, Tensor] = {}
+    adapted.base_layer.register_forward_hook(lambda m, i, out: seen.update(y=out))
+    adapted.register_forward_hook(lambda m, i, out: seen.update(out=out))
+    module(torch.randn(2, 3, 32, 32))
+    close(seen["out"], seen["y"] + adapted.adapter(seen["y"]), 1e-6)
+
+
+def torchvision_vit() -> Backbone:
+    from torchvision.models import VisionTransformer
+
+    torch.manual_seed(0)
+    return Backbone(lambda: VisionTransformer(16, 8, 2, 2, 8, 16), "model.name=vit", (3, 16, 16), 3, 3)
+
+
+def test_lora_reaches_torchvisions_attention() -> None:
+    """The joint matrix and the output's have products, beside those of the mlp; the merged model computes the same."""
+    module, x = torchvision_vit(), torch.randn(2, 3, 16, 16)
+    bare = copy.deepcopy(module).eval()
+    new = LoRA(rank=2, alpha=6).insert(module)
+    layers = 2 * (2 * (8 + 24) + 2 * (8 + 8) + 2 * 2 * (8 + 16))
+    assert sum(module.get_parameter(n).numel() for n in new) == layers
+    close(module.eval()(x), bare(x), 1e-6)
+    for n in new:
+        torch.nn.init.normal_(module.get_parameter(n), std=0.1)
+    attention: Any = module.get_submodule("body.encoder.layers.encoder_layer_0.self_attention")
+    y = torch.randn(2, 5, 8)
+    weight = attention.base_layer.in_proj_weight + 3 * attention.lora_B.weight @ attention.lora_A.weight
+    plain: Any = bare.get_submodule("body.encoder.layers.encoder_layer_0.self_attention")
+    out = attention.base_layer.out_proj
+    with torch.no_grad():
+        plain.in_proj_weight.copy_(weight)
+        plain.out_proj.weight.copy_(out.base_layer.weight + 3 * out.lora_B.weight @ out.lora_A.weight)
+    close(attention(y, y, y)[0], plain(y, y, y)[0], 1e-5)
+    close(attention.merged()(y, y, y)[0], plain(y, y, y)[0], 1e-5)
+
+
+@pytest.mark.parametrize("adapter", ["lora", "houlsby", "pfeiffer", "parallel", "compacter", "fusion"])
+def test_many_clients_of_torchvisions_vit_are_each_one(adapter: str) -> None:
+    module = torchvision_vit()
+    make(compose(["algorithm=fedavg", *ADAPTERS[adapter]]).adapter, key="adapter").insert(module)
+    model = FlatModel(module, {})
+    rows = model.init_row() + 0.1 * torch.randn(3, model.size, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(3, 2, 3, 16, 16)
+    for i, many in enumerate(model.predict(rows, x)):
+        close(many, model.predict(rows[i], x[i]), 1e-4)
+
+
+def test_prompts_in_timms_blocks() -> None:
+    """They call their blocks with a mask, too."""
+    module = network("timm", "vit_tiny_patch16_224")
+    Prompt(["body.blocks.0"], tokens=2, tap="input").insert(module)
+    assert module(torch.randn(2, 3, 32, 32)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("library, name", [("torchvision", "swin_t"), ("timm", "resnet10t"), ("hf", "vit")])
@@ -254,3 +354,7 @@ def test_sizes_that_do_not_fit_are_one_sentence() -> None:
         network("torchvision", "resnet18", channels=2)
     with pytest.raises(ConfigError, match=r"model\.name=resnet18 cannot be built .*colour"):
         network("torchvision", "resnet18", options={"colour": 3})
+
+
+if __name__ == "__main__":
+    print(table())

@@ -119,6 +119,19 @@ def test_dice_loss_by_hand() -> None:
     torch.testing.assert_close(loss, torch.tensor([1 - (5 / 6 + 3 / 4) / 2]))
 
 
+def test_dice_loss_by_hand_without_the_ignored_class() -> None:
+    """Truth 0 0 2 1, prediction 0 2 0 1, class 2 ignored: its pixel counts nowhere, and the mean is over two classes.
+
+    Of the pixels 0, 1 and 3: class 0 (2 * 1 + 1) / (1 + 2 + 1), class 1 (2 * 1 + 1) / (1 + 1 + 1).
+    """
+    y, said = torch.tensor([[[0, 0], [2, 1]]]), torch.tensor([[[0, 2], [0, 1]]])
+    task, z = Segmentation(loss="dice", ignore=2), certain(said, 3)
+    torch.testing.assert_close(task.loss(z, y), torch.tensor([1 - (3 / 4 + 1) / 2]))
+    # A client without class 1, to which pixel 3 is half class 0: (2 * 1 + 1) / (1.5 + 2 + 1).
+    alone = task.loss(z[None], y[None], torch.tensor([[True, False, True]]))
+    torch.testing.assert_close(alone, torch.tensor([[1 - 3 / 4.5]]))
+
+
 def test_the_sum_of_both_losses() -> None:
     z, y = torch.randn(3, 4, 5, 5), torch.randint(0, 4, (3, 5, 5))
     ce, dice, both = (Segmentation(loss=name).loss(z, y) for name in ("ce", "dice", "dice_ce"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,28 +16,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RATIO = 1e3  # of the largest to the smallest standard deviation, from which on there is a warning
+LARGE = 100  # a float of a picture, from which on there is a warning
 NUMBERS = 4 << 20  # that are looked at
 
 
 def scales(arrays: Arrays, split: Split) -> dict[str, tuple[float, float]]:
     """The smallest and the largest standard deviation among the columns of each float input [n, F], constant columns
-    apart; of at most NUMBERS numbers, evenly taken from the training parts."""
+    apart; of some training samples."""
     found = {}
     for name, values in arrays.parts().items():
         if values.dtype != np.float32 or values.ndim != 2:
             continue
-        rows = split.train.indices
-        rows = rows[:: max(1, -(-len(rows) * values.shape[1] // NUMBERS))]
-        rows = rows if arrays.shared is None or name not in arrays.shared else arrays.shared[name][rows]
-        std = take(values, np.sort(rows)).std(0, dtype=np.float64)  # [F]
+        std = _some(arrays, split, name).std(0, dtype=np.float64)  # [F]
         std = std[std > 0]
         if len(std):
             found[name] = (float(std.min()), float(std.max()))
     return found
 
 
+def _some(arrays: Arrays, split: Split, name: str) -> np.ndarray:
+    """At most NUMBERS numbers of an input, or one sample, evenly taken from the training parts."""
+    values, rows = arrays.parts()[name], split.train.indices
+    rows = rows[:: max(1, -(-len(rows) * math.prod(values.shape[1:]) // NUMBERS))]
+    rows = rows if arrays.shared is None or name not in arrays.shared else arrays.shared[name][rows]
+    return take(values, np.sort(rows))
+
+
 def warn_of_scales(arrays: Arrays, split: Split) -> None:
-    """Say so where columns of a float input span such different scales that no learning rate suits them all."""
+    """Say so where columns of a float input span such different scales that no learning rate suits them all, and where
+    the values of float pictures are large."""
     for name, (least, most) in scales(arrays, split).items():
         if most > RATIO * least:
             log.warning(
@@ -47,3 +55,11 @@ def warn_of_scales(arrays: Arrays, split: Split) -> None:
                 least,
                 most,
             )
+    for name, values in arrays.parts().items():
+        if values.dtype == np.float32 and values.ndim > 2:
+            some = _some(arrays, split, name)
+            if max(-some.min(), some.max()) > LARGE:
+                log.warning(
+                    "the values of %s go from %g to %g and are taken as they are: dataset.window=[low, high] scales "
+                    "pictures (dataset=npz)", name, some.min(), some.max()
+                )  # fmt: skip

@@ -54,6 +54,9 @@ def read_npy(path: Path, mapped: bool = False) -> np.ndarray:
     """A .npy file; mapped: left on disk until it is looked at, and never written to.  ConfigError where it is none."""
     require(path.is_file(), f"{path} is not there (dataset.path names the folder of X.npy and y.npy)")
     try:
-        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        found = np.load(
+            path, mmap_mode="r", allow_pickle=False
+        )  # refuses a header that claims more than the file holds
+        return found if mapped else np.array(found)
     except DAMAGE as error:
         raise ConfigError(f"{path} is damaged or no .npy file of numbers") from error

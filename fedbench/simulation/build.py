@@ -58,6 +58,8 @@ from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, pace
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import declare
 
+FEW = 1000  # options up to here are not named where data do not fit in memory
+
 __all__ = ["algorithm", "check_settings", "data", "engine", "federation", "load", "make", "model", "partition", "task"]
 
 
@@ -94,8 +96,14 @@ def load(cfg: DictConfig) -> Arrays:
     source, name = part(cfg, "dataset"), f"dataset._target_={cfg.dataset._target_}"
     try:
         arrays = source.load()
-    except (ConfigError, MemoryError):
+    except ConfigError:
         raise
+    except MemoryError as error:
+        large = [
+            f"dataset.{key}={value}" for key, value in cfg.dataset.items() if isinstance(value, int) and value > FEW
+        ]
+        advice = f": lower {' or '.join(large)}" if large else ""
+        raise ConfigError(f"{name}: its data do not fit in memory ({error}){advice}") from error
     except Exception as error:
         raise ConfigError(f"{name} cannot load its data: {describe_error(error)}") from error
     require(

@@ -62,6 +62,14 @@ def test_mistakes_are_one_sentence(tmp_path: Path, arrays: dict[str, np.ndarray]
         Npy(saved(tmp_path, **arrays)).load()
 
 
+def test_labels_whose_header_claims_more_than_there_is(tmp_path: Path) -> None:
+    saved(tmp_path, X=IMAGES)
+    with open(tmp_path / "y.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (10**12,)})
+    with pytest.raises(ConfigError, match=r"y\.npy is damaged or no \.npy file of numbers"):
+        Npy(str(tmp_path)).load()
+
+
 def test_a_path_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"needs dataset\.path"):
         Npy().load()

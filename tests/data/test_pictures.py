@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny import split_of
 
 from fedbench.core.options import ConfigError
 from fedbench.data._depth import check_window
 from fedbench.data._images import centre_squares, open_picture, open_pictures, window_of
 from fedbench.data._question_files import Files, Layout
+from fedbench.data._scales import warn_of_scales
+from fedbench.data.base import Arrays
 from fedbench.data.image_folder import ImageFolder
 from fedbench.data.image_table import ImageTable
 from fedbench.data.npz import Npz
@@ -76,6 +79,14 @@ def test_pixels_of_an_npz_are_scaled_as_those_of_files(tmp_path: Path) -> None:
     assert (Npz(str(tmp_path), str(path)).load().inputs == values).all()  # features: as they are
     windowed = Npz(str(tmp_path), str(path), window=[700, 1100]).load()
     assert windowed.mean == (0.5,) and (windowed.inputs[:, 0] == eight(values, 700, 1100)).all()
+
+
+def test_large_floats_of_pictures_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for values, said in ((RNG.standard_normal((9, 1, 4, 4)), False), (RNG.uniform(-1000, 3000, (9, 1, 4, 4)), True)):
+        labels, split = np.arange(9) % 3, np.zeros(9, np.int8)
+        arrays = Arrays(values.astype(np.float32), labels, split, 3)
+        warn_of_scales(arrays, split_of([3], [3], [3]))
+        assert ("dataset.window=[low, high] scales pictures" in caplog.text) is said
 
 
 def test_a_window_is_asked_for_or_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -432,6 +432,19 @@ def test_a_source_that_gives_no_arrays(name: str, words: str) -> None:
         build.data(compose([f"dataset._target_={__name__}.{name}"]))
 
 
+@pytest.mark.parametrize("option", ["num_classes", "n"])
+def test_data_that_do_not_fit_in_memory(option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"do not fit in memory \(.*\): lower dataset\.{option}=100000000000$"):
+        build.data(compose(["dataset=synthetic", f"dataset.{option}=100000000000"]))
+
+
+def test_a_picture_size_that_does_not_fit_in_memory(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", X=np.zeros((6, 8, 8), np.uint8), y=np.arange(6) % 2)
+    path = [f"dataset.path={tmp_path / 'a.npz'}", f"data_dir={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"do not fit in memory .*: lower dataset\.resize=100000000$"):
+        build.data(compose(["dataset=npz", *path, "dataset.resize=100000000"]))
+
+
 def test_a_method_refuses_before_executors_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def time(*args: Any) -> None:
         raise AssertionError("executors were timed")

@@ -1,4 +1,4 @@
-r"""Questions about labelled pictures, in VQA-RAD's published layout, to train a small backbone on before it is frozen.
+r"""Questions about labelled pictures, in VQA-RAD's repackaged layout, to train a small backbone on before it is frozen.
 
     uv run python scripts/draw_questions.py questions --pictures 6000 --vocab-of vqa_rad.zip dataset=cifar10
     uv run python -m fedbench dataset=med_vqa dataset.sets=[vqa_rad] +dataset.paths.vqa_rad=questions \

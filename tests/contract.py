@@ -27,7 +27,7 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
         ("algorithm", "no_step_waits_for_the_device", ("fedotp",)),
     ],
     "lets clients compute with each other's samples": [("algorithm", "nothing_passes_by_upload", ("pgfed_exact",))],
-    "PCS embeds a client's number": [("algorithm", "renumbering_clients", ("lc_fed",))],
+    "PCS embeds a client's number": [("algorithm", "renumbering_clients", ("lc_fed", "lc_fed_lcrepnet"))],
     "needs at least two clients": [("algorithm", "a_single_client", ("pgfed_exact",))],
     "a client has only 2 training samples": [("algorithm", "clients_of_two_samples", ("per_fedavg_hf",))],
     "the module computes rows itself": [

@@ -1,10 +1,11 @@
 """The fused proximal step: vectors of clients are drawn to those of their neighbours, and merge with near ones.
 
-    Z = argmin_Z  0.5 ||Z - V||_F^2 + tau sum over edges (i, j) of ||z_i - z_j||,    one of the norms l1, l2, linf
+    Z = argmin_Z  0.5 sum_i c_i ||z_i - v_i||^2 + tau sum over edges (i, j) of ||z_i - z_j||,    in norm l1, l2 or linf
 
-B [M, N] is the signed incidence of M edges, (B Z)_m = z_i - z_j, and L = B' B.  pFedNet's ADMM, eqs. (8) to (10), times
-its step eta: penalty r = eta rho, dual U (eta Omega), W in the place of B Z,
-    Z <- (I + r L)^-1 (V + B' (r W - U));   W <- prox_{tau / r} (B Z + U / r);   U <- U + r (B Z - W).
+B [M, N] is the signed incidence of M edges, (B Z)_m = z_i - z_j, L = B' B, and C the diagonal of the clients' weights
+c_i, which are 1 where all clients take steps of one size.  pFedNet's ADMM, eqs. (8) to (10), times its step eta:
+penalty r = eta rho, dual U (eta Omega), W in the place of B Z,
+    Z <- (C + r L)^-1 (C V + B' (r W - U));   W <- prox_{tau / r} (B Z + U / r);   U <- U + r (B Z - W).
 Departs from the paper: its eq. (9) scales by [1 - s / ||.||_q]_+ with the dual norm q for each of the norms, which is
 the proximal operator of l2 alone; here each has its own.  It stops when ||B Z - W|| and r ||B' (W - W_before)|| are
 small against ||V - mean V||, so that the stop does not depend on the units of Z (every 10 iterations it is looked at:
@@ -66,15 +67,21 @@ def dual_norm(U: Tensor, norm: Norm) -> Tensor:
 
 # -- networks ------------------------------------------------------------------------------------------------
 class Network:
-    """adjacency [N, N], symmetric.  i, j [M]: the edges, i < j; values [N], vectors [N, N]: of L; component [N]: of
-    each client, the number of the connected part that it is in; r: the default of ADMM's penalty."""
+    """adjacency [N, N], symmetric.  weights [N]: c_i > 0 of the header, default 1.
 
-    def __init__(self, adjacency: Tensor):
+    i, j [M]: the edges, i < j.  values [N], vectors S [N, N]: L S = C S values, S' C S = I.  component [N]: of each
+    client, the number of the connected part that it is in.  r: the default of ADMM's penalty.
+    """
+
+    def __init__(self, adjacency: Tensor, weights: Tensor | None = None):
         self.N = len(adjacency)
+        self.weights = adjacency.new_ones(self.N, dtype=torch.float64) if weights is None else weights.double()
         self.i, self.j = adjacency.triu(1).nonzero().T  # [M] each
         linked = (adjacency != 0).double()
         L = linked.sum(1).diag() - linked
-        self.values, self.vectors = torch.linalg.eigh(L)
+        scale = self.weights.rsqrt()[:, None]  # C^-1/2  [N, 1]
+        self.values, vectors = torch.linalg.eigh(scale * L * scale.T)
+        self.vectors = scale * vectors
         self.component = _components(linked)
         self.num_components = int(self.component.max()) + 1
         self.positive = self.values[self.num_components :]  # ascending, the others are 0
@@ -102,7 +109,7 @@ class Network:
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
-        """Of L.  # [N, N]"""
+        """A generalized inverse of L.  # [N, N]"""
         inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
         return (self.vectors * inverse) @ self.vectors.T
 
@@ -117,18 +124,23 @@ class Network:
         edges, signs, first = self.incident  # index_add_ takes 2 to 3.5 times as long
         return embedding_bag(edges, W, first, mode="sum", per_sample_weights=signs.to(W))
 
+    def weighted(self, V: Tensor) -> Tensor:
+        """C V.  # [N, d]"""
+        return self.weights[:, None].to(V) * V
+
     def inverse(self, r: float) -> Tensor:
-        """(I + r L)^-1.  # [N, N]"""
+        """(C + r L)^-1.  # [N, N]"""
         return self.vectors / (1 + r * self.values) @ self.vectors.T
 
     def means(self, V: Tensor) -> Tensor:
-        """For each client the mean of V over its component; the same number for all of one.  # [N, d]"""
+        """For each client the weighted mean of V over its component; the same number for all of one.  # [N, d]"""
         member = torch.nn.functional.one_hot(self.component, self.num_components).to(V)  # [N, components]
+        member = self.weighted(member)
         return ((member.T @ V) / member.sum(0)[:, None])[self.component]
 
     def flows(self, V: Tensor) -> Tensor:
-        """The shortest U with B' U = V - means of V.  # [M, d]"""
-        return self.differences(self.pseudoinverse.to(V) @ V)
+        """The shortest U with B' U = C (V - means of V).  # [M, d]"""
+        return self.differences(self.pseudoinverse.to(V) @ self.weighted(V))
 
 
 def _components(linked: Tensor) -> Tensor:
@@ -188,15 +200,16 @@ def _admm(
     """Eqs. (8) to (10) with V fixed throughout: Z [N, d], U [M, d] and the number of iterations.
 
     W is prox_{tau / r} of R = B Z + U / r, so that U / r = R - W, and eqs. (8) to (10) with a relaxed B Z are
-    Z <- (I + r L)^-1 (V + r B' (2 W - R));   R <- R + RELAXED (B Z - W).
+    Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W).
     """
     small = tolerance * float(V.norm())
     D = V.new_zeros(len(network), V.shape[1]) if U is None else U.to(V) / r  # U / r  [M, d]
-    Z = V - r * network.sums(D)  # what the dual says Z is  [N, d]
+    Z = V - r * network.sums(D) / network.weights[:, None].to(V)  # what the dual says Z is  [N, d]
     W, count = network.differences(Z), 0  # [M, d]
     R = W + D  # [M, d]
     inverse = network.inverse(r).to(V)  # [N, N]
-    start = inverse @ V  # [N, d]
+    pull = network.weighted(V)  # [N, d]
+    start = inverse @ pull  # [N, d]
     for count in range(1, iterations + 1):
         Z = torch.addmm(start, inverse, network.sums(torch.lerp(R, W, 2)), alpha=r)
         gap, before = network.differences(Z).sub_(W), W
@@ -211,7 +224,7 @@ def _admm(
                 factor = BALANCE if primal > dual else 1 / BALANCE
                 r, R = factor * r, W + (R - W) / factor  # U stays
                 inverse = network.inverse(r).to(V)
-                start = inverse @ V
+                start = inverse @ pull
     return Z, r * (R - W), count
 
 

@@ -1,16 +1,21 @@
-"""LC-Fed: features calibrated by who the client is, and personal heads that learn from where all heads disagree.
+"""LC-Fed: features calibrated by who the client is, and personal heads that learn from where they differ from others.
 
-Wang et al., ECCV 2022, for segmentation; printed as FedLC in pFedNet's tables.
+Wang et al., ECCV 2022, for segmentation; printed as FedLC in pFedNet's tables.  The networks are those of the released
+multi_lcnet.py, which the final training and test scripts import; lc_fed_lcrepnet has the older lcrepnet.py.
 PCS, behind the bottleneck, shared but for the client's number e (one-hot): with m = E(e),
     h = sigmoid(F [avg x; m] + F [max x; m]),  x <- h x + x.
-HC, personal: with all clients' heads, U = the standard deviation over clients of sigmoid(head_j(z)), and
-    A(a) = max(minmax(K * a), a),  K a kernel of 31 x 31,
-the calibrated logits are V [A(U_c) z + z, A(sigmoid(head(z)_c)) z + z, for every class c].
+HC, personal, for every class c, with p_j = sigmoid(head_j(z)) of all N clients' heads as they were collected:
+    u = sqrt(sum_j (p_j - p_i)^2 / (N - 1)),  u <- u / max u over the image's pixels,
+    U = 1 at pixels whose u is more than 0.2 and the largest within 31 x 31 pixels, 0 elsewhere,
+    A(a) = K * a,  K the Gaussian exp(-r^2 / (2 * 6^2)) on 31 x 31 pixels, which does not learn,
+and the calibrated logits are V [A(U_c) z + z, A(sigmoid(head(z)_c)) z + z for every c], V a 3 x 3 convolution.
 A round: in the first head_iter batches the head learns alone, in the others the body, and after each of these steps HC
 takes one, all else fixed.  The server takes the plain mean of bodies, and sends everybody all heads.
-Departs from the released code: losses are the task's (task.loss=dice for its own), and HC's logits enter it without a
-sigmoid of their own; the term that pushes clients' maps h apart is left out, as it is by default there.  Its two
-snapshots disagree on whether HC multiplies features; here it does.
+Departs from the released code: HC learns in the same rounds (there in a second run, by train_hc.py, after the bodies);
+losses are the task's (task.loss=dice for its own), and HC's logits enter it without a sigmoid of their own; all clients
+start from one row (there from independent ones); the term that pushes clients' maps h apart is left out, as it is by
+default there.  PCS learns and is averaged, as in the paper: the released layers stand in a plain list, so that no
+optimizer and no mean sees them.  U is 0 where all heads agree up to rounding, or N = 1 (there 0 / 0).
 Where features are no images (a linear head) every sample is an image of one pixel.
 """
 
@@ -38,8 +43,10 @@ from fedbench.core.options import Natural, require
 from fedbench.nn.columns import Columns
 
 REDUCTION = 16  # of channels inside F
-KERNEL = 31  # pixels of K's side
-NARROW = 1e-8  # keeps minmax of a constant image at 0
+KERNEL = 31  # pixels of the side of K, and of the square in which a peak of u is the largest
+SIGMA = 6.0  # pixels, of K
+LEAST = 0.2  # of the largest u of an image, for a peak
+ROUNDING = 1e-6  # heads whose outputs differ by less agree
 
 
 class LCFed(Algorithm):
@@ -74,7 +81,7 @@ class LCFed(Algorithm):
         classes, features = head.weight.shape[:2]
         model.extend(
             pcs=model.keyed(lambda: pcs_layers(n, channels), "lc_fed"),
-            hc=model.keyed(lambda: hc_layers(classes, features), "lc_fed hc"),
+            hc=model.keyed(lambda: self.hc_layers(classes, features), "lc_fed hc"),
             client=torch.zeros(n),
         )
         model.tap(place, calibrated)
@@ -125,21 +132,43 @@ class LCFed(Algorithm):
         """HC's logits of features z [k, B, F] or [k, B, F, H, W], the head itself being fixed.  # [k, B, C(, H, W)]"""
         flat = z.dim() == 3
         z = z[..., None, None] if flat else z
-        named = {name: t for name, t in model.named(rows).items() if name.startswith(("head.", "hc."))}
+        named = {name: t for name, t in model.named(rows).items() if name.startswith(("head.", "hc.", "client"))}
         names = [name for name in named if name.startswith("head.")]
         shapes = [named[name].shape[1:] for name in names]
         parts = heads.split([shape.numel() for shape in shapes], 1)
         others = {name: part.view(-1, *shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
 
         def of_one(row: dict[str, Tensor], z: Tensor) -> Tensor:
-            U = uncertainty(others, z)  # [B, C, H, W]
             prediction = torch.sigmoid(pixelwise(row["head.weight"], row.get("head.bias"), z)).detach()
-            maps = [soft_attention(a, row["hc.kernel.weight"]) for a in (U, prediction)]
-            weighted = [(a[:, :, None] * z[:, None] + z[:, None]).flatten(1, 2) for a in maps]  # [B, C F, H, W]
-            return pixelwise(row["hc.out.weight"], row["hc.out.bias"], torch.cat(weighted, 1))
+            U = self.uncertainty(outputs_of(others, z), row["client"])  # [B, C, H, W]
+            maps = torch.stack([self.attention(a, row) for a in (U, prediction)], 2)  # [B, C, 2, H, W]
+            weighted = maps[:, :, :, None] * z[:, None, None] + z[:, None, None]  # [B, C, 2, F, H, W]
+            V = row["hc.out.weight"]
+            return F.conv2d(weighted.flatten(1, 3), V, row["hc.out.bias"], padding=V.shape[-1] // 2)
 
         logits = torch.vmap(of_one)(named, z)
         return logits[..., 0, 0] if flat else logits
+
+    def hc_layers(self, classes: int, features: int) -> nn.Module:
+        """V, 2 classes features -> classes."""
+        return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
+
+    def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
+        """U of all heads' outputs [N, B, C, H, W], client [N] being the one-hot number i.  # [B, C, H, W]"""
+        own = torch.einsum("n,nbchw->bchw", client, outputs)
+        u = ((outputs - own).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
+        largest = u.amax((-1, -2), keepdim=True)
+        u = torch.where(largest > ROUNDING, u / largest, 0)
+        is_peak = u == F.max_pool2d(u, KERNEL, stride=1, padding=KERNEL // 2)
+        return (is_peak & (u > LEAST)).to(u)
+
+    def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
+        """K * a, of a [B, C, H, W]."""
+        at = torch.arange(KERNEL, device=a.device) - KERNEL // 2
+        bell = torch.exp(-(at**2) / (2 * SIGMA**2))[None, None]  # K is the product of two  [1, 1, KERNEL]
+        images = a.flatten(0, 1)[:, None]
+        down = F.conv2d(images, bell[..., None], padding=(KERNEL // 2, 0))
+        return F.conv2d(down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
         """The averaged body with the client's own head and HC, and all heads."""
@@ -155,18 +184,18 @@ class LCFed(Algorithm):
 
 # -- the two plug-ins ------------------------------------------------------------------------------------
 def pcs_layers(clients: int, channels: int) -> nn.Module:
-    """E: clients -> channels -> channels; F: 2 channels -> channels / 16 -> channels, without bias."""
+    """E: clients -> channels -> channels; F: 2 channels -> channels / 16 -> channels; none has a bias."""
     inside = max(1, channels // REDUCTION)
     return nn.ModuleDict({
-        "embed1": nn.Linear(clients, channels), "embed2": nn.Linear(channels, channels),
+        "embed1": nn.Linear(clients, channels, bias=False), "embed2": nn.Linear(channels, channels, bias=False),
         "squeeze": nn.Linear(2 * channels, inside, bias=False), "excite": nn.Linear(inside, channels, bias=False),
     })  # fmt: skip
 
 
 def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
     """PCS on one client's x [B, C] or [B, C, H, W]."""
-    embedded = F.linear(row["client"], row["pcs.embed1.weight"], row["pcs.embed1.bias"]).relu()
-    m = F.linear(embedded, row["pcs.embed2.weight"], row["pcs.embed2.bias"]).expand(x.shape[:2])  # [B, C]
+    embedded = F.linear(row["client"], row["pcs.embed1.weight"]).relu()
+    m = F.linear(embedded, row["pcs.embed2.weight"]).expand(x.shape[:2])  # [B, C]
     pixels = x.flatten(2) if x.dim() > 2 else x[..., None]  # [B, C, H W]
     h = torch.zeros_like(m)
     for pooled in (pixels.mean(2), pixels.amax(2)):
@@ -176,31 +205,15 @@ def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
     return h * x + x
 
 
-def hc_layers(classes: int, features: int) -> nn.Module:
-    """K, a Gaussian at first whose numbers sum to 1, and V, 2 classes features -> classes."""
-    at = torch.arange(KERNEL) - KERNEL // 2
-    bell = torch.exp(-(at**2) / (2 * (KERNEL / 6) ** 2))
-    kernel, bell = nn.Conv2d(1, 1, KERNEL, bias=False), bell[:, None] * bell
-    kernel.weight.data.copy_(bell / bell.sum())
-    return nn.ModuleDict({"kernel": kernel, "out": nn.Conv2d(2 * classes * features, classes, 1)})
-
-
 def pixelwise(weight: Tensor, bias: Tensor | None, z: Tensor) -> Tensor:
     """A linear map of every pixel: weight [C, F] or [C, F, 1, 1], z [B, F, H, W].  # [B, C, H, W]"""
     y = torch.einsum("cf,bfhw->bchw", weight.flatten(1), z)
     return y if bias is None else y + bias[:, None, None]
 
 
-def uncertainty(heads: dict[str, Tensor], z: Tensor) -> Tensor:
-    """Standard deviation (n - 1) over N heads of sigmoid(head_j(z)); of a single head 0.  # [B, C, H, W]"""
+def outputs_of(heads: dict[str, Tensor], z: Tensor) -> Tensor:
+    """sigmoid(head_j(z)) of all N heads.  # [N, B, C, H, W]"""
     outputs = torch.einsum("ncf,bfhw->nbchw", heads["head.weight"].flatten(2), z)
     if "head.bias" in heads:
         outputs = outputs + heads["head.bias"][:, None, :, None, None]
-    return torch.sigmoid(outputs).std(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
-
-
-def soft_attention(a: Tensor, kernel: Tensor) -> Tensor:
-    """max(minmax(K * a), a), minmax over the pixels of each image, of a [B, C, H, W]."""
-    smooth = F.conv2d(a.flatten(0, 1)[:, None], kernel, padding=KERNEL // 2)[:, 0].unflatten(0, a.shape[:2])
-    low, high = smooth.amin((-1, -2), keepdim=True), smooth.amax((-1, -2), keepdim=True)
-    return torch.maximum((smooth - low) / (high - low + NARROW), a)
+    return torch.sigmoid(outputs)

@@ -5,22 +5,27 @@
 on a network of similar clients (_similarity.py).  A round has two phases.  In the x-phase clients train x from x_t at
 their z_i and send dx_i = x_t - x_i: x_{t+1} = x_t - sum_i w_i dx_i.  In the z-phase they train z_i at fixed x and send
 dz_i: the server solves (_fusion.py)
-    Z_{t+1} = argmin_Z  0.5 ||Z - V||^2 + tau sum ||z_i - z_j||,   V = Z_t - dZ,   tau = N lr lam
-and sends everyone its own z_i.  Deployed: (x, z_i).
+    Z_{t+1} = argmin_Z  sum_i ||z_i - v_i||^2 / (2 eta_i) + N lam sum ||z_i - z_j||,   V = Z_t - dZ
+and sends everyone its own z_i.  Deployed: (x, z_i).  eta_i is the sum of the learning rates of client i's local steps,
+each times 1 + m + m^2 + ... of momentum m so far: how far a gradient that stays the same moves z_i.  So lam weighs the
+penalty against f_i whatever the number of local steps is.  It is exact for one step; for more, as far as the gradient
+changes little within a round.  Adam normalizes gradients, and there lam weighs against normalized ones.
 Departs from the paper: mode="local_epochs", as its released code ("weight"), trains for epochs where the paper takes
 single gradients (mode="gradient"), with w_i = n_i / sum n (weights=uniform: the paper's 1/N, always of gradient).
-z_step="paper" has V = Z_t - dZ / N and tau = lr lam, which slows z down N times; the default is that step with the rate
-N lr.  Clients that take no part have dz_i = 0, and their z_i moves too, as those of its neighbours do.
+z_step="paper" has V = Z_t - dZ / N and lam in the place of N lam, which slows z down N times; the default is that step
+with the rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step: lam then
+counts as lam / (local steps).  Of K clients that take part, the others have dz_i = 0, and their z_i moves too, as those
+of its neighbours do; lam is K / N of itself then, as a client's gradient comes in so many of the rounds.
 Departs from the released code, which writes Z over Z_t inside ADMM (z_step="official": _fusion.drifted), keeps an edge
 in its tables only where the lower of two clients lists the other, and has lam 72, 1 and 5.
 Only trained columns of z are fused and sent; running statistics in z stay with the client, those in x are averaged.
-Of a list of rates, one for each client, tau has the mean.
 Reduces to: FedRep at lam = 0 with z_first, FedAvg where z is empty, network lasso where x is empty (no x-phase).
 """
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +70,7 @@ class PFedNet(Algorithm):
         z_epochs: Count | None = None,
         x_steps: Count | None = None,
         z_steps: Count | None = None,
-        z_step: Literal["full", "paper", "official"] | None = None,
+        z_step: Literal["full", "paper", "single", "official"] | None = None,
         tau: NonNegative | None = None,
         rho: Positive | None = None,
         max_iterations: Count = 200,
@@ -228,10 +233,12 @@ class PFedNet(Algorithm):
         if not self.fused.size:
             return theta
         for j in range(self.z_steps or 1):
-            out = cohort.train(theta, columns=self.fused, how=self.how("head", j, self.z_epochs, self.fused))
+            how = self.how("head", j, self.z_epochs, self.fused)
+            out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
             dz = cohort.upload(dz=dz, reference={"dz": None}).dz
-            self.move(torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean()))
+            dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
+            self.move(dZ, self.rates(cohort, how, lr), lr)
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
         return theta
 
@@ -242,36 +249,50 @@ class PFedNet(Algorithm):
         key = f"{key}/{step}" if step else key
         return LocalTraining(epochs=epochs, steps=steps, key=key, buffers=buffers, uploaded=columns)
 
-    def move(self, dZ: Tensor, lr: float) -> None:
-        """The Z-step, by each parameter where that is asked for; dZ [N, d2] is 0 for clients that took no part."""
+    def rates(self, cohort: Cohort, how: LocalTraining, lr: float) -> np.ndarray:
+        """eta_i K / N of all clients, or the rate of a single step.  # [N]"""
         n = len(self.Z)
-        part, eta = (1.0, n * lr) if self.z_step == "full" else (1 / n, lr)
-        tau = eta * self.lam if self.tau is None else self.tau
+        if self.z_step in ("single", "official"):
+            return np.full(n, lr)
+        return cohort.all_clients().rate_sums(how) * (len(cohort) / n)
+
+    def move(self, dZ: Tensor, rates: np.ndarray, lr: float) -> None:
+        """The Z-step, by each parameter where that is asked for; dZ [N, d2] is 0 for clients that took no part.
+
+        Its objective times the largest rate: c_i is that rate over the client's, and 1 for a client without a step.
+        """
+        n, most = len(self.Z), float(rates.max())
+        part, eta = (1.0, n * most) if self.z_step in ("full", "single") else (1 / n, most)
+        tau, weights = eta * self.lam, np.divide(most, rates, out=np.ones(n), where=rates > 0)
+        if self.tau is not None:
+            tau, weights = self.tau, np.ones(n)
+        network = self.network(weights)
         r = None if self.rho is None else eta * self.rho
         U = [None] * len(self.sizes) if self.U is None else self.U.split(self.sizes, 1)
         pieces = zip(self.Z.split(self.sizes, 1), (part * dZ).split(self.sizes, 1), U, strict=True)
-        fused = [self.step(*piece, tau, r, lr) for piece in pieces]
+        fused = [self.step(*piece, network, tau, r, lr) for piece in pieces]
         self.Z, self.iterations = (
             torch.cat([f.Z for f in fused], 1),
             torch.full_like(self.iterations, max(f.iterations for f in fused)),
         )
         if self.warm_start:
-            edges = len(self.network)
-            self.U = torch.cat([f.Z.new_zeros(edges, f.Z.shape[1]) if f.U is None else f.U for f in fused], 1)
+            self.U = torch.cat([f.Z.new_zeros(len(network), f.Z.shape[1]) if f.U is None else f.U for f in fused], 1)
 
-    def step(self, Z: Tensor, dZ: Tensor, U: Tensor | None, tau: float, r: float | None, lr: float) -> Fused:
+    def step(
+        self, Z: Tensor, dZ: Tensor, U: Tensor | None, network: Network, tau: float, r: float | None, lr: float
+    ) -> Fused:
         """Some columns of Z [N, d] after the step dZ [N, d] (1/N of the clients' way, or all of it) and the fusion."""
-        network, most = self.network, self.max_iterations
+        most = self.max_iterations
         if self.z_step == "official":  # with rho = 1, unless another is given
             return drifted(Z, lr * dZ, network, tau, self.norm, r=r or lr, iterations=most)
         how = {"iterations": most, "tolerance": self.tolerance}
         return fuse(Z - dZ, network, tau, self.norm, r=r, U=U, keep_dual=self.warm_start, **how)
 
-    @property
-    def network(self) -> Network:
-        """What `adjacency` says, factored."""
-        if self._network is None:
-            self._network = Network(self.adjacency)
+    def network(self, weights: np.ndarray) -> Network:
+        """The factored network of `adjacency`, with these weights c_i [N] of the clients."""
+        c = torch.from_numpy(weights).to(self.adjacency.device)
+        if self._network is None or not torch.equal(self._network.weights, c):
+            self._network = Network(self.adjacency, c)
         return self._network
 
     # -- what clients deploy, and who comes later ------------------------------------------------------------

@@ -39,7 +39,8 @@ def _lines(where: str, value: Any) -> Iterator[str]:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Widened):
-        yield _line(where, value.dtype, value.array, (b.astype(value.dtype) for b in blocks(value.array, BLOCK)))
+        parts = (b.astype(value.dtype, order="C") for b in blocks(value.array, BLOCK))
+        yield _line(where, value.dtype, value.array, parts)
     elif isinstance(value, np.ndarray):
         yield _line(where, value.dtype, value, map(np.ascontiguousarray, blocks(value)))
     elif isinstance(value, Mapping):
@@ -57,7 +58,7 @@ def _lines(where: str, value: Any) -> Iterator[str]:
 
 
 def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]) -> str:
-    """Of an array, which these parts of a type are."""
+    """Describe an array by its type, shape and the CRC of its parts, which are C-contiguous."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part.data, crc)

@@ -62,6 +62,10 @@ class Files:
                 ends.setdefault("/".join(parts[i:]), name)
         return ends
 
+    def has(self, *ends: str) -> bool:
+        """Whether there is a file for each of these ends of names."""
+        return all(end in self._by_end for end in ends)
+
     def find(self, *ends: str) -> str:
         """The file whose name ends in one of these; ConfigError where there is none."""
         found = next((self._by_end[end] for end in ends if end in self._by_end), None)

@@ -1,69 +1,163 @@
-"""Volumes of medical scanners: MetaImage files (.mhd and .raw) read without a library, NIfTI by nibabel."""
+"""Volumes of medical scanners: MetaImage files (.mhd and .raw) read without a library, NIfTI by nibabel.
+
+Both are turned so that their axes run along those of the scanner's space, however the file stores them.
+"""
 
 from __future__ import annotations
 
+import gzip
+import math
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
+from fedbench.data._files import DAMAGE
 
 TYPES = {
     **{"MET_CHAR": "i1", "MET_UCHAR": "u1", "MET_SHORT": "i2", "MET_USHORT": "u2", "MET_INT": "i4", "MET_UINT": "u4"},
     **{"MET_FLOAT": "f4", "MET_DOUBLE": "f8"},
 }
+DEFLATED = 1032  # bytes that one byte of a gzip or zlib stream holds at most
+BLOCK = 1 << 20
+SAME = 0.1  # voxels by which the corners of two volumes of one space may lie apart
 
 
 class Volume(NamedTuple):
-    """values [depth, height, width]; spacing in mm and the position of the first voxel's centre in mm, both x, y, z."""
+    """A scan whose axes run along those of the world.
+
+    values: [depth, height, width].  spacing: mm, in the order x, y, z.  origin: position of the first voxel's centre in
+    mm, x, y, z.  direction: [3, 3], a column for each axis x, y, z of the voxels; the identity unless the scan is
+    oblique.
+    """
 
     values: np.ndarray
     spacing: np.ndarray
     origin: np.ndarray
+    direction: np.ndarray
 
     def voxel(self, world: np.ndarray) -> np.ndarray:
-        """The nearest voxel z, y, x of a position x, y, z in mm.  # [3] int64"""
-        return np.rint((world - self.origin) / self.spacing)[::-1].astype(np.int64)
+        """Return the nearest voxel z, y, x of a position x, y, z in mm.  # [3] int64"""
+        return np.rint(np.linalg.solve(self.direction, world - self.origin) / self.spacing)[::-1].astype(np.int64)
 
 
 def read_mhd(path: Path) -> Volume:
-    """A MetaImage of three dimensions whose axes are those of the world; ConfigError with one sentence otherwise.
+    """Read a MetaImage of three dimensions, turned to the axes of the world.
 
-    The header is lines of `Key = value`; ElementDataFile is the raw file beside it.
+    The header is lines of `Key = value`; ElementDataFile is the raw file beside it.  Rows of TransformMatrix are the
+    directions of the axes, as ITK writes them.
+
+    Raises:
+        ConfigError: The header or the raw file is damaged, or they do not fit each other.
     """
     try:
         lines = path.read_text(encoding="latin-1").splitlines()
         header = {k.strip(): v.strip() for k, _, v in (line.partition("=") for line in lines if "=" in line)}
         shape = [int(n) for n in header["DimSize"].split()][::-1]
-        raw = (path.parent / header["ElementDataFile"]).read_bytes()
-        if header.get("CompressedData", "False") == "True":
-            raw = zlib.decompress(raw)
         big = header.get("BinaryDataByteOrderMSB", header.get("ElementByteOrderMSB", "False")) == "True"
-        values = np.frombuffer(raw, (">" if big else "<") + TYPES[header["ElementType"]])
+        dtype = np.dtype((">" if big else "<") + TYPES[header["ElementType"]])
         spacing = np.array([float(x) for x in header.get("ElementSpacing", "1 1 1").split()])
         origin = np.array([float(x) for x in header.get("Offset", header.get("Position", "0 0 0")).split()])
         matrix = np.array([float(x) for x in header.get("TransformMatrix", "1 0 0 0 1 0 0 0 1").split()])
-    except (OSError, KeyError, ValueError, zlib.error) as error:
+        require(len(shape) == 3 and min(shape) > 0, f"{path}: DimSize must be three numbers >= 1, not {shape[::-1]}")
+        is_packed = header.get("CompressedData", "False") == "True"
+        raw = _raw(path.parent / header["ElementDataFile"], math.prod(shape) * dtype.itemsize, is_packed)
+        values = np.frombuffer(raw, dtype).reshape(shape)
+    except ConfigError:
+        raise
+    except (*DAMAGE, MemoryError) as error:
         raise ConfigError(f"{path} cannot be read as a MetaImage ({type(error).__name__}: {error})") from error
-    require(
-        len(shape) == 3 and values.size == np.prod(shape), f"{path}: {values.size:,} values for {shape[::-1]} voxels"
-    )
-    aligned = matrix.size == 9 and np.allclose(matrix.reshape(3, 3), np.eye(3))
-    require(aligned, f"{path}: TransformMatrix turns or mirrors the axes, which is not read")
-    return Volume(values.reshape(shape), spacing, origin)
+    fits = spacing.size == origin.size == 3 and bool((spacing > 0).all() and np.isfinite([spacing, origin]).all())
+    require(fits, f"{path}: ElementSpacing must be three numbers > 0, and Offset three numbers")
+    direction = matrix.reshape(3, 3).T if matrix.size == 9 else np.zeros((3, 3))
+    is_rotation = np.allclose(direction.T @ direction, np.eye(3), atol=1e-3)
+    require(is_rotation, f"{path}: the rows of TransformMatrix must be three perpendicular directions of length 1")
+    return _upright(values, spacing, origin, direction)
 
 
-def read_nifti(path: Path) -> np.ndarray:
-    """The voxels of a .nii or .nii.gz file, [H, W, D] or [H, W, D, channels] float32; ConfigError where it is
-    damaged."""
+def _raw(path: Path, size: int, is_packed: bool) -> bytes:
+    """Return the bytes of a raw file; ValueError where they are not so many, before more of them are in memory."""
+    held = path.stat().st_size
+    if held != size and not (is_packed and size <= held * DEFLATED):
+        raise ValueError(f"DimSize and ElementType ask for {size:,} bytes, and {path.name} has {held:,}")
+    raw = path.read_bytes()
+    if is_packed:
+        raw = zlib.decompressobj().decompress(raw, size + 1)
+        if len(raw) != size:
+            raise ValueError(f"DimSize and ElementType ask for {size:,} bytes, and {path.name} holds other data")
+    return raw
+
+
+def _upright(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, direction: np.ndarray) -> Volume:
+    """Swap and reverse the axes of values [z, y, x], so that each runs along the axis of the world nearest to it."""
+    order = [int(i) for i in np.abs(direction).argmax(1)]  # of the voxels' axes, the one along x, y, z of the world
+    if sorted(order) != [0, 1, 2]:  # as far from one axis as from another
+        order = [0, 1, 2]
+    xyz = values.transpose(2, 1, 0).transpose(order)
+    spacing, direction, origin = spacing[order], direction[:, order], origin.copy()
+    for axis in range(3):
+        if direction[axis, axis] < 0:
+            origin += direction[:, axis] * spacing[axis] * (xyz.shape[axis] - 1)
+            direction[:, axis] *= -1
+            xyz = np.flip(xyz, axis)
+    return Volume(xyz.transpose(2, 1, 0), spacing, origin, direction)
+
+
+class Nifti(NamedTuple):
+    """voxels: [H, W, D] or [H, W, D, channels] float32, axes to the right, front and top as far as the scan is not
+    oblique.  affine: [4, 4], from voxels to mm."""
+
+    voxels: np.ndarray
+    affine: np.ndarray
+
+
+def read_nifti(path: Path) -> Nifti:
+    """Read a .nii or .nii.gz file in the closest canonical orientation (nibabel.as_closest_canonical).
+
+    Raises:
+        ConfigError: The file is damaged (a wrong checksum included), or claims more voxels than it holds.
+    """
     try:
         import nibabel
         from nibabel.filebasedimages import ImageFileError
+        from nibabel.orientations import OrientationError
+        from nibabel.spatialimages import HeaderDataError
     except ImportError as error:
         raise ConfigError("NIfTI files are read by nibabel: pip install fedbench[medical]") from error
     try:
-        return np.asarray(nibabel.load(path).dataobj, np.float32)  # type: ignore[attr-defined]
-    except (OSError, EOFError, ValueError, ImageFileError) as error:
+        image: Any = nibabel.as_closest_canonical(_checked(path, nibabel.load(path)))
+        return Nifti(np.asarray(image.dataobj, np.float32), np.asarray(image.affine))
+    except (*DAMAGE, MemoryError, ImageFileError, HeaderDataError, OrientationError) as error:
         raise ConfigError(f"{path} is no NIfTI file that can be read ({error})") from error
+
+
+def _checked(path: Path, image: Any) -> Any:
+    """Return an image whose file holds the voxels that its header claims, and has the checksum it ends with."""
+    header, is_packed = image.header, path.suffix == ".gz"
+    claimed = math.prod(image.shape) * header.get_data_dtype().itemsize + int(image.dataobj.offset)
+    held = path.stat().st_size
+    if claimed > held * (DEFLATED if is_packed else 1):
+        raise ValueError(f"its header asks for {claimed:,} bytes, and it has {held:,}")
+    if not is_packed:
+        return image
+    with gzip.open(path) as file:
+        data = file.read(claimed)
+        while file.read(BLOCK):  # the checksum comes last
+            pass
+    return type(image).from_bytes(data)
+
+
+def require_one_space(first: Path, a: Nifti, second: Path, b: Nifti) -> None:
+    """Refuse two files whose voxels lie elsewhere in the scanner's space: other shapes, spacings or positions."""
+    shapes = a.voxels.shape[:3], b.voxels.shape[:3]
+    require(shapes[0] == shapes[1], f"{first} has {shapes[0]} voxels and {second} {shapes[1]}: expected the same")
+    far = np.array(np.meshgrid(*[(0, n - 1) for n in shapes[0]], [1], indexing="ij")).reshape(4, 8)  # corners
+    apart = float(np.linalg.norm(((a.affine - b.affine) @ far)[:3], axis=0).max())
+    smallest = float(np.linalg.norm(a.affine[:3, :3], axis=0).min())
+    require(
+        apart <= SAME * smallest,
+        f"{first} and {second} lie up to {apart:.3g} mm apart in the scanner's space (their affines differ): "
+        "resample one of them to the other",
+    )

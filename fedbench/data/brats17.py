@@ -1,20 +1,24 @@
-"""Brain tumours of the Medical Segmentation Decathlon (Task01, 484 scans of BraTS), cut to one patch a scan.
+"""Brain tumours of BraTS, cut to one patch a scan, from either form in which the scans are published.
 
-`path` holds imagesTr/*.nii.gz, [H, W, D, 4] (FLAIR, T1, T1 with contrast agent, T2), and masks of the same names in
-labelsTr/, where any part of a tumour is 1.  A patch is size x size pixels around the tumour, of the slice where the
-tumour is largest, shifted to lie inside the scan, standardized over the voxels that are not 0 and cut at `clip`
-deviations, which become 1.
+Medical Segmentation Decathlon (Task01, 484 scans): `path` holds imagesTr/*.nii.gz, [H, W, D, 4] (FLAIR, T1, T1 with
+contrast agent, T2), and masks of the same names in labelsTr/.
+BraTS 2017 (285 scans; later years alike): below `path`, in HGG/ and LGG/, a folder for each scan holds
+<scan>_flair.nii.gz, _t1, _t1ce and _t2, [H, W, D] each, and the mask <scan>_seg.nii.gz.
+
+Scans are turned to one orientation (right, front, top) before they are cut.  Any part of a tumour is 1 in the mask.  A
+patch is size x size pixels around the tumour, of the slice where the tumour is largest, shifted to lie inside the scan,
+standardized over the voxels that are not 0 and cut at `clip` deviations, which become 1.
 mode=official is pFedNet's code: every modality is a sample of its own (its natural silo, for
 partition=domain_counts) of three neighbouring slices as channels, standardized over the patch, with the mask of the
-first slice.  Departs from that code: the centre is moved inwards where a neighbouring slice would be outside, where
-the code fails, and no noise is added to test scans.
+first slice.  Departs from that code: scans are turned to one orientation, the centre is moved inwards where a
+neighbouring slice would be outside, where the code fails, and no noise is added to test scans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,11 +26,34 @@ from fedbench.core.constant import is_constant
 from fedbench.core.options import Count, Positive, require
 from fedbench.data._channels import lacking, picked
 from fedbench.data._files import cached, fingerprint
-from fedbench.data._volumes import read_nifti
+from fedbench.data._volumes import read_nifti, require_one_space
 from fedbench.data.base import Arrays
 
 MODALITIES = ("flair", "t1", "t1c", "t2")
-VERSION = 2  # of the patches in the cache: older ones are cut again
+VERSION = 3  # of the patches in the cache: older ones are cut again
+FILES = ("flair", "t1", "t1ce", "t2")  # what BraTS calls them
+LAYOUTS = "imagesTr and labelsTr (the Decathlon's Task01), or HGG and LGG with files *_seg.nii.gz (BraTS 2017)"
+
+
+class Scan(NamedTuple):
+    """The files of a scan.  images: one of all modalities, or one for each."""
+
+    images: list[Path]
+    mask: Path
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the voxels [H, W, D, 4] float32 and where there is tumour [H, W, D] bool, checked to fit."""
+        read = [read_nifti(path) for path in self.images]
+        mask = read_nifti(self.mask)
+        expected = [("[H, W, D, 4]", 4)] if len(read) == 1 else [("[H, W, D]", 3)] * len(read)
+        for path, image, (words, ndim) in zip(self.images, read, expected, strict=True):
+            fits = image.voxels.ndim == ndim and (ndim == 3 or image.voxels.shape[3] == len(MODALITIES))
+            require(fits, f"{path} has shape {image.voxels.shape}: expected {words}")
+        require(mask.voxels.ndim == 3, f"{self.mask} has shape {mask.voxels.shape}: expected [H, W, D]")
+        for path, image in zip(self.images, read, strict=True):
+            require_one_space(path, image, self.mask, mask)
+        volume = read[0].voxels if len(read) == 1 else np.stack([image.voxels for image in read], -1)
+        return volume, mask.voxels > 0
 
 
 class BraTS17:
@@ -55,16 +82,11 @@ class BraTS17:
 
     def load(self) -> Arrays:
         """Cut the patches, or read them from the cache; ConfigError where files are missing or damaged."""
-        require(self.path is not None, "dataset=brats17 needs dataset.path=<the folder with imagesTr and labelsTr>")
-        folder = Path(str(self.path))
-        scans = sorted((folder / "imagesTr").glob("[!.]*.nii*"))
-        require(bool(scans), f"{folder / 'imagesTr'} has no .nii or .nii.gz files")
-        masks = [folder / "labelsTr" / scan.name for scan in scans]
-        absent = next((mask for mask in masks if not mask.is_file()), None)
-        require(absent is None, f"{absent} is not there: every scan has a mask of its name")
+        require(self.path is not None, f"dataset=brats17 needs dataset.path=<a folder that holds {LAYOUTS}>")
+        scans = _scans(Path(str(self.path)))
         options = (VERSION, self.size, self.mode, self.channels, self.clip)
-        key = ([fingerprint(p) for p in (*scans, *masks)], options)
-        cut = cached(self.data_dir, "brats17", key, lambda: self._cut(scans, masks))
+        files = [fingerprint(path) for scan in scans for path in (*scan.images, scan.mask)]
+        cut = cached(self.data_dir, "brats17", (files, options), lambda: self._cut(scans))
         official = self.mode == "official"
         return Arrays(
             inputs=cut["inputs"],
@@ -78,16 +100,13 @@ class BraTS17:
             fit=self.fit,
         ).check()
 
-    def _cut(self, scans: list[Path], masks: list[Path]) -> dict[str, np.ndarray]:
+    def _cut(self, scans: list[Scan]) -> dict[str, np.ndarray]:
         inputs, targets = [], []
-        for scan, mask in zip(scans, masks, strict=True):
-            volume, tumour = read_nifti(scan), read_nifti(mask) > 0
-            fits = volume.ndim == 4 and volume.shape == (*tumour.shape, len(MODALITIES))
-            shapes = f"{volume.shape}, and its mask {tumour.shape}"
-            require(fits, f"{scan} has shape {shapes}: expected [H, W, D, 4] and [H, W, D]")
-            require(bool(tumour.any()), f"{mask} shows no tumour")
+        for scan in scans:
+            volume, tumour = scan.read()
+            require(bool(tumour.any()), f"{scan.mask} shows no tumour")
             is_large = min(tumour.shape[:2]) >= self.size
-            require(is_large, f"dataset.size={self.size} is more than {scan} has, {tumour.shape}")
+            require(is_large, f"dataset.size={self.size} is more than {scan.mask} has, {tumour.shape}")
             x, y = (self._span(tumour.sum(axes), self.size) for axes in ((1, 2), (0, 2)))
             z = int(tumour.sum((0, 1)).argmax())
             make: Callable = self._neighbours if self.mode == "official" else self._slice
@@ -122,3 +141,33 @@ class BraTS17:
         if not len(inside) or is_constant(inside.mean(dtype=np.float64), inside.var(dtype=np.float64), len(inside)):
             return np.zeros_like(patch)
         return ((patch - inside.mean()) / inside.std() / self.clip).clip(-1, 1) * where
+
+
+def _scans(folder: Path) -> list[Scan]:
+    """List the scans of a folder of either layout, sorted; ConfigError where a file of one is absent or doubled."""
+    images = _visible(folder, "imagesTr/*.nii*")
+    if images:
+        scans = [Scan([image], folder / "labelsTr" / image.name) for image in images]
+    else:
+        scans = [_brats(mask) for mask in _visible(folder, "**/*_seg.nii*")]
+    require(bool(scans), f"dataset.path={folder} holds no scans: expected {LAYOUTS}")
+    seen: dict[str, Path] = {}
+    for scan in scans:
+        absent = next((path for path in (*scan.images, scan.mask) if not path.is_file()), None)
+        require(absent is None, f"{absent} is not there: every scan has its modalities and a mask")
+        name = scan.mask.name.partition(".nii")[0]
+        require(name not in seen, f"{seen.get(name)} and {scan.mask} are two files of one scan: remove one of them")
+        seen[name] = scan.mask
+    return scans
+
+
+def _visible(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a pattern, sorted, without hidden ones and those in hidden folders."""
+    found = sorted(folder.glob(pattern))
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def _brats(mask: Path) -> Scan:
+    """Return the files of the scan that a mask <scan>_seg.nii.gz is of."""
+    scan, _, ending = mask.name.rpartition("_seg")
+    return Scan([mask.with_name(f"{scan}_{name}{ending}") for name in FILES], mask)

@@ -1,9 +1,12 @@
-"""LUNA16: a square patch of a CT slice for each candidate, nodule or not, from the challenge's own files.
+"""LUNA16: a square patch of a CT slice for each candidate, nodule or not, from the challenge's files.
 
 `path` holds candidates.csv (or candidates_V2.csv: seriesuid, coordX, coordY, coordZ, class; mm) and, in any folder
-below, <seriesuid>.mhd with its .raw.  pFedNet gives 32 x 32 patches; its code stores them as pictures and normalizes by
-ImageNet's statistics, which is not done here: Hounsfield units are mapped from `window` to [-1, 1].  Patches are cut of
-the slice nearest to the candidate; beyond its border a patch is -1.
+below, <seriesuid>.mhd with its .raw.  Folders of masks (seg-lungs-LUNA16) are left out.  Scans are turned to one
+orientation, since some of the published ones are stored mirrored.
+
+pFedNet gives 32 x 32 patches; its code stores them as pictures and normalizes by ImageNet's statistics, which is not
+done here: Hounsfield units are mapped from `window` to [-1, 1].  Patches are cut of the slice nearest to the candidate;
+beyond its border a patch is -1.
 
 Positives are few, one in 400: `balance` keeps all of them and as many others at random, as the paper's tables imply.
 Candidates whose scan is not there are left out, so that some of the ten subsets will do.
@@ -12,6 +15,7 @@ Candidates whose scan is not there are left out, so that some of the ten subsets
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +25,7 @@ from fedbench.data._files import cached, fingerprint
 from fedbench.data._volumes import Volume, read_mhd
 from fedbench.data.base import Arrays
 
+MASKS = re.compile(r"^seg|mask", re.IGNORECASE)  # folders that hold no scans
 COLUMNS = ("seriesuid", "coordX", "coordY", "coordZ", "class")
 
 
@@ -56,7 +61,7 @@ class Luna16:
         folder = Path(str(self.path))
         table = folder / self.candidates
         require(table.is_file(), f"{table} is not there: dataset.candidates names the CSV file of candidates")
-        scans = {p.stem: p for p in sorted(folder.rglob("*.mhd"))}
+        scans = _scans(folder)
         options = (self.window, self.size, self.balance, self.seed)
         key = (fingerprint(table), [fingerprint(p) for p in scans.values()], options)
         kept = cached(self.data_dir, "luna16", key, lambda: self._cut(table, scans))
@@ -85,6 +90,10 @@ class Luna16:
         patches = np.empty((len(kept), self.size, self.size), np.float32)
         for s, uid in enumerate(uids):  # a scan is read once
             volume = read_mhd(scans[uid])
+            is_deep = volume.values.dtype.itemsize > 1
+            require(
+                is_deep, f"{scans[uid]} holds 8-bit numbers, so it is a mask and no scan: move it out of the folder"
+            )
             for i in np.flatnonzero(scan == s):
                 patches[i] = self._patch(volume, at[i], uid)
         return {"patches": patches, "targets": label, "scan": scan.astype(np.int64)}
@@ -99,6 +108,18 @@ class Luna16:
         padded = np.pad(scaled, self.size, constant_values=-1)
         top, left = y + self.size - half, x + self.size - half
         return padded[top : top + self.size, left : left + self.size]
+
+
+def _scans(folder: Path) -> dict[str, Path]:
+    """Find the scans below a folder by their names; ConfigError where two have one name."""
+    scans: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*.mhd")):
+        parts = path.relative_to(folder).parts
+        if any(part.startswith(".") or MASKS.search(part) for part in parts[:-1]):
+            continue
+        first = scans.setdefault(path.stem, path)
+        require(first is path, f"{first} and {path} are two files of one scan: remove one of them")
+    return scans
 
 
 def _candidates(table: Path, scans: dict[str, Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

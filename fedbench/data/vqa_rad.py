@@ -1,8 +1,14 @@
 """VQA-RAD: clinicians' questions about radiographs of head, chest and abdomen.
 
-Lau et al., Scientific Data 2018 (osf.io/89kps, CC0): 3,064 training and 451 test questions about 315 pictures, in
-trainset.json, testset.json and images/.  An organ is a natural silo.  All 203 test pictures occur in training too: the
-published split measures answers to new questions, not to new patients.
+Lau et al., Scientific Data 2018 (osf.io/89kps, CC0), in either of two forms.
+
+As published: `VQA_RAD Dataset Public.json` and `VQA_RAD Image Folder`, 1,797 training and 451 test questions about 314
+of 315 pictures; those whose phrase_type begins with "test" are the test part.
+As much released code repackages it: trainset.json, testset.json and images/.  The test part is the same; the 1,267
+wordings in question_frame of the published file are training questions there, too: 3,064.
+
+An organ is a natural silo.  All 203 test pictures occur in training too: the test part measures answers to new
+questions, not to new patients.
 """
 
 from __future__ import annotations
@@ -16,7 +22,8 @@ from fedbench.data._question_files import Files, Layout, Row, assembled
 from fedbench.data.base import TEST, TRAIN, Arrays
 
 ORGANS = ("HEAD", "CHEST", "ABD")
-FILES = {TRAIN: "trainset.json", TEST: "testset.json"}
+PUBLISHED, PICTURES = "VQA_RAD Dataset Public.json", "VQA_RAD Image Folder"
+REPACKAGED = {TRAIN: "trainset.json", TEST: "testset.json"}
 WHERE = "osf.io/89kps (CC0)"
 
 
@@ -52,12 +59,23 @@ class VQARad:
 
 
 def rows(files: Files, source: str | None = None) -> list[Row]:
-    """All questions.  source: their silo; None: the organ is."""
-    return [_row(files, row, split, source) for split, name in FILES.items() for row in files.json(name)]
+    """Return all questions, those for training first.  source: their silo; None: the organ is."""
+    if files.has(PUBLISHED) and not files.has(*REPACKAGED.values()):
+        folder, asked = PICTURES, [(row, _split(files.value(row, "phrase_type"))) for row in files.json(PUBLISHED)]
+        asked.sort(key=lambda question: question[1])
+    else:
+        folder = "images"
+        asked = [(row, split) for split, name in REPACKAGED.items() for row in files.json(name, PUBLISHED)]
+    return [_row(files, folder, row, split, source) for row, split in asked]
 
 
-def _row(files: Files, row: dict, split: int, source: str | None) -> Row:
-    image = files.find(f"images/{files.value(row, 'image_name')}")
+def _split(phrase_type: str) -> int:
+    """Return the part that a phrase_type names: test_freeform and test_para are tests."""
+    return TEST if phrase_type.startswith("test") else TRAIN
+
+
+def _row(files: Files, folder: str, row: dict, split: int, source: str | None) -> Row:
+    image = files.find(f"{folder}/{files.value(row, 'image_name')}")
     organ = files.value(row, "image_organ")
     require(organ in ORGANS, f"dataset.path={files.path}: {organ} is none of the organs {', '.join(ORGANS)}")
     answer, kind = files.value(row, "answer"), files.value(row, "answer_type")

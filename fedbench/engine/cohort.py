@@ -27,7 +27,7 @@ from fedbench.engine.messages import Ledger, Messages
 from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.per_client import PerClient
 from fedbench.engine.step import Step, plain_step
-from fedbench.engine.training import BatchSchedule, CohortTraining, LocalTraining, check_states
+from fedbench.engine.training import BatchSchedule, CohortTraining, LocalTraining, check_states, rate_sums
 from fedbench.nn.flat import Columns, FlatModel
 from fedbench.tasks.base import Tally
 
@@ -210,6 +210,11 @@ class Cohort:
         return self._messages.upload(self, tensors, reference or {}, replaces, plain)
 
     # -- training ----------------------------------------------------------------------------------------
+    def rate_sums(self, how: LocalTraining | None = None) -> np.ndarray:
+        """The learning rates of each client's local steps in such a training, added up: how far a constant gradient of
+        1 moves a row, momentum included.  # [K] float64"""
+        return rate_sums(self, how or LocalTraining())
+
     def train(
         self,
         start: Tensor,

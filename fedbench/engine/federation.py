@@ -68,6 +68,12 @@ def _shifted(x: Tensor, offset: Tensor, border: int, fill: int) -> Tensor:
     return x.gather(-1, c[:, :, None, None, :].expand(k, b, channels, rows, cols))
 
 
+def _largest(x: Tensor | HostInput, start: int, count: int) -> int:
+    """The largest of so many entries of an input."""
+    index = np.arange(start, min(start + count, x.shape[0]))
+    return int((x.take(index) if isinstance(x, HostInput) else x[start : start + count]).max())
+
+
 @dataclass
 class Federation:
     """Tensors and index lists.
@@ -272,6 +278,12 @@ class Federation:
     def fetch_ahead(self, index: np.ndarray) -> Callable[[], Fetched | None]:
         """`fetch`, begun in another thread; a call of what is returned waits for it."""
         return ahead(lambda: self.fetch(index))
+
+    def largest_tokens(self) -> dict[str, int]:
+        """Return the largest number in each input of tokens (int64), by the input's name."""
+        tokens = {name: x for name, x in self._parts().items() if x.dtype == torch.int64 and math.prod(x.shape)}
+        some = {name: range(0, x.shape[0], COUNTED // math.prod(x.shape[1:]) + 1) for name, x in tokens.items()}
+        return {name: max(_largest(x, start, some[name].step) for start in some[name]) for name, x in tokens.items()}
 
     def _parts(self) -> dict[str, Any]:
         return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}

@@ -29,12 +29,13 @@ Rate = float | Tensor  # one learning rate, or one per row [k, 1]
 class Schedule:
     """What the learning rate is multiplied by over a run: `warmup` rounds of linear growth, then `name`.
 
-    constant: 1.  exponential: gamma**r, r rounds after the warm-up.  linear, cosine: from 1 to `final` in the last
-    round.  per says what has a factor of its own, and so which of the two is asked:
+    constant: 1.  exponential: gamma**r, r rounds after the warm-up.  linear, cosine: from 1 towards `final`, which
+    would be the factor of the round after the last one, as in torch's CosineAnnealingLR with T_max rounds.
+    per says what has a factor of its own, and so which of the two is asked:
     round   schedule(round, total): one number for a round of `total`, the same for all clients and steps;
     step    schedule.of_steps(round, total, steps [K]): a table [T, K] for the local steps of K clients in a round.  A
             client that makes n steps now is taken to make n in every round, drawn or not: step t of round r is number
-            r n + t of total n, so that it warms up within rounds, and reaches `final` with its very last step.
+            r n + t of total n, so that it warms up within rounds, and `final` would be that of step total n.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Schedule:
         if at < warmup:
             return (at + 1) / (warmup + 1)
         past = at - warmup
-        progress = past / max(end - warmup - 1, 1)  # from 0 to 1
+        progress = past / max(end - warmup, 1)  # from 0; 1 after the last one
         return {
             "constant": 1.0,
             "exponential": self.gamma ** (past / per_round),
@@ -111,6 +112,13 @@ class Optimizer:
         assert self.clip is not None
         norm = moving.norm(dim=1, keepdim=True)  # [k, 1]
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
+
+    def reach(self, steps: int) -> np.ndarray:
+        """How far each of a round's first steps moves a row along a constant gradient of 1, in learning rates.  # [T]
+
+        Optimizers that normalize the gradient move by about one rate, whatever its size.
+        """
+        return np.ones(steps)
 
     def fresh(self) -> Optimizer:
         """This optimizer with buffers that end with one training, for rows thrown away afterwards."""
@@ -201,6 +209,14 @@ class SGD(Optimizer):
             velocity = memory["momentum"].mul_(self.momentum).add_(grad)
             grad = grad.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         _subtract(theta, lr, grad)
+
+    def reach(self, steps: int) -> np.ndarray:
+        """v_t = 1 + m + ... + m^(t-1), with Nesterov 1 + m v_t; where clients keep their momentum, its limit.  # [T]"""
+        m = self.momentum
+        if self.reset == "never":
+            return np.full(steps, 1 / (1 - m))
+        v = (1 - m ** np.arange(1, steps + 1)) / (1 - m)
+        return 1 + m * v if self.nesterov else v
 
     def compiles(self, theta: Tensor, *others: Tensor) -> bool:
         """Whether nn/compiled.py takes these rows: large ones, on a CPU, with numba."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.core.memory import physical_memory
+from fedbench.core.memory import is_in_memory, physical_memory, scratch_folder
 from fedbench.core.options import require
 
 Ids = np.ndarray
@@ -52,11 +52,11 @@ class Rows:
 
     def _allocate(self, capacity: int) -> Tensor:
         shape = (capacity, *self.default.shape)
-        if self.place == "disk" and capacity:
-            handle, path = tempfile.mkstemp(prefix=f"fedbench-{self.name.replace('/', '-')}-")
+        if self.place == "disk" and capacity and self.default.numel():
+            handle, path = tempfile.mkstemp(prefix=f"fedbench-{self.name.replace('/', '-')}-", dir=scratch_folder())
             os.close(handle)
             store = torch.from_file(
-                path, shared=True, size=capacity * max(self.default.numel(), 1), dtype=self.default.dtype
+                path, shared=True, size=capacity * self.default.numel(), dtype=self.default.dtype
             ).view(shape)
             os.unlink(path)  # the mapping keeps it alive, nothing is left behind
             return store
@@ -161,8 +161,9 @@ def memory(device: torch.device) -> int:
 
 
 def disk_space() -> int:
-    """Bytes that are free where temporary files go."""
-    return shutil.disk_usage(tempfile.gettempdir()).free
+    """Return the free bytes of the folder for temporary files, and 0 where that folder is kept in memory."""
+    folder = scratch_folder()
+    return 0 if is_in_memory(folder) else shutil.disk_usage(folder).free
 
 
 class RowStore:
@@ -206,7 +207,7 @@ class RowStore:
             require(
                 total <= free,
                 f"the state {name!r} may come to {total / 2**30:,.1f} GiB ({self._rows(default.numel(), count)}): that "
-                f"fits neither in memory nor in {tempfile.gettempdir()}, with {free / 2**30:,.1f} GiB left; lower "
+                f"fits neither in memory nor on disk in {scratch_folder()}, with {free / 2**30:,.1f} GiB left; lower "
                 "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
             )
         self.left[place] -= total

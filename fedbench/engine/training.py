@@ -99,15 +99,7 @@ class BatchSchedule:
     def draw(cls, cohort: Cohort, how: LocalTraining) -> BatchSchedule:
         """The keyed batches of one training."""
         engine, split = cohort.engine, cohort.federation.splits[how.split]
-        batch_size = how.batch_size or engine.batch_size
-        epochs = cohort.epochs if how.epochs is None else how.epochs
-        length: Any = {
-            "epochs": epochs if how.steps is None else None,
-            "steps": how.steps,
-            "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
-            "pace": cohort.pace,
-        }
-        sizes = split.sizes_of(cohort.ids)
+        sizes, batch_size, length = _lengths(cohort, how)
         steps, samples = rng.lengths(sizes, batch_size, **length)  # [K]
         ranks = engine.executor.ranks
         assigned = ranks.assign(steps)
@@ -118,6 +110,36 @@ class BatchSchedule:
         begin = split.offsets[cohort.ids[order]]
         index = split.indices[np.minimum(begin[None, :, None] + position, max(len(split.indices) - 1, 0))]
         return cls(steps, samples, assigned, order, index, counts)
+
+
+def _lengths(cohort: Cohort, how: LocalTraining) -> tuple[np.ndarray, int, dict[str, Any]]:
+    """The number of samples of each client [K], the batch size, and how long `rng.lengths` lets clients train."""
+    engine = cohort.engine
+    epochs = cohort.epochs if how.epochs is None else how.epochs
+    length = {
+        "epochs": epochs if how.steps is None else None,
+        "steps": how.steps,
+        "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
+        "pace": cohort.pace,
+    }
+    return cohort.federation.splits[how.split].sizes_of(cohort.ids), how.batch_size or engine.batch_size, length
+
+
+def rate_sums(cohort: Cohort, how: LocalTraining) -> np.ndarray:
+    """How far a client's local steps move a row along a constant gradient of 1: its learning rates, added up, each
+    with what momentum makes of it.  # [K] float64"""
+    optimizer = how.optimizer or cohort.engine.optimizer
+    sizes, batch_size, length = _lengths(cohort, how)
+    steps = rng.lengths(sizes, batch_size, **length)[0]  # [K]
+    reach = optimizer.reach(int(steps.max(initial=0)))[:, None]  # [T, 1]
+    by_steps = optimizer.schedule.per == "step" and how.lr is None
+    if by_steps:
+        reach = reach * optimizer.schedule.of_steps(cohort.round, cohort.rounds, steps)  # [T, K]
+    lr = how.lr
+    if lr is None:
+        lr = optimizer.rate(cohort.round, cohort.rounds, cohort.ids, scheduled=not by_steps)
+    taken = np.arange(len(reach))[:, None] < steps  # [T, K]
+    return torch.as_tensor(lr).double().cpu().numpy().reshape(-1) * (reach * taken).sum(0)
 
 
 class CohortTraining:

@@ -9,6 +9,7 @@ Letters: B samples, C classes.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
     """Refuse a model whose outputs are not one finite float32 number for each class (and pixel) of a sample."""
     index = _few_samples(federation)
     x, y = federation.gather(index)
+    largest = federation.largest_tokens()
     expected = federation.task.output_shape(y, federation.task.outputs(federation.num_classes))
     devices = [federation.device] if federation.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -59,6 +61,7 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
                 train,
                 f"{name} cannot compute {len(y)} training samples of shape {_shape(x)}"
                 f"{' in training mode' if train else ''}",
+                lambda module: _watch_tables(module, x, largest, name),
             )
             out = _logits(out, name)
             _check_form(out, expected, name)
@@ -77,8 +80,8 @@ def _few_samples(federation: Federation) -> Tensor:
     return torch.from_numpy(index).to(federation.device)
 
 
-def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str) -> Any:
-    """What the forward pass returns; failing: how the sentence begins where it raises."""
+def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Callable[[nn.Module], None]) -> Any:
+    """What the forward pass returns; failing: how the sentence begins where it raises; watch: called with the copy."""
     module: Any = model.module
     try:
         with torch.set_grad_enabled(train):
@@ -86,11 +89,35 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str) -> Any:
                 return model.forward(model.init_row().requires_grad_(train), x, ForwardContext(train))
             frozen = {id(p): p for p in module.parameters() if not p.requires_grad}
             module = copy.deepcopy(module, memo=frozen)  # what is in the memo counts as copied: large towers are shared
+            watch(module)
             return module.train(train)(x)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"{failing}: {describe_error(error, module)}") from error
+
+
+def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: str) -> None:
+    """Refuse, once the module computes, a table that is looked up by the data's tokens and lacks the largest of them.
+
+    largest: token of each input.  A table that is too short fails in some later batch, and on a GPU without a sentence.
+    """
+    inputs = x if isinstance(x, dict) else {"inputs": x}
+
+    def check(where: str, table: nn.Embedding, tokens: Any) -> None:
+        for key, most in largest.items():
+            require(
+                tokens is not inputs.get(key) or most < table.num_embeddings,
+                f"{name} has a table of {table.num_embeddings:,} tokens ({where}), and the data set's {key} has tokens "
+                f"up to {most:,}: at least {most + 1:,} are needed (model.vocab in models that have it)",
+            )
+
+    def watch(where: str, table: nn.Embedding) -> None:
+        table.register_forward_pre_hook(lambda _, given: check(where, table, given[0] if given else None))
+
+    for where, table in module.named_modules():
+        if isinstance(table, nn.Embedding):
+            watch(where, table)
 
 
 def _logits(out: Any, name: str) -> Any:

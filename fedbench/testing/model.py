@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,7 +169,9 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    """The largest distance of two tensors, relative to the largest number in them."""
+    """Return the largest distance of two tensors relative to the largest number in b, infinity for NaN."""
+    if not (a.isfinite().all() and b.isfinite().all()):
+        return math.inf
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))
 
 
@@ -277,7 +280,7 @@ def gradients_agree(case: ModelCase) -> None:
             found = all_clients(case.engine(plan, model)).gradient(rows)[0][:, : model.trained.size]
             away = _apart(found, expected)
             if away > 1e-3:
-                how = "one client at a time" if plan == "loop" else "three clients at once"
+                how = "one client at a time" if plan == "loop" else f"{K} clients at once"
                 raise Broken(f"the gradient is {away:.2g} away from plain autograd's when computed {name}, {how}")
 
 

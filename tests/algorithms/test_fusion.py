@@ -91,13 +91,15 @@ def test_nothing_near_is_better(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("d", [1, 4, 40])
-def test_a_dual_solution_comes_with_it(norm: str, d: int) -> None:
-    """Z = V - B' U with ||U_m||* <= tau, and <U_m, (B Z)_m> = tau ||(B Z)_m||: Z is the minimizer, of any size."""
-    V, net = drawn(6, d, 2), Network(of_edges(6, [(0, 1), (1, 2), (3, 4), (0, 2)]))
+@pytest.mark.parametrize("weights", [[1, 1, 1, 1, 1, 1], [1, 4, 0.5, 2, 30, 1]])
+def test_a_dual_solution_comes_with_it(norm: str, d: int, weights: list) -> None:
+    """C Z = C V - B' U with ||U_m||* <= tau, and <U_m, (B Z)_m> = tau ||(B Z)_m||: Z is the minimizer, of any size."""
+    c = torch.tensor(weights).double()
+    V, net = drawn(6, d, 2), Network(of_edges(6, [(0, 1), (1, 2), (3, 4), (0, 2)]), c)
     tau = 0.5 * float(dual_norm(net.flows(V), norm).max())
     Z, U, iterations = fuse(V, net, tau, norm, **EXACT)
     assert iterations > 0
-    close(Z, V - net.sums(U), 1e-8)
+    close(Z, V - net.sums(U) / c[:, None], 1e-8)
     assert float(dual_norm(U, norm).max()) <= tau * (1 + 1e-8)
     apart = net.differences(Z)
     close((U * apart).sum(1), tau * torch.linalg.vector_norm(apart, ORDER[norm], dim=1), 1e-8)
@@ -111,6 +113,15 @@ def test_means_of_components_stay(norm: str, tau: float) -> None:
     Z = fuse(V, net, tau, norm).Z
     for part in ([0, 1, 2], [3, 4], [5]):
         close(Z[part].mean(0), V[part].mean(0), 1e-12)
+
+
+def test_weighted_means_of_components_stay() -> None:
+    V, c = drawn(6), torch.tensor([1, 4, 0.5, 2, 30, 1]).double()
+    for tau in (0.4, 1e6):
+        Z = fuse(V, Network(of_edges(6, [(0, 1), (1, 2), (3, 4)]), c), tau).Z
+        for part in ([0, 1, 2], [3, 4], [5]):
+            close(c[part] @ Z[part], c[part] @ V[part], 1e-10)
+    equal(Z[[0, 3]], Z[[1, 4]])  # one number, where all merge
 
 
 @pytest.mark.parametrize("norm", NORMS)

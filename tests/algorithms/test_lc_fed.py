@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from by_hand import OnlyHead, six_clients
 from tiny import CPU, all_clients, close, engine_on, equal, play, seeded, split_of
 from torch import Tensor, nn
 
-from fedbench.algorithms.lc_fed import LCFed, calibrated, hc_layers, pcs_layers, pixelwise, soft_attention, uncertainty
+from fedbench.algorithms.lc_fed import LCFed, calibrated, outputs_of, pcs_layers, pixelwise
+from fedbench.algorithms.lc_fed_lcrepnet import LCFedLCRepNet
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.federation import Federation
@@ -46,8 +49,8 @@ def pcs_row(clients: int, channels: int, who: int) -> dict[str, Tensor]:
 # -- PCS -------------------------------------------------------------------------------------------------
 def test_pcs_by_hand() -> None:
     row, x = pcs_row(3, 32, 1), torch.randn(4, 32, 5, 6)
-    embedded = (row["pcs.embed1.weight"][:, 1] + row["pcs.embed1.bias"]).relu()
-    m = row["pcs.embed2.weight"] @ embedded + row["pcs.embed2.bias"]
+    m = row["pcs.embed2.weight"] @ row["pcs.embed1.weight"][:, 1].relu()
+    assert set(row) == {*(f"pcs.{n}.weight" for n in ("embed1", "embed2", "squeeze", "excite")), "client"}  # no bias
     z = torch.zeros(4, 32)
     for b in range(4):
         for pooled in (x[b].mean((1, 2)), x[b].amax((1, 2))):
@@ -68,27 +71,51 @@ def test_pcs_without_its_last_map_is_one_and_a_half_times() -> None:
 
 
 # -- HC --------------------------------------------------------------------------------------------------
+def three_heads(own: int) -> tuple[Tensor, Tensor]:
+    """Outputs of three heads on smooth images, [3, 2, 2, 40, 40], and a client's number as one-hot."""
+    g = torch.Generator().manual_seed(1)
+    z = F.avg_pool2d(torch.randn(2, 3, 48, 48, generator=g), 9, 1) * 9
+    heads = {"head.weight": torch.randn(3, 2, 3, 1, 1, generator=g), "head.bias": torch.randn(3, 2, generator=g)}
+    outputs = outputs_of(heads, z)
+    each = [torch.sigmoid(F.conv2d(z, w, b)) for w, b in zip(heads["head.weight"], heads["head.bias"])]
+    close(outputs, torch.stack(each), 1e-5)
+    return outputs, F.one_hot(torch.tensor(own), 3).float()
+
+
 def test_heads_that_agree_are_certain() -> None:
     z, weight = torch.randn(2, 3, 4, 4), torch.randn(1, 2, 3, 1, 1)
     heads = {"head.weight": weight.expand(5, -1, -1, -1, -1), "head.bias": torch.randn(1, 2).expand(5, -1)}
-    close(uncertainty(heads, z), torch.zeros(2, 2, 4, 4), 1e-6)
+    client = F.one_hot(torch.tensor(2), 5).float()
+    equal(LCFed().uncertainty(outputs_of(heads, z), client), torch.zeros(2, 2, 4, 4))
     single = {name: t[:1] for name, t in heads.items()}
-    equal(uncertainty(single, z), torch.zeros(2, 2, 4, 4))  # and no NaN
-    heads = {"head.weight": torch.randn(5, 2, 3, 1, 1), "head.bias": torch.randn(5, 2)}
-    each = [torch.sigmoid(F.conv2d(z, w, b)) for w, b in zip(heads["head.weight"], heads["head.bias"])]
-    close(uncertainty(heads, z), torch.stack(each).std(0, correction=1), 1e-5)
+    equal(LCFed().uncertainty(outputs_of(single, z), torch.ones(1)), torch.zeros(2, 2, 4, 4))  # and no NaN
 
 
-def test_soft_attention_by_hand() -> None:
-    a = torch.rand(2, 3, 9, 9)
-    kernel = hc_layers(2, 3)["kernel"].weight.detach()  # type: ignore[index]
-    close(kernel.sum(), torch.tensor(1.0))
-    assert kernel[0, 0, 15, 15] == kernel.max() and kernel.shape == (1, 1, 31, 31)
+def test_uncertainty_by_hand() -> None:
+    """Pixel by pixel: the largest of its 31 x 31 neighbours, at more than a fifth of the image's largest, is 1."""
+    outputs, client = three_heads(own=1)
+    found = LCFed().uncertainty(outputs, client)
+    u = (((outputs[0] - outputs[1]) ** 2 + (outputs[2] - outputs[1]) ** 2) / 2).sqrt()
+    peaks = torch.zeros(u.shape)
+    for image, peak in zip(u.flatten(0, 1), peaks.flatten(0, 1)):
+        for i in range(40):
+            for j in range(40):
+                near = image[max(0, i - 15) : i + 16, max(0, j - 15) : j + 16]
+                peak[i, j] = float(image[i, j] == near.max() and image[i, j] > 0.2 * image.max())
+    assert 4 < peaks.sum() < 40
+    equal(found, peaks)
+    assert not torch.equal(LCFed().uncertainty(outputs, client.roll(1)), found)  # another client's own head
+
+
+def test_attention_by_hand() -> None:
+    """One fixed Gaussian of 31 x 31 pixels, 1 in its middle, whose sigma is 6."""
+    a, m = torch.rand(2, 3, 9, 9), LCFed()
+    at = torch.arange(31.0) - 15
+    kernel = torch.exp(-(at[:, None] ** 2 + at**2) / 72)
+    assert kernel[15, 15] == 1
     for b in range(2):
         for c in range(3):
-            smooth = F.conv2d(a[b, c][None, None], kernel, padding=15)[0, 0]
-            scaled = (smooth - smooth.min()) / (smooth.max() - smooth.min() + 1e-8)
-            close(soft_attention(a, kernel)[b, c], torch.maximum(scaled, a[b, c]), 1e-5)
+            close(m.attention(a, {})[b, c], F.conv2d(a[b, c][None, None], kernel[None, None], padding=15)[0, 0], 1e-5)
 
 
 def test_calibrated_logits_by_hand() -> None:
@@ -100,15 +127,18 @@ def test_calibrated_logits_by_hand() -> None:
     found = m.predict(e.model, deployed_rows, x)
     for i in range(3):
         row = e.model.named(deployed_rows["theta"][i])
+        assert {name for name in row if name.startswith("hc")} == {"hc.out.weight", "hc.out.bias"}  # K does not learn
         z = e.model.features(deployed_rows["theta"][i], x[i])
         heads = m.heads.split([row["head.weight"].numel(), row["head.bias"].numel()], 1)
-        U = uncertainty({"head.weight": heads[0].view(3, 2, 2, 1, 1), "head.bias": heads[1]}, z)
-        assert float(U.max()) > 0
+        outputs = outputs_of({"head.weight": heads[0].view(3, 2, 2, 1, 1), "head.bias": heads[1]}, z)
+        U = m.uncertainty(outputs, F.one_hot(torch.tensor(i), 3).float())
+        assert float(U.max()) == 1
         own = torch.sigmoid(F.conv2d(z, row["head.weight"], row["head.bias"]))
         parts = []
-        for a in (soft_attention(U, row["hc.kernel.weight"]), soft_attention(own, row["hc.kernel.weight"])):
-            parts += [a[:, c : c + 1] * z + z for c in range(2)]
-        close(found[i], F.conv2d(torch.cat(parts, 1), row["hc.out.weight"], row["hc.out.bias"]), 1e-4)
+        for c in range(2):
+            parts += [m.attention(a[:, c : c + 1], row) * z + z for a in (U, own)]
+        close(found[i], F.conv2d(torch.cat(parts, 1), row["hc.out.weight"], row["hc.out.bias"], padding=1), 1e-4)
+        assert row["hc.out.weight"].shape == (2, 2 * 2 * 2, 3, 3)
 
 
 def test_the_head_alone_may_be_deployed() -> None:
@@ -117,6 +147,41 @@ def test_the_head_alone_may_be_deployed() -> None:
     rows = m.personalized(all_clients(e), False)
     x, _ = e.federation.gather(torch.arange(3)[:, None])
     close(m.predict(e.model, rows, x), e.model.forward(rows["theta"], x))
+
+
+# -- lcrepnet.py ----------------------------------------------------------------------------------------
+def test_lcrepnet_uncertainty_is_the_deviation_of_all_heads() -> None:
+    outputs, client = three_heads(own=1)
+    m = LCFedLCRepNet()
+    close(m.uncertainty(outputs, client), outputs.std(0, correction=1), 1e-6)
+    equal(m.uncertainty(outputs, client.roll(1)), m.uncertainty(outputs, client))  # whosever head is the own one
+    equal(m.uncertainty(outputs[:1], client[:1]), torch.zeros_like(outputs[0]))  # and no NaN
+
+
+def test_lcrepnet_attention_by_hand() -> None:
+    m = LCFedLCRepNet()
+    row = {f"hc.{n}": p.detach() for n, p in m.hc_layers(2, 3).named_parameters()}
+    kernel, a = row["hc.kernel.weight"], torch.rand(2, 3, 9, 9)
+    assert kernel.shape == (1, 1, 31, 31) and row["hc.out.weight"].shape == (2, 12, 1, 1)
+    close(kernel.sum(), torch.tensor(1.0))
+    # 31 pixels divide 8 + 9 / 31 deviations; each number is the root of a product of two pixels' probabilities
+    cdf = [0.5 * math.erf(x / math.sqrt(2)) for x in ((8 + 9 / 31) * (k / 31 - 0.5) for k in range(32))]
+    bell = [math.sqrt(high - low) for low, high in pairwise(cdf)]
+    close(kernel[0, 0], torch.tensor(bell).outer(torch.tensor(bell)) / sum(bell) ** 2, 1e-6)
+    for b in range(2):
+        for c in range(3):
+            smooth = F.conv2d(a[b, c][None, None], kernel, padding=15)[0, 0]
+            scaled = (smooth - smooth.min()) / (smooth.max() - smooth.min() + 1e-8)
+            close(m.attention(a, row)[b, c], torch.maximum(scaled, a[b, c]), 1e-5)
+
+
+def test_lcrepnet_kernel_learns_with_hc() -> None:
+    e = scans()
+    m = play(e, LCFedLCRepNet(head_iter=1), 2)
+    rows = e.model.named(m.personalized(all_clients(e), False)["theta"])
+    assert not torch.equal(rows["hc.kernel.weight"][0], rows["hc.kernel.weight"][1])
+    x, _ = e.federation.gather(torch.arange(3)[:, None])
+    assert m.predict(e.model, m.personalized(all_clients(e), False), x).shape == (3, 1, 2, 16, 16)
 
 
 # -- a round ---------------------------------------------------------------------------------------------

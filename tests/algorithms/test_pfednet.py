@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 import torch
 from by_hand import COHORTS, Normed, again, four_of_six, products, six_clients
-from tiny import HEAD, all_clients, close, deployed, engine, equal, play, ragged, seeded
+from tiny import (
+    HEAD,
+    Point,
+    all_clients,
+    close,
+    deployed,
+    engine,
+    engine_on,
+    equal,
+    play,
+    ragged,
+    seeded,
+    targets_federation,
+)
 
 from fedbench.algorithms import _similarity as similarity
 from fedbench.algorithms._fusion import Network, fuse
@@ -15,7 +28,7 @@ from fedbench.algorithms.fedrep import FedRep
 from fedbench.algorithms.local import Local
 from fedbench.algorithms.pfednet import PFedNet, ordered
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort
+from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.privacy import Privacy
 from fedbench.engine.training import LocalTraining
@@ -164,7 +177,7 @@ def test_the_step_is_the_fusion_of_what_clients_trained(norm: Any, group: Any) -
     edges = [[0, 1], [1, 2], [3, 4], [2, 5]]
     a = play(e, PFedNet(lam=0.002, norm=norm, group=group, graph="edges", edges=edges))
     Z = a.fused.take(e.model.init_row()) - ways(e, a)  # V
-    net, tau = Network(similarity.of_edges(6, edges)), 6 * 0.1 * 0.002
+    net, tau = Network(similarity.of_edges(6, edges)), 6 * 0.1 * 0.002  # a step a round, of rate 0.1
     sizes = [8, 24, 3] if group == "tensor" else [35]  # body.1.bias, head.weight, head.bias
     close(a.Z, torch.cat([fuse(part, net, tau, norm).Z for part in Z.split(sizes, 1)], 1), 1e-5)
     assert a.iterations.item() > 0
@@ -201,14 +214,102 @@ def test_the_released_step_drifts() -> None:
     close(moved.mean(0), ways(e, a).mean(0), 1e-5)
 
 
-def test_rates_of_their_own_count_by_their_mean() -> None:
-    """tau = N mean(lr) lam."""
+@pytest.mark.parametrize("z_step, rates", [("full", [0.1, 0.3]), ("single", [0.2, 0.2])])
+def test_clients_with_rates_of_their_own(z_step: Any, rates: list) -> None:
+    """Each is drawn by N lr_i lam; by the mean rate in a single step."""
     e = products([3, 5], SGD(lr=[0.1, 0.3]))
-    a = play(e, PFedNet(lam=0.1))
+    a = play(e, PFedNet(lam=0.1, z_step=z_step))
     u = 1 + (0.1 * 2 + 0.3 * 6) / 2
     h = torch.tensor([2 + 0.1 * u * (3 - 2 * u), 2 + 0.3 * u * (5 - 2 * u)])
-    tau = 2 * 0.2 * 0.1 * torch.sign(h.flip(0) - h)
-    close(a.Z[:, 0], h + tau)
+    close(a.Z[:, 0], h + 2 * 0.1 * torch.tensor(rates) * torch.sign(h.flip(0) - h))
+
+
+# -- the convex minimizer --------------------------------------------------------------------------------
+EDGES = [[0, 1], [1, 2], [2, 3]]
+INPUTS, TARGETS = (0.8, 1.0, 1.2, 1.1), np.array([[2.0, 1.0, 0.0], [-1.0, 0.0, 3.0], [0.0, 4.0, 1.0], [1.0, -2.0, 2.0]])
+LAM = 0.1  # no two clients merge
+
+
+def least_squares(optimizer: SGD, steps: Any) -> Engine:
+    """f_i = 0.5 ||a_i z_i - y_i||^2, a sample each, so many steps a round."""
+    federation = targets_federation([y[None] for y in TARGETS], inputs=[np.array([a]) for a in INPUTS])
+    return engine_on(federation, Point([0.0] * 3), optimizer, batch_size=1, epochs=steps)
+
+
+def minimizer(lam: float) -> torch.Tensor:
+    """Of 1/4 sum_i f_i + lam sum over edges of ||z_i - z_j||, by Newton's method."""
+    a2, B = np.square(INPUTS)[:, None], np.eye(4)[[0, 1, 2]] - np.eye(4)[[1, 2, 3]]
+    z = TARGETS / np.array(INPUTS)[:, None]
+    for _ in range(50):
+        apart = B @ z
+        length = np.linalg.norm(apart, axis=1)[:, None]
+        unit = apart / length
+        slope = (a2 * z - np.array(INPUTS)[:, None] * TARGETS) / 4 + lam * B.T @ unit
+        curvature = np.kron(np.diag(a2[:, 0]) / 4, np.eye(3))
+        for b, u, n in zip(B, unit, length[:, 0]):
+            curvature += lam / n * np.kron(np.outer(b, b), np.eye(3) - np.outer(u, u))
+        z = z - np.linalg.solve(curvature, slope.ravel()).reshape(4, 3)
+    assert np.abs(slope).max() < 1e-12 and length.min() > 0.5
+    return torch.from_numpy(z).float()
+
+
+def off(e: Engine, begin: float = 0.0, rounds: int = 20, cohorts: Any = None, **options: Any) -> float:
+    """How far Z is from the minimizer after rounds that start from the one at lam = begin, in parts of how far the
+    penalty moves it."""
+    a = play(e, PFedNet(**{"lam": LAM, "personal": "all", "graph": "edges", "edges": EDGES, **options}), 0)
+    a.Z = minimizer(begin)
+    e.rows.all["z"][np.arange(4)] = a.Z
+    a.holds[:] = True
+    for r in range(rounds):
+        again(e, a, r, None if cohorts is None else cohorts[r % len(cohorts)])
+    return float((a.Z - minimizer(LAM)).norm() / (minimizer(0) - minimizer(LAM)).norm())
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 20])
+@pytest.mark.parametrize("momentum, nesterov", [(0, False), (0.9, False), (0.9, True)])
+def test_the_minimizer_stays(steps: int, momentum: float, nesterov: bool) -> None:
+    """Of the objective at lam itself.  Exactly for one step; for more the rates add up to 0.1 here, which is about how
+    much a gradient changes in a round."""
+    unit = float(SGD(1.0, momentum=momentum, nesterov=nesterov).reach(steps).sum())
+    e = least_squares(SGD(lr=0.1 / unit, momentum=momentum, nesterov=nesterov), steps)
+    assert off(e, begin=LAM) < (1e-4 if steps == 1 else 0.08)
+
+
+def test_the_minimizer_stays_with_the_printed_step() -> None:
+    assert off(least_squares(SGD(lr=0.1), 1), begin=LAM, z_step="paper") < 1e-4
+    assert off(least_squares(SGD(lr=0.01), 10), begin=LAM, z_step="paper") < 0.08
+
+
+def test_the_minimizer_is_reached() -> None:
+    assert off(least_squares(SGD(lr=0.5), 1), rounds=60) < 1e-4
+    assert off(least_squares(SGD(lr=0.02), 5), rounds=50) < 0.08
+    assert off(least_squares(SGD(lr=0.01, momentum=0.9, reset="never"), 1), rounds=60) < 0.08
+    assert off(least_squares(SGD(lr=0.02), 5), rounds=30, z_step="single") > 0.5
+
+
+def test_the_single_step_divides_lam_by_their_number() -> None:
+    assert off(least_squares(SGD(lr=0.02), 5), begin=LAM, z_step="single", lam=5 * LAM) < 0.08
+
+
+def test_clients_of_different_numbers_of_steps_share_one_objective() -> None:
+    e = least_squares(SGD(lr=[0.005, 0.02, 0.01, 0.005]), np.array([20, 5, 5, 10]))
+    assert off(e, begin=LAM, rounds=40) < 0.08
+
+
+def test_absent_clients_do_not_make_the_penalty_weigh_more() -> None:
+    """Half of the clients in turn."""
+    turns = [[0, 2], [1, 3], [0, 1], [2, 3], [0, 3], [1, 2]]
+    assert off(least_squares(SGD(lr=0.01), np.array([4, 2, 2, 4])), begin=LAM, rounds=90, cohorts=turns) < 0.08
+
+
+def test_the_rates_of_a_schedule_by_steps_add_up() -> None:
+    """0.1 (1 + 3/4 + 1/2 + 1/4) in the one round of four steps, with momentum (1, 1.5, 1.75, 1.875) times that."""
+    schedule = {"name": "linear", "per": "step"}
+    for momentum, reach in ((0.0, [1, 1, 1, 1]), (0.5, [1, 1.5, 1.75, 1.875])):
+        e = least_squares(SGD(lr=0.1, momentum=momentum, schedule=schedule), 4)
+        e.rounds = 1
+        sums = all_clients(e).rate_sums()
+        np.testing.assert_allclose(sums, 0.1 * np.dot(reach, [1, 3 / 4, 1 / 2, 1 / 4]))
 
 
 # -- messages --------------------------------------------------------------------------------------------

@@ -90,8 +90,8 @@ def test_scaffold_refuses_what_its_variates_are_not_derived_for(optimizer: Optim
 
 
 def test_a_round_at_learning_rate_zero_teaches_no_variate() -> None:
-    """A schedule may end at 0, where (x - theta) / (steps lr) is 0 / 0."""
-    e = four_of_six(SGD(lr=LR, schedule={"name": "linear", "final": 0.0}))
+    """A schedule may fall to 0, where (x - theta) / (steps lr) is 0 / 0."""
+    e = four_of_six(SGD(lr=LR, schedule={"name": "exponential", "gamma": 0.0}))
     e.rounds = 2
     algorithm = play(e, Scaffold(), 1, COHORTS_OF_FOUR)
     before = algorithm.c_i.whole()

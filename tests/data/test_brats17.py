@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedbench.core import digests
 from fedbench.core.options import ConfigError
+from fedbench.data import _volumes
 from fedbench.data.brats17 import BraTS17
 
 nibabel: Any = pytest.importorskip("nibabel", reason="NIfTI files are read by nibabel")
@@ -110,7 +113,7 @@ def test_patches_are_cut_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     for change, words in (
         ({"path": None}, r"needs dataset\.path"),
-        ({"path": str(tmp_path)}, r"has no \.nii"),
+        ({"path": str(tmp_path / "none")}, r"none holds no scans: expected imagesTr and labelsTr"),
         ({"size": 39}, r"dataset\.size=39 is more than"),
         ({"mode": "official", "lack": "t1"}, r"dataset\.lack needs modalities"),
     ):
@@ -121,4 +124,132 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
         data(folder).load()
     (folder / "labelsTr" / "BRATS_001.nii.gz").unlink()
     with pytest.raises(ConfigError, match=r"BRATS_001\.nii\.gz is not there"):
+        data(folder).load()
+
+
+def save(path: Path, values: np.ndarray, affine: np.ndarray, dtype: Any = np.float32) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(values.astype(dtype), affine), path)
+
+
+def turned(values: np.ndarray, axcodes: str, affine: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The same voxels of the same places, stored along other axes."""
+    image = nibabel.Nifti1Image(values, np.eye(4) if affine is None else affine)
+    wanted = nibabel.orientations.axcodes2ornt(tuple(axcodes))
+    now = nibabel.orientations.io_orientation(image.affine)
+    found = image.as_reoriented(nibabel.orientations.ornt_transform(now, wanted))
+    return np.asarray(found.dataobj), found.affine
+
+
+def test_the_first_start_has_the_digest_of_the_second(folder: Path) -> None:
+    """Masks stored in column order, as nibabel gives them, are cut and then read from the cache."""
+    first, second = data(folder).load(), data(folder).load()
+    assert first.digest == second.digest
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_digest_does_not_depend_on_the_order_in_memory(order: Any) -> None:
+    masks = np.random.default_rng(0).integers(0, 2, (3, 8, 9), np.uint8)
+    found = digests.digest(digests.Widened(np.asarray(masks, order=order)[:, ::-1], np.int64))
+    assert found == digests.digest(masks[:, ::-1].astype(np.int64))
+
+
+@pytest.mark.parametrize("stored", [("LPS", "RAS"), ("RAS", "LAS"), ("SPR", "PIL")])
+def test_orientation_is_read_from_the_affine(folder: Path, stored: tuple[str, str]) -> None:
+    """The same scan and mask, each stored along other axes, give the same patch."""
+    wanted = data(folder).load()
+    for number, at in enumerate([(20, 18, 3), (6, 30, 4), (30, 10, 5)]):
+        for kind, values, axcodes in zip(("imagesTr", "labelsTr"), scan(number, at), stored, strict=True):
+            voxels, affine = turned(values, axcodes)
+            save(folder / kind / f"BRATS_{number:03}.nii.gz", voxels, affine)
+    found = data(folder).load()
+    np.testing.assert_array_equal(found.inputs, wanted.inputs)
+    np.testing.assert_array_equal(found.targets, wanted.targets)
+
+
+@pytest.mark.parametrize(
+    ("affine", "words"),
+    [
+        (np.diag([1, 1, 2.0, 1]), "lie up to 5 mm apart"),
+        (np.eye(4) + np.outer([1, 0, 0, 0], [0, 0, 0, 2.0]), "lie up to 2 mm apart"),
+        (np.diag([1.01, 1, 1, 1]), "mm apart"),
+        (np.diag([np.nan, 1, 1, 1]), "no NIfTI file that can be read"),
+    ],
+)
+def test_a_mask_elsewhere_in_space_is_refused(folder: Path, affine: np.ndarray, words: str) -> None:
+    _, mask = scan(1, (6, 30, 4))
+    image = nibabel.Nifti1Image(mask.astype(np.float32), np.eye(4))
+    image.header.set_sform(affine, 1)
+    image.header.set_qform(None, 0)
+    path = folder / "labelsTr" / "BRATS_001.nii.gz"
+    path.write_bytes(
+        gzip.compress(bytes(image.header.binaryblock) + b"\0" * 4 + image.get_fdata(dtype=np.float32).tobytes("F"))
+    )
+    with pytest.raises(ConfigError, match=words):
+        data(folder).load()
+
+
+def test_an_affine_rounded_by_another_program_is_no_other_space(folder: Path) -> None:
+    wanted = data(folder).load()
+    _, mask = scan(1, (6, 30, 4))
+    save(folder / "labelsTr" / "BRATS_001.nii.gz", mask, np.diag([1.0001, 1, 1, 1]))
+    np.testing.assert_array_equal(data(folder).load().targets, wanted.targets)
+
+
+def test_the_layout_of_brats_2017(folder: Path, tmp_path: Path) -> None:
+    """HGG and LGG, a folder for each scan and a file for each modality, give the patches of the Decathlon's files."""
+    root = tmp_path / "MICCAI_BraTS17_Data_Training"
+    affine = np.array([[-1.0, 0, 0, 0], [0, -1, 0, 35], [0, 0, 1, 0], [0, 0, 0, 1]])
+    for number, (at, grade) in enumerate(
+        zip([(20, 18, 3), (6, 30, 4), (30, 10, 5)], ["HGG", "LGG", "HGG"], strict=True)
+    ):
+        volume, mask = scan(number, at)
+        name = f"Brats17_CBICA_A{number}_1"
+        for m, modality in enumerate(("flair", "t1", "t1ce", "t2")):
+            save(root / grade / name / f"{name}_{modality}.nii.gz", volume[::-1, ::-1, :, m], affine)
+        save(root / grade / name / f"{name}_seg.nii.gz", mask[::-1, ::-1], affine, np.uint8)
+    found, wanted = data(root).load(), data(folder).load()
+    order = [0, 2, 1]  # HGG comes before LGG
+    np.testing.assert_allclose(found.inputs, wanted.inputs[order], atol=1e-6)
+    np.testing.assert_array_equal(found.targets, wanted.targets[order])
+    (root / "LGG" / "Brats17_CBICA_A1_1" / "Brats17_CBICA_A1_1_t1ce.nii.gz").unlink()
+    with pytest.raises(ConfigError, match=r"A1_1_t1ce\.nii\.gz is not there"):
+        data(root).load()
+
+
+def test_two_files_of_one_scan_are_refused(folder: Path) -> None:
+    for kind in ("imagesTr", "labelsTr"):
+        path = folder / kind / "BRATS_001.nii.gz"
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+    with pytest.raises(ConfigError, match=r"BRATS_001\.nii and .*BRATS_001\.nii\.gz are two files of one scan"):
+        data(folder).load()
+
+
+def test_a_wrong_checksum_is_refused(folder: Path) -> None:
+    path = folder / "imagesTr" / "BRATS_002.nii.gz"
+    held = bytearray(path.read_bytes())
+    held[-8] ^= 1  # the CRC, before the length
+    path.write_bytes(held)
+    with pytest.raises(ConfigError, match=r"BRATS_002\.nii\.gz is no NIfTI file that can be read \(CRC"):
+        data(folder).load()
+
+
+@pytest.mark.parametrize("ending", [".nii", ".nii.gz"])
+def test_a_header_of_too_many_voxels_is_refused(folder: Path, ending: str) -> None:
+    header = nibabel.Nifti1Header()
+    header.set_data_shape((32767, 32767, 32767))
+    header.set_data_dtype(np.float32)
+    header["magic"], header["vox_offset"] = b"n+1", 352
+    held = header.binaryblock + b"\0" * 1000
+    path = folder / "imagesTr" / "BRATS_000.nii.gz"
+    path.unlink()
+    path.with_name(f"BRATS_000{ending}").write_bytes(gzip.compress(held) if ending == ".nii.gz" else held)
+    (folder / "labelsTr" / "BRATS_000.nii.gz").rename(folder / "labelsTr" / f"BRATS_000{ending}")
+    with pytest.raises(ConfigError, match=r"its header asks for 140,724,603,847,004 bytes, and it has"):
+        data(folder).load()
+
+
+def test_what_does_not_fit_in_memory_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_volumes, "_checked", lambda *_: (_ for _ in ()).throw(MemoryError("1 TiB")))
+    with pytest.raises(ConfigError, match=r"no NIfTI file that can be read \(1 TiB\)"):
         data(folder).load()

@@ -1,4 +1,4 @@
-"""VQA-RAD: a generated folder in its published layout, and the real files where they are."""
+"""VQA-RAD: generated folders in its published and its repackaged layout, and the real files where they are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN
+from fedbench.data.med_vqa import MedVQA
 from fedbench.data.vqa_rad import ORGANS, VQARad
 
 
@@ -56,6 +57,49 @@ def test_a_folder_and_its_zip(folder: Path, tmp_path: Path) -> None:
     assert VQARad(str(folder), side=16, tokens=6, color="rgb").load().input_shape["image"] == (3, 16, 16)  # type: ignore[index]
 
 
+@pytest.fixture
+def published(folder: Path, tmp_path: Path) -> Path:
+    """The same questions in the published file, test and training mixed, with all its keys."""
+    root = tmp_path / "osf"
+    shutil.copytree(folder / "images", root / "VQA_RAD Image Folder")
+    parts = {part: json.loads((folder / f"{part}set.json").read_text()) for part in ("train", "test")}
+    rows = [(row, f"{'test_' if part == 'test' else ''}{kind}") for part, listed in parts.items()
+            for row, kind in zip(listed, ["freeform", "para"] * 3)]  # fmt: skip
+    order = [0, 5, 1, 2, 6, 3, 4]
+    more = {"qid_linked_id": "03f451ca-de62-4617-9679-e836026a7642", "image_case_url": "https://medpix.nlm.nih.gov/case",
+            "evaluation": "not evaluated", "question_type": "PRES", "question_rephrase": "NULL",
+            "question_relation": "NULL", "question_frame": "Is there something?"}  # fmt: skip
+    listed = [{"qid": qid, "phrase_type": rows[i][1], **more, **rows[i][0]} for qid, i in enumerate(order)]
+    (root / "VQA_RAD Dataset Public.json").write_text(json.dumps(listed, indent=2))
+    return root
+
+
+def test_the_published_file(published: Path, folder: Path, tmp_path: Path) -> None:
+    """phrase_type says which questions are tests; what is read is what the repackaged form of these questions holds."""
+    wanted = VQARad(str(folder), side=16, tokens=6).load()
+    found = VQARad(str(published), side=16, tokens=6).load()
+    assert found.digest == wanted.digest and found.split.tolist() == [TRAIN] * 5 + [TEST] * 2
+    zipped = shutil.make_archive(str(tmp_path / "osf"), "zip", published)
+    assert VQARad(zipped, side=16, tokens=6).load().digest == wanted.digest
+    med = MedVQA(["vqa_rad"], {"vqa_rad": str(published)}, side=16).load()
+    assert med.domain_names == ["vqa_rad"] and len(med) == 7
+
+
+def test_mistakes_in_the_published_form(published: Path) -> None:
+    file = published / "VQA_RAD Dataset Public.json"
+    listed = json.loads(file.read_text())
+    file.write_text(json.dumps([{k: v for k, v in row.items() if k != "phrase_type"} for row in listed]))
+    with pytest.raises(ConfigError, match=r"a question of VQA-RAD has no phrase_type"):
+        VQARad(str(published)).load()
+    file.write_text(json.dumps(listed))
+    (published / "VQA_RAD Image Folder" / "synpic1.jpg").unlink()
+    with pytest.raises(ConfigError, match=r"VQA_RAD Image Folder/synpic1\.jpg of VQA-RAD is not there"):
+        VQARad(str(published)).load()
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"trainset\.json or VQA_RAD Dataset Public\.json of VQA-RAD is not there"):
+        VQARad(str(published)).load()
+
+
 def test_pieces_of_words(folder: Path, tmp_path: Path) -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "is", "it", "there", "?", "how", "where", "many", "are"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces))
@@ -72,8 +116,8 @@ def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_real_one(shared_data: Path) -> None:
-    """Sizes as published, but for one picture that nothing is asked about; ceilings by organ; every test picture occurs
-    in training."""
+    """Sizes of the repackaged form, without one picture that nothing is asked about; ceilings by organ; every test
+    picture occurs in training."""
     made = VQARad(str(shared_data / "vqa_rad.zip"), side=16).load()
     train = made.split == TRAIN
     assert (train.sum(), (~train).sum(), len(made.parts()["image"])) == (3064, 451, 314)

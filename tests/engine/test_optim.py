@@ -2,6 +2,7 @@
 
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hydra.utils import instantiate
 from tiny import close, compose, equal
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from fedbench.cli.config import plain
 from fedbench.core.options import ConfigError
@@ -180,28 +182,56 @@ def test_plain_means_nothing_but_lr_times_gradient() -> None:
 
 
 def test_schedules() -> None:
-    total = 11
+    total = 10
     assert [Schedule()(r, total) for r in range(3)] == [1, 1, 1]
     assert [Schedule("exponential", gamma=0.5)(r, total) for r in range(3)] == [1, 0.5, 0.25]
     linear = [Schedule("linear", final=0.1)(r, total) for r in range(total)]
-    assert linear[0] == 1 and linear[5] == pytest.approx(0.55) and linear[-1] == pytest.approx(0.1)
+    assert linear[0] == 1 and linear[5] == pytest.approx(0.55) and linear[-1] == pytest.approx(0.19)
     cosine = [Schedule("cosine")(r, total) for r in range(total)]
     assert cosine == pytest.approx([(1 + math.cos(math.pi * r / 10)) / 2 for r in range(total)])
     warm = [Schedule("cosine", warmup=3, final=0.2)(r, total) for r in range(total)]
-    assert warm[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0]) and warm[-1] == pytest.approx(0.2)
+    assert warm[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
     assert Schedule("cosine")(0, 1) == Schedule("linear")(0, 1) == 1
 
 
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("per", ["round", "step"])
+def test_schedules_end_as_torchs_do(name: Any, per: Any, warmup: int) -> None:
+    """T_max is what is left of the run after the warm-up: `final` comes after the last round, or step, not in it."""
+    rounds, steps = 8, 1 if per == "round" else 5
+    schedule = Schedule(name, warmup=warmup, final=0.1, per=per)
+    if per == "round":
+        ours = np.array([schedule(r, rounds) for r in range(rounds)])
+    else:
+        ours = np.concatenate([schedule.of_steps(r, rounds, np.array([steps]))[:, 0] for r in range(rounds)])
+    warm, left = warmup * steps, (rounds - warmup) * steps
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    first = LinearLR(optimizer, start_factor=1 / (warm + 1), total_iters=warm)
+    if name == "cosine":
+        then: Any = CosineAnnealingLR(optimizer, T_max=left, eta_min=0.1)
+    else:
+        then = LinearLR(optimizer, start_factor=1.0, end_factor=0.1, total_iters=left)
+    scheduler = SequentialLR(optimizer, [first, then], milestones=[warm]) if warm else then
+    theirs = []
+    for _ in range(rounds * steps):
+        theirs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    np.testing.assert_allclose(ours, theirs, atol=1e-7)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1) and ours[-1] > 0.1
+
+
 def test_a_schedule_by_steps_runs_through_the_whole_run() -> None:
-    """4 rounds, of 5 steps or of 2: a warm-up of 1.5 rounds, then down to 0 with the very last step, each client by its
-    own clock."""
+    """4 rounds, of 5 steps or of 2: a warm-up of 1.5 rounds, then down to 0 after the very last step, each client by
+    its own clock."""
     schedule = Schedule("linear", warmup=1.5, per="step")
     tables = [schedule.of_steps(r, 4, np.array([5, 0, 2])) for r in range(4)]
     assert [t.shape for t in tables] == [(5, 3)] * 4
     five, two = np.concatenate([t[:, 0] for t in tables]), np.concatenate([t[:2, 2] for t in tables])
     assert five[:8] == pytest.approx([(s + 1) / 8.5 for s in range(8)])
-    assert five[8:] == pytest.approx([1 - (s - 7.5) / 11.5 for s in range(8, 20)]) and five[-1] == 0
-    assert two == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 0.75, 0.5, 0.25, 0])
+    assert five[8:] == pytest.approx([1 - (s - 7.5) / 12.5 for s in range(8, 20)])
+    assert two == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 0.8, 0.6, 0.4, 0.2])
     each = [Schedule("exponential", gamma=0.5, per="step").of_steps(r, 3, np.array([4]))[:, 0] for r in range(3)]
     assert np.concatenate(each) == pytest.approx([0.5 ** (s / 4) for s in range(12)])
     constant = Schedule(per="step").of_steps(0, 1, np.array([0]))

@@ -84,11 +84,11 @@ def test_any_shape_and_type(default: torch.Tensor, place: str) -> None:
     equal(r[ids(1, 0)], torch.stack([torch.ones_like(default), default]))
 
 
-def test_rows_of_no_numbers() -> None:
-    """What FedPer keeps of a model without a head."""
-    r = Rows("x", 6, torch.zeros(0), CPU)
-    r[ids(1)] = torch.zeros(1, 0)
-    assert r[ids(1, 0)].shape == (2, 0)
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_without_numbers_live_anywhere(place: str) -> None:
+    r = Rows("x", 9, torch.empty(0), CPU, place)
+    r[ids(4, 2)] = torch.empty(2, 0)
+    assert r[ids(2, 3)].shape == (2, 0) and r.touched().tolist() == [2, 4]
 
 
 def test_no_ids() -> None:

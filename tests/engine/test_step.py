@@ -429,7 +429,7 @@ def test_a_schedule_by_steps_is_torchs_scheduler() -> None:
         total, rates = 3 * len(batches), []
         for t, index in enumerate(batches):
             at, warm = len(batches) + t, 0.4 * len(batches)
-            rates.append(0.2 * (1 - (at - warm) / (total - warm - 1)))
+            rates.append(0.2 * (1 - (at - warm) / (total - warm)))
             optimizer.param_groups[0]["lr"] = rates[-1]
             x, y = e.federation.gather(torch.from_numpy(index))
             optimizer.zero_grad()

@@ -426,6 +426,19 @@ class FirstForAll(Base):
         return hidden @ head[:1].transpose(1, 2) + shift[:1, None]
 
 
+class GradientIsNaN(Base):
+    """Computes many clients itself: right logits, and no number as their gradient."""
+
+    def run(self, params, inputs, many, context, until=None):
+        x = inputs[0].flatten(2 if many else 1)
+        weight, bias = params["body.1.weight"], params["body.1.bias"]
+        head, shift = params["head.weight"], params["head.bias"]
+        if not many:
+            return (x @ weight.T + bias) @ head.T + shift
+        hidden = x @ weight.transpose(1, 2) + bias[:, None]
+        return hidden @ head.transpose(1, 2) + shift[:, None] + (0 * shift[:, None]).sqrt()
+
+
 class Plain(Base):
     """A number that learns nothing and is no parameter, but moves in training."""
 
@@ -590,7 +603,8 @@ SLIPS_OF_MODELS = [
     ("Unused", "columns_are_respected", "'idle' moves none"),
     ("Plain", "one_client_is_the_module", "away from the module's"),
     ("FirstForAll", "many_clients_are_each_one", "in evaluation"),
-    ("FirstForAll", "gradients_agree", "three clients at once"),
+    ("FirstForAll", "gradients_agree", "3 clients at once"),
+    ("GradientIsNaN", "gradients_agree", "the gradient is inf away"),
     ("FirstForAll", "training_agrees", "by the plan vmap"),
 ]
 

@@ -8,13 +8,11 @@ from fedbench.algorithms.base import FlatModel
 from fedbench.core.options import require
 
 
-def require_linear_head(model: FlatModel, name: str) -> None:
-    """Refuse a model whose head is neither linear nor a convolution of single pixels, which is linear over channels.
-
-    name: of the method, as algorithm= has it."""
+def require_linear_head(model: FlatModel) -> None:
+    """Refuse a model whose head is neither linear nor a convolution of single pixels, which is linear over channels."""
     head = getattr(model.module, "head", None)
     is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
     require(
         isinstance(head, nn.Linear) or is_pixelwise,
-        f"algorithm={name} needs a model whose module named head is a linear layer or a convolution of single pixels",
+        "the method needs a model whose module named head is a linear layer or a convolution of single pixels",
     )

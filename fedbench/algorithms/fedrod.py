@@ -45,7 +45,7 @@ class FedRoD(Algorithm):
             "algorithm=fedrod balances classes: it needs one class a sample, or pixel, not "
             f"task={federation.task.kind}",
         )
-        require_linear_head(model, "fedrod")
+        require_linear_head(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """g_i starts as the generic head h."""

@@ -63,7 +63,7 @@ class LCFed(Algorithm):
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """A head that is linear, or a convolution of single pixels, and a place for PCS."""
         super().check(federation, model, optimizer)
-        require_linear_head(model, "lc_fed")
+        require_linear_head(model)
         names = {name for name, _ in model.module.named_modules()}
         require(
             self.place in names or (self.place is None and bool({"bottleneck", "body"} & names)),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedbench.core.options import require
+from fedbench.core.options import require, require_distinct
 from fedbench.data._names import check_spelling
 
 log = logging.getLogger("fedbench.data")
@@ -25,7 +25,7 @@ def split_lists(
     """
     rows = [[label for part in value.split(separator) if (label := part.strip())] for value in values]
     counts = Counter(label for row in rows for label in row)
-    check_spelling(counts if names is None else names, f"{source}: the labels")
+    check_spelling([*counts, *(names or ())], f"{source}: the label")
     others = [] if names is None else sorted(set(counts) - set(names))
     names = sorted(counts) if names is None else names
     if others:
@@ -48,6 +48,7 @@ def split_lists(
 def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source: str) -> np.ndarray:
     """Return targets from a column of 0 and 1 for each label: classes [n] int64 where every row has exactly one 1, else
     rows of 0 and 1 [n, C] float32."""
+    require_distinct(names, "dataset.columns.label")
     for name, cells in zip(names, columns, strict=True):
         odd = next((cell for cell in cells if cell.lower() not in FLAGS), None)
         require(odd is None, f"{source}: the label {name} is {odd} somewhere, expected 0 or 1")

@@ -45,6 +45,7 @@ class Algorithm:
     """Base of all methods.  State is plain tensors (and NumPy ids) on self, and Rows made in `setup`.
 
     requires: column groups of the model that the method cannot do without; alone: nothing else may learn.
+    has_base: it treats the head apart from a base, all other columns, of which some must learn.
     reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
     leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
     numbered: why results depend on which number a client has, in words.
@@ -55,6 +56,7 @@ class Algorithm:
 
     requires: tuple[str, ...] = ()
     alone: bool = False
+    has_base: bool = False
     reads: tuple[str, ...] = ()
     tuned_at_end: bool = False
     leaks: str | None = None
@@ -69,16 +71,25 @@ class Algorithm:
             f"the method computes with the model's {' and '.join(self.requires)} alone, and here more learns: use "
             "adapter=none",
         )
+        require(
+            not self.has_base or bool((model.without("head") & model.trained).size),
+            f"algorithm={self._name}: nothing of the model learns but its head, and the method needs a base beside it: "
+            "choose a model with further layers, let them learn (model.freeze), or use algorithm=local or fedavg",
+        )
+
+    @property
+    def _name(self) -> str:
+        """As algorithm= has it, of a method of one's own the class: fedbench/algorithms/x.py is algorithm=x."""
+        module = type(self).__module__
+        return module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
         """The part of `check` for which neither data nor a module are needed: it comes before they are loaded.
 
         num_clients: None where only the data say.  groups: the names of the model's column groups.
         """
-        module = type(self).__module__  # fedbench/algorithms/x.py is algorithm=x
-        name = module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
         for group in self.requires:
-            require_group(group, f"algorithm={name}", groups)
+            require_group(group, f"algorithm={self._name}", groups)
         for option, value in vars(self).items():
             if isinstance(value, PerClient) and num_clients is not None:
                 require(

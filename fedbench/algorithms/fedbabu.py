@@ -22,6 +22,7 @@ class FedBABU(Algorithm):
     """
 
     requires = ("head",)
+    has_base = True
 
     def __init__(
         self,

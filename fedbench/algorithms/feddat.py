@@ -44,6 +44,7 @@ class FedDAT(Algorithm):
     """
 
     requires = ("head",)
+    has_base = True
 
     def __init__(self, tau: Positive = 3.0, refresh: bool = False, deploy: Deployed = "mixture"):
         self.tau, self.refresh = tau, refresh

@@ -1,7 +1,7 @@
 """FedPer: the base is averaged, the head stays with its client; both train together.
 
 Arivazhagan et al., 2019, Algorithms 1 and 2.  A client never sampled deploys the new base with the initial head.
-Departs from the paper: nowhere.   Reduces to: FedAvg when the head is empty, Local when the base is empty.
+Departs from the paper: nowhere.   Reduces to: FedAvg when the head is empty.
 """
 
 from torch import Tensor
@@ -13,6 +13,7 @@ class FedPer(Algorithm):
     """State: u [|base|], the averaged columns (all but the head); v [N, |head|], each client's head as last trained."""
 
     requires = ("head",)
+    has_base = True
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """One initialization for all."""

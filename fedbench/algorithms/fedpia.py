@@ -60,6 +60,7 @@ class FedPIA(Algorithm):
     """
 
     requires = ("head",)
+    has_base = True
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class FedRoD(Algorithm):
     """State: w [P], base and generic head (its columns head2 hold the initial g); g [N, |head|], the personal heads."""
 
     requires = ("head",)
+    has_base = True
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Classes to balance, and a linear head, which is doubled."""

@@ -31,7 +31,7 @@ class IFCA(Algorithm):
 
     def __init__(self, clusters: Count = 2, shared_body: bool = False):
         self.clusters, self.shared_body = clusters, shared_body
-        self.requires = ("head",) if shared_body else ()
+        self.requires, self.has_base = ("head",) if shared_body else (), shared_body
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """M initializations, of which with a shared body only the heads differ."""

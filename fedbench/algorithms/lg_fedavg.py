@@ -4,7 +4,7 @@ Liang et al., 2020, Algorithm 1.  Departs from the paper: update="alternate" (de
 then the head at the new base, as the released code of the PFL benchmarks; "joint" is the paper's one step on both.
 frozen_momentum_drift repeats a quirk of that code: the part that is not moved has gradient zero rather than none, so
 that its momentum carries it on (with torch 1.4; weight decay acts as well).
-Reduces to: Local when the head is empty, FedAvg when the base is empty (joint).
+Reduces to: Local when the head is empty.
 """
 
 from typing import Literal
@@ -18,6 +18,7 @@ class LGFedAvg(Algorithm):
     """State: h [|head|]; theta [N, P], each client's row as last trained."""
 
     requires = ("head",)
+    has_base = True
 
     def __init__(self, update: Literal["alternate", "joint"] = "alternate", frozen_momentum_drift: bool = False):
         self.update, self.drift = update, frozen_momentum_drift

@@ -3,21 +3,18 @@
 import pytest
 import torch
 from by_hand import COHORTS_OF_FOUR, B, W, descent, four_of_six, squares
-from tiny import (
-    close,
-    deployed,
-    engine,
-    equal,
-    mlp,
-    play,
-    ragged,
-)
+from tiny import CPU, close, compose, deployed, engine, equal, mlp, play, ragged
 
+from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
-from fedbench.algorithms.local import Local
+from fedbench.algorithms.ifca import IFCA
+from fedbench.cli.conf_tree import group_options
 from fedbench.core.options import ConfigError
+from fedbench.engine.federation import Federation
+from fedbench.engine.optim import SGD
 from fedbench.nn.flat import Columns
+from fedbench.simulation import build
 
 
 def test_fedper_with_an_empty_head_is_fedavg() -> None:
@@ -27,9 +24,36 @@ def test_fedper_with_an_empty_head_is_fedavg() -> None:
     equal(deployed(a, one), other.w.expand(6, -1))
 
 
-def test_fedper_with_an_empty_base_is_local() -> None:
-    a, b = four_of_six(columns={"head": ["*"]}), four_of_six()
-    equal(deployed(a, play(a, FedPer(), 4, COHORTS_OF_FOUR)), deployed(b, play(b, Local(), 4, COHORTS_OF_FOUR)))
+WITH_BASE = ("fedbabu", "feddat", "fedper", "fedpia", "fedrep", "fedrod", "lg_fedavg")
+
+
+def test_methods_that_share_a_base() -> None:
+    """IFCA shares one by an option."""
+    found = [name for name in group_options("algorithm") if _method(name).has_base]
+    assert tuple(found) == WITH_BASE
+    assert IFCA(shared_body=True).has_base
+
+
+@pytest.mark.parametrize("name", WITH_BASE)
+@pytest.mark.parametrize("change", [["model=logistic"], ["model=mlp", "model.freeze=['body*']"]])
+def test_an_empty_base_is_refused(name: str, change: list[str]) -> None:
+    """FedPer on a model that is all head, or of which nothing else learns, would be Local under another name."""
+    cfg = compose([f"algorithm={name}", *change])
+    federation = Federation.build(*ragged(), CPU)
+    with pytest.raises(ConfigError, match=rf"algorithm={name}: nothing of the model learns but its head"):
+        _method(name).check(federation, build.model(cfg, federation), SGD(lr=0.1))
+
+
+def test_ifca_shares_no_empty_body() -> None:
+    federation = Federation.build(*ragged(), CPU)
+    model = build.model(compose(["algorithm=ifca", "model=logistic"]), federation)
+    IFCA().check(federation, model, SGD(lr=0.1))
+    with pytest.raises(ConfigError, match="algorithm=ifca: nothing of the model learns but its head"):
+        IFCA(shared_body=True).check(federation, model, SGD(lr=0.1))
+
+
+def _method(name: str) -> Algorithm:
+    return build.algorithm(compose([f"algorithm={name}"]))
 
 
 def test_fedper_by_hand() -> None:

@@ -24,6 +24,7 @@ from fedbench.data.base import EXTRA
 from fedbench.report import paper
 from fedbench.report.recipes import is_measured
 from fedbench.simulation import build
+from fedbench.simulation.instantiate import part
 
 NAMES = group_options("experiment")
 BESIDE = ("debug", "reduced/", "setting/")
@@ -351,3 +352,12 @@ def test_losses_of_fedpias_table_3_are_summed_over_labels(row: str) -> None:
     assert values["task"]["_target_"].endswith("MultiLabel") and values["task"]["loss"] == "bce_sum"
     assert composed(f"fedpia_table1_vqa/{row}")["task"]["loss"] == "bce_sum"
     assert values["adapter"]["places"] == (["block"] if "fusion" in row else ["attention", "mlp"])
+
+
+@pytest.mark.parametrize("table", ["breast_cancer_real", "breast_cancer_synth"])
+@pytest.mark.parametrize("setting", ["1", "2"])
+def test_the_case_study_goes_by_auc(table: str, setting: str) -> None:
+    """As its tables do: on the closing screen, in the choice of the best round and in reports."""
+    cfg = compose([f"+experiment=[{table}/{setting}/pgfed,reduced/pneumonia]"])
+    assert check(cfg)["task"]["primary"] == "auc"
+    assert part(cfg, "task").for_targets("classification").primary == "auc"

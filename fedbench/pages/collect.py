@@ -207,6 +207,7 @@ def _cells(table: str, runs: list[Run], known: list[paper.Experiment], options: 
             "table": table, **{key: cell.row[key] for key in ("method", *paper.KEYS)}, "form": form,
             "run_with": cell.overrides or None, "ours": _number(cell.ours.mean) if ran else None,
             "ours_std": _number(cell.ours.std) if ran else None, "ours_n": cell.ours.count if ran else None,
+            **({"ours_of": cell.ours.of} if ran and cell.ours.of != cell.ours.count else {}),
             "sigma": _number(cell.sigma) if ran else None,
             **({"tuned_at_end": 1} if cell.tuned else {}),
         })  # fmt: skip

@@ -202,7 +202,7 @@ class Places:
         require(found is not None, f"{self._page.folder}: {name} {where} is not printed")
         return float("nan") if found is None else found.mean
 
-    def ours(self, column: str, name: Any) -> float:
+    def ours(self, name: Any, column: str) -> float:
         """The mean of ours that a column of page.json shows, from cells.csv, for a row."""
         asked = column_of(self._page, column).ours
         require(asked is not None, f"{self._page.folder}: the column {column} shows nothing of cells.csv")

@@ -32,7 +32,12 @@ def ours_spread(page: Page, asked: Mapping[str, Any], labels: Mapping[str, Any])
     found = [row for row in page.cells if row["table"] == asked["table"] and row["ours"] is not None
              and all(str(row.get(column)) == value for column, value in wanted.items())]  # fmt: skip
     require(len(found) < 2, f"{page.folder / 'cells.csv'}: {len(found)} cells are {wanted}: name more of its columns")
-    return Spread(found[0]["ours"], found[0]["ours_std"], found[0]["ours_n"], found[0]["ours_n"]) if found else None
+    return _spread(found[0]) if found else None
+
+
+def _spread(cell: Row) -> Spread:
+    """Ours of a row of cells.csv; ours_of stands there where not all runs have a value."""
+    return Spread(cell["ours"], cell["ours_std"], cell["ours_n"], cell.get("ours_of") or cell["ours_n"])
 
 
 def _wanted(asked: Mapping[str, Any], labels: Mapping[str, Any]) -> dict[str, str]:
@@ -59,7 +64,7 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
 
 
 def _answered(page: Page, row: dict[str, str], ours: Row) -> paper.Cell:
-    value = Spread(ours["ours"], ours["ours_std"], ours["ours_n"], ours["ours_n"])
-    runs = [Run(page.folder)] * ours["ours_n"]  # of a cell's runs is asked only whether there are any
+    value = _spread(ours)
+    runs = [Run(page.folder)] * value.of  # of a cell's runs is asked only whether there are any
     return paper.Cell(row, runs, ours["run_with"] or "", ours["form"] == "reduced", value, ours["sigma"],
                       bool(ours.get("tuned_at_end")))  # fmt: skip

@@ -89,16 +89,19 @@ def read_page(folder: Path) -> Page:
 
 
 def write_page(page: Page) -> list[Path]:
-    """Write page.json and the CSV files that have rows; returns their paths."""
+    """Write page.json and the CSV files that have rows, remove those that have none; returns the written paths."""
     page.folder.mkdir(parents=True, exist_ok=True)
     said = {key: value for key, value in page.about.items() if value != KEYS[key]}
     replace_text(page.folder / "page.json", [as_json(said)])
     written = [page.folder / "page.json"]
     for name in ("runs", "curves", "cells", "gains"):
         rows: list[Row] = getattr(page, name)
+        path = page.folder / f"{name}.csv"
         if rows:
-            written.append(page.folder / f"{name}.csv")
-            replace_text(written[-1], [as_csv(rows)])
+            written.append(path)
+            replace_text(path, [as_csv(rows)])
+        else:
+            path.unlink(missing_ok=True)  # what it held is no part of the page any more
     return written
 
 

@@ -128,6 +128,12 @@ def read_table(name: str) -> list[dict[str, str]]:
     """Rows of a printed table; ConfigError with the nearest names for an unknown one."""
     known = tables()
     near = get_close_matches(name, known, 3, 0.3) or [t for t in known if name.split("_")[0] in t] or known
+    is_other = name not in known and re.fullmatch(r"\w+", name) and (PAPERS / f"{name}.csv").is_file()
+    require(
+        not is_other,
+        f"--paper {name}: fedbench/papers/{name}.csv has numbers of a figure or of a text, with columns of its own, "
+        "and no cells that runs are compared with",
+    )
     require(name in known, f"--paper {name}: no such table; the nearest are {', '.join(near)}")
     with (PAPERS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -234,17 +240,18 @@ def _measure(cell: Cell, question: Question) -> None:
 
 def _measure_relative(cells: list[Cell]) -> None:
     """Fill the cells that compare methods, from the cells they are made of, under the same overrides."""
-    by_method: dict[Any, dict[str, float]] = {}
+    by_method: dict[Any, dict[str, Spread]] = {}
     for cell in cells:
         if cell.ours.count:
-            by_method.setdefault((cell.key, cell.overrides), {})[cell.row["method"]] = cell.ours.mean
+            by_method.setdefault((cell.key, cell.overrides), {})[cell.row["method"]] = cell.ours
     for cell in cells:
         metric, compute = RELATIVE.get(cell.row["metric"], ("", None))
         if compute is not None:
             others = by_method.get(((*cell.key[:-1], metric), cell.overrides), {})
             own = others.get(cell.row["method"])
             if own is not None:
-                cell.ours = Spread(compute(own, others), None, len(cell.runs), len(cell.runs))
+                means = {method: spread.mean for method, spread in others.items()}
+                cell.ours = Spread(compute(own.mean, means), None, own.count, own.of)
 
 
 def departures(run: Run, known: Iterable[Experiment]) -> tuple[str, str]:
@@ -368,7 +375,9 @@ def strays(name: str, runs: list[Run]) -> list[str]:
 
 
 def remarks(name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float) -> list[Table]:
-    """What goes below the cells: the rankings, how to read the table, what to run."""
+    """What goes below the cells: the rankings, how to read the table, what to run; nothing where there are none."""
+    if not cells:
+        return []
     ranking = ranking_table(cells)
     reading_notes = [*paper_notes(cells, target), *strays(name, runs)]
     notes = [Table("", [], notes=lines) for lines in (reading_notes, commands(name, cells, known))]

@@ -6,6 +6,7 @@
     python -m fedbench.export <run directory> --client 7 --peft folder
     python -m fedbench.export <run directory> --predictions predictions.npz
 
+What is taken is of the last round that was saved, of a finished run the last one: the best round's models are not kept.
 The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.  Classes in Python files
 below the working directory are yours, and so are those that the options of --config-dir name.  Others are named again
 (model._target_=my_package.MyNet), and so is a pickle that the run trusts (dataset.trust=MNIST): docs/security.md.
@@ -98,7 +99,11 @@ def client_state(
     of a row.  merged: the whole state_dict of the bare module, with the adapter's numbers in its weights; ConfigError
     where an adapter cannot be merged.
     """
-    sim = open_run(run_dir, overrides, config_dir)
+    return state_of(open_run(run_dir, overrides, config_dir), client, merged)
+
+
+def state_of(sim: Simulation, client: int | str, merged: bool = False) -> dict[str, Tensor]:
+    """`client_state` of a run that is open."""
     state = _row_state(sim, client)
     if merged:
         bare = _bare(sim)
@@ -139,11 +144,16 @@ def save_peft(
     beside it.  base_model.safetensors is the state_dict of the bare module, which is frozen but for those: it may have
     been drawn, and the rest is worth nothing without it.  ConfigError where peft has no such adapter.
     """
+    save_peft_of(open_run(run_dir, overrides, config_dir), client, folder)
+
+
+def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None:
+    """`save_peft` of a run that is open."""
     try:
         from safetensors.torch import save
     except ImportError as error:
         raise ConfigError("--peft needs safetensors: pip install safetensors") from error
-    sim, folder = open_run(run_dir, overrides, config_dir), Path(folder)
+    folder = Path(folder)
     state, bare = _row_state(sim, client), _bare(sim)
     adapted, adapter = _holding(sim, state), part(sim.cfg, "adapter")
     config, tensors = _plain.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
@@ -153,6 +163,16 @@ def save_peft(
     write_file("--peft", folder / "adapter_model.safetensors", lambda file: file.write(save(tensors)))
     text = json.dumps(config, indent=2) + "\n"
     write_file("--peft", folder / "adapter_config.json", lambda file: file.write(text.encode()))
+
+
+def saved_round(sim: Simulation) -> str:
+    """Which round's models a run that is open has, for a reader who looks for the best."""
+    saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
+    if best is None:
+        return saved
+    if best == sim.done:
+        return f"{saved} (the best one, too)"
+    return f"{saved} (the models of round {best}, the best on test parts, are not kept)"
 
 
 def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
@@ -225,16 +245,22 @@ def main() -> int:
         check_file("--predictions", args.predictions)
         words = [*args.overrides, *_own(args)]
         if args.client is not None and args.peft is not None:
-            save_peft(args.run_dir, args.client, args.peft, words, args.config_dir)
+            sim = open_run(args.run_dir, words, args.config_dir)
+            save_peft_of(sim, args.client, args.peft)
             print(f"{args.peft}: client {args.client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
+            print(f"{args.peft}: {saved_round(sim)}")
         elif args.client is not None:
-            state = client_state(args.run_dir, args.client, words, args.merged, args.config_dir)
+            sim = open_run(args.run_dir, words, args.config_dir)
+            state = state_of(sim, args.client, args.merged)
             write_file("--out", out, lambda file: checkpoint.dump(state, file))
             print(f"{out}: state_dict of client {args.client}, {sum(t.numel() for t in state.values()):,} numbers")
+            print(f"{out}: {saved_round(sim)}")
         if args.predictions is not None:
-            exported = predictions(args.run_dir, overrides=words, config_dir=args.config_dir)
+            sim = open_run(args.run_dir, words, args.config_dir)
+            exported = predictions_of(sim)
             write_file("--predictions", args.predictions, lambda file: np.savez(file, **exported))  # type: ignore
             print(f"{args.predictions}: {', '.join(exported)} of {len(exported['client']):,} test samples")
+            print(f"{args.predictions}: {saved_round(sim)}")
     return status.code
 
 

@@ -11,7 +11,7 @@ from run_folders import make_run
 
 from fedbench.pages import build
 from fedbench.pages.__main__ import main
-from fedbench.pages.store import read_page
+from fedbench.pages.store import Page, read_page, write_page
 from fedbench.report.__main__ import main as report
 
 pytest.importorskip("jinja2", reason="pages need jinja2: pip install 'fedbench[report]'")
@@ -207,6 +207,19 @@ def test_a_metric_of_its_own(sweep, tmp_path) -> None:
     best = [line.split(" | ") for line in pipes((page / "README.md").read_text())][2:5]
     assert [line[0] for line in best] == ["| PGFed", "| FedAvg", "| Local"]  # the smallest loss first
     assert best[0][1] == "0.2700 ± 0.0000" and build.differences(build.make(page)) == []
+
+
+def test_a_table_without_rows_has_no_file(sweep, tmp_path) -> None:
+    page = read_page_of(sweep, tmp_path)
+    assert (page.folder / "gains.csv").is_file()
+    page.gains = []
+    write_page(page)
+    assert not (page.folder / "gains.csv").exists() and read_page(page.folder).gains == []
+
+
+def read_page_of(sweep: Path, tmp_path: Path) -> Page:
+    assert main(["write", str(tmp_path / "mine"), str(sweep)]) == 0
+    return read_page(tmp_path / "mine")
 
 
 def test_what_cannot_be_read_is_said(tmp_path, capsys) -> None:

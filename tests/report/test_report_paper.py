@@ -169,6 +169,30 @@ def test_misspelt_table_is_refused(capsys):
     assert "the nearest are pgfed_table1_cifar" in capsys.readouterr().err
 
 
+def test_a_table_of_facts_is_not_said_to_be_run(conf_dir, capsys):
+    assert main([str(conf_dir.parent), "--paper", "pfedmoap_table5_datasets"]) == 1  # without any run
+    capsys.readouterr()
+    make_run(conf_dir.parent / "some", "pgfed")
+    assert main([str(conf_dir.parent / "some"), "--paper", "pfedmoap_table5_datasets"]) == 0
+    assert capsys.readouterr().out.strip() == "pfedmoap_table5_datasets: nothing in it is measured by a run"
+
+
+def test_a_file_of_a_figures_numbers_is_no_table(capsys):
+    assert main(["--paper", "pfednet_compression"]) == 1
+    error = capsys.readouterr().err
+    assert "fedbench/papers/pfednet_compression.csv has numbers of a figure" in error and "no such table" not in error
+
+
+def test_seeds_that_never_reach_the_target_are_not_counted(tmp_path):
+    """Neither in rounds nor in the ratio that is made of them."""
+    for method in ("PGFed", "FedAvg"):
+        for seed, accuracy in enumerate((0.75, 0.6)):  # of each one seed reaches 0.7
+            run_for(tmp_path, method.lower(), seed, accuracy, table="pgfed_convergence", method=method)
+    cells = measured(tmp_path, "pgfed_convergence")
+    counted = {metric: (cell.ours.count, cell.ours.of) for (method, metric), cell in cells.items() if method == "PGFed"}
+    assert counted == {"rounds_to_target": (1, 2), "speedup_x_vs_slowest": (1, 2)}
+
+
 def test_dot_plot(half, conf_dir, tmp_path):
     pytest.importorskip("matplotlib")
     assert main([str(half), "--paper", "pgfed_table1_cifar", "--figures", str(tmp_path / "f")]) == 0

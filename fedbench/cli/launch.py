@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shlex
 import shutil
+import socket
 import sys
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, flag_override, open_dict
 
 from fedbench.cli import jobs, resume
 from fedbench.cli.compose import Composer, quoted
-from fedbench.cli.config import RESERVED, with_choices
+from fedbench.cli.config import RESERVED, check, config_hash, with_choices
 from fedbench.cli.hydra_run import (
     Outcome,
     check_processes,
@@ -147,8 +151,11 @@ def run_single(composer: Composer, command: Command, full: DictConfig) -> Outcom
     check_processes(full, [*command.flags, *command.overrides])
     is_named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in command.overrides)
     path = Path(_run_dir(full))
+    starts_again = jobs.under_torchrun() and not is_named
+    if starts_again:
+        path = _torchruns_folder(path.parent, check(with_choices(full, full.hydra)))
     existing = next(parent for parent in path.parents if parent.exists())
-    folder = make_folder(path, fresh=not is_named)
+    folder = make_folder(path, fresh=not is_named and not starts_again)
     token = uuid.uuid4().hex
     extra = [f"hydra.run.dir={quoted(folder)}", f"+hydra.job.env_set.{jobs.TOKEN}={token}"]
     run_hydra(command.flags, [*composer.rewrite(command.overrides), *extra])
@@ -157,6 +164,20 @@ def run_single(composer: Composer, command: Command, full: DictConfig) -> Outcom
         remove_folder(folder, existing)
         return Outcome(status)
     return Outcome(status, (folder,))
+
+
+def _torchruns_folder(folder: Path, values: dict[str, Any]) -> Path:
+    """The folder of the run that these processes of torchrun began, were they started again; a new one beside finished
+    runs.
+
+    It is named after TORCHELASTIC_RUN_ID and the configuration.  Without --rdzv-id all commands have the id "none":
+    then the host and the process of torchrun tell them apart.
+    """
+    run_id = os.environ[jobs.TORCHRUN]
+    agent = [socket.gethostname(), os.getppid()] if run_id in ("", "none") else []
+    name = hashlib.sha256(json.dumps([run_id, *agent, config_hash(values)]).encode()).hexdigest()[:8]
+    names = (folder / f"torchrun-{name}{f'-{k}' if k else ''}" for k in count())
+    return next(path for path in names if read_json(path / "summary.json").get("status") != "finished")
 
 
 def _run_dir(full: DictConfig) -> str:

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from fedbench.core.cores import cores
 from fedbench.core.options import ConfigError, require
 from fedbench.data._depth import Span, Window, common_window, to_eight_bits
 from fedbench.data._files import cached_array, log
@@ -86,7 +87,7 @@ def open_pictures(
     window: the values of pictures of more than 8 bits that become 0 and 255; None: see `window_of`.
     """
     window = window_of(paths, window, name)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside the interpreter lock
+    with ThreadPoolExecutor(cores()) as pool:  # Pillow decodes outside the interpreter lock
         decoded = pool.map(lambda path: open_picture(path, side, color, window), paths)
         return fill(decoded, len(paths), (3 if color == "rgb" else 1, side, side))
 
@@ -99,7 +100,7 @@ def window_of(
     That is `window`, or the range of all of them; None where no picture has more.  opened: from one of `files` to what
     Pillow opens.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         found = pool.map(lambda file: _span(opened(file) if opened else file), files)
         spans = [span for span in found if span is not None]
     if window is None:
@@ -131,7 +132,7 @@ def _decoded(name: str, paths: list[Path], side: int) -> Iterator[np.ndarray]:
     n, began, told = len(paths), time.monotonic(), 0
     log.info("%s: decoding %s pictures once", name, f"{n:,}")
     window = window_of(paths, None, name)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, n, BLOCK):
             some = paths[start : start + BLOCK]
             yield np.stack(list(pool.map(lambda path: open_picture(path, side, "rgb", window, squeeze=False), some)))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.cores import cores
 from fedbench.core.options import ConfigError, require
 from fedbench.data._answers import EVERY, Answers, is_closed
 from fedbench.data._depth import Window
@@ -162,7 +163,7 @@ class Layout:
         shape = (n, 3 if self.color == "rgb" else 1, self.side, self.side)
 
         def decoded() -> Iterator[np.ndarray]:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:  # some at a time: all the files would fill the memory
+            with ThreadPoolExecutor(cores()) as pool:  # some at a time: all the files would fill the memory
                 for files, names in listed:
                     window = window_of(names, None, f"{name} ({files.path})", files.open)
                     read = partial(self._picture, files, window)

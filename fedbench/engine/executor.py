@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import torch
 
+from fedbench.core.cores import cores
 from fedbench.core.options import RunError
 from fedbench.engine.cuda_graphs import GraphedGradients
 from fedbench.engine.gradients import DirectGradients
@@ -56,11 +56,6 @@ class Plan:
         """For the line that says what was timed."""
         more = "/graphs" * self.graphs + f"/{self.convolution}" * (self.convolution != "grouped")
         return f"{self.name}/{self.chunk or 'all'}/{self.workers}x{self.intra}{more}"
-
-
-def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def plans(

@@ -28,6 +28,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from fedbench.core.options import ConfigError, PeerLost, RunError
 from fedbench.core.rng import key
@@ -271,8 +273,11 @@ def connect() -> Ranks:
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     )
     if size > 1:
+        started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         with peers_needed():
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+            store, _, _ = next(rendezvous("env://"))  # torchrun keeps it over restarts, addresses of the dead too
+            attempt = PrefixStore(f"fedbench/{started}", store)
+            dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size, timeout=TIMEOUT)
         _ranks = Ranks(rank, size, local, local_size)
     return _ranks
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import fedbench
-from fedbench.engine.executor import cores
+from fedbench.core.cores import cores
 
 try:
     import resource

@@ -29,7 +29,7 @@ from fedbench.cli.app import main
 from fedbench.cli.conf_tree import find_conf_dir, group_options
 from fedbench.cli.config import check, compose, load_config
 from fedbench.cli.jobs import Console
-from fedbench.cli.launch import make_folder
+from fedbench.cli.launch import make_folder, run_command
 from fedbench.core.lock import writing
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
@@ -263,6 +263,31 @@ def test_the_run_folder_may_be_named(capsys: pytest.CaptureFixture[str]) -> None
         assert main(["hydra.run.dir=mine", "rounds=30"]) == 0
     assert calls(Path("mine")) == ["resume=False rounds=30 seed=0 project=fedbench"]
     assert "mine: finished already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("run_id", ["none", "job-7"])
+def test_processes_that_torchrun_starts_again_go_on(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another id, another agent of torchrun (where there is no id), another configuration have folders of their own."""
+    monkeypatch.setenv(jobs.TORCHRUN, run_id)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+
+    def interrupted(*words: str) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            run_command(["name=interrupted", *words])
+
+    interrupted()
+    (folder,) = runs()
+    assert folder.name.startswith("torchrun-")
+    interrupted()
+    assert runs() == [folder] and [line.split()[0] for line in calls(folder)] == ["resume=False", "resume=True"]
+    interrupted("seed=1")
+    assert len(runs()) == 2
+    monkeypatch.setattr(os, "getppid", lambda: 0)
+    interrupted()
+    assert len(runs()) == (3 if run_id == "none" else 2)
+    before = len(runs())
+    assert [run_command(["seed=2"]), run_command(["seed=2"])] == [0, 0]  # what is finished is not begun again
+    assert len(runs()) == before + 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A cell that a launcher's time limit stops goes on by itself, to the bytes of an uninterrupted run."""
+"""What a time limit or a killed process stops goes on by itself, to the bytes of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -47,3 +47,24 @@ def test_a_cell_at_its_time_limit_goes_on(tmp_path: Path) -> None:
     subprocess.run([*command, *WORDS, "hydra.run.dir=whole"], cwd=tmp_path, env=env, capture_output=True, check=True)
     for name in ("metrics.csv", "clients.csv"):
         assert (cell / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_again_go_on(tmp_path: Path) -> None:
+    """The first process is killed; the second attempt finds the folder by torchrun's id."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    words = ["algorithm=fedavg", "model=logistic", "partition.num_clients=4", "tracking=disabled", "checkpoint.every=1"]
+    words += ["rounds=200", "hardware=ddp", "hardware.device=cpu", "output_dir=runs"]
+    process = subprocess.Popen([*command, "-m", "fedbench", *words], cwd=tmp_path, env=env, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    until = time.monotonic() + 250
+    while time.monotonic() < until and not list(tmp_path.glob("runs/*/*/*/checkpoint.pt")):
+        time.sleep(0.1)
+    listed = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    ranks = [int(pid) for pid, parent in map(str.split, listed.splitlines()[1:]) if parent == str(process.pid)]
+    os.kill(min(ranks), signal.SIGKILL)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
+    (folder,) = tmp_path.glob("runs/*/*/*")
+    assert "resuming after round" in out and read_json(folder / "summary.json")["rounds"] == 200

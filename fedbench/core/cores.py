@@ -1,0 +1,71 @@
+"""How many processors this process was given: by the system, a container's quota, Slurm or Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SYSTEM = Path("/")
+
+
+def cores(system: Path = SYSTEM) -> int:
+    """Return the number of processors that this process may use, at least 1.
+
+    It is the least of the affinity mask, SLURM_CPUS_PER_TASK, the CPUs that Ray assigned to its worker, and the CPU
+    quotas of control groups (version 2 and 1), rounded down.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([affinity, *_slurm(), *_ray(), *_quotas(system)])))
+
+
+def _slurm() -> list[float]:
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return [int(given)] if given.isdecimal() else []
+
+
+def _ray() -> list[float]:
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return []
+    try:
+        assigned = ray.get_runtime_context().get_assigned_resources()
+    except AssertionError:  # the process that starts Ray's workers is none of them
+        return []
+    return [float(assigned["CPU"])] if assigned.get("CPU") else []
+
+
+def _quotas(system: Path) -> Iterator[float]:
+    """The quotas of this process's control group and of those above it, in processors."""
+    for line in _text(system / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounted = system / "sys/fs/cgroup"
+        for root in [mounted / controllers, mounted / "cpu"] if controllers else [mounted, mounted / "unified"]:
+            for folder in [root / group.strip("/"), *(root / group.strip("/")).parents]:
+                quota = _version_1(folder) if controllers else _version_2(folder)
+                if quota is not None:
+                    yield quota
+                if folder == root:
+                    break
+
+
+def _version_2(folder: Path) -> float | None:
+    """cpu.max: "200000 100000" are 2 processors, "max 100000" is no limit."""
+    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _version_1(folder: Path) -> float | None:
+    """A quota of -1 is no limit."""
+    quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

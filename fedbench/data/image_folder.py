@@ -16,6 +16,7 @@ from fedbench.core.options import ConfigError, Count, listed, require
 from fedbench.data._depth import check_window
 from fedbench.data._extra import extra_path, join_extra
 from fedbench.data._files import cached, fingerprint, is_hidden, log
+from fedbench.data._foreign import refuse_foreign
 from fedbench.data._images import READER, half, open_pictures
 from fedbench.data._names import check_spelling
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
@@ -62,6 +63,8 @@ class ImageFolder:
         root = Path(str(self.path))
         require(root.is_dir(), f"dataset.path={root} is not a folder")
         files = sorted(_pictures(root))
+        if not files:
+            refuse_foreign(root, "dataset=image_folder")
         require(bool(files), f"{root} holds no pictures ({', '.join(sorted(SUFFIXES))}) below its folders")
         tops, kinds = self._read_layout([f.split("/") for f in files], root)
         key = self._key(root, files)

@@ -18,6 +18,7 @@ from fedbench.core.options import ConfigError, Count, Seed, require, require_dis
 from fedbench.data._depth import check_window
 from fedbench.data._extra import extra_path, join_extra
 from fedbench.data._files import cached, log
+from fedbench.data._foreign import refuse_foreign
 from fedbench.data._images import READER, half, open_pictures
 from fedbench.data._label_lists import join_columns, refuse_lists, split_lists
 from fedbench.data._names import check_spelling
@@ -155,7 +156,8 @@ class Table:
 
     def __init__(self, path: Path, columns: dict[str, str | list[str] | None]):
         self.path, self.columns = path, columns
-        require(path.is_file(), f"{path} is not there: dataset.path names a CSV file with a row per picture")
+        refuse_foreign(path, "dataset=image_table")
+        require(path.is_file(), f"{path} is no file: dataset.path names a CSV file with a row per picture")
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.DictReader(file)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, require
 from fedbench.data._files import DAMAGE
+from fedbench.data._foreign import refuse_foreign
 from fedbench.data._images import channel_axis
 from fedbench.data.base import Arrays
 from fedbench.data.npz import from_columns, most_occur, require_rows
@@ -33,6 +34,7 @@ class Npy:
         """Read the files, but for X.npy; ConfigError where one is missing, damaged, or of another layout."""
         require(self.path is not None, "dataset=npy needs dataset.path=<a folder with X.npy and y.npy>")
         folder = Path(str(self.path))
+        refuse_foreign(folder, "dataset=npy")
         inputs = read_npy(folder / "X.npy", mapped=True)
         flat = {"y": read_npy(folder / "y.npy")}
         flat |= {c: read_npy(folder / f"{c}.npy") for c in COLUMNS[1:] if (folder / f"{c}.npy").exists()}

@@ -19,6 +19,7 @@ import numpy as np
 from fedbench.core.options import ConfigError, Count, require
 from fedbench.data._depth import Span, Window, check_window, common_window, to_eight_bits
 from fedbench.data._files import cached, fingerprint, log, read_npz
+from fedbench.data._foreign import refuse_foreign
 from fedbench.data._images import CHANNELS, channels_first, fill, half, resize
 from fedbench.data._names import check_spelling
 from fedbench.data._published import PARTS, Published
@@ -50,6 +51,7 @@ class Npz:
         """Read the file; ConfigError where it is missing, damaged, of another layout, or carries a pickle."""
         require(self.path is not None, "dataset=npz needs dataset.path=<your file>.npz")
         path = Path(str(self.path))
+        refuse_foreign(path, "dataset=npz")
         arrays = most_occur(from_layout(read_npz(path), str(path), self.task, self.window), str(path))
         return resized(arrays, self.resize, self.data_dir, path, self.window)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedbench.core.files import read_json
 from fedbench.core.options import require
+from fedbench.data._foreign import refuse_foreign
 from fedbench.data._names import check_spelling
 from fedbench.data._pickled import read_object
 from fedbench.data.base import TEST, TRAIN, Arrays
@@ -35,10 +36,14 @@ class PFLlib:
         require(self.path is not None, "dataset=pfllib needs dataset.path=<a folder with train/ and test/ of PFLlib>")
         folder = Path(str(self.path))
         names = {part: {f.stem for f in (folder / part).glob("*.npz") if f.stem.isdecimal()} for part in FOLDERS}
+        if not names["train"]:
+            refuse_foreign(folder, "dataset=pfllib")
+        odd = sorted(names["train"] ^ names["test"], key=int)
         require(
-            bool(names["train"]) and names["train"] == names["test"],
+            bool(names["train"]) and not odd,
             f"dataset.path={folder} is no folder of PFLlib: train/ has {len(names['train'])} and test/ has "
-            f"{len(names['test'])} clients' files (0.npz, 1.npz, ...), which must be the same ones",
+            f"{len(names['test'])} clients' files (0.npz, 1.npz, ...), which must be the same ones"
+            + (f"; {odd[0]}.npz is in one of them alone" if odd else ""),
         )
         check_spelling(names["train"], f"dataset.path={folder}: the clients' files")
         x, y, part, client = [], [], [], []

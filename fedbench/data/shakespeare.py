@@ -134,6 +134,11 @@ def _users(files: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read(user: str, data: dict[str, Any], length: int) -> tuple[np.ndarray, np.ndarray]:
     """A user's windows [n, length], and what follows them [n]."""
+    require(
+        all(isinstance(text, str) for text in (*data["x"], *data["y"])),
+        f"{SOURCE}: {user} has samples that are no text, as in LEAF's FEMNIST or Sent140, and this set is of "
+        "text to go on with: write pictures as arrays X, y and client by numpy.savez, for dataset=npz partition=domain",
+    )
     lengths = {len(x) for x in data["x"]}
     require(
         all(size >= length for size in lengths) and len(lengths) <= 1 and all(len(y) == 1 for y in data["y"]),

@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from fedbench.core.options import ConfigError, require, require_distinct
+from fedbench.data._foreign import refuse_foreign
 from fedbench.data._names import NUMBER, check_spelling
 from fedbench.data._table import Scale, ScaleFit, TableFit, warn_of_row_numbers
 from fedbench.data.base import TRAIN, Arrays
@@ -206,7 +207,8 @@ class Table:
     def __init__(self, path: Path, delimiter: str, missing: set[str], decimal: Decimal = "point"):
         self.path, self.delimiter, self.missing = path, delimiter, missing
         self.decimal: Decimal = decimal
-        require(path.is_file(), f"{path} is not there: dataset.path names a CSV file with a row per sample")
+        refuse_foreign(path, "dataset=table_csv")
+        require(path.is_file(), f"{path} is no file: dataset.path names a CSV file with a row per sample")
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 self.first_line = file.readline()

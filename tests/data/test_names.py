@@ -100,7 +100,7 @@ READERS: dict[str, Callable[[Path, str, str], None]] = {
 def test_every_reader_looks(reader: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"'7' and '7\.0', which are equal numbers|'7\.0' and '7'"):
         READERS[reader](tmp_path, "7", "7.0")
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
     (tmp_path / "two").mkdir()
     READERS[reader](tmp_path / "two", "Yes", "yes")
     assert [r.levelname for r in caplog.records if "differ only by case" in r.getMessage()] == ["WARNING"]

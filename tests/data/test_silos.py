@@ -113,7 +113,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, change, options: dict, wo
 def test_what_is_missing_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs dataset\.path"):
         ImageTable(str(tmp_path)).load()
-    assert "is not there" in sentence(tmp_path / "no.csv")
+    assert "is no file" in sentence(tmp_path / "no.csv")
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00image")
     assert "cannot be read as a CSV file" in sentence(tmp_path / "bad.csv")
     path, rows = make_table(tmp_path)

@@ -1,0 +1,51 @@
+"""Files that other programs write and no data set reads: recognized, so that a refusal can say what they are."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from fedbench.core.options import ConfigError
+
+BEGINNINGS = {
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file of Hugging Face datasets",
+    b"\x89HDF": "an HDF5 file",
+    b"SQLite format 3": "an SQLite database",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook",
+    b"\x1f\x8b": "a gzip file",
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+}
+LEAF = "a JSON file of LEAF"
+INSIDE = ("*.arrow", "*/*.arrow", "*.parquet", "*/*.parquet", "*.json", "*/*.json")  # of a folder
+
+
+def refuse_foreign(path: Path, reader: str) -> None:
+    """Refuse a file, or a folder with a file, that only other programs read.
+
+    Args:
+        path: What dataset.path names; nothing happens where it does not exist.
+        reader: The option that was to read it, as in "dataset=npz".
+
+    Raises:
+        ConfigError: Its first bytes are those of a foreign kind.
+    """
+    files = [found for pattern in INSIDE for found in sorted(path.glob(pattern))] if path.is_dir() else [path]
+    for file in files:
+        if file.is_file() and (kind := _kind(file)):
+            raise ConfigError(
+                f"{file} is {kind}, which {reader} does not read: write rows as a CSV file (dataset=table_csv), or "
+                "arrays X, y and client by numpy.savez (dataset=npz)"
+            )
+
+
+def _kind(path: Path) -> str | None:
+    with path.open("rb") as file:
+        start = file.read(1024)
+    if start.startswith(b"PK") and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return "an Excel workbook" if any(name.startswith("xl/") for name in archive.namelist()) else None
+    if start.lstrip()[:1] == b"{" and b'"users"' in start:
+        return LEAF
+    return next((kind for beginning, kind in BEGINNINGS.items() if start.startswith(beginning)), None)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fedbench.cli import jobs
 from fedbench.cli.compose import Composer, explain, quoted
@@ -87,8 +87,9 @@ def _naming(master: DictConfig, swept: list[str]) -> list[str]:
     hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
     left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
     naming = [f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}"] if hidden else []
-    subdir = master.hydra.sweep._get_node("subdir")._value()
-    if str(subdir).startswith("${cell_name:") and subdir.endswith("}"):  # and not what the user has set
+    sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
+    subdir = str(sweep["subdir"])
+    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # and not what the user has set
         naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
     return naming
 

@@ -21,9 +21,9 @@ from fedbench.report.sent import DIRECTIONS, is_compressed, megabytes, sent_unti
 from fedbench.report.summary import Group, Options, group_runs, left_out, notes, over_seeds, results
 
 MAIN = "main"  # the part of a page that has one
-SCORES = ["n", "clients", "last", "best", "best_val", "worst", "global"]
+SCORES = ["n", "counted", "last", "best", "best_val", "worst", "global"]
 SCORES += ["rounds_to_target", "seconds_to_target", "images_per_s"]
-SOMETIMES = ("best_val", "clients")  # columns of a new table only where some run has a value
+SOMETIMES = ("best_val", "counted")  # columns of a new table only where some run has a value
 GAINS = ["n", "gain_last", "gain_best_mean", "gain_own_best", "gain_better"]
 SENT = ["n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_target"]
 ABSOLUTE = re.compile(r"(?<=[=\[,])(?:/|[A-Za-z]:[\\/])(?:[^\s',\]]*[/\\])?([^\s',\]/\\]+)")  # a value: /data/x.npz
@@ -145,7 +145,7 @@ def _scores(run: Run, runs: list[Run], options: Options) -> Row:
     found: Row = {name: scores.value_at(run, metric, at) for name, at in rounds.items()}
     found["best_round"] = None if rounds["best"] is None else int(rounds["best"])
     if counted := scores.clients_at(run, metric, chosen):
-        found["clients"] = counted
+        found["counted"] = counted
     found["worst"] = scores.value_at(run, f"{metric}_worst", chosen)
     found["global"] = scores.value_at(run, metric.replace("personal/", "global/"), chosen)
     found["rounds_to_target"] = to_target
@@ -210,6 +210,7 @@ def _cells(table: str, runs: list[Run], known: list[paper.Experiment], options: 
             **({"ours_of": cell.ours.of} if ran and cell.ours.of != cell.ours.count else {}),
             "sigma": _number(cell.sigma) if ran else None,
             **({"tuned_at_end": 1} if cell.tuned else {}),
+            **({"counted": cell.clients} if cell.clients else {}),
         })  # fmt: skip
     return rows
 

@@ -67,4 +67,4 @@ def _answered(page: Page, row: dict[str, str], ours: Row) -> paper.Cell:
     value = _spread(ours)
     runs = [Run(page.folder)] * value.of  # of a cell's runs is asked only whether there are any
     return paper.Cell(row, runs, ours["run_with"] or "", ours["form"] == "reduced", value, ours["sigma"],
-                      bool(ours.get("tuned_at_end")))  # fmt: skip
+                      bool(ours.get("tuned_at_end")), ours.get("counted"))  # fmt: skip

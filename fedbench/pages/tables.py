@@ -76,7 +76,7 @@ def known_columns(page: Page) -> dict[str, dict[str, Any]]:
     gains = {"gain_last": "gain@last", "gain_best_mean": "gain@best_mean", "gain_own_best": "gain@own_best"}
     columns = {
         "n": {"title": "n"},
-        "clients": {"title": "clients", "none": "all"},
+        "counted": {"title": "over clients", "none": "all"},
         **{key: {"title": title, **score} for key, title in titles.items()},
         "rounds_to_target": {"title": f"rounds to {target}", "digits": 1, "none": "never"},
         "seconds_to_target": {"title": f"s to {target}", "digits": 1, "none": "never"},

@@ -54,7 +54,7 @@ class Cell:
     """A printed number and ours: ``ours.std`` is what the paper's ± means, ``sigma`` our std over seeds.
 
     overrides: what the runs depart in from their experiment file; reduced: by another file that goes beside it.  tuned:
-    ours is after fine-tuning at the end.
+    ours is after fine-tuning at the end.  clients: over how many clients ours is a mean, where these are not all.
     """
 
     row: dict[str, str]
@@ -64,6 +64,7 @@ class Cell:
     ours: Spread = field(default_factory=lambda: Spread(float("nan"), None, 0, 0))
     sigma: float | None = None
     tuned: bool = False
+    clients: str | None = None
 
     @property
     def printed(self) -> Spread:
@@ -233,6 +234,8 @@ def _measure(cell: Cell, question: Question) -> None:
     cell.ours = over_seeds(answer.value for answer in answers)
     cell.sigma = cell.ours.std
     cell.tuned = any(run.tuned for run in cell.runs)
+    counted = [answer.clients for answer in answers]
+    cell.clients = ", ".join(dict.fromkeys(text or "all" for text in counted)) if any(counted) else None
     spreads = [answer.spread for answer in answers if answer.spread is not None]
     if spreads:
         cell.ours = replace(cell.ours, std=float(np.mean(spreads)))
@@ -294,10 +297,13 @@ def cell_table(
         Column("in_std", "in our std", 1),
         Column("n", "n"),
     ]
+    if any(cell.clients for cell in cells):
+        numbers.append(Column("counted", "over clients", none=""))
     rows = [
         {key: cell.row[key] for key in ("method", *KEYS)} | {
             "overrides": cell.overrides or None, "printed": cell.printed, "ours": _ours(cell),
-            "difference": cell.difference, "in_std": cell.in_std, "n": cell.ours.count, "tuned": cell.tuned}
+            "difference": cell.difference, "in_std": cell.in_std, "n": cell.ours.count, "counted": cell.clients,
+            "tuned": cell.tuned}
         for cell in cells
     ]  # fmt: skip
     if title is None:
@@ -387,7 +393,11 @@ def remarks(name: str, cells: list[Cell], runs: list[Run], known: list[Experimen
 def paper_notes(cells: list[Cell], target: float) -> list[str]:
     """What a reader of the comparison must know."""
     metrics = {cell.row["metric"] for cell in cells}
+    counted = (
+        "over clients: over how many our mean is, where a score is not defined for all (or eval.clients is given)."
+    )
     lines = [
+        *([counted] if any(cell.clients for cell in cells) else []),
         "printed: mean ± std as in the paper. ours: mean ± population std (ddof=0) over n seeds. in our std: "
         f"(ours - printed) / our std over seeds, from {LEAST} seeds on.",
     ]

@@ -35,10 +35,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A run's value for a cell; ``spread``: a std over clients or rounds, where the papers print that beside it."""
+    """A run's value for a cell; ``spread``: a std over clients or rounds, where the papers print that beside it;
+    ``clients``: over how many clients a mean is ("3 of 6"), where these are not all."""
 
     value: float
     spread: float | None = None
+    clients: str = ""
 
 
 Recipe = Callable[[Run, Question], Answer]
@@ -60,16 +62,22 @@ def mean(column: str) -> Recipe:
             return last_three(run, column)
         at = scores.selected_round(run, column, "last" if which == "last3" else which)
         if domain is None:
-            return Answer(100 * scores.value_at(run, column, at))
+            return Answer(100 * scores.value_at(run, column, at), clients=scores.clients_at(run, column, at))
         members = clients_of(run, domain)
         rounds, ids, values = run.clients(column)  # [R], [N], [R, N]
         row = scores.value_row(rounds, at)
         if row is None or not len(members):
             return Answer(NAN)
         chosen = values[row, np.isin(ids, members)]
-        return Answer(100 * float(np.nanmean(chosen)) if not np.isnan(chosen).all() else NAN)
+        counted = _counted(~np.isnan(chosen), len(members))
+        return Answer(100 * float(np.nanmean(chosen)) if not np.isnan(chosen).all() else NAN, clients=counted)
 
     return recipe
+
+
+def _counted(known: np.ndarray, total: int) -> str:
+    """How many of so many clients have a value, as "3 of 6"; "" where all or none have."""
+    return "" if known.sum() in (0, total) else f"{known.sum()} of {total}"
 
 
 def last_three(run: Run, column: str) -> Answer:
@@ -99,7 +107,7 @@ def gain(metric: str, client: int | None = None) -> Recipe:
         if gained is None:
             return Answer(NAN)
         if client is None:
-            return Answer(100 * gained.mean, 100 * gained.std)
+            return Answer(100 * gained.mean, 100 * gained.std, _counted(~np.isnan(gained.each), len(gained.each)))
         return Answer(100 * float(gained.each[client - 1]) if client <= len(gained.each) else NAN)
 
     return recipe

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.report.runs import Run
-from fedbench.tasks.scores import COUNT, direction
+from fedbench.tasks.scores import COUNT, ENDS, direction
 
 SELECTIONS = ("last", "best", "best_val")
 GAINS = ("last", "best_mean", "own_best")
@@ -92,6 +92,7 @@ def value_at(run: Run, metric: str, round: float | None) -> float:
 
 def clients_at(run: Run, metric: str, round: float | None) -> str:
     """Over how many clients the mean of a metric at a round is, as "3 of 6"; "" where it is over all."""
+    metric = next((metric.removesuffix(end) for end in ENDS if metric.endswith(end)), metric)
     total, counted = run.summary.get("num_clients"), run.summary.get("evaluated_clients", math.nan)
     for at, values in _kept_values(run):
         if at == round and metric in values:

@@ -164,7 +164,7 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
     unit = " (%)" if scores.is_fraction(options.metric) else ""
     title = f"{options.metric}{unit}: {facts(groups)}"
     ordered = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
-    columns = [column for column in _columns(options) if column.key != "clients" or any(r["clients"] for r in ordered)]
+    columns = [column for column in _columns(options) if column.key != "counted" or any(r["counted"] for r in ordered)]
     return Table(title, [*labels, *columns, *_gain_columns(options)], ordered)
 
 
@@ -196,7 +196,7 @@ def _columns(options: Options) -> list[Column]:
               ("global", "global")]  # fmt: skip
     return [
         Column("n", "n"),
-        Column("clients", "clients", none="all"),
+        Column("counted", "over clients", none="all"),
         *(Column(key, title, digits, scale) for key, title in metric),
         Column("rounds_to_target", f"rounds to {target}", 1, none="never"),
         Column("seconds_to_target", f"s to {target}", 1, none="never"),
@@ -216,7 +216,7 @@ def _scores(group: Group, options: Options) -> dict[str, Any]:
     counted = [scores.clients_at(run, metric, t) for run, t in zip(runs, rounds[options.select])]
     return {
         "n": len(runs),
-        "clients": ", ".join(dict.fromkeys(text or "all" for text in counted)) if any(counted) else None,
+        "counted": ", ".join(dict.fromkeys(text or "all" for text in counted)) if any(counted) else None,
         **{name: at(metric, name) for name in scores.SELECTIONS},
         "worst": at(f"{metric}_worst", options.select),
         "global": at(metric.replace("personal/", "global/"), options.select),
@@ -291,7 +291,7 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
     if any(scores.clients_at(run, options.metric, scores.selected_round(run, options.metric, options.select))
            for group in groups for run in group.runs):  # fmt: skip
         lines.append(
-            "clients: over how many the means are, where a score is not defined for all (or eval.clients is given)."
+            "over clients: how many the means are over, where a score is not defined for all (or with eval.clients)."
         )
     if repeated:
         lines.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")

@@ -97,9 +97,13 @@ def test_a_page_says_over_how_many_clients_a_mean_is(tmp_path, capsys) -> None:
     make_run(tmp_path / "runs", "pgfed")
     assert main(["write", str(tmp_path / "pages" / "few"), str(tmp_path / "runs")]) == 0
     page = read_page(tmp_path / "pages" / "few")
-    assert [row.get("clients") for row in page.runs] == [None, "3 of 4"]
+    assert [row.get("counted") for row in page.runs] == [None, "3 of 4"]
     lines = pipes((page.folder / "README.md").read_text())
-    assert "clients" in lines[0] and any("| 3 of 4 |" in line for line in lines) and any("| all |" in x for x in lines)
+    assert (
+        "over clients" in lines[0]
+        and any("| 3 of 4 |" in line for line in lines)
+        and any("| all |" in x for x in lines)
+    )
 
 
 def test_a_damaged_run_is_no_part_of_a_page(sweep, tmp_path, capsys) -> None:

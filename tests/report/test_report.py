@@ -245,22 +245,22 @@ def test_a_mean_says_over_how_many_clients_it_is(tmp_path, capsys, when):
     kept["last"]["personal/accuracy_clients"] = 3
     make_run(tmp_path, "pgfed", clients=clients, summary=kept if when == "kept" else None)
     make_run(tmp_path, "fedavg", summary={"evaluated_clients": 4})
-    make_run(tmp_path, "ditto", summary={"evaluated_clients": 2})
+    make_run(tmp_path, "ditto", config={"eval": {"clients": 2}}, summary={"evaluated_clients": 2})
     if when == "kept":  # as metrics.csv has it of a run whose first row says so
         path = next(tmp_path.glob("pgfed*")) / "metrics.csv"
         header, *lines = path.read_text().splitlines()
         path.write_text("\n".join([f"{header},personal/accuracy_clients", *(f"{line},3" for line in lines)]) + "\n")
-    rows = {row["method"]: row["clients"] for row in table_of(capsys, str(tmp_path))}
+    rows = {row["method"]: row["counted"] for row in table_of(capsys, str(tmp_path))}
     assert rows == {"pgfed": "3 of 4", "fedavg": "", "ditto": "2 of 4"}
     assert main([str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "  3 of 4  " in text and "clients: over how many the means are" in text
+    assert "  3 of 4  " in text and "over clients: how many the means are over" in text
 
 
 def test_a_mean_over_all_clients_says_nothing_of_it(sweep, capsys):
     assert main([str(sweep)]) == 0
     text = capsys.readouterr().out
-    assert "clients: over how many" not in text and "  clients  " not in text
+    assert "over clients: " not in text and "  over clients  " not in text
 
 
 def test_failed_runs_show_their_error(tmp_path, capsys):

@@ -193,6 +193,22 @@ def test_seeds_that_never_reach_the_target_are_not_counted(tmp_path):
     assert counted == {"rounds_to_target": (1, 2), "speedup_x_vs_slowest": (1, 2)}
 
 
+def test_a_cell_says_over_how_many_clients_it_is(tmp_path, capsys):
+    """AUC is not defined for two of the four clients."""
+    path = run_for(
+        tmp_path, "pgfed", 0, 0.75, table="breast_cancer_real", dataset="mammograms", clients=4, method="PGFed"
+    )
+    header, *lines = (path / "metrics.csv").read_text().splitlines()
+    lines = [f"{header},personal/auc,personal/auc_clients", *(f"{line},0.9,2" for line in lines)]
+    (path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    cells = measured(tmp_path, "breast_cancer_real")
+    assert cells["PGFed", "mean_auc_pct"].clients == "2 of 4"
+    assert cells["PGFed", "mean_accuracy_pct"].clients is None
+    assert main([str(tmp_path), "--paper", "breast_cancer_real"]) == 0
+    text = capsys.readouterr().out
+    assert "  2 of 4" in text and "over clients: over how many our mean is" in text
+
+
 def test_dot_plot(half, conf_dir, tmp_path):
     pytest.importorskip("matplotlib")
     assert main([str(half), "--paper", "pgfed_table1_cifar", "--figures", str(tmp_path / "f")]) == 0

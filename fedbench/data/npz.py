@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, require
+from fedbench.core.options import LARGEST, ConfigError, Count, require
 from fedbench.data._depth import Span, Window, check_window, common_window, to_eight_bits
 from fedbench.data._files import cached, fingerprint, log, read_npz
 from fedbench.data._foreign import refuse_foreign
@@ -231,7 +231,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
         require(bool(np.isin(y, (0, 1)).all()), f"{name}: multi-label rows must hold 0 and 1 only")
         return y.astype(np.float32), None
     require(
-        bool(np.isfinite(y).all() and (y == np.floor(y)).all()),
+        bool((np.abs(y) < LARGEST).all() and (y == np.floor(y)).all()),
         f"{name}: labels must be whole numbers, "
         "or dataset.task=regression says that they are to be predicted as numbers",
     )

@@ -372,6 +372,8 @@ def test_npz_never_runs_a_pickle(tmp_path: Path):
         ({"images": images(6, 8, 8)}, "lacks X and y"),
         ({"X": images(6, 8, 8), "y": np.arange(6) - 1}, "labels span -1 to 4"),
         ({"X": images(6, 8, 8), "y": np.arange(6) / 2}, "whole numbers"),
+        ({"X": images(6, 8, 8), "y": np.arange(6) * 1e30}, "whole numbers"),
+        ({"X": images(6, 8, 8), "y": np.array([0, 1, 0, 1, 0, np.nan])}, "whole numbers"),
         ({"X": images(6, 8, 8), "y": np.arange(12).reshape(6, 2)}, "0 and 1 only"),
         ({"X": images(6, 8, 8), "y": np.zeros(6)}, "at least 2"),
         ({"X": images(6, 8, 8), "y": np.arange(6), "split": np.full(6, 7)}, "split must be"),

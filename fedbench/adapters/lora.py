@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.adapters.base import Adapter
-from fedbench.core.options import Count, Positive
+from fedbench.core.options import Count, Positive, require
 
 
 class LoRA(Adapter):
@@ -46,7 +46,13 @@ class LoRA(Adapter):
         return None
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
-        """peft's LoraConfig; None where a subclass put in other layers."""
+        """peft's LoraConfig; None where a subclass put in other layers, ConfigError for nn.MultiheadAttention."""
+        attention = [name for name, layer in layers.items() if isinstance(layer, LoRAAttention)]
+        require(
+            not attention,
+            f"peft 0.21 adds the product of an nn.MultiheadAttention's output twice (see {attention[:1]}): "
+            "export with --merged instead of --peft",
+        )
         if any(type(layer) not in (LoRALinear, LoRAConv2d) for layer in layers.values()):
             return None
         return {

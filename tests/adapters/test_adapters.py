@@ -17,6 +17,7 @@ from fedbench.adapters.bottleneck import Bottleneck
 from fedbench.adapters.lora import LoRA
 from fedbench.adapters.none import NoAdapter
 from fedbench.adapters.parameters import Parameters
+from fedbench.adapters.prompt import Prompt
 from fedbench.cli.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain
@@ -243,6 +244,24 @@ def test_pfeiffer_reads_the_residual_stream() -> None:
     nn.init.normal_(norm.weight)
     adapted: Any = Bottleneck(["*"], 3, "relu", init="normal").adapt(norm, "norm")
     close(adapted(y), norm(y + adapted.adapter(norm(y))), 1e-5)
+
+
+def test_the_mean_token_includes_prompts() -> None:
+    """Of vit_tiny, whose head reads the mean of all tokens."""
+    module = ViTTiny((1, 4, 4), 3, patch=2, width=8, depth=1)
+    Prompt(["blocks"], tokens=2, tap="input").insert(module)
+    seen: dict[str, Tensor] = {}
+    module.norm.register_forward_hook(lambda m, i, out: seen.update(tokens=out))
+    logits = module(torch.randn(3, 1, 4, 4))
+    assert seen["tokens"].shape == (3, 4 + 2, 8)
+    close(logits, module.head(seen["tokens"].mean(1)), 1e-6)
+
+
+def test_biases_of_a_new_bottleneck() -> None:
+    """U and its bias are 0 under zero_up, D's bias is as PyTorch draws it; both biases are 0 under normal."""
+    zero, normal = (Bottleneck(["*"], 4, init=init).network(8, 8, "adapter") for init in ("zero_up", "normal"))
+    assert not zero.up.weight.any() and not zero.up.bias.any() and zero.down.bias.all()
+    assert not normal.up.bias.any() and not normal.down.bias.any() and normal.up.weight.all()
 
 
 def test_what_need_not_be_there_may_be_missing() -> None:

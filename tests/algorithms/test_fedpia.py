@@ -53,6 +53,14 @@ def test_near_clients_at_gamma_zero_are_the_uniform_mean() -> None:
     equal(merged(FedPIA(server="average"), up), all_clients(e).weights @ up)
 
 
+def test_the_anchor_follows_the_runs_weights() -> None:
+    """anchor=samples is uniform in a run with weights=uniform."""
+    e = engine(weights="uniform")
+    up, method = uploads(e), FedPIA(server="average")
+    play(e, method, rounds=0)
+    close(method.merged(all_clients(e), up), up.mean(0), 1e-6)
+
+
 @pytest.mark.parametrize("anchor_of", ["samples", "uniform"])
 def test_weights_by_distance_by_hand(anchor_of: Any) -> None:
     """Of every site q by the distance of its own parameters; large gamma picks the nearest client."""

@@ -26,6 +26,7 @@ from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build
 from fedbench.simulation.instantiate import make
 from fedbench.testing._federation import engine_on
+from fedbench.tools import _plain
 
 # torch.vmap says so of adaptive pooling, once in a process: slower, not wrong
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -182,6 +183,15 @@ def test_lora_reaches_torchvisions_attention() -> None:
         plain.out_proj.weight.copy_(out.base_layer.weight + 3 * out.lora_B.weight @ out.lora_A.weight)
     close(attention(y, y, y)[0], plain(y, y, y)[0], 1e-5)
     close(attention.merged()(y, y, y)[0], plain(y, y, y)[0], 1e-5)
+
+
+def test_attention_is_not_for_peft() -> None:
+    """peft 0.21 merges the output's product twice, so that its files would give another model."""
+    module, adapter = torchvision_vit(), LoRA(rank=2)
+    adapter.insert(module)
+    learned = [n for n, p in module.named_parameters() if p.requires_grad]
+    with pytest.raises(ConfigError, match=r"peft 0\.21 adds .*self_attention.*: export with --merged"):
+        _plain.peft_files(module, torchvision_vit(), adapter, "adapter=lora", learned)
 
 
 @pytest.mark.parametrize("adapter", ["lora", "houlsby", "pfeiffer", "parallel", "compacter", "fusion"])

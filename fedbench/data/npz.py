@@ -23,6 +23,7 @@ from fedbench.data._foreign import refuse_foreign
 from fedbench.data._images import CHANNELS, channels_first, fill, half, resize
 from fedbench.data._names import check_spelling
 from fedbench.data._published import PARTS, Published
+from fedbench.data._table import warn_of_row_numbers
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
 NO_CLASS = 255  # the label, in masks, of pixels of no class
@@ -53,6 +54,8 @@ class Npz:
         path = Path(str(self.path))
         refuse_foreign(path, "dataset=npz")
         arrays = most_occur(from_layout(read_npz(path), str(path), self.task, self.window), str(path))
+        if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 2:
+            warn_of_row_numbers(arrays.inputs[:, 0], f"{path}: the first column of X", "leave it out of X")
         return resized(arrays, self.resize, self.data_dir, path, self.window)
 
 

@@ -261,6 +261,15 @@ def test_npz_flat_layout_with_clients_and_split(tmp_path: Path):
     assert arrays.split.tolist() == [0, 0, 1, 2, 2, 0]
 
 
+def test_npz_whose_first_feature_numbers_the_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As pandas' index does where a frame was written with it."""
+    x = np.random.default_rng(0).standard_normal((30, 3))
+    load(save(tmp_path / "a.npz", X=x, y=np.arange(30) % 2))
+    assert "numbers the rows" not in caplog.text
+    load(save(tmp_path / "b.npz", X=np.c_[np.arange(30), x], y=np.arange(30) % 2))
+    assert "b.npz: the first column of X numbers the rows" in caplog.text
+
+
 def test_npz_tasks_are_read_off_the_labels(tmp_path: Path):
     hot = (RNG.random((6, 4)) > 0.5).astype(np.int64)
     assert load(save(tmp_path / "a.npz", X=images(6, 8, 8), y=hot)).task == "multilabel"

@@ -32,7 +32,7 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 NAME_LENGTH = 100
 SWEEPER_PARAMS = "hydra.sweeper.params"
-HOME = re.compile(r"(?:^|(?<=[,\[]))~(?:/[^,\[\]{}'\"]*)?(?=$|[,\]])")  # a value, or one of several, that is ~ or ~/...
+HOME = re.compile(r"(^|[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")  # ~ or ~/..., as a value or within one
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
@@ -362,7 +362,7 @@ def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "
     end = f"-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
     room = NAME_LENGTH - len(end)
     before = f"{safe[:room]}{end}"  # names were once cut at the end, whatever stood there
-    if folder and (Path(folder) / before).is_dir():
+    if folder and (Path(folder).expanduser() / before).is_dir():
         return before
     first = [text for text in naming if _key(text) in differs]
     common = [text for text in naming if _key(text) not in differs]
@@ -389,7 +389,7 @@ def _fitting(overrides: list[str], room: int) -> list[str]:
 def word_with_home(text: str) -> str:
     """An override whose paths below ``~`` are written out: a shell leaves ``key=~/folder`` as it is."""
     key, equals, value = text.partition("=")
-    return key + equals + HOME.sub(lambda match: _typeable(Path(match[0]).expanduser()), value)
+    return key + equals + HOME.sub(lambda match: match[1] + _typeable(Path(match[2].rstrip()).expanduser()), value)
 
 
 def _typeable(path: Path) -> str:

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.cli import jobs
 from fedbench.cli.app import main
+from fedbench.cli.compose import Composer
 from fedbench.cli.conf_tree import find_conf_dir, group_options
 from fedbench.cli.config import check, compose, load_config
 from fedbench.cli.jobs import Console
@@ -632,6 +633,12 @@ def test_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert len(cells) == 2 and not Path("~").exists()
     config = load_config(cells[0] / "config.yaml")
     assert config.data_dir == str(home / "data") and config.dataset.path == str(home / "x.npz")
+    parsed = Composer().parse(
+        ["dataset.paths={a: ~/a, b: '~/b'}", "dataset.path=~/a,~/b", "model.weights=[~/a, 'x~/y']"]
+    )
+    assert parsed[0].value() == {"a": str(home / "a"), "b": "~/b"}  # which is written out with the whole configuration
+    assert [*parsed[1].sweep_iterator()] == [str(home / "a"), str(home / "b")]
+    assert parsed[2].value() == [str(home / "a"), "x~/y"]
     assert main(["output_dir=~/runs"]) == 0 and runs(str(home / "runs"))
     assert main(["hydra.run.dir=~/one"]) == 0 and (home / "one" / "config.yaml").is_file()
     (home / "own").mkdir()

@@ -80,13 +80,25 @@ def fill(images: Iterable[np.ndarray], n: int, shape: tuple[int, ...]) -> np.nda
 
 
 def open_pictures(
-    paths: Sequence[Path], side: int, color: str, window: Window | None = None, name: str = "the data set"
+    paths: Sequence[Path],
+    side: int,
+    color: str,
+    window: Window | None = None,
+    name: str = "the data set",
+    is_extra: bool = False,
 ) -> np.ndarray:
     """Picture files as [n, channels, side, side] uint8: the whole picture made square; color: rgb or grey.
 
-    window: the values of pictures of more than 8 bits that become 0 and 255; None: see `window_of`.
+    window: the values of pictures of more than 8 bits that become 0 and 255; None: see `window_of`.  is_extra: they
+    stand beside those of another set, whose range is not theirs, so that one of more than 8 bits needs a window.
     """
-    window = window_of(paths, window, name)
+    found = window_of(paths, window, name)
+    require(
+        not is_extra or found == window,
+        f"{name} has pictures of more than 8 bits: set dataset.window=[low, high], by which they are scaled as those "
+        "of the data set are",
+    )
+    window = found
     with ThreadPoolExecutor(cores()) as pool:  # Pillow decodes outside the interpreter lock
         decoded = pool.map(lambda path: open_picture(path, side, color, window), paths)
         return fill(decoded, len(paths), (3 if color == "rgb" else 1, side, side))

@@ -54,11 +54,14 @@ class ImageFolder:
             return self.read().check()
         path = extra_path(self.extra)  # before the pictures are decoded, which takes long
         arrays = self.read().check()
-        extra = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read()
+        extra = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read(True)
         return join_extra(arrays, extra, self.extra).check()
 
-    def read(self) -> Arrays:
-        """As load, but unchecked (a folder of one class is none to learn from) and without what is extra."""
+    def read(self, is_extra: bool = False) -> Arrays:
+        """As load, but unchecked (a folder of one class is none to learn from) and without what is extra.
+
+        is_extra: the pictures are those extra ones.
+        """
         require(self.path is not None, "dataset=image_folder needs dataset.path=<folder of pictures>")
         root = Path(str(self.path))
         require(root.is_dir(), f"dataset.path={root} is not a folder")
@@ -67,8 +70,8 @@ class ImageFolder:
             refuse_foreign(root, "dataset=image_folder")
         require(bool(files), f"{root} holds no pictures ({', '.join(sorted(SUFFIXES))}) below its folders")
         tops, kinds = self._read_layout([f.split("/") for f in files], root)
-        key = self._key(root, files)
-        images = cached(self.data_dir, root.resolve().name, key, lambda: self._decode(root, files))["images"]
+        key = self._key(root, files, is_extra)
+        images = cached(self.data_dir, root.resolve().name, key, lambda: self._decode(root, files, is_extra))["images"]
         check_spelling(kinds, f"{root}: the class folders")
         class_names, targets = np.unique(kinds, return_inverse=True)
         arrays = Arrays(
@@ -101,13 +104,14 @@ class ImageFolder:
         )
         return tops, [p[1] for p in parts]
 
-    def _key(self, root: Path, files: list[str]) -> object:
+    def _key(self, root: Path, files: list[str], is_extra: bool) -> object:
         listing = [(f, *fingerprint(root / f)[1:]) for f in files]
-        return listing, self.resize, self.color, self.window, READER
+        return listing, self.resize, self.color, self.window, is_extra, READER
 
-    def _decode(self, root: Path, files: list[str]) -> dict[str, np.ndarray]:
+    def _decode(self, root: Path, files: list[str], is_extra: bool) -> dict[str, np.ndarray]:
         log.info("resizing the %s pictures of %s once", f"{len(files):,}", root)
-        return {"images": open_pictures([root / f for f in files], self.resize, self.color, self.window, str(root))}
+        paths = [root / file for file in files]
+        return {"images": open_pictures(paths, self.resize, self.color, self.window, str(root), is_extra)}
 
 
 def _pictures(root: Path) -> list[str]:

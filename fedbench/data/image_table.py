@@ -92,11 +92,13 @@ class ImageTable:
     def _extra(self, path: Path) -> Arrays:
         """The pictures for training only."""
         if path.is_dir():
-            return ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read()
+            return ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read(
+                True
+            )
         plain = ImageTable(self.data_dir, resize=self.resize, color=self.color, window=self.window)
-        return plain._read(Table(path, {**COLUMNS, "patient": None}), path.parent)
+        return plain._read(Table(path, {**COLUMNS, "patient": None}), path.parent, is_extra=True)
 
-    def _read(self, table: "Table", folder: Path) -> Arrays:
+    def _read(self, table: "Table", folder: Path, is_extra: bool = False) -> Arrays:
         table.keep_silos(self.silos)
         class_names, targets = self._labels(table)
         silo_names, domain = numbered(table, "silo", self.silos)
@@ -107,7 +109,7 @@ class ImageTable:
         names, patients = table.values("image"), table.values("patient")
         if self.columns["patient"] is not None:
             check_spelling(patients, f"{table.path}: the patient")
-        images = self._pictures(table.path, folder, [names[i] for i in chosen])
+        images = self._pictures(table.path, folder, [names[i] for i in chosen], is_extra)
         return Arrays(
             inputs=images,
             targets=targets[chosen],
@@ -137,16 +139,16 @@ class ImageTable:
             refuse_lists(table.values("label"), str(table.path))
         return numbered(table, "label", self.classes)
 
-    def _pictures(self, path: Path, folder: Path, names: list[str]) -> np.ndarray:
+    def _pictures(self, path: Path, folder: Path, names: list[str], is_extra: bool) -> np.ndarray:
         """All pictures [n, channels, resize, resize] uint8, from the cache where nothing has changed."""
         files = found(path, folder, names)
         stats = [os.stat(file) for file in files]
         stamps = [(n, s.st_size, s.st_mtime_ns) for n, s in zip(names, stats)]
-        key = (stamps, self.resize, self.color, self.window, READER)
+        key = (stamps, self.resize, self.color, self.window, is_extra, READER)
 
         def decode() -> dict[str, np.ndarray]:
             log.info("resizing %s pictures of %s once", f"{len(names):,}", path)
-            return {"images": open_pictures(files, self.resize, self.color, self.window, str(path))}
+            return {"images": open_pictures(files, self.resize, self.color, self.window, str(path), is_extra)}
 
         return cached(self.data_dir, path.stem, key, decode)["images"]
 

@@ -108,6 +108,27 @@ def test_a_window_is_asked_for_or_checked(tmp_path: Path, caplog: pytest.LogCapt
         open_picture(next((tmp_path / "set" / "ill").iterdir()), 8, "grey")
 
 
+def test_deep_extra_pictures_need_a_window(tmp_path: Path) -> None:
+    """Their range is another one than that of the data set, which would make them darker or brighter."""
+    for silo, kind in (("set/north", "twelve bits in sixteen"), ("more/north", "twelve bits in sixteen")):
+        deep_folder(tmp_path / silo, kind)
+    root, more = str(tmp_path / "set"), str(tmp_path / "more")
+    listing = tmp_path / "set" / "list.csv"
+    names = [f"north/{c}/{i}.png" for c in ("healthy", "ill") for i in range(6)]
+    listing.write_text("image,label,silo\n" + "".join(f"{name},{name.split('/')[1]},north\n" for name in names))
+    for window, fits in ((None, False), ([0, 4096], True)):
+        sources = (
+            ImageFolder(str(tmp_path), root, SIDE, extra=more, window=window),
+            ImageTable(str(tmp_path), str(listing), columns={"patient": None}, resize=SIDE, extra=more, window=window),
+        )
+        for source in sources:
+            if fits:
+                assert len(source.load()) == 24
+            else:
+                with pytest.raises(ConfigError, match=r"more has pictures of more than 8 bits: set dataset\.window="):
+                    source.load()
+
+
 def test_a_range_that_most_pictures_do_not_use_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One burned-in pixel of 65,535 among counts of 12 bits would leave 4 grey levels."""
     deep_folder(tmp_path / "set", "twelve bits in sixteen")

@@ -637,7 +637,7 @@ def test_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         ["dataset.paths={a: ~/a, b: '~/b'}", "dataset.path=~/a,~/b", "model.weights=[~/a, 'x~/y']"]
     )
     assert parsed[0].value() == {"a": str(home / "a"), "b": "~/b"}  # which is written out with the whole configuration
-    assert [*parsed[1].sweep_iterator()] == [str(home / "a"), str(home / "b")]
+    assert [item.text for item in parsed[1].sweep_iterator()] == [str(home / "a"), str(home / "b")]
     assert parsed[2].value() == [str(home / "a"), "x~/y"]
     assert main(["output_dir=~/runs"]) == 0 and runs(str(home / "runs"))
     assert main(["hydra.run.dir=~/one"]) == 0 and (home / "one" / "config.yaml").is_file()

@@ -23,7 +23,8 @@ OPTIONAL = "optional:"  # before a place that a model need not have
 
 class Adapter:
     """places: patterns of layer names (fnmatch), or the words attention, mlp and block (`SUBLAYERS`).  Each must adapt
-    a layer, unless "optional:" stands before it.  train: patterns of parameters that learn beside what is added.
+    a layer, unless "optional:" stands before it.  train: patterns of parameters that learn beside what is added; each
+    must match one, but in a model that says itself what learns (`HoldsLayers`).
 
     neutral: a model that was just adapted computes what it did before.
     """
@@ -49,6 +50,13 @@ class Adapter:
         the adapter.  ConfigError where there are none."""
         beside = list(model.expose()) if isinstance(model, HoldsLayers) else []
         model.requires_grad_(False)
+        names = [name for name, _ in model.named_parameters()]
+        for pattern in [] if beside else self.train:
+            require(
+                any(fnmatch.fnmatch(name, pattern) for name in names),
+                f"adapter.train={self.train}: the model has no parameter {pattern!r}; its parameters are "
+                f"{listed(names)}",
+            )
         for name, p in model.named_parameters():
             if any(fnmatch.fnmatch(name, pattern) for pattern in [*self.train, *beside]):
                 p.requires_grad_()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedbench.adapters.bottleneck import INITIAL, Added, BeforeNorm, Bottleneck, Kinds, WithMore
 from fedbench.core.options import ConfigError, Count, Positive, listed, require
+from fedbench.core.weights import read_weights
 
 State = Mapping[str, Tensor]
 
@@ -82,8 +83,8 @@ class Fusion(Bottleneck):
 
     def _added(self, path: Path, backbone: State) -> State:
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # torch.load raises anything on a file that is none of its own
+            state = read_weights(path, mmap=True)
+        except ValueError as error:
             raise ConfigError(f"{self._key}: {path} cannot be read as a file of fedbench.export") from error
         bare = {name.replace(".base_layer.", "."): t for name, t in state.items()}
         for name, own in backbone.items():

@@ -22,7 +22,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.cli.conf_tree import GROUPS, conf_dirs, find_conf_dir, group_options, menu, nearest
+from fedbench.cli.conf_tree import (
+    GROUPS,
+    conf_dirs,
+    find_conf_dir,
+    group_options,
+    includes_itself,
+    menu,
+    nearest,
+)
 from fedbench.cli.private_hydra import ConfigLoaderImpl, ConfigRepository, basic_sweeper, create_config_search_path
 from fedbench.core import caller
 from fedbench.core.options import ConfigError, require
@@ -160,6 +168,8 @@ class Composer:
         while True:
             try:
                 return _with_good_log(self._load(self.rewrite(overrides), multirun))
+            except RecursionError as error:
+                raise ConfigError(_in_a_circle(self.folders)) from error
             except COMPLAINTS as error:
                 unknown = re.match(r"Could not override '([^']+)'", str(error))
                 keys = {override.key_or_group for override in parsed if not override.is_hydra_override()}
@@ -221,6 +231,13 @@ class Composer:
         why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
         written = bool(plus) == (override.type is not OverrideType.CHANGE)
         require(written, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")
+
+
+def _in_a_circle(folders: list[Path]) -> str:
+    """Which options of the user's folder include themselves."""
+    names = [path.relative_to(folders[-1]).with_suffix("").as_posix() for path in folders[-1].rglob("*.yaml")]
+    circle = ", ".join(name for name in sorted(names) if includes_itself(name, folders))
+    return f"options of {folders[-1]} include themselves by their defaults: {circle}"
 
 
 def _how_to_sweep() -> str:

@@ -100,6 +100,19 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name).casefold()
 
 
+def includes_itself(name: str, folders: Sequence[Path] | None = None) -> bool:
+    """Whether a file of the conf folders (model/mine) stands on itself, by way of others or not."""
+    above = [*_defaults(_mapping(_text(name, folders)), name)]
+    met: set[str] = set()
+    while above:
+        if (below := above.pop()) == name:
+            return True
+        if below not in met:
+            met.add(below)
+            above += _defaults(_mapping(_text(below, folders)), below)
+    return False
+
+
 def keys_set(name: str, group: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
     """The keys of a group that a file of the conf folders (experiment/table/row), or one that it stands on, sets:
     key -> its value as text."""

@@ -34,7 +34,9 @@ class Outcome:
 def compose_checked(composer: Composer, overrides: list[str]) -> DictConfig:
     """Hydra's full config of a run whose every value has been checked."""
     full = composer.compose(overrides)
-    check(with_choices(full, full.hydra))
+    values = check(with_choices(full, full.hydra))
+    fold, folds = values["fold"], values["folds"]
+    require(fold == 0 or folds is not None, f"fold={fold} names one of the parts that folds=... makes: give folds, too")
     return full
 
 
@@ -88,6 +90,7 @@ def make_folder(folder: Path, fresh: bool) -> Path:
             folder.mkdir(exist_ok=True)
         made = next(name for name in names if _is_made(name)) if fresh else folder
         require(os.access(made, os.W_OK), f"cannot write into {made}; set output_dir (sweep_dir for -m)")
+        jobs.check_files(made)
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(f"cannot make {folder}: {why}; set output_dir (sweep_dir for -m)") from error

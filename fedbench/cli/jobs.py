@@ -46,6 +46,7 @@ TOTAL = "FEDBENCH_CELLS"  # environment variable: how many cells the sweep has
 TYPED = "FEDBENCH_COMMAND"  # environment variable: the command's words as typed
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # environment variable: torchrun started this process, perhaps with others
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.prev.pt")
+FILES = (*CHECKPOINTS, "metrics.csv", "clients.csv", "costs.csv", "summary.json", "partition.npz", "matrices.npz")
 LEFTOVERS = ("*.part", "*.partial")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
@@ -131,6 +132,7 @@ def _run_or_resume(cfg: DictConfig, hydra: HydraConf, folder: Path) -> tuple[str
 
 def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> tuple[str, float]:
     """Run the simulator on a checked config; (status, score)."""
+    check_files(folder)
     remove_leftovers(folder)
     write_status(folder, "running", FAILED)
     (folder / "error.txt").unlink(missing_ok=True)
@@ -145,6 +147,12 @@ def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> t
         announce_run((values, folder, resume))
     origin = {"command": typed(), "classes": named_classes(values)}
     return "finished", score_of(run(cfg, folder, resume, origin))
+
+
+def check_files(folder: Path) -> None:
+    """Refuse a folder in which other folders have the names of a run's files."""
+    wrong = next((folder / name for name in FILES if (folder / name).is_dir()), None)
+    require(wrong is None, f"{wrong} is a folder, and a run writes a file of that name: move it away")
 
 
 def skip(folder: Path) -> tuple[str, float]:

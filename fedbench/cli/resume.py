@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from fedbench.cli.compose import Composer
 from fedbench.cli.conf_tree import GROUPS, conf_dirs, group_options, is_class, label_of
 from fedbench.cli.config import RESERVED, check, with_choices
-from fedbench.cli.jobs import CHECKPOINTS, is_finished
+from fedbench.cli.jobs import CHECKPOINTS, check_files, is_finished
 from fedbench.cli.targets import as_word, foreign, trusted
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
@@ -88,6 +88,7 @@ def require_run(folder: Path) -> None:
     require(folder.is_dir(), f"resume={folder}: there is no such run directory")
     path = folder / "config.yaml"
     require(path.is_file(), f"resume={folder}: this is not a run directory (it has no config.yaml)")
+    check_files(folder)
 
 
 def _read(folder: Path) -> dict[str, Any]:

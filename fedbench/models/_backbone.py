@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
+from fedbench.core.weights import read_weights
 
 ATTENTION = ("attn", "attention", "self_attention")  # as timm, transformers and torchvision name it
 
@@ -133,8 +134,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file as read
 
             return read(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises anything on a damaged file
+        return read_weights(path)
+    except Exception as error:  # a damaged file may raise anything
         raise ConfigError(f"model.weights={path} cannot be read: {_first(error)}") from error
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
+from fedbench.core.weights import NO_WEIGHTS
 from fedbench.models._private_open_clip import pooled_and_tokens
 from fedbench.models._torchscript import is_torchscript, read_torchscript
 from fedbench.nn.stream import Stream
@@ -260,7 +262,7 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
             clip = open_clip.create_model(backbone, pretrained=given, cache_dir=cache_dir)
             if archive is not None:
                 clip.load_state_dict(_openai_state(archive))
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
+        except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
             raise ConfigError(
                 f"model.backbone={backbone} with model.pretrained={pretrained} could not be loaded "
                 f"({_reason(error)}): give a checkpoint file of that model, or null for "
@@ -284,6 +286,8 @@ def frozen(clip: Any) -> Any:
 
 def _reason(error: Exception) -> str:
     """Return the first line of an error, and the next where that one only announces it."""
+    if isinstance(error, pickle.UnpicklingError):
+        return NO_WEIGHTS  # PyTorch would advise to read it whatever it does
     first, *rest = str(error).splitlines() or [type(error).__name__]
     return f"{first} {rest[0].strip()[:200]}" if first.endswith(":") and rest else first
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError, require
+from fedbench.core.weights import read_weights
 
 
 class ResNet18(nn.Module):
@@ -49,7 +49,10 @@ def _network(weights: str | None) -> nn.Module:
         return resnet18(weights=ResNet18_Weights.IMAGENET1K_V1 if weights else None)
     net, path = resnet18(weights=None), Path(weights)
     require(path.is_file(), f"model.weights={weights}: there is no such file")
-    stored = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        stored = read_weights(path)
+    except ValueError as error:
+        raise ConfigError(f"model.weights={weights} cannot be read: {error}") from error
     body = {name: value for name, value in stored.items() if not name.startswith("fc.")}
     missing, odd = net.load_state_dict(body, strict=False)
     lacking = [*odd, *(name for name in missing if not name.startswith("fc."))]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedbench.core.weights import read_weights
 from fedbench.data import digits_clip
 from fedbench.data._files import whole
 from fedbench.models import clip as towers
@@ -41,9 +42,9 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     clip = _new(seed)
     if path.is_file():
         try:
-            clip.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+            clip.load_state_dict(read_weights(path))
             return towers.frozen(clip), tokenize
-        except Exception as error:  # torch.load raises anything on a damaged file
+        except (ValueError, RuntimeError) as error:  # damaged, or of another model
             log.warning("pre-training again: %s cannot be read (%s)", path, error)
     log.info("pre-training tiny-clip on digits, once: about two minutes, kept in %s", path)
     threads = torch.get_num_threads()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, refused, require
@@ -68,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
             f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0",
         )
+        check_rounds(args.rounds, rounds_asked, runs)
         place = place or Place(args.folders[0] / "figures")
         for run in runs:
             try:
@@ -94,6 +97,23 @@ def numbers(text: str | None) -> list[int] | None:
         f"--rounds {text}: whole numbers >= 0 with commas between them, such as 0,10,160",
     )
     return [int(part) for part in text.split(",")]
+
+
+def check_rounds(text: str | None, asked: list[int] | None, runs: list[Run]) -> None:
+    """Refuse rounds of relationships that no run has recorded."""
+    if asked is None:
+        return
+    ends = [int(stored["rounds"][-1]) for stored in map(_matrices, runs) if {"d", "sdwd"} & stored.keys()]
+    require(bool(ends), f"--rounds {text} are rounds of relationships, and no run here has recorded any: leave it out")
+    last = max(ends)
+    require(max(asked) <= last, f"--rounds {text}: the last round that was recorded is {last}")
+
+
+def _matrices(run: Run) -> Mapping[str, Any]:
+    try:
+        return draw.matrices(run)
+    except DAMAGE:  # is said where its figures are drawn
+        return {}
 
 
 def label(run: Run, runs: list[Run]) -> str:

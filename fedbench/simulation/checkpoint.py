@@ -20,6 +20,7 @@ from torch import Tensor
 from fedbench.core.digests import differing, digest
 from fedbench.core.files import replacing
 from fedbench.core.options import ConfigError, require
+from fedbench.core.weights import read_weights
 
 log = logging.getLogger(__name__)
 NAME, PREVIOUS = "checkpoint.pt", "checkpoint.prev.pt"
@@ -76,7 +77,7 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
     problems = []
     for path in paths:
         try:
-            state = torch.load(path, map_location=device, weights_only=True, mmap=True)  # rows may be many
+            state = read_weights(path, device, mmap=True)  # rows may be many
             _check(path, state)
             damaged = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
             require(damaged is None, f"{damaged} was cut or changed since")

@@ -23,6 +23,7 @@ from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.streams import lasting
+from fedbench.core.weights import read_weights
 from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def load_inception(path: Path) -> Any:
     model = inception_v3(weights=None, init_weights=False, aux_logits=False, transform_input=False)
     model.fc = torch.nn.Identity()  # type: ignore[assignment]
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        stored = read_weights(path)
         used = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
         model.load_state_dict(used)
     except Exception as error:  # a damaged or foreign file raises many kinds of error

@@ -216,6 +216,17 @@ def test_the_nearest_recorded_rounds_are_shown() -> None:
     assert draw.chosen_rounds(np.array([0]), None) == [0]
 
 
+def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beyond the last one, and where no run has relationships."""
+    run(tmp_path / "plain", "algorithm=fedavg")
+    assert main([str(tmp_path / "plain"), "--rounds", "0"]) == 1
+    assert "no run here has recorded any: leave it out" in capsys.readouterr().err
+    run(tmp_path / "apple", "algorithm=apple")
+    assert main([str(tmp_path / "apple"), "--rounds", "0,999"]) == 1
+    assert "--rounds 0,999: the last round that was recorded is" in capsys.readouterr().err
+    assert not (tmp_path / "apple" / "figures").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -85,11 +85,15 @@ def read_plain(content: bytes) -> Any:
         NotPlainError: The pickle names anything else than what NumPy writes for arrays of numbers and text.
         Exception: The pickle is damaged.  Any class of exception may come.
     """
+    check_memo(content)
+    return _Builder(len(content)).build(_Recorder(io.BytesIO(content), encoding="latin1").load())
+
+
+def check_memo(content: bytes) -> None:
+    """Refuse a pickle that names an entry far behind its end: the unpickler would allocate a table of so many."""
     for opcode, value, _ in pickletools.genops(content):
-        # The unpickler would allocate a table of this many entries.
         if opcode.name in MEMO and isinstance(value, int) and value > len(content):
             raise ValueError(f"memo index {value} in a pickle of {len(content)} bytes")
-    return _Builder(len(content)).build(_Recorder(io.BytesIO(content), encoding="latin1").load())
 
 
 def read_object(path: Path, name: str, key: str, trust: str, trusted: bool) -> Any:

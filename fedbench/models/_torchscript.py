@@ -10,13 +10,14 @@ import io
 import math
 import pickle
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from fedbench.data._pickled import check_memo
 
 DTYPES = {
     **{"FloatStorage": torch.float32, "HalfStorage": torch.float16, "DoubleStorage": torch.float64},
@@ -41,12 +42,9 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            root = _Reader(archive, archive.namelist()[0].partition("/")[0]).load()
+            return _Archive(archive).tensors()
     except Exception as error:  # a damaged pickle raises anything
         raise ValueError(f"{type(error).__name__}: {error}") from error
-    if not isinstance(root, _Module):
-        raise ValueError("its data.pkl is not a module")
-    return _tensors(root)
 
 
 class _Module:
@@ -59,23 +57,36 @@ class _Module:
         self.attributes = dict(state)
 
 
-class _Reader(pickle.Unpickler):
-    """Builds modules, tensors and plain values, and calls nothing else that a pickle names."""
+class _Storage(NamedTuple):
+    """A list of numbers: data/<key>."""
 
-    def __init__(self, archive: zipfile.ZipFile, top: str):
-        super().__init__(io.BytesIO(archive.read(f"{top}/data.pkl")))
-        self.archive, self.top = archive, top
-        self.storages: dict[str, Tensor] = {}
+    dtype: torch.dtype
+    key: str
+    count: int
+
+
+class _View(NamedTuple):
+    """A recorded tensor of a storage."""
+
+    storage: Any
+    offset: Any
+    shape: Any
+    strides: Any
+
+
+class _Recorder(pickle.Unpickler):
+    """Records modules and tensors, and calls nothing that a pickle names.  Tensors are built afterwards."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "__torch__":
             return type("Module", (_Module,), {})
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
         known: dict[tuple[str, str], Callable] = {
-            ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+            ("collections", "OrderedDict"): lambda: None,  # hooks of a tensor: none
+            ("torch._utils", "_rebuild_tensor_v2"): lambda storage, offset, shape, strides, *_: _View(
+                storage, offset, shape, strides
+            ),
             ("torch.jit._pickle", "restore_type_tag"): lambda value, _: value,
             **{("torch.jit._pickle", f"build_{kind}list"): lambda value: value for kind in ("int", "double", "bool")},
         }
@@ -83,30 +94,56 @@ class _Reader(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no weights need")
         return known[module, name]
 
-    def persistent_load(self, pid: Any) -> Tensor:
-        """Return the numbers of a storage [n]."""
+    def persistent_load(self, pid: Any) -> _Storage:
+        """Record a storage."""
         _, dtype, key, _, count = pid
-        if key not in self.storages:
+        return _Storage(dtype, key, count)
+
+
+class _Archive:
+    """An open archive, and the storages that were read of it."""
+
+    def __init__(self, archive: zipfile.ZipFile):
+        self.archive, self.top = archive, archive.namelist()[0].partition("/")[0]
+        self.storages: dict[_Storage, Tensor] = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of all modules by their dotted names."""
+        content = self.archive.read(f"{self.top}/data.pkl")
+        check_memo(content)
+        root = _Recorder(io.BytesIO(content)).load()
+        if not isinstance(root, _Module):
+            raise ValueError("its data.pkl is not a module")
+        found: dict[str, Tensor] = {}
+        waiting = [("", root)]
+        while waiting:
+            prefix, module = waiting.pop()
+            for name, value in module.attributes.items():
+                if isinstance(value, _View):
+                    found[f"{prefix}{name}"] = self._tensor(value)
+                elif isinstance(value, _Module):
+                    waiting.append((f"{prefix}{name}.", value))
+            if len(waiting) + len(found) > len(content):
+                raise ValueError("its modules hold each other")
+        return found
+
+    def _storage(self, storage: _Storage) -> Tensor:
+        if storage not in self.storages:
+            dtype, key, count = storage
             info = self.archive.getinfo(f"{self.top}/data/{key}")
             if info.file_size != count * dtype.itemsize or info.compress_size < info.file_size:
                 raise ValueError(f"data/{key} does not hold {count:,} numbers")
             held = bytearray(self.archive.read(info))
-            self.storages[key] = torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
-        return self.storages[key]
+            self.storages[storage] = torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
+        return self.storages[storage]
 
-
-def _tensor(storage: Tensor, offset: int, shape: tuple, strides: tuple, *_: Any) -> Tensor:
-    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    if math.prod(shape) and not (0 <= offset <= last < len(storage) and min((*strides, 0)) >= 0):
-        raise ValueError(f"a tensor {list(shape)} lies outside of its numbers")
-    return storage.as_strided(shape, strides, offset) if math.prod(shape) else storage.new_empty(shape)
-
-
-def _tensors(module: _Module, prefix: str = "") -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, value in module.attributes.items():
-        if isinstance(value, Tensor):
-            found[f"{prefix}{name}"] = value
-        elif isinstance(value, _Module):
-            found |= _tensors(value, f"{prefix}{name}.")
-    return found
+    def _tensor(self, view: _View) -> Tensor:
+        numbers, (offset, shape, strides) = self._storage(view.storage), view[1:]
+        if not all(type(n) is int and n >= 0 for n in (offset, *shape, *strides)) or len(shape) != len(strides):
+            raise ValueError("a tensor without a shape")
+        if not math.prod(shape):
+            return numbers.new_empty(shape)
+        last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if last >= len(numbers) or math.prod(shape) > len(numbers):
+            raise ValueError(f"a tensor {list(shape)} lies outside of its numbers")
+        return numbers.as_strided(shape, strides, offset)

@@ -258,11 +258,13 @@ def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # random weights are the same in every run
         try:
-            given = None if archive is not None else pretrained
-            clip = open_clip.create_model(backbone, pretrained=given, cache_dir=cache_dir)
-            if archive is not None:
+            if archive is None:
+                clip = open_clip.create_model(backbone, pretrained=pretrained, cache_dir=cache_dir)
+            else:
+                config: Any = open_clip.get_model_config(backbone)
+                clip = open_clip.CLIP(**config)
                 clip.load_state_dict(_openai_state(archive))
-        except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
             raise ConfigError(
                 f"model.backbone={backbone} with model.pretrained={pretrained} could not be loaded "
                 f"({_reason(error)}): give a checkpoint file of that model, or null for "

@@ -79,7 +79,7 @@ class Algorithm:
 
     @property
     def _name(self) -> str:
-        """As algorithm= has it, of a method of one's own the class: fedbench/algorithms/x.py is algorithm=x."""
+        """The name after algorithm= (fedbench/algorithms/x.py is algorithm=x), or the class of a user's method."""
         module = type(self).__module__
         return module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
 

@@ -15,7 +15,8 @@ Departs from the paper: q sums to 1 over the clients of a site, or G would shrin
 (weights=literal is as printed: exp(-gamma d) / K); "combining" w_k and G~ is not written as a formula there, and is
 this one since only in weight space does an order of units matter; a unit's activation is its values on every sample,
 not their mean.  Parameters of no bottleneck are averaged by p.
-A sample's value is the mean over its tokens, padding included.  activation=mean describes a unit by one number; on a
+A sample's value is the mean over its tokens, padding included; in CLIP's text tower, which reads class names alone, a
+unit has a value for each class.  activation=mean describes a unit by one number; on a
 line several matchings have the least cost, of which the solver's is taken.  anchor=samples takes the run's client
 weights, which are uniform with weights=uniform.
 Reduces to: FedPer with server=average, client=none.

@@ -253,7 +253,7 @@ def test_new_clients_file_is_the_one_that_is_read() -> None:
 
 def test_a_run_says_whether_it_was_tuned_at_the_end(tmp_path: Path) -> None:
     at_end = ("finetune.epochs=1", "finetune.when=end")
-    run(tmp_path / "a", "algorithm=fedbabu")
+    run(tmp_path / "a", "algorithm=fedbabu", "model=mlp")
     run(tmp_path / "b", "algorithm=fedavg", *at_end)
     run(tmp_path / "c", "algorithm=fedavg", at_end[0])
     assert [Run(tmp_path / name).tuned for name in "abc"] == [True, True, False]

@@ -37,9 +37,10 @@ SIZE = 64 * 10 + 10
 
 
 def config(*overrides: str) -> DictConfig:
-    """OPTIONS, but for what is given."""
-    plain_sgd = ["optimizer.momentum=0", "optimizer.reset=round"] if "algorithm=scaffold" in overrides else []
-    words = dict(word.split("=", 1) for word in [*OPTIONS, *plain_sgd, *overrides])
+    """OPTIONS, but for what is given, and for what a method needs: plain SGD, or a base beside the head."""
+    needs = {"algorithm=scaffold": ["optimizer.momentum=0", "optimizer.reset=round"], "algorithm=fedrep": ["model=mlp"]}
+    more = [word for method, words in needs.items() if method in overrides for word in words]
+    words = dict(word.split("=", 1) for word in [*OPTIONS, *more, *overrides])
     return compose([f"{key}={value}" for key, value in words.items()])
 
 

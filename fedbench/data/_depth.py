@@ -78,7 +78,7 @@ def common_window(spans: Sequence[Span], name: str) -> Window:
         raise ConfigError(
             f"{said}: set dataset.window=[low, high] to the values that are to be black and white, or to {shown} to "
             f"take them so (most of these pictures lie near {low:g} to {high:g}); where there is no such option, save "
-            "the pictures with 8 bits"
+            "the pictures with 8 bits, or arrays as float32 to keep their numbers"
         )
     if narrow:
         log.warning("%s: dataset.window=[low, high] sets another", said)

@@ -25,21 +25,24 @@ LINES = 10  # of progress, while a set is decoded
 
 
 def channel_axis(shape: tuple[int, ...], name: str) -> int:
-    """1 for pictures [n, C, H, W], 3 for [n, H, W, C]; ConfigError where the shape fits both.
+    """Return 1 for arrays [n, C, H, W] and 3 for [n, H, W, C].
 
-    The channels are the axis of 1, 3 or 4 entries.  Where both ends are so, or neither, height and width are the two
-    axes that are equal.  What no rule decides counts as [n, C, H, W].
+    Height and width are equal in most arrays: where axes 2 and 3 are, or 1 and 2, the other axis holds the channels.
+    Where neither or both are, it is the end of 1, 3 or 4 entries.  What no rule decides counts as [n, C, H, W], with a
+    warning where axis 3 may be the channels as well.
     """
     first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
-    if first != last:
-        return 1 if first else 3
     square = shape[2] == shape[3], shape[1] == shape[2]  # without axis 1, without axis 3
-    require(
-        not first or square[0] != square[1],
-        f"{name} has shape {shape}, in which axis 1 or axis 3 may be the channels: save pictures whose height and "
-        "width are other than 1, 3 and 4",
-    )
-    return 3 if square == (False, True) else 1
+    if square[0] != square[1] and (first or last):
+        return 1 if square[0] else 3
+    if last and not first:
+        log.info("%s of shape %s are read as [n, H, W, C]", name, shape)
+        return 3
+    if first and last:
+        log.warning(
+            "%s has shape %s, in which axis 1 or axis 3 may be the channels: it is read as [n, C, H, W]", name, shape
+        )
+    return 1
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:

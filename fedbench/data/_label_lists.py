@@ -25,7 +25,7 @@ def split_lists(
     """
     rows = [[label for part in value.split(separator) if (label := part.strip())] for value in values]
     counts = Counter(label for row in rows for label in row)
-    check_spelling([*counts, *(names or ())], f"{source}: the label")
+    check_spelling([*counts, *(names or ())], f"{source}: the label", are_labels=names is None)
     others = [] if names is None else sorted(set(counts) - set(names))
     names = sorted(counts) if names is None else names
     if others:

@@ -11,27 +11,34 @@ from fedbench.core.options import ConfigError
 
 log = logging.getLogger(__name__)
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
+PLAIN_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)  # a name such as 1e1 is a code
 SHOWN = 3
 
 
-def check_spelling(names: Iterable[str], where: str) -> None:
+def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -> None:
     """Refuse numbers that are spelled in two ways, and warn of names that differ only by case or blanks.
 
     Args:
         names: In any order, any number of times.
         where: What they name, for the sentence, as in "my.csv: the column label".
+        are_labels: Whether they are classes that dataset.classes does not list.  Those must differ by more.
 
     Raises:
-        ConfigError: Two of them are one number, as 1 and 1.0 or 7 and 007 are.
+        ConfigError: Two of them are one number, as 1 and 1.0 or 7 and 007 are, or two labels are Yes and yes.
     """
     different = sorted(set(names))
-    equal = _groups(different, lambda name: Decimal(name) if NUMBER.fullmatch(name) else None)
+    equal = _groups(different, lambda name: Decimal(name) if PLAIN_NUMBER.fullmatch(name) else None)
     if equal:
         raise ConfigError(
             f"{where} has {_shown(equal)}, which are equal numbers and would count as different names: "
             "spell each number in one way"
         )
     similar = _groups(different, lambda name: "".join(name.split()).casefold())
+    if similar and are_labels:
+        raise ConfigError(
+            f"{where} has {_shown(similar)}, which differ only by case or blanks and would count as different classes: "
+            "spell each class in one way, or list them in dataset.classes"
+        )
     if similar:
         log.warning("%s has %s, which differ only by case or blanks and count as different names",
                     where, _shown(similar))  # fmt: skip

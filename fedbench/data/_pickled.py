@@ -148,11 +148,14 @@ class _Builder:
 
     def __init__(self, size: int):
         self.left = 4 * size + 1000
+        self.arrays: dict[int, Any] = {}  # by recorded call: an array that is named twice is built once
 
     def build(self, value: Any) -> Any:
         """Return the value without recorded calls; NotPlainError for a call that builds no array."""
         if isinstance(value, _Call):
-            return self._call(value)
+            if id(value) not in self.arrays:
+                self.arrays[id(value)] = self._call(value)
+            return self.arrays[id(value)]
         if isinstance(value, dict):
             self._count(len(value))
             return {self.build(k): self.build(v) for k, v in value.items()}

@@ -263,7 +263,8 @@ def found(table: Path, folder: Path, names: list[str]) -> list[Path]:
 def numbered(table: Table, what: str, names: list[str] | None) -> tuple[list[str], np.ndarray]:
     """(names in order, each row's number [n] int64) of the label or silo; names None: those found, sorted."""
     values = table.values(what)
-    check_spelling(values if names is None else names, f"{table.path}: the {what}")
+    are_labels = what == "label" and names is None
+    check_spelling(values if names is None else names, f"{table.path}: the {what}", are_labels)
     names = sorted(set(values)) if names is None else names
     odd = sorted(set(values) - set(names))
     require(

@@ -20,7 +20,7 @@ from fedbench.core.options import LARGEST, ConfigError, Count, require
 from fedbench.data._depth import Span, Window, check_window, common_window, to_eight_bits
 from fedbench.data._files import cached, fingerprint, log, read_npz
 from fedbench.data._foreign import refuse_foreign
-from fedbench.data._images import CHANNELS, channels_first, fill, half, resize
+from fedbench.data._images import CHANNELS, channel_axis, channels_first, fill, half, resize
 from fedbench.data._names import check_spelling
 from fedbench.data._published import PARTS, Published
 from fedbench.data._table import warn_of_row_numbers
@@ -115,7 +115,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
         log.info("%s: each row of labels holds a single 1, so it is one of %s classes", name, flat["y"].shape[1])
     y, names = _as_targets(flat["y"].argmax(1) if one_hot else flat["y"], name, task)
     kind = {1: "classification", 2: "multilabel", 3: "segmentation"}[y.ndim] if task == "auto" else task
-    names = [str(c) for c in flat["classes"]] if "classes" in flat else names
+    names = [str(c) for c in _as_text(flat["classes"])] if "classes" in flat else names
     least = max(len(names or ()), flat["y"].shape[1] if one_hot else 0)
     if y.dtype == np.float32:
         classes = _width(y)
@@ -193,8 +193,7 @@ def require_rows(flat: dict[str, np.ndarray], name: str) -> None:
 
 def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
     require(x.dtype.kind in "fiub", f"{name}: inputs have dtype {x.dtype}, expected numbers")
-    whole = x.dtype.kind in "iu" and x.ndim in (3, 4) and x.size > 0
-    if window is None and not whole:
+    if window is None and not _is_pictures(x):
         x = channels_first(x, f"{name}: inputs") if x.ndim == 4 else x
         return np.ascontiguousarray(x, np.float32)
     images = channels_first(x, f"{name}: images")
@@ -206,9 +205,26 @@ def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
     return fill((to_eight_bits(image, used) for image in images), len(images), images.shape[1:])
 
 
+def _is_pictures(x: np.ndarray) -> bool:
+    """Whether inputs are scaled as pictures: integers of 3 or 4 dimensions, if signed, square or in color.
+
+    Signed integers of another shape are signals: they stay numbers.
+    """
+    if x.dtype.kind not in "iu" or x.ndim not in (3, 4) or not x.size:
+        return False
+    if x.dtype.kind == "u":
+        return True
+    return x.shape[1] == x.shape[2] if x.ndim == 3 else x.shape[channel_axis(x.shape, "inputs")] in CHANNELS
+
+
 def _width(y: np.ndarray) -> int:
     """How many numbers a target holds."""
     return 1 if y.ndim == 1 else y.shape[1]
+
+
+def _as_text(names: np.ndarray) -> np.ndarray:
+    """Names, decoded where they are bytes."""
+    return np.char.decode(names, "utf-8", "replace") if names.dtype.kind == "S" else names
 
 
 def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[str] | None]:
@@ -226,8 +242,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
         require(y.dtype.kind in "fiub", f"{name}: labels have dtype {y.dtype}, expected numbers")
         return y.astype(np.float32), None
     if y.dtype.kind in "US":
-        y = np.char.decode(y, "utf-8", "replace") if y.dtype.kind == "S" else y
-        names, y = np.unique(y, return_inverse=True)
+        names, y = np.unique(_as_text(y), return_inverse=True)
         return y.astype(np.int64), [str(c) for c in names]
     require(y.dtype.kind in "fiub", f"{name}: labels have dtype {y.dtype}, expected integers or names")
     if y.ndim == 2:

@@ -167,9 +167,9 @@ class TableCsv:
         cells = table.all_present(name)
         if self.target == "number":
             return None, table.numbers(name).astype(np.float32)
-        names = table.names(name) if self.classes is None else self.classes
-        if self.classes is not None:
-            check_spelling(names, "dataset.classes")
+        names = ordered(cells) if self.classes is None else self.classes
+        where = f"{table.path}: column {name}" if self.classes is None else "dataset.classes"
+        check_spelling(names, where, are_labels=self.classes is None)
         known = set(names)
         odd = next((c for c in cells if c not in known), None)
         require(odd is None, f"{table.path} has the label {odd}, which is not in dataset.classes: {', '.join(names)}")

@@ -136,7 +136,8 @@ class Messages:
         for seen, value in self._sent:
             if seen is reference:
                 return value - seen
-        if any(_is_copy(reference, t) for pair in self._sent for t in pair):
+        # Of a reference of zeros nothing can be lacking.
+        if reference.any() and any(_is_copy(reference, t) for pair in self._sent for t in pair):
             raise UnknownReference(
                 f"upload({name}=...): its reference has the values of a tensor that clients were sent, but is another "
                 "one. Give the very tensor that cohort.broadcast or cohort.download returned, no copy of it and not "

@@ -45,7 +45,9 @@ def test_axes_are_turned_by_one_rule_for_all_dtypes(tmp_path: Path, dtype: type)
     [
         ((9, 28, 28, 3), 3), ((9, 3, 28, 28), 1), ((9, 1, 5, 7), 1), ((9, 5, 7, 4), 3),
         ((9, 4, 4, 1), 3), ((9, 1, 4, 4), 1), ((9, 3, 3, 1), 3),  # both ends: the square decides
-        ((9, 64, 64, 2), 3), ((9, 2, 64, 64), 1), ((9, 9, 2, 128), 1), ((9, 16, 16, 16), 1),  # neither end
+        ((9, 64, 4, 4), 1), ((9, 512, 1, 1), 1), ((9, 256, 3, 3), 1), ((9, 28, 28, 1), 3),  # feature maps
+        ((9, 9, 2, 128), 1), ((9, 16, 16, 16), 1),  # neither end
+        ((9, 3, 128, 1), 1), ((9, 3, 3, 3), 1), ((9, 4, 5, 1), 1), ((9, 1, 100, 3), 1),  # either end: as documented
     ],
 )  # fmt: skip
 def test_which_axis_is_the_channels(shape: tuple[int, ...], axis: int) -> None:
@@ -53,9 +55,17 @@ def test_which_axis_is_the_channels(shape: tuple[int, ...], axis: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(9, 1, 100, 3), (9, 3, 3, 3), (9, 4, 5, 1)])
-def test_axes_that_no_rule_decides_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="axis 1 or axis 3 may be the channels"):
-        channel_axis(shape, "X")
+def test_axes_that_no_rule_decides_get_a_warning(shape: tuple[int, ...], caplog: pytest.LogCaptureFixture) -> None:
+    channel_axis(shape, "X")
+    assert "axis 1 or axis 3 may be the channels: it is read as [n, C, H, W]" in caplog.text
+
+
+def test_signed_signals_stay_numbers(tmp_path: Path) -> None:
+    signals = RNG.integers(-900, 800, (N, 12, 100)).astype(np.int16)
+    arrays = read(tmp_path, X=signals, y=LABELS)
+    assert arrays.inputs.dtype == np.float32 and (arrays.inputs == signals).all()
+    scans = RNG.integers(-1000, 3000, (N, SIDE, SIDE)).astype(np.int16)
+    assert read(tmp_path, X=scans, y=LABELS).inputs.dtype == np.uint8
 
 
 def test_rows_with_a_single_one_are_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -159,6 +169,9 @@ def test_more_samples_classes_or_other_names_are_no_known_set(tmp_path: Path) ->
     np.savez(path, **arrays, classes=digits)  # SVHN, say
     with pytest.raises(ConfigError, match="it names the class eight, expected airplane, automobile"):
         CIFAR10(str(tmp_path), str(path)).load()
+    names = np.array(["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]).astype(bytes)
+    np.savez(path, **arrays, classes=names)
+    assert CIFAR10(str(tmp_path), str(path)).load().class_names[:3] == ["plane", "car", "bird"]  # type: ignore[index]
     floats = {**arrays, "train_images": arrays["train_images"].astype(np.float32)}
     np.savez(path, **floats)
     with pytest.raises(ConfigError, match=r"its inputs are float32 \(3, 32, 32\), expected uint8"):

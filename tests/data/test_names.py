@@ -18,9 +18,7 @@ from fedbench.data.pfllib import PFLlib
 from fedbench.data.table_csv import TableCsv
 
 
-@pytest.mark.parametrize(
-    "names", [["1", "1.0"], ["7", "x", "007"], ["0", "-0.0"], ["+3", "3."], ["1e3", "1000"], [".5", "0.5"]]
-)
+@pytest.mark.parametrize("names", [["1", "1.0"], ["7", "x", "007"], ["0", "-0.0"], ["+3", "3."], [".5", "0.5"]])
 def test_equal_numbers_are_refused(names: list[str]) -> None:
     first, second = sorted(name for name in names if name != "x")
     with pytest.raises(ConfigError, match="equal numbers") as refusal:
@@ -34,7 +32,7 @@ def test_equal_numbers_are_refused(names: list[str]) -> None:
     (["no", "No ", "maybe"], True),
     (["1", "2", "10", "1a", "yes", "no"], False),
     (["12345678901234567890", "12345678901234567891"], False),  # one float64
-    (["4_7", "47", "nan", "NAN1", "1e", "0x1"], False),
+    (["4_7", "47", "nan", "NAN1", "1e", "0x1", "1e1", "10"], False),
 ])  # fmt: skip
 def test_names_that_look_alike_get_a_warning(names: list[str], warned: bool, caplog: pytest.LogCaptureFixture) -> None:
     check_spelling(names, "a.csv: the column label")
@@ -102,8 +100,20 @@ def test_every_reader_looks(reader: str, tmp_path: Path, caplog: pytest.LogCaptu
         READERS[reader](tmp_path, "7", "7.0")
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
     (tmp_path / "two").mkdir()
+    if reader in ("label", "picture's label"):
+        with pytest.raises(
+            ConfigError, match=r"'Yes' and 'yes', which differ only by case .* list them in dataset\.classes"
+        ):
+            READERS[reader](tmp_path / "two", "Yes", "yes")
+        return
     READERS[reader](tmp_path / "two", "Yes", "yes")
     assert [r.levelname for r in caplog.records if "differ only by case" in r.getMessage()] == ["WARNING"]
+
+
+def test_labels_that_dataset_classes_lists_may_look_alike(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = csv_file(tmp_path, "x,z,kind,who", "Yes", "yes")
+    made = TableCsv(path, columns={"label": "who"}, ignore=["kind"], classes=["Yes", "a", "yes"]).load()
+    assert made.class_names == ["Yes", "a", "yes"] and "differ only by case" in caplog.text
 
 
 def test_files_of_clients_too(tmp_path: Path) -> None:

@@ -16,17 +16,22 @@ from torch import nn
 
 from fedbench.core.options import listed, require
 
-# what words in the places stand for, where a model's `sublayers` say nothing else
+# default patterns of the words in `places`, unless the model has `sublayers`
 SUBLAYERS: Mapping[str, Sequence[str]] = {"attention": ("*.attn",), "mlp": ("*.mlp",), "block": ("blocks.*",)}
-OPTIONAL = "optional:"  # before a place that a model need not have
+OPTIONAL = "optional:"  # prefix of a pattern that need not match a layer
 
 
 class Adapter:
-    """places: patterns of layer names (fnmatch), or the words attention, mlp and block (`SUBLAYERS`).  Each must adapt
-    a layer, unless "optional:" stands before it.  train: patterns of parameters that learn beside what is added; each
-    must match one, but in a model that says itself what learns (`HoldsLayers`).
+    """Base class of adapters.
 
-    neutral: a model that was just adapted computes what it did before.
+    Args:
+        places: Patterns of layer names (fnmatch), or the words attention, mlp and block (`SUBLAYERS`).  Each must adapt
+            a layer, unless it starts with "optional:".
+        train: Patterns of parameters that are trained besides the added ones.  Each must match a parameter, except in a
+            model that selects its trained parameters itself (`HoldsLayers`).
+
+    Attributes:
+        neutral: Whether a newly adapted model computes the same outputs as the bare model.
     """
 
     neutral = True
@@ -82,13 +87,16 @@ class Adapter:
         return [name for name, p in model.named_parameters() if id(p) not in before]
 
     def _patterns(self, model: nn.Module) -> dict[str, list[str]]:
-        """Patterns of layer names, for each place."""
+        """Return the patterns of layer names of each entry of `places`."""
         words = {**SUBLAYERS, **(model.sublayers() if isinstance(model, HasSublayers) else {})}
         bare = {place: place.removeprefix(OPTIONAL) for place in self.places}
         return {place: [name, *words.get(name, ())] for place, name in bare.items()}
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
-        """Adapt every layer that matches, but none within another one and none that `train` names; their names."""
+        """Adapt every matching layer and return the names.
+
+        Layers within an adapted layer, and layers that `train` names, are skipped.
+        """
         done: list[str] = []
         for name, layer in list(model.named_modules()):
             inside = any(name.startswith(f"{outer}.") for outer in done)
@@ -106,13 +114,13 @@ def _is_at(name: str, patterns: Iterable[str]) -> bool:
 
 
 def inputs_of(layer: nn.Module) -> int:
-    """Return how many inputs a layer requires: two where one of them is a mask."""
+    """Return the number of inputs that a layer requires: two if one of them is a mask."""
     parameters = inspect.signature(layer.forward).parameters.values()
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def takes_more(layer: nn.Module) -> bool:
-    """Return whether a layer can be called with more than its rows: with a mask, or options by keyword."""
+    """Return whether a layer accepts more than its rows: a mask, or keyword options."""
     return len(inspect.signature(layer.forward).parameters) > 1
 
 
@@ -138,8 +146,11 @@ class HoldsLayers(Protocol):
 
 @runtime_checkable
 class HasSublayers(Protocol):
-    """A model whose sublayers have other names than those of `SUBLAYERS`."""
+    """A model whose sublayers are not named as in `SUBLAYERS`."""
 
     def sublayers(self) -> Mapping[str, Sequence[str]]:
-        """Return patterns of layer names for attention, mlp or block, a block being what gives x + mlp(norm(x))."""
+        """Return patterns of layer names for attention, mlp or block.
+
+        A block is the layer that returns x + mlp(norm(x)).
+        """
         ...

@@ -1,14 +1,14 @@
 """Bottleneck adapters: a narrow network beside a residual, behind a sublayer, behind a block, or alongside.
 
-Of a sublayer's output o = sublayer(x'), x' being the normalized residual stream x, and A(h) = U s(D h):
+Notation: x is the residual stream, x' its normalized form, o = sublayer(x'), and A(h) = U s(D h).
     Houlsby et al., ICML 2019, behind attention and mlp:    x + o + A(o);
     Pfeiffer et al., EACL 2021, behind the block:           y + A(y),   y = x + o of the mlp;
     parallel, He et al., ICLR 2022, alongside the mlp:      x + o + scale A(x').
-Where a block ends in a layer norm (BERT), Pfeiffer's adapter reads behind the norm and adds before it, as in the
-adapters library: norm(y + A(norm(y))).
-Departs from Houlsby et al.: U and its bias are 0 at first, where they draw small numbers, so that an adapted model
-begins as the bare one; D's weights and biases are PyTorch's uniform ones.  init=normal draws the weights of both, with
-biases of 0, as the adapters library and FedDAT's code (AAAI 2024) do.
+Where a block ends in a layer norm (BERT), Pfeiffer's adapter reads the norm's output and adds to the norm's input, as
+in the adapters library: norm(y + A(norm(y))).
+Departs from Houlsby et al.: U and its bias are initialized to 0, where they draw small numbers.  An adapted model thus
+begins as the bare one.  The weights and biases of D have PyTorch's uniform initialization.  init=normal draws the
+weights of both and sets the biases to 0, as the adapters library and FedDAT's code (AAAI 2024) do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "si
 
 
 class Bottleneck(Adapter):
-    """width: numbers between D and U.  tap: what D reads, the sublayer's output or its input.  scale: of U's output.
-    init: whether U is 0 at first, or D and U are normal of deviation 0.02.  twin: every place has a second bottleneck,
-    and adds the mean of both, for methods that give a client two (FedDAT).
+    """Adapter that adds a bottleneck to a sublayer or a block.
 
-    Adapts layers of any kind that give rows as wide as their last linear layer (tap=input: read, as their first), and
-    layer norms that end a block.
+    It adapts layers of any kind whose outputs are as wide as those of their last linear layer (tap=input: whose inputs
+    are as wide as those of their first), and layer norms that end a block.
+
+    Args:
+        width: Size of the bottleneck, between D and U.
+        tap: What D reads: the sublayer's output or its input.
+        scale: Factor of U's output.
+        init: zero_up (U is 0 at first) or normal (D and U have a standard deviation of 0.02).
+        twin: Add a second bottleneck at each adapted layer, and use the mean of both.  FedDAT needs two.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Bottleneck(Adapter):
         self.kinds: Kinds = BEHIND if tap == "output" else ALONGSIDE
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """The layer with its bottleneck; one without a linear layer has none, but for the end of a block."""
+        """Return the layer with its bottleneck; None without a linear layer, unless the layer ends a block."""
         linear = [m for m in layer.modules() if isinstance(m, nn.Linear)]
         if self.tap == "output" and isinstance(layer, nn.LayerNorm | Stream):
             read = written = layer.width if isinstance(layer, Stream) else layer.normalized_shape[-1]
@@ -91,27 +96,27 @@ def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequenti
 
 
 class Added(nn.Module):
-    """[...] -> [..., out]: what a layer gives, plus `added`."""
+    """[...] -> [..., out]: the output of a layer plus `added`."""
 
     def __init__(self, layer: nn.Module, scale: float):
         super().__init__()
         self.base_layer, self.scale = layer, scale
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """What is added for the layer's input and its output."""
+        """Return the term to add, from the layer's input and output."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output, adapted."""
+        """Return the adapted output."""
         y = self.base_layer(x)
         return y + self.added(x, y)
 
 
 class WithMore(Added):
-    """The same around a layer that is also given a mask or options, or returns more than its rows."""
+    """As `Added`, around a layer that also takes a mask or options, or returns more than its rows."""
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Any:
-        """The layer's output, whose first part is adapted where it has several."""
+        """Return the output with its first part adapted, if it has several."""
         out = self.base_layer(x, *more, **options)
         if isinstance(out, tuple):
             return out[0] + self.added(x, out[0]), *out[1:]
@@ -119,15 +124,15 @@ class WithMore(Added):
 
 
 class BeforeNorm(Added):
-    """The same around the layer norm that ends a block: norm(x + added), which reads norm(x)."""
+    """As `Added`, around the layer norm that ends a block: norm(x + added), which reads norm(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm's output, adapted."""
+        """Return the adapted output of the norm."""
         return self.base_layer(x + self.added(x, self.base_layer(x)))
 
 
 class Behind(Added):
-    """y + scale U s(D y); with a twin, the mean of both in the place of U s(D y)."""
+    """y + scale U s(D y).  With a twin, the mean of both bottlenecks replaces U s(D y)."""
 
     def __init__(self, layer: nn.Module, scale: float, network: nn.Module, twin: nn.Module | None = None):
         super().__init__(layer, scale)
@@ -138,7 +143,7 @@ class Behind(Added):
         return units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of the layer's output."""
+        """Return the bottleneck of the layer's output."""
         return self.scale * self.change(y)
 
     def change(self, x: Tensor) -> Tensor:
@@ -150,22 +155,22 @@ class Alongside(Behind):
     """y + scale U s(D x)."""
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of the layer's input."""
+        """Return the bottleneck of the layer's input."""
         return self.scale * self.change(x)
 
 
 class BehindWithMore(WithMore, Behind):
-    """Behind such a layer."""
+    """`Behind` for a layer that also takes a mask or options."""
 
 
 class AlongsideWithMore(WithMore, Alongside):
-    """Alongside such a layer."""
+    """`Alongside` for a layer that also takes a mask or options."""
 
 
 class BehindNorm(BeforeNorm, Behind):
-    """Behind a block that ends in a layer norm."""
+    """`Behind` for a block that ends in a layer norm."""
 
 
-Kinds = Mapping[str, Callable[..., nn.Module]]  # by the form of the adapted layer
+Kinds = Mapping[str, Callable[..., nn.Module]]  # wrapper class by the form of the adapted layer
 BEHIND: Kinds = {"rows": Behind, "more": BehindWithMore, "norm": BehindNorm}
 ALONGSIDE: Kinds = {"rows": Alongside, "more": AlongsideWithMore}

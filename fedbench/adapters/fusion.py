@@ -1,11 +1,12 @@
-"""AdapterFusion: every token chooses among several bottlenecks by attention, one attention for each place.
+"""AdapterFusion: every token weights several bottlenecks by attention, with one attention for each adapted layer.
 
 Pfeiffer et al., EACL 2021, behind every block.  Of n bottlenecks, whose outputs are z_i = U_i s(D_i y),
     y <- y + V sum_i p_i z_i,   p = softmax_i((Q y + q) . (K z_i + k)),   y = x + mlp(norm(x)).
-Two stages: bottlenecks are trained one by one (adapter=pfeiffer), then they are frozen, and Q, K, V learn which of them
-to use.  adapters says which stage's they are: of files, frozen, or so many new ones that learn along.
-Departs from the paper: V is the identity at first, without its noise of 1e-6, and is not drawn back to it.  k moves no
-output, as it adds one number to all n scores; its gradient is 0 up to rounding.
+There are two stages.  First, bottlenecks are trained one by one (adapter=pfeiffer).  Then they are frozen, and Q, K, V
+learn how to weight them.  `adapters` sets the stage: files of frozen bottlenecks, or a number of new ones that are
+trained together with Q, K, V.
+Departs from the paper: V is the identity at first, without its noise of 1e-6, and is not regularized towards it.  k
+changes no output, because it adds one number to all n scores; its gradient is 0 up to rounding.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Fusion(Bottleneck):
 
 
 class Fused(Added):
-    """[...] -> [..., d]: y + V sum_i p_i z_i, of a layer's output y."""
+    """[...] -> [..., d]: y + V sum_i p_i z_i, for the output y of a layer."""
 
     def __init__(self, layer: nn.Module, scale: float, *adapters: nn.Module):
         super().__init__(layer, scale)
@@ -138,11 +139,11 @@ class Fused(Added):
 
 
 class FusedWithMore(WithMore, Fused):
-    """Behind a layer that is also given a mask or options."""
+    """`Fused` for a layer that also takes a mask or options."""
 
 
 class FusedNorm(BeforeNorm, Fused):
-    """Behind a block that ends in a layer norm."""
+    """`Fused` for a block that ends in a layer norm."""
 
 
 KINDS: Kinds = {"rows": Fused, "more": FusedWithMore, "norm": FusedNorm}

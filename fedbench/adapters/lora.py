@@ -1,8 +1,9 @@
-"""LoRA: a linear layer, or a convolution, plus a product of two thin ones.
+"""LoRA: a linear layer, or a convolution, plus a product of two low-rank matrices.
 
-Hu et al., ICLR 2022:  y = W x + b + (alpha / r) B A x,  A [r, in], B [out, r], from B = 0 on: nothing changes at first.
-Of a convolution, A is one of r channels with its windows, B one of single pixels (as in peft).
-Of nn.MultiheadAttention, the joint matrix of queries, keys and values has one product, the output's another (as peft).
+Hu et al., ICLR 2022:  y = W x + b + (alpha / r) B A x,  A [r, in], B [out, r].  B is 0 at first, so that nothing
+changes.  For a convolution, A is a convolution to r channels with the same windows, and B one with windows of one
+pixel, as in peft.  In nn.MultiheadAttention, the joint matrix of queries, keys and values has one product, and the
+output projection has another, as in peft.
 The mean of clients' B times the mean of their A is not the mean of their B A (docs/adapters.md).
 """
 
@@ -36,7 +37,7 @@ class LoRA(Adapter):
         self.rank, self.alpha, self.convolutions = rank, alpha, convolutions
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """A linear layer, a convolution, or PyTorch's attention, with its products."""
+        """Return the linear layer, convolution or attention of PyTorch with its products."""
         if type(layer) is nn.Linear:
             return LoRALinear(layer, self.rank, self.alpha)
         if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
@@ -46,7 +47,11 @@ class LoRA(Adapter):
         return None
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
-        """peft's LoraConfig; None where a subclass put in other layers, ConfigError for nn.MultiheadAttention."""
+        """Return peft's LoraConfig, or None if a subclass puts in other layers.
+
+        Raises:
+            ConfigError: An adapted layer is nn.MultiheadAttention.
+        """
         attention = [name for name, layer in layers.items() if isinstance(layer, LoRAAttention)]
         require(
             not attention,
@@ -124,7 +129,7 @@ class LoRAConv2d(_WithProduct):
 
 
 class LoRAAttention(_WithProduct):
-    """nn.MultiheadAttention: A [r, d] and B [3 d, r] beside in_proj_weight, and the output's own product."""
+    """nn.MultiheadAttention with A [r, d] and B [3 d, r] beside in_proj_weight, and a product for the output."""
 
     def __init__(self, layer: nn.MultiheadAttention, rank: int, alpha: float):
         d = layer.embed_dim
@@ -134,17 +139,17 @@ class LoRAAttention(_WithProduct):
 
     @property
     def in_proj_weight(self) -> Tensor:
-        """W + (alpha / r) B A of queries, keys and values."""
+        """Return W + (alpha / r) B A of queries, keys and values."""
         product = self.lora_B.weight @ self.lora_A.weight  # type: ignore[operator]
         return self.base_layer.in_proj_weight + self.scale * product  # type: ignore[operator]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Attention by that weight."""
+        """Return the attention with the adapted weights."""
         weight = {"in_proj_weight": self.in_proj_weight}
         return torch.func.functional_call(self.base_layer, weight, inputs, options)
 
     def merged(self) -> nn.Module:
-        """The attention with both weights."""
+        """Return an attention that has the products in its weights."""
         layer: Any = copy.deepcopy(self.base_layer)
         layer.out_proj = layer.out_proj.merged()
         with torch.no_grad():

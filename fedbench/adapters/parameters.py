@@ -12,8 +12,12 @@ from fedbench.core.options import listed, require
 
 
 class Parameters(Adapter):
-    """parameters: patterns of names of parameters, such as "*.bias", or of their layers' classes, "type:LayerNorm".
-    Each must match one."""
+    """Adapter that trains parameters of the model itself.
+
+    Args:
+        parameters: Patterns of parameter names, such as "*.bias", or of layer classes, such as "type:LayerNorm".  Each
+            must match a parameter.
+    """
 
     def __init__(self, parameters: Sequence[str], train: Sequence[str] = ("head.*",)):
         super().__init__((), train)

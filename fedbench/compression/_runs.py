@@ -1,7 +1,7 @@
-"""Rows of integers most of which are 0: the lengths of runs of zeros, and the other integers, in Elias omega codes.
+"""Coding of integer rows that are mostly 0: run lengths of zeros and nonzero integers, in Elias omega codes.
 
-Before each integer that is not 0 stands 1 more than the number of zeros between it and the one before; then come its
-sign, in one bit, and its magnitude.  Zeros at the end of a row are one more run.
+Each nonzero integer has three codes: 1 + the number of zeros before it, its sign (one bit) and its magnitude.  Zeros
+at the end of a row are coded as one more run.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from fedbench.compression._stream import Reader, Writer
 
 
 def omega_length(value: int) -> int:
-    """Bits of the Elias omega code of value >= 1."""
+    """Return the length in bits of the Elias omega code of value >= 1."""
     bits = 1
     while value > 1:
         bits, value = bits + value.bit_length(), value.bit_length() - 1
     return bits
 
 
-LENGTHS = [omega_length(1 << exponent) for exponent in range(53)]  # by floor(log2 value), on which alone they depend
+LENGTHS = [omega_length(1 << exponent) for exponent in range(53)]  # by floor(log2 value), which alone determines them
 
 
 def omega_lengths(values: Tensor) -> Tensor:
-    """Bits of the Elias omega codes of values >= 1, integers below 2^53.  # int64, as values"""
+    """Return the bits of the Elias omega codes of integers 1 <= values < 2^53.  # int64, as values"""
     exponents = torch.frexp(values.double()).exponent - 1
     return torch.tensor(LENGTHS, device=values.device)[exponents.long()]
 
 
 def count(levels: Tensor) -> Tensor:
-    """Bits of the code of each row [k, n].  # [k] int64"""
+    """Return the bits of the code of each row [k, n].  # [k] int64"""
     n, is_sent = levels.shape[1], levels != 0
     at = torch.arange(n, device=levels.device)
-    last = torch.where(is_sent, at, -1).cummax(1).values  # the last that is not 0, up to here  [k, n]
+    last = torch.where(is_sent, at, -1).cummax(1).values  # index of the last nonzero integer so far  [k, n]
     gaps = at - torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], 1)  # 1 + zeros before  [k, n]
     bits = omega_lengths(gaps) + 1 + omega_lengths(levels.abs().clamp_min(1))
     rest = n - last[:, -1]  # 1 + zeros at the end  [k]
@@ -41,7 +41,7 @@ def count(levels: Tensor) -> Tensor:
 
 
 def write(levels: Tensor, out: Writer) -> None:
-    """The code of one row [n]."""
+    """Write the code of one row [n]."""
     zeros = 0
     for level in levels.tolist():
         if level == 0:
@@ -56,7 +56,7 @@ def write(levels: Tensor, out: Writer) -> None:
 
 
 def read(stream: Reader, n: int) -> list[int]:
-    """n integers."""
+    """Read n integers."""
     levels: list[int] = []
     while len(levels) < n:
         levels += [0] * (stream.omega() - 1)

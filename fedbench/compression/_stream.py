@@ -1,8 +1,7 @@
-"""Bits one after the other: what a message is when it is really sent.  Plain Python, for one row: slow, easy to check.
+"""Bit streams: the exact bits of a message.  Plain Python, for one row: slow and easy to check.
 
-Elias gamma and omega codes are those of Elias, IEEE Trans. Inf. Theory 1975; the code with a unary quotient and a
-remainder of fixed width is Golomb's (IEEE Trans. Inf. Theory 1966) for divisors that are powers of 2, which Rice (1979)
-took up.
+References: Elias, IEEE Trans. Inf. Theory 1975 (gamma and omega codes); Golomb, IEEE Trans. Inf. Theory 1966, and
+Rice, 1979 (unary quotient and a remainder of fixed width, for divisors that are powers of 2).
 """
 
 from __future__ import annotations
@@ -33,7 +32,11 @@ class Writer:
         self.fixed(value - (1 << (width - 1)), width - 1)
 
     def omega(self, value: int) -> None:
-        """value >= 1: its bits, before them their number less 1 in the same way, down to 1; and a 0 behind all."""
+        """Write the Elias omega code of value >= 1.
+
+        The code ends in a 0.  Before it stand the binary digits of the value, and before these the digits of their
+        number less 1, and so on until that number is 1.
+        """
         groups = ["0"]
         while value > 1:
             groups.append(format(value, "b"))

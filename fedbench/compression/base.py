@@ -32,12 +32,15 @@ BLOCK = 1 << 22  # numbers that are compressed at a time
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What both sides know of a message before it is sent.
+    """What both sides know about a message before it is sent.
 
-    name: that the method gave it.  size: n.  ids [k]: whose rows they are, of clients that have states; none of a row
-    that is the same for all.  spans: of the parameters in a row, where it is one of the model's, in the order of their
-    columns.  weights [k]: each client's part in a mean that the server takes; cohort: those of the whole cohort; None
-    of what the server sends.
+    Attributes:
+        name: Name that the method gave the message.
+        size: n, the numbers in a row.
+        ids: [k], the clients of the rows, which have states.  None for a row that is the same for all clients.
+        spans: The parameters in a row of the model, in the order of their columns.  None for any other row.
+        weights: [k], each client's weight in a mean that the server takes.  None for messages of the server.
+        cohort: The weights of the whole cohort.  None for messages of the server.
     """
 
     name: str

@@ -1,14 +1,14 @@
-"""DAdaQuant: stochastic quantization whose levels grow when the loss stops falling, and are more for larger clients.
+"""DAdaQuant: stochastic quantization whose levels grow when the loss stops falling, with more for larger clients.
 
-Hönig, Zhao and Mullins, ICML 2022.  A number is rounded, at random and right on average, to a multiple of norm / q.
+Hönig, Zhao and Mullins, ICML 2022.  A number is rounded without bias to a random neighbouring multiple of norm / q.
 Over time: with G_t the mean training loss of round t and its running mean H_t = psi H_{t-1} + (1 - psi) G_t,
-q_t = 2 q_{t-1} where H_{t-1} >= H_{t-phi} and q has not moved since round t - phi, up to q_max.
-Over clients: q_{t,i} = round(sqrt(a / b) w_i^{2/3}), a = sum_j w_j^{2/3}, b = sum_j w_j^2 / q_t^2, w_i being client i's
-part in the mean that the server takes (by samples, or with weights=uniform 1 / K), which keeps
-sum_i w_i^2 / q_{t,i}^2, the variance of the mean, as it was.
-Levels are coded as runs of zeros, and Elias omega codes of these and of the others (_runs.py).
-Departs from the paper: phi is an option, where it is a tenth of the rounds; what the server sends has q_t levels
-(direction=both); a message says its q, which the paper's clients are told.
+q_t = 2 q_{t-1} where H_{t-1} >= H_{t-phi} and q has not changed since round t - phi, up to q_max.
+Over clients: q_{t,i} = round(sqrt(a / b) w_i^{2/3}), a = sum_j w_j^{2/3}, b = sum_j w_j^2 / q_t^2.  w_i is the weight
+of client i in the server's mean (by samples, or 1 / K with weights=uniform).  This preserves
+sum_i w_i^2 / q_{t,i}^2, the variance of the mean.
+Levels are coded as runs of zeros and nonzero levels, all in Elias omega codes (_runs.py).
+Departs from the paper: phi is an option, where it is a tenth of the rounds; messages of the server have q_t levels
+(direction=both); a message contains its q, which clients of the paper know in advance.
 """
 
 from typing import Literal
@@ -84,7 +84,7 @@ class DAdaQuant(QSGD):
         return sent.codes["scale"] * (sent.codes["level"].float() / sent.codes["q"].float())
 
     def count(self, sent: Sent, message: Message) -> Tensor:
-        """As of qsgd, and q in an Elias omega code.  # [k]"""
+        """Return the bits of qsgd plus those of q in an Elias omega code.  # [k]"""
         return super().count(sent, message) + omega_lengths(sent.codes["q"][:, 0])
 
     def write(self, sent: Sent, out: Writer, message: Message) -> None:

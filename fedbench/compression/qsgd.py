@@ -1,9 +1,9 @@
-"""Stochastic quantization: numbers are rounded, at random and right on average, to multiples of norm / levels.
+"""QSGD: stochastic quantization, which rounds numbers without bias to multiples of norm / levels.
 
-Alistarh et al., NeurIPS 2017 (QSGD), section 3.1.  code=runs is the paper's for few levels of the l2 norm: Elias omega
-codes (IEEE Trans. Inf. Theory 1975) of the levels that are not 0, and of the distances between them.
+Alistarh et al., NeurIPS 2017, section 3.1.  code=runs is the paper's code for few levels of the l2 norm: Elias omega
+codes (IEEE Trans. Inf. Theory 1975) of the nonzero levels and of the distances between them.
 Departs from the paper: one norm for the whole row, in place of buckets; with code=elias every level has an Elias gamma
-code, zeros one bit.
+code, and zeros take one bit.
 """
 
 from typing import Literal
@@ -22,8 +22,13 @@ MOST = 1 << 16  # levels: float32 has 24 bits, some of which the rounding needs
 
 
 class QSGD(Operator):
-    """levels: s, of |x| above 0; null: full precision.  norm: what level s stands for, l2 (the paper) or max |x|.
-    code: elias, short where levels are small, runs, short where most are 0, or fixed, of one width for all."""
+    """Stochastic quantization of a row.
+
+    Args:
+        levels: s, the number of levels of |x| above 0.  None: full precision.
+        norm: The value of level s: l2 (the paper) or max |x|.
+        code: elias (short for small levels), runs (short if most levels are 0) or fixed (one width for all levels).
+    """
 
     unbiased = True
 
@@ -61,8 +66,10 @@ class QSGD(Operator):
         return (2 * self.levels).bit_length()
 
     def count(self, sent: Sent, message: Message) -> Tensor:
-        """The norm, and n w, or what _runs.py counts, or for each level l the 2 floor(log2(l + 1)) + 1 bits and a sign
-        unless it is 0.  # [k]"""
+        """Return the bits of the norm and the levels.  # [k]
+
+        A level l has a fixed width w, the code of _runs.py, or 2 floor(log2(l + 1)) + 1 bits and a sign unless it is 0.
+        """
         if self.code == "runs":
             return FLOAT + runs.count(sent.codes["level"])
         level = sent.codes["level"].abs()

@@ -1,15 +1,15 @@
-"""Sparse ternary compression: of the numbers of largest magnitude the signs, where they are, and one mean magnitude.
+"""Sparse ternary compression: the positions and signs of the largest magnitudes, and one mean magnitude.
 
 Sattler et al., IEEE TNNLS 2020.  m = ceil(share n) numbers are kept, and each is sent as sign(x) mu, mu being their
-mean magnitude; what is left out waits in the memory.  Over the whole row, as in the paper, and not tensor by tensor, as
-in its code.
+mean magnitude; the residual is kept for the next upload.  A row is compressed as a whole, as in the paper, and not
+tensor by tensor, as in its code.
 Departs from the paper: of equal magnitudes the first are kept, so that there are always m; a 0 among them counts as
-positive.  The released code keeps all that are as large as the m-th, of both signs, with the mean of m of them; where
-fewer than m numbers are not 0, it makes every 0 -mu.
+positive.  The released code keeps all numbers as large as the m-th, of both signs, with the mean of m of them; where
+fewer than m numbers are not 0, it sets every 0 to -mu.
 variant=pfednet is what pFedNet's released code calls STC: of the positive numbers those of at least the
-(1 - share) quantile of max(x, 0) over the row, interpolated as torch.quantile does, and likewise of the negative ones,
-each sign with a mean of its own; its rows are sent as a map, as up to two thirds of their numbers are kept.  There the
-code has no memory, and makes zeros of a row with few numbers of a sign positive by accident; here they stay 0.
+(1 - share) quantile of max(x, 0) over the row, interpolated as torch.quantile does, and the same for the negative
+numbers, each sign with its own mean.  Its rows are sent as a map, because up to two thirds of the numbers are kept.
+That code has no error feedback.  It makes zeros positive in a row with few numbers of one sign; here they stay 0.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Which columns are constant, however their variance was rounded.
+"""Detection of constant columns, independent of rounding errors in their variance.
 
 The variance of a constant column is seldom exactly 0 in floating point, and dividing by it would magnify rounding
 errors.  The rule is that of scikit-learn's StandardScaler.
@@ -28,6 +28,6 @@ def is_constant(mean: np.ndarray, variance: np.ndarray, n: int) -> np.ndarray:
 
 
 def deviation(values: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Return standard deviations (ddof 0) along an axis, and 1 where values are constant: what to divide them by."""
+    """Return standard deviations (ddof 0) along an axis, with 1 for constant values, as safe divisors."""
     mean, variance = values.mean(axis, dtype=np.float64), values.var(axis, dtype=np.float64)
     return np.where(is_constant(mean, variance, values.shape[axis]), 1.0, np.sqrt(variance))

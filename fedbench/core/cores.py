@@ -1,4 +1,4 @@
-"""How many processors this process was given: by the system, a container's quota, Slurm or Ray."""
+"""The number of processors available to this process: by the system, a container quota, Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SYSTEM = Path("/")
 def cores(system: Path = SYSTEM) -> int:
     """Return the number of processors that this process may use, at least 1.
 
-    It is the least of the affinity mask, SLURM_CPUS_PER_TASK, the CPUs that Ray assigned to its worker, and the CPU
+    It is the minimum of the affinity mask, SLURM_CPUS_PER_TASK, the CPUs that Ray assigned to its worker, and the CPU
     quotas of control groups (version 2 and 1), rounded down.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -31,13 +31,13 @@ def _ray() -> list[float]:
         return []
     try:
         assigned = ray.get_runtime_context().get_assigned_resources()
-    except AssertionError:  # the process that starts Ray's workers is none of them
+    except AssertionError:  # raised outside of Ray's workers
         return []
     return [float(assigned["CPU"])] if assigned.get("CPU") else []
 
 
 def _quotas(system: Path) -> Iterator[float]:
-    """The quotas of this process's control group and of those above it, in processors."""
+    """Return the quotas, in processors, of this process's control group and its parents."""
     for line in _text(system / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -53,13 +53,13 @@ def _quotas(system: Path) -> Iterator[float]:
 
 
 def _version_2(folder: Path) -> float | None:
-    """cpu.max: "200000 100000" are 2 processors, "max 100000" is no limit."""
+    """Parse cpu.max: "200000 100000" means 2 processors, "max 100000" no limit."""
     quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _version_1(folder: Path) -> float | None:
-    """A quota of -1 is no limit."""
+    """Return the quota of a version 1 group; -1 means no limit."""
     quota, period = (_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def typed_path(text: str) -> Path:
-    """A path as it was typed, with ``~`` written out: a shell leaves ``--out=~/file`` as it is."""
+    """Return a path with ``~`` expanded: a shell does not expand it in ``--out=~/file``."""
     return Path(text).expanduser()
 
 

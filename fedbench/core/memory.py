@@ -1,4 +1,4 @@
-"""The memory of this machine, and a folder for what does not fit in it."""
+"""The physical memory of the machine, and a folder for large temporary files."""
 
 import os
 import tempfile
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def physical_memory() -> int:
-    """Return the bytes of memory of this machine, and 16 GB where the system does not say."""
+    """Return the physical memory in bytes, or 16 GB if the system does not report it."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 16 << 30
 
 
 def scratch_folder() -> Path:
     """Return the folder for large temporary files.
 
-    It is that of `tempfile`, which TMPDIR sets.  Where that folder is kept in memory, it is /var/tmp.
+    It is the folder of `tempfile`, which TMPDIR sets.  If that folder is kept in memory, it is /var/tmp.
     """
     folder = Path(tempfile.gettempdir())
     on_disk = Path("/var/tmp")
@@ -21,7 +21,7 @@ def scratch_folder() -> Path:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Return whether a folder is on a file system that Linux keeps in memory; False where that is unknown."""
+    """Return whether a folder is on a Linux file system in memory; False if that is unknown."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

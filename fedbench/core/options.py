@@ -96,7 +96,7 @@ def listed(names: Iterable[str], most: int = 12) -> str:
 
 
 def require_distinct(names: Iterable[str], what: str) -> None:
-    """Refuse a list that has a name twice, by which numbers would be given to the wrong name."""
+    """Refuse a list with duplicate names, which would assign values to the wrong name."""
     names = list(names)
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     require(twice is None, f"{what} hold {twice} twice: {listed(names)}")

@@ -57,14 +57,17 @@ NEUTRAL_GROUPS = {
         {"_target_": "fedbench.compression.none.NoCompression", "memory": True, "direction": "up"},
     ),
 }
-# Words that came in the place of patterns; what they stand for otherwise came with them.
+# Former patterns of the words in adapter.places; other patterns of these words have no older form.
 FORMER_PLACES = {"attention": "*.attn", "mlp": "*.mlp"}
 MISSING: Any = object()
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """A config resolved, as dicts and lists, with ``~/`` written out; ConfigError for a missing value or an
-    interpolation to nowhere."""
+    """Return a config resolved, as dicts and lists, with ``~/`` expanded.
+
+    Raises:
+        ConfigError: A value is missing, or an interpolation has no target.
+    """
     try:
         return with_home(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
@@ -75,7 +78,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 
 
 def with_home(value: Any) -> Any:
-    """Resolved values with ``~`` written out in texts that begin with it."""
+    """Return resolved values with ``~`` expanded in strings that begin with it."""
     if isinstance(value, dict):
         return {key: with_home(item) for key, item in value.items()}
     if isinstance(value, list):

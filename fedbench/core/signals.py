@@ -1,4 +1,4 @@
-"""The signals that ask a run to stop: Ctrl-C, those of schedulers and their launchers, a closed terminal's SIGHUP."""
+"""Signals that ask a run to stop: Ctrl-C, those of schedulers and launchers, and SIGHUP of a closed terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Handler = Callable[[int, Any], Any]
 
 
 class _Answer:
-    """What a signal calls.  received: the last one that came."""
+    """Signal handler that records the last signal received."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler, self.received = handler, 0
@@ -23,7 +23,7 @@ class _Answer:
 
     def __call__(self, number: int, frame: Any) -> None:
         if self.received and is_warning(number):
-            return  # heard already
+            return  # a warning may be repeated
         self.received = number
         _detach_lost(self.terminals)
         self.handler(number, frame)
@@ -31,18 +31,18 @@ class _Answer:
 
 @contextmanager
 def handled(handler: Handler, names: Iterable[str] = STOPPING) -> Iterator[None]:
-    """These signals call the handler while the block runs, which must be in the main thread.
+    """Route stop signals to the handler inside the block, which must run in the main thread.
 
-    Where the block ends by KeyboardInterrupt, the signal is passed on to the handler that a launcher had installed:
-    what it raises (SystemExit, to be started again) is raised in place of KeyboardInterrupt.  WARNINGS, SIGHUP and
-    SIGQUIT stay ignored where they are (nohup).  After any signal, WARNINGS are not heard.
+    If the block ends by KeyboardInterrupt, the signal is then passed to the previous handler, such as a launcher's.  An
+    exception of that handler (SystemExit, for a restart) replaces KeyboardInterrupt.  WARNINGS, SIGHUP and SIGQUIT stay
+    ignored if they were ignored (nohup).  WARNINGS are ignored after any signal.
     """
     answer = _Answer(handler)
     before: dict[int, Any] = {}
     for name in names:
         number = getattr(signal, name, None)
         old = signal.getsignal(number) if number is not None else None
-        if number is None or old is None:  # not on this system; or a handler of C code, which cannot be put back
+        if number is None or old is None:  # absent on this system, or a handler in C, which cannot be restored
             continue
         if old is not signal.SIG_IGN or name not in MAY_BE_IGNORED:
             before[number] = signal.signal(number, answer)
@@ -57,7 +57,7 @@ def handled(handler: Handler, names: Iterable[str] = STOPPING) -> Iterator[None]
 
 
 def is_warning(number: int) -> bool:
-    """Whether a signal only announces that a time limit is near."""
+    """Return whether a signal only announces a time limit."""
     return number in [getattr(signal, name, None) for name in WARNINGS]
 
 
@@ -67,7 +67,7 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 
 def _pass_on(number: int, old: Any) -> None:
-    """Let what handled a signal before act on it: a block of `handled` notes it, a launcher's handler is called."""
+    """Pass the signal to the previous handler: a block of `handled` records it, a launcher's handler is called."""
     if isinstance(old, _Answer):
         old.received = number
     elif callable(old) and old is not signal.default_int_handler:

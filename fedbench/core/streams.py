@@ -1,4 +1,4 @@
-"""Standard output and error that never end a command: ``... | head`` and ``... >&-``."""
+"""Standard output and error streams that survive a lost reader: ``... | head`` and ``... >&-``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOST = (errno.EPIPE, errno.EIO, errno.EBADF)  # the reader, the terminal or the 
 
 
 class _Lasting(io.FileIO):
-    """A descriptor that is written to until nobody reads on; what follows goes nowhere."""
+    """A descriptor that discards output once its reader is gone."""
 
     def write(self, data: Any) -> int:
         try:
@@ -29,10 +29,10 @@ class _Lasting(io.FileIO):
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Let commands of this block run to their end where nobody reads what they print: the rest is dropped.
+    """Let the block finish even if nobody reads its output: the rest is dropped.
 
-    sys.stdout and sys.stderr are after the block what they were before.  Streams that are no descriptor of the process
-    (a notebook's, a test's) and files are left alone: a full disk is an error.
+    sys.stdout and sys.stderr are restored after the block.  Files and streams without a descriptor of the process (in a
+    notebook or a test) are left alone, so that a full disk is an error.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _lasting(sys.stdout, 1), _lasting(sys.stderr, 2)
@@ -40,13 +40,13 @@ def lasting() -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(ValueError):  # it was closed
+            with suppress(ValueError):  # a closed stream
                 stream.flush()
         sys.stdout, sys.stderr = before
 
 
 def _lasting(stream: Any, fd: int) -> TextIO:
-    if stream is None:  # the descriptor is closed, and the next file that is opened would get its number
+    if stream is None:  # a closed descriptor, whose number the next opened file would get
         try:
             os.fstat(fd)
         except OSError:

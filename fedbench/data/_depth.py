@@ -1,6 +1,6 @@
-"""Pictures deeper than 8 bits: the range of a data set's values, and its scaling to 8 bits.
+"""Pictures of more than 8 bits: the range of a data set's values, and scaling to 8 bits.
 
-All pictures of a set are scaled by one window (low, high), so that bright pictures stay brighter than dark ones.
+All pictures of a set are scaled by one window (low, high), which preserves differences in brightness between them.
 """
 
 import logging
@@ -22,7 +22,7 @@ NARROW = 16  # a picture within this share of the range keeps at most LEVELS / N
 
 @dataclass(frozen=True)
 class Span:
-    """The values of one picture: least, greatest, the 1% and 99% quantile, and whether they are whole numbers."""
+    """Range of one picture: minimum, maximum, the 1% and 99% quantiles, and whether all values are integers."""
 
     least: float
     most: float
@@ -32,7 +32,7 @@ class Span:
 
     @classmethod
     def of(cls, values: np.ndarray, name: str) -> "Span":
-        """The span of a picture's values; ConfigError where one is not finite."""
+        """Return the span of a picture's values; ConfigError if one is not finite."""
         least, most = float(values.min()), float(values.max())
         require(math.isfinite(least) and math.isfinite(most), f"{name} holds values that are not finite")
         some = np.sort(values.ravel()[:: max(1, values.size // SAMPLE)])
@@ -41,7 +41,7 @@ class Span:
 
 
 def check_window(window: Sequence[float] | None) -> Window | None:
-    """dataset.window as two numbers; ConfigError unless it is null or [low, high] with low < high."""
+    """Return dataset.window as two numbers; ConfigError unless it is null or [low, high] with low < high."""
     if window is None:
         return None
     numbers = [v for v in window if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
@@ -51,10 +51,13 @@ def check_window(window: Sequence[float] | None) -> Window | None:
 
 
 def common_window(spans: Sequence[Span], name: str) -> Window:
-    """The range by which all pictures of a set are scaled, logged.
+    """Return and log the range by which all pictures of a set are scaled.
 
-    Counts from 0 on take the smallest power of two above the greatest, at least 256; fractions of 1 take (0, 1); all
-    others run from the least to the greatest value.  ConfigError where that leaves most pictures few grey levels.
+    Integers >= 0 run up to the smallest power of two above the maximum, at least 256.  Fractions of 1 run from 0 to 1.
+    All others run from the minimum to the maximum.
+
+    Raises:
+        ConfigError: Most pictures would keep few grey levels.
     """
     least, most = min(s.least for s in spans), max(s.most for s in spans)
     if least >= 0 and all(s.whole for s in spans):
@@ -90,7 +93,7 @@ def common_window(spans: Sequence[Span], name: str) -> Window:
 
 
 def to_eight_bits(values: np.ndarray, window: Window) -> np.ndarray:
-    """Values as uint8: low becomes 0 and high 255, in 256 steps of equal width.  Values outside are clipped."""
+    """Return values as uint8: [low, high] is cut into 256 steps of equal width, and values outside are clipped."""
     low, high = window
     levels = np.floor((values.astype(np.float64) - low) * (LEVELS / (high - low)))
     return levels.clip(0, LEVELS - 1).astype(np.uint8)

@@ -9,7 +9,7 @@ from fedbench.data.base import EXTRA, Arrays
 
 
 def extra_path(source: str, or_table: bool = False) -> Path:
-    """The path that dataset.extra names; ConfigError where nothing of the kind is there."""
+    """Return the path of dataset.extra; ConfigError if no such file or folder exists."""
     path = Path(source)
     kinds = "a folder of pictures, silo/class/picture" + (", or a CSV file" if or_table else "")
     require(path.is_dir() or (or_table and path.is_file()), f"dataset.extra={source} is not there: it names {kinds}")

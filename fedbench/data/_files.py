@@ -28,13 +28,13 @@ from fedbench.core.options import ConfigError, require
 log = logging.getLogger("fedbench.data")
 
 TIMEOUT_S = 10
-BOMB, BOMB_RATIO = 100_000_000, 200  # bytes from which on the ratio of unpacked to packed bytes is limited
+BOMB, BOMB_RATIO = 100_000_000, 200  # the ratio of unpacked to packed bytes is limited above this size
 # What a damaged or foreign file raises in numpy, zipfile, gzip and tarfile, beside OSError.
 DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, OSError)
 
 
 def is_hidden(name: str) -> bool:
-    """Whether programs hide a file or folder of this name: .ipynb_checkpoints, macOS' ._files and __MACOSX."""
+    """Return whether a name is that of a hidden file or folder: .ipynb_checkpoints, macOS' ._files and __MACOSX."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -138,7 +138,7 @@ def _claimed(file: IO[bytes]) -> int | None:
 
 
 def require_memory(size: int, what: str) -> None:
-    """Refuse what does not fit in memory once it is unpacked.
+    """Refuse data that do not fit in memory once unpacked.
 
     Args:
         size: Bytes that the header announces.
@@ -152,14 +152,14 @@ def require_memory(size: int, what: str) -> None:
 
 
 def require_unpackable(info: zipfile.ZipInfo, what: str) -> None:
-    """Refuse a member of a zip that is a decompression bomb.
+    """Refuse a decompression bomb in a zip.
 
     Args:
-        info: The member: text, a picture or a pickle.  Arrays of one value may shrink more.
+        info: A member that is text, a picture or a pickle.  Arrays of one value may have higher ratios.
         what: The member, for the error message.
 
     Raises:
-        ConfigError: It does not fit in memory, or is large and shrank more than such data do.
+        ConfigError: The member does not fit in memory, or is large and has too high a compression ratio.
     """
     require_memory(info.file_size, what)
     ratio = info.file_size / max(info.compress_size, 1)

@@ -1,4 +1,4 @@
-"""Files that other programs write and no data set reads: recognized, so that a refusal can say what they are."""
+"""Detection of foreign file formats that no data set reads, so that an error can name the format."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ INSIDE = ("*.arrow", "*/*.arrow", "*.parquet", "*/*.parquet", "*.json", "*/*.jso
 
 
 def refuse_foreign(path: Path, reader: str) -> None:
-    """Refuse a file, or a folder with a file, that only other programs read.
+    """Refuse a file of a foreign format, or a folder that contains one.
 
     Args:
-        path: What dataset.path names; nothing happens where it does not exist.
+        path: Path of the data set; nothing happens if it does not exist.
         reader: The option that was to read it, as in "dataset=npz".
 
     Raises:
-        ConfigError: Its first bytes are those of a foreign kind.
+        ConfigError: The file starts with the first bytes of a foreign format.
     """
     files = [found for pattern in INSIDE for found in sorted(path.glob(pattern))] if path.is_dir() else [path]
     for file in files:

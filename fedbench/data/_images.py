@@ -19,20 +19,20 @@ from fedbench.data._files import cached_array, log
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 CHANNELS = (1, 3, 4)  # of a picture
 BLOCK = 256  # pictures decoded at a time
-READER = "upright, windowed"  # how pictures are read: part of the keys of caches
-ORIENTATION = 0x0112  # a tag of EXIF
+READER = "upright, windowed"  # version of the picture reader, part of the cache keys
+ORIENTATION = 0x0112  # EXIF tag
 LINES = 10  # of progress, while a set is decoded
 
 
 def channel_axis(shape: tuple[int, ...], name: str) -> int:
     """Return 1 for arrays [n, C, H, W] and 3 for [n, H, W, C].
 
-    Height and width are equal in most arrays: where axes 2 and 3 are, or 1 and 2, the other axis holds the channels.
-    Where neither or both are, it is the end of 1, 3 or 4 entries.  What no rule decides counts as [n, C, H, W], with a
-    warning where axis 3 may be the channels as well.
+    Height and width are equal in most arrays: if axes 2 and 3 are equal, or 1 and 2, the other axis holds the channels.
+    If neither or both pairs are equal, the channels are the axis of 1, 3 or 4 entries.  An array that no rule decides
+    counts as [n, C, H, W], with a warning if axis 3 may hold the channels as well.
     """
     first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
-    square = shape[2] == shape[3], shape[1] == shape[2]  # without axis 1, without axis 3
+    square = shape[2] == shape[3], shape[1] == shape[2]  # if axis 1 is dropped, if axis 3 is dropped
     if square[0] != square[1] and (first or last):
         return 1 if square[0] else 3
     if last and not first:
@@ -46,7 +46,7 @@ def channel_axis(shape: tuple[int, ...], name: str) -> int:
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
-    """Pictures [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W]."""
+    """Return pictures [n, H, W], [n, H, W, C] or [n, C, H, W] as [n, C, H, W]."""
     if images.ndim == 3:
         return images[:, None]
     require(images.ndim == 4, f"{name} has shape {images.shape}, expected images [n, H, W] or [n, H, W, C]")
@@ -90,10 +90,16 @@ def open_pictures(
     name: str = "the data set",
     is_extra: bool = False,
 ) -> np.ndarray:
-    """Picture files as [n, channels, side, side] uint8: the whole picture made square; color: rgb or grey.
+    """Read picture files as [n, channels, side, side] uint8, with whole pictures made square.
 
-    window: the values of pictures of more than 8 bits that become 0 and 255; None: see `window_of`.  is_extra: they
-    stand beside those of another set, whose range is not theirs, so that one of more than 8 bits needs a window.
+    Args:
+        paths: The files.
+        side: Pixels.
+        color: rgb or grey.
+        name: Name of the set, for messages.
+        window: Values that become 0 and 255 in pictures of more than 8 bits.  None: see `window_of`.
+        is_extra: Whether the pictures complement another set.  Its range is not theirs, so that pictures of more than 8
+            bits need a window.
     """
     found = window_of(paths, window, name)
     require(
@@ -110,10 +116,16 @@ def open_pictures(
 def window_of(
     files: Sequence[Any], window: Window | None, name: str, opened: Callable[[Any], Path | IO[bytes]] | None = None
 ) -> Window | None:
-    """The window by which `open_picture` scales the pictures of a set that have more than 8 bits.
+    """Return the window by which `open_picture` scales pictures of more than 8 bits.
 
-    That is `window`, or the range of all of them; None where no picture has more.  opened: from one of `files` to what
-    Pillow opens.
+    Args:
+        files: The pictures of the set.
+        window: The window of the options.  None: the range of all pictures.
+        name: Name of the set, for messages.
+        opened: Function from one of `files` to the object that Pillow opens.
+
+    Returns:
+        The window, or None if no picture has more than 8 bits.
     """
     with ThreadPoolExecutor(cores()) as pool:
         found = pool.map(lambda file: _span(opened(file) if opened else file), files)
@@ -161,10 +173,17 @@ def _decoded(name: str, paths: list[Path], side: int) -> Iterator[np.ndarray]:
 def open_picture(
     path: Path | IO[bytes], side: int, color: str, window: Window | None = None, squeeze: bool = True
 ) -> np.ndarray:
-    """One picture file, upright, as [channels, side, side] uint8; ConfigError where it cannot be read.
+    """Read one picture file, upright, as [channels, side, side] uint8.
 
-    window: of the set (`window_of`), for pictures of more than 8 bits.  squeeze: the whole picture is made square;
-    else its centre square is taken, bicubic.
+    Args:
+        path: The file.
+        side: Pixels.
+        color: rgb or grey.
+        window: Window of the set (`window_of`), for pictures of more than 8 bits.
+        squeeze: Whether the whole picture is made square.  Otherwise its centre square is taken (bicubic).
+
+    Raises:
+        ConfigError: The file cannot be read.
     """
     with _opened(path) as image:
         _check_color(image, window, path)  # before the pixels are loaded
@@ -176,7 +195,7 @@ def open_picture(
 
 @contextmanager
 def _opened(path: Path | IO[bytes]) -> Iterator[Any]:
-    """A picture file of one page, opened by Pillow; ConfigError where it is none."""
+    """Open a picture file of one page with Pillow; ConfigError if it is not such a file."""
     Image = _pillow()
     try:
         with Image.open(path) as image:
@@ -196,7 +215,7 @@ def _pillow() -> Any:
 
 
 def _upright(image: Any) -> Any:
-    """The picture turned and mirrored as its EXIF data ask for."""
+    """Return the picture turned and mirrored by its EXIF orientation."""
     from PIL import ImageOps
 
     try:
@@ -218,12 +237,12 @@ def _centre(image: Any, side: int) -> Any:
 
 
 def _is_deep_color(image: Any) -> bool:
-    """Whether Pillow reads only the upper 8 of 16 bits of each color (its raw modes RGB;16B, LA;16B and the like)."""
+    """Return whether Pillow reads only the upper 8 of 16 bits of each color (raw modes such as RGB;16B and LA;16B)."""
     return image.mode in ("RGB", "RGBA", "LA", "CMYK") and any(";16" in str(tile[3]) for tile in image.tile)
 
 
 def _span(path: Path | IO[bytes]) -> Span | None:
-    """The values of a picture of more than 8 bits, None of any other; most files are not decoded."""
+    """Return the span of a picture of more than 8 bits, else None; most files are not decoded."""
     with _opened(path) as image:
         if _is_deep_color(image):
             return Span.of(np.asarray(image).astype(np.uint16) << 8 | 255, str(path))
@@ -231,7 +250,7 @@ def _span(path: Path | IO[bytes]) -> Span | None:
 
 
 def _check_color(image: Any, window: Window | None, path: Any) -> None:
-    """Refuse 16 bits of each color where the range does not fill them."""
+    """Refuse 16 bits per color unless the values fill their range."""
     require(
         window == (0, 1 << 16) or not _is_deep_color(image),
         f"{path} has 16 bits of each color, of which only the upper 8 can be read, and the range of its set is "
@@ -240,7 +259,7 @@ def _check_color(image: Any, window: Window | None, path: Any) -> None:
 
 
 def _eight_bits(image: Any, window: Window | None, path: Any) -> Any:
-    """A picture by the window of its set where it has more than 8 bits; Pillow would cut off all above 255."""
+    """Scale a picture of more than 8 bits by the window of its set; Pillow would clip at 255."""
     if not image.mode.startswith(("I", "F")):
         return image
     if window is None:

@@ -1,4 +1,4 @@
-"""Tables whose pictures have several labels: lists in one column, or a column of 0 and 1 for each label."""
+"""Several labels per picture in a table: lists in one column, or a column of 0 and 1 for each label."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from fedbench.core.options import require, require_distinct
 from fedbench.data._names import check_spelling
 
 log = logging.getLogger("fedbench.data")
-SEPARATORS = "|;,"  # that lists of labels are often written with
+SEPARATORS = "|;,"  # common separators in lists of labels
 FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 
 
 def split_lists(
     values: Sequence[str], separator: str, names: list[str] | None, source: str
 ) -> tuple[list[str], np.ndarray]:
-    """Return the labels' names in order and rows of 0 and 1 [n, C] float32 from cells that list labels.
+    """Parse cells that list labels.
 
-    An empty cell lists none.  names: of the labels that are used, others are left out; None: all there are, sorted.
+    Args:
+        values: The cells.  An empty cell lists no label.
+        separator: Text between two labels.
+        names: The labels to use; others are ignored.  None: all labels of the table, sorted.
+        source: The table and column, for messages.
+
+    Returns:
+        The names of the labels in order, and rows of 0 and 1 [n, C] float32.
     """
     rows = [[label for part in value.split(separator) if (label := part.strip())] for value in values]
     counts = Counter(label for row in rows for label in row)
@@ -46,8 +53,10 @@ def split_lists(
 
 
 def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source: str) -> np.ndarray:
-    """Return targets from a column of 0 and 1 for each label: classes [n] int64 where every row has exactly one 1, else
-    rows of 0 and 1 [n, C] float32."""
+    """Return targets from a column of 0 and 1 for each label.
+
+    They are classes [n] int64 if every row has exactly one 1, else rows of 0 and 1 [n, C] float32.
+    """
     require_distinct(names, "dataset.columns.label")
     for name, cells in zip(names, columns, strict=True):
         odd = next((cell for cell in cells if cell.lower() not in FLAGS), None)
@@ -59,7 +68,7 @@ def join_columns(columns: Sequence[Sequence[str]], names: Sequence[str], source:
 
 
 def refuse_lists(values: Sequence[str], source: str) -> None:
-    """Refuse labels of which some list others, A|B, or A;B beside A and B: each list would be a class."""
+    """Refuse labels that list other labels, such as A|B, or A;B beside A and B: each list would become a class."""
     labels = set(values)
     for separator in SEPARATORS:
         several = [v for v in labels if separator in v]

@@ -1,4 +1,4 @@
-"""Names as files spell them: classes, clients, patients, categories."""
+"""Checks of spelling in names from files: classes, clients, patients, categories."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ SHOWN = 3
 
 
 def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -> None:
-    """Refuse numbers that are spelled in two ways, and warn of names that differ only by case or blanks.
+    """Refuse numbers with two spellings, and warn of names that differ only by case or blanks.
 
     Args:
-        names: In any order, any number of times.
-        where: What they name, for the sentence, as in "my.csv: the column label".
-        are_labels: Whether they are classes that dataset.classes does not list.  Those must differ by more.
+        names: Names in any order, with repetitions.
+        where: Location of the names, for the message, as in "my.csv: the column label".
+        are_labels: Whether the names are classes that dataset.classes does not list.  Labels that differ only by case
+            or blanks are refused.
 
     Raises:
-        ConfigError: Two of them are one number, as 1 and 1.0 or 7 and 007 are, or two labels are Yes and yes.
+        ConfigError: Two names are one number, such as 1 and 1.0 or 7 and 007, or two labels are Yes and yes.
     """
     different = sorted(set(names))
     equal = _groups(different, lambda name: Decimal(name) if PLAIN_NUMBER.fullmatch(name) else None)
@@ -45,7 +46,7 @@ def check_spelling(names: Iterable[str], where: str, are_labels: bool = False) -
 
 
 def _groups(names: list[str], key: Callable[[str], Hashable | None]) -> list[list[str]]:
-    """The names that share a key, in groups of two or more; None is no key."""
+    """Return the names with a common key, in groups of two or more; names with the key None are ignored."""
     found: dict[Hashable, list[str]] = {}
     for name in names:
         if (shared := key(name)) is not None:

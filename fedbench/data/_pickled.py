@@ -1,8 +1,8 @@
-"""Pickles of arrays, lists and plain values, read without calling anything that the pickle names.
+"""Safe reading of pickles that hold arrays, lists and plain values.
 
-A pickle names callables, and unpickling calls them with arguments of the pickle's choice.  NumPy's builders are no
-safe exception: an array over a foreign buffer, or an array of objects, lets later opcodes write over pointers.  Here
-unpickling only records the names that NumPy writes.  Arrays are built afterwards, from bytes that were copied.  Arrays
+A pickle names callables, and unpickling calls them with arguments of the pickle's choice.  NumPy's builders are not
+safe either: with an array over a foreign buffer, or an array of objects, later opcodes may overwrite pointers.
+Unpickling therefore only records the names that NumPy writes.  Arrays are built afterwards from copied bytes.  Arrays
 of objects become lists.
 """
 
@@ -24,7 +24,7 @@ from fedbench.data._files import require_unpackable
 NUMBERS_AND_TEXT = "biufcSU"  # kinds of dtypes that hold no pointers
 ARRAY = ("numpy", "ndarray")
 DTYPE = ("numpy", "dtype")
-ENCODE = ("_codecs", "encode")  # how protocol 2 carries bytes
+ENCODE = ("_codecs", "encode")  # encoding of bytes in protocol 2
 NO_BYTES = [("__builtin__", "bytes"), ("builtins", "bytes")]  # b"" in protocol 2
 EMPTY = [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]  # NumPy 1 and NumPy 2
 SCALAR = [(f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")]
@@ -34,11 +34,11 @@ MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 
 
 class NotPlainError(Exception):
-    """The pickle asks for something else than arrays and plain values; the message names it."""
+    """The pickle contains more than arrays and plain values; the message names it."""
 
 
 class _Call:
-    """A recorded call of an allowed name, and the state that the pickle sets on its result."""
+    """A recorded call of an allowed name, with the state that the pickle sets on its result."""
 
     __slots__ = ("args", "name", "state")
 
@@ -51,7 +51,7 @@ class _Call:
 
 
 class _Name:
-    """An allowed name.  A call of it is recorded, not made."""
+    """An allowed name.  A call is recorded and not made."""
 
     __slots__ = ("name",)
 
@@ -90,7 +90,7 @@ def read_plain(content: bytes) -> Any:
 
 
 def check_memo(content: bytes) -> None:
-    """Refuse a pickle that names an entry far behind its end: the unpickler would allocate a table of so many."""
+    """Refuse a pickle with a memo index far beyond its length, which would allocate a huge table."""
     for opcode, value, _ in pickletools.genops(content):
         if opcode.name in MEMO and isinstance(value, int) and value > len(content):
             raise ValueError(f"memo index {value} in a pickle of {len(content)} bytes")
@@ -141,14 +141,17 @@ def not_plain(file: str, refused: NotPlainError, trust: str) -> str:
 
 
 class _Builder:
-    """Replaces each recorded call in a value by the array or number that it stands for.
+    """Replaces each recorded call in a value by its array or number.
 
-    size: Bytes of the pickle.  A pickle may name one list many times, so that a short pickle stands for a huge value.
+    A pickle may name one list many times, so that a short pickle stands for a huge value.
+
+    Args:
+        size: Bytes of the pickle.
     """
 
     def __init__(self, size: int):
         self.left = 4 * size + 1000
-        self.arrays: dict[int, Any] = {}  # by recorded call: an array that is named twice is built once
+        self.arrays: dict[int, Any] = {}  # by recorded call, so that each array is built once
 
     def build(self, value: Any) -> Any:
         """Return the value without recorded calls; NotPlainError for a call that builds no array."""
@@ -161,7 +164,7 @@ class _Builder:
             return {self.build(k): self.build(v) for k, v in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
             self._count(len(value))
-            # A list may hold millions of numbers: no call for each.
+            # A list may hold millions of numbers: avoid a call for each.
             return type(value)([v if type(v) in (int, float, str) else self.build(v) for v in value])
         if isinstance(value, _Name):
             raise NotPlainError(".".join(value.name))
@@ -191,7 +194,7 @@ class _Builder:
         raise NotPlainError(f"{'.'.join(call.name)} of {len(call.args)} arguments")
 
     def _objects(self, content: list[Any], shape: Any) -> Any:
-        """Return the objects as nested lists of this shape, and the object itself where the shape is ()."""
+        """Return the objects as nested lists of this shape, or the object itself if the shape is ()."""
         if not _is_shape(shape) or math.prod(shape) != len(content):
             raise NotPlainError(f"an array of objects of shape {shape!r}")
         values = self.build(content)

@@ -1,4 +1,4 @@
-"""What a known data set is as published, so that another file is not taken for it."""
+"""Properties of published data sets, to detect other files under their names."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,14 @@ PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 
 @dataclass(frozen=True)
 class Published:
-    """A set of images.  channels; sides: pixels of its square images; classes: names; counts: images of each part."""
+    """A published set of images.
+
+    Attributes:
+        channels: Channels of its images.
+        sides: Sides of its square images, in pixels.
+        classes: Names of the classes.
+        counts: Number of images of each part.
+    """
 
     name: str
     channels: int
@@ -24,9 +31,12 @@ class Published:
     counts: Mapping[str, int]
 
     def check(self, arrays: Arrays, source: str) -> Arrays:
-        """The arrays, checked, with all classes of the set, also those that no sample shows.
+        """Return the checked arrays, with all classes of the set, even those without a sample.
 
-        Images, classes and numbers that the set cannot have are refused.  Of a subset a warning says how many it holds.
+        A warning tells how many images of the set a subset holds.
+
+        Raises:
+            ConfigError: The set cannot have these images, classes or numbers of images.
         """
         self._check_images(arrays, source)
         self._check_classes(arrays, source)
@@ -76,7 +86,7 @@ class Published:
             log.warning("%s: only %s of the %s classes of %s occur", source, len(found), count, self.name)
 
     def _check_counts(self, arrays: Arrays, source: str) -> None:
-        """A file without parts may hold all images of the set."""
+        """Check the numbers of images; a file without parts may hold all images of the set."""
         held = {part: int((arrays.split == code).sum()) for part, code in PARTS.items()}
         counts = {part: self.counts.get(part, 0) for part in PARTS}
         if held["train"] == len(arrays) > counts["train"]:

@@ -45,7 +45,7 @@ class Files:
 
     @cached_property
     def names(self) -> list[str]:
-        """All files but hidden ones, relative, sorted."""
+        """Return the sorted relative paths of all files that are not hidden."""
         if self.zip is not None:
             names = [name for name in self.zip.namelist() if not name.endswith("/")]
         else:
@@ -64,7 +64,7 @@ class Files:
         return ends
 
     def has(self, *ends: str) -> bool:
-        """Whether there is a file for each of these ends of names."""
+        """Return whether each of these path endings matches a file."""
         return all(end in self._by_end for end in ends)
 
     def find(self, *ends: str) -> str:
@@ -163,7 +163,7 @@ class Layout:
         shape = (n, 3 if self.color == "rgb" else 1, self.side, self.side)
 
         def decoded() -> Iterator[np.ndarray]:
-            with ThreadPoolExecutor(cores()) as pool:  # some at a time: all the files would fill the memory
+            with ThreadPoolExecutor(cores()) as pool:  # in slices: all files at once would fill the memory
                 for files, names in listed:
                     window = window_of(names, None, f"{name} ({files.path})", files.open)
                     read = partial(self._picture, files, window)

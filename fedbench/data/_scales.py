@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from fedbench.partition.base import Split
 
 log = logging.getLogger(__name__)
-RATIO = 1e3  # of the largest to the smallest standard deviation, from which on there is a warning
-LARGE = 100  # a float of a picture, from which on there is a warning
+RATIO = 1e3  # of the largest to the smallest standard deviation; a larger ratio causes a warning
+LARGE = 100  # values of float pictures above this cause a warning
 NUMBERS = 4 << 20  # that are looked at
 
 
 def scales(arrays: Arrays, split: Split) -> dict[str, tuple[float, float]]:
-    """The smallest and the largest standard deviation among the columns of each float input [n, F], constant columns
-    apart; of some training samples."""
+    """Return the smallest and largest standard deviation among the columns of each float input [n, F].
+
+    Constant columns are excluded.  A part of the training samples is used.
+    """
     found = {}
     for name, values in arrays.parts().items():
         if values.dtype != np.float32 or values.ndim != 2:
@@ -35,7 +37,7 @@ def scales(arrays: Arrays, split: Split) -> dict[str, tuple[float, float]]:
 
 
 def _some(arrays: Arrays, split: Split, name: str) -> np.ndarray:
-    """At most NUMBERS numbers of an input, or one sample, evenly taken from the training parts."""
+    """Return at most NUMBERS numbers of an input (at least one sample), evenly spaced in the training parts."""
     values, rows = arrays.parts()[name], split.train.indices
     rows = rows[:: max(1, -(-len(rows) * math.prod(values.shape[1:]) // NUMBERS))]
     rows = rows if arrays.shared is None or name not in arrays.shared else arrays.shared[name][rows]
@@ -43,8 +45,10 @@ def _some(arrays: Arrays, split: Split, name: str) -> np.ndarray:
 
 
 def warn_of_scales(arrays: Arrays, split: Split) -> None:
-    """Say so where columns of a float input span such different scales that no learning rate suits them all, and where
-    the values of float pictures are large."""
+    """Warn if the columns of a float input have very different scales, or if float pictures have large values.
+
+    No learning rate suits columns of very different scales.
+    """
     for name, (least, most) in scales(arrays, split).items():
         if most > RATIO * least:
             log.warning(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ScaleFit = Literal["train", "all", "client"]
 Scale = Literal["standard", "max_abs"]
-FEW_ROWS = 20  # from which on whole numbers that all differ are suspicious
+FEW_ROWS = 20  # a column of distinct integers is suspicious from this many rows on
 log = logging.getLogger(__name__)
 
 
@@ -132,7 +132,7 @@ def _filled(raw: np.ndarray, fill: np.ndarray) -> np.ndarray:
 
 
 def warn_of_row_numbers(values: np.ndarray, where: str, remedy: str) -> None:
-    """Warn of a feature [n] that numbers the rows, or has another whole number in each: an index, not a measurement."""
+    """Warn of a feature [n] of row numbers or distinct integers, which may be an index."""
     if len(values) <= FEW_ROWS or np.isnan(values).any() or (values != np.floor(values)).any():
         return
     steps = np.diff(np.sort(values))

@@ -1,6 +1,6 @@
-"""Volumes of medical scanners: MetaImage files (.mhd and .raw) read without a library, NIfTI by nibabel.
+"""Volumes of medical scanners: MetaImage files (.mhd and .raw), read without a library, and NIfTI files, by nibabel.
 
-Both are turned so that their axes run along those of the scanner's space, however the file stores them.
+Volumes are reoriented: their axes follow those of the scanner's space, in any storage order.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ TYPES = {
     **{"MET_CHAR": "i1", "MET_UCHAR": "u1", "MET_SHORT": "i2", "MET_USHORT": "u2", "MET_INT": "i4", "MET_UINT": "u4"},
     **{"MET_FLOAT": "f4", "MET_DOUBLE": "f8"},
 }
-DEFLATED = 1032  # bytes that one byte of a gzip or zlib stream holds at most
+DEFLATED = 1032  # maximum compression ratio of gzip and zlib
 BLOCK = 1 << 20
-SAME = 0.1  # voxels by which the corners of two volumes of one space may lie apart
+SAME = 0.1  # voxels, the largest distance between corners of two volumes of one space
 
 
 class Volume(NamedTuple):
-    """A scan whose axes run along those of the world.
+    """A scan whose axes follow those of the world.
 
-    values: [depth, height, width].  spacing: mm, in the order x, y, z.  origin: position of the first voxel's centre in
-    mm, x, y, z.  direction: [3, 3], a column for each axis x, y, z of the voxels; the identity unless the scan is
-    oblique.
+    Attributes:
+        values: [depth, height, width].
+        spacing: mm, in the order x, y, z.
+        origin: Position of the centre of the first voxel in mm, x, y, z.
+        direction: [3, 3], with a column for each axis x, y, z of the voxels.  The identity unless the scan is oblique.
     """
 
     values: np.ndarray
@@ -78,7 +80,7 @@ def read_mhd(path: Path) -> Volume:
 
 
 def _raw(path: Path, size: int, is_packed: bool) -> bytes:
-    """Return the bytes of a raw file; ValueError where they are not so many, before more of them are in memory."""
+    """Return the bytes of a raw file; ValueError if their number differs, before more are in memory."""
     held = path.stat().st_size
     if held != size and not (is_packed and size <= held * DEFLATED):
         raise ValueError(f"DimSize and ElementType ask for {size:,} bytes, and {path.name} has {held:,}")
@@ -91,9 +93,9 @@ def _raw(path: Path, size: int, is_packed: bool) -> bytes:
 
 
 def _upright(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, direction: np.ndarray) -> Volume:
-    """Swap and reverse the axes of values [z, y, x], so that each runs along the axis of the world nearest to it."""
-    order = [int(i) for i in np.abs(direction).argmax(1)]  # of the voxels' axes, the one along x, y, z of the world
-    if sorted(order) != [0, 1, 2]:  # as far from one axis as from another
+    """Permute and reverse the axes of values [z, y, x], so that each follows the nearest axis of the world."""
+    order = [int(i) for i in np.abs(direction).argmax(1)]  # for x, y, z of the world, the nearest axis of the voxels
+    if sorted(order) != [0, 1, 2]:  # an axis is equally near to two
         order = [0, 1, 2]
     xyz = values.transpose(2, 1, 0).transpose(order)
     spacing, direction, origin = spacing[order], direction[:, order], origin.copy()
@@ -106,8 +108,12 @@ def _upright(values: np.ndarray, spacing: np.ndarray, origin: np.ndarray, direct
 
 
 class Nifti(NamedTuple):
-    """voxels: [H, W, D] or [H, W, D, channels] float32, axes to the right, front and top as far as the scan is not
-    oblique.  affine: [4, 4], from voxels to mm."""
+    """A scan in the closest canonical orientation.
+
+    Attributes:
+        voxels: [H, W, D] or [H, W, D, channels] float32, with axes to the right, front and top (unless oblique).
+        affine: [4, 4], from voxels to mm.
+    """
 
     voxels: np.ndarray
     affine: np.ndarray
@@ -117,7 +123,7 @@ def read_nifti(path: Path) -> Nifti:
     """Read a .nii or .nii.gz file in the closest canonical orientation (nibabel.as_closest_canonical).
 
     Raises:
-        ConfigError: The file is damaged (a wrong checksum included), or claims more voxels than it holds.
+        ConfigError: The file is damaged, has a wrong checksum, or holds fewer voxels than its header claims.
     """
     try:
         import nibabel
@@ -134,7 +140,7 @@ def read_nifti(path: Path) -> Nifti:
 
 
 def _checked(path: Path, image: Any) -> Any:
-    """Return an image whose file holds the voxels that its header claims, and has the checksum it ends with."""
+    """Return an image after checks of its file: the number of voxels and the checksum at the end."""
     header, is_packed = image.header, path.suffix == ".gz"
     claimed = math.prod(image.shape) * header.get_data_dtype().itemsize + int(image.dataobj.offset)
     held = path.stat().st_size
@@ -144,13 +150,13 @@ def _checked(path: Path, image: Any) -> Any:
         return image
     with gzip.open(path) as file:
         data = file.read(claimed)
-        while file.read(BLOCK):  # the checksum comes last
+        while file.read(BLOCK):  # the checksum is checked at the end
             pass
     return type(image).from_bytes(data)
 
 
 def require_one_space(first: Path, a: Nifti, second: Path, b: Nifti) -> None:
-    """Refuse two files whose voxels lie elsewhere in the scanner's space: other shapes, spacings or positions."""
+    """Refuse two files whose voxels differ in shape, spacing or position."""
     shapes = a.voxels.shape[:3], b.voxels.shape[:3]
     require(shapes[0] == shapes[1], f"{first} has {shapes[0]} voxels and {second} {shapes[1]}: expected the same")
     far = np.array(np.meshgrid(*[(0, n - 1) for n in shapes[0]], [1], indexing="ij")).reshape(4, 8)  # corners

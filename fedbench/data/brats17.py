@@ -2,16 +2,16 @@
 
 Medical Segmentation Decathlon (Task01, 484 scans): `path` holds imagesTr/*.nii.gz, [H, W, D, 4] (FLAIR, T1, T1 with
 contrast agent, T2), and masks of the same names in labelsTr/.
-BraTS 2017 (285 scans; later years alike): below `path`, in HGG/ and LGG/, a folder for each scan holds
-<scan>_flair.nii.gz, _t1, _t1ce and _t2, [H, W, D] each, and the mask <scan>_seg.nii.gz.
+BraTS 2017 (285 scans; later years have the same layout): `path` holds HGG/ and LGG/, with a folder for each scan.
+It holds <scan>_flair.nii.gz, _t1, _t1ce and _t2, [H, W, D] each, and the mask <scan>_seg.nii.gz.
 
 Scans are turned to one orientation (right, front, top) before they are cut.  Any part of a tumour is 1 in the mask.  A
-patch is size x size pixels around the tumour, of the slice where the tumour is largest, shifted to lie inside the scan,
-standardized over the voxels that are not 0 and cut at `clip` deviations, which become 1.
-mode=official is pFedNet's code: every modality is a sample of its own (its natural silo, for
-partition=domain_counts) of three neighbouring slices as channels, standardized over the patch, with the mask of the
-first slice.  Departs from that code: scans are turned to one orientation, the centre is moved inwards where a
-neighbouring slice would be outside, where the code fails, and no noise is added to test scans.
+patch has size x size pixels around the tumour, in the slice where the tumour is largest, shifted to lie inside the
+scan.  It is standardized over the voxels that are not 0 and clipped at `clip` deviations, which become 1.
+mode=official is pFedNet's code: every modality is a sample of its natural silo, for partition=domain_counts.  Its
+channels are three neighbouring slices, standardized over the patch, with the mask of the first slice.
+Departs from that code: scans are turned to one orientation; the centre is moved inwards where a neighbouring slice
+would be outside and the code fails; no noise is added to test scans.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fedbench.data._volumes import read_nifti, require_one_space
 from fedbench.data.base import Arrays
 
 MODALITIES = ("flair", "t1", "t1c", "t2")
-VERSION = 3  # of the patches in the cache: older ones are cut again
-FILES = ("flair", "t1", "t1ce", "t2")  # what BraTS calls them
+VERSION = 3  # of the cached patches; patches of older versions are cut again
+FILES = ("flair", "t1", "t1ce", "t2")  # names of the modalities in BraTS
 LAYOUTS = "imagesTr and labelsTr (the Decathlon's Task01), or HGG and LGG with files *_seg.nii.gz (BraTS 2017)"
 
 
@@ -42,7 +42,7 @@ class Scan(NamedTuple):
     mask: Path
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the voxels [H, W, D, 4] float32 and where there is tumour [H, W, D] bool, checked to fit."""
+        """Return the voxels [H, W, D, 4] float32 and the tumour mask [H, W, D] bool, after a check that they match."""
         read = [read_nifti(path) for path in self.images]
         mask = read_nifti(self.mask)
         expected = [("[H, W, D, 4]", 4)] if len(read) == 1 else [("[H, W, D]", 3)] * len(read)
@@ -144,7 +144,7 @@ class BraTS17:
 
 
 def _scans(folder: Path) -> list[Scan]:
-    """List the scans of a folder of either layout, sorted; ConfigError where a file of one is absent or doubled."""
+    """List the scans of a folder of either layout, sorted; ConfigError if a file is absent or duplicated."""
     images = _visible(folder, "imagesTr/*.nii*")
     if images:
         scans = [Scan([image], folder / "labelsTr" / image.name) for image in images]
@@ -162,12 +162,12 @@ def _scans(folder: Path) -> list[Scan]:
 
 
 def _visible(folder: Path, pattern: str) -> list[Path]:
-    """Return the files of a pattern, sorted, without hidden ones and those in hidden folders."""
+    """Return the files that match a pattern, sorted, without hidden files and those in hidden folders."""
     found = sorted(folder.glob(pattern))
     return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def _brats(mask: Path) -> Scan:
-    """Return the files of the scan that a mask <scan>_seg.nii.gz is of."""
+    """Return the files of the scan of a mask <scan>_seg.nii.gz."""
     scan, _, ending = mask.name.rpartition("_seg")
     return Scan([mask.with_name(f"{scan}_{name}{ending}") for name in FILES], mask)

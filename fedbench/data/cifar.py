@@ -1,12 +1,11 @@
 """CIFAR-10 and CIFAR-100: 50,000 train and 10,000 test images, 32x32 colour, as published.
 
 Source: Krizhevsky 2009.  A download is the *binary version* of the archives.  The Python version, which torchvision
-stores, is read too, by a reader that runs nothing of its pickles.  Looked for in this order: ``path``;
-data_dir/<name>.npz (what a download is converted to); either archive or its extracted folder in data_dir;
-data_dir/cifar10_jpeg.npz; the network.
+stores, is read without running its pickles.  The search order is: ``path``; data_dir/<name>.npz (the converted
+download); either archive or its extracted folder in data_dir; data_dir/cifar10_jpeg.npz; the network.
 
 A JPEG file (``jpeg``, ``offset``, ``label``, ``is_test``, ``classes``: every image a JPEG stream, end to end)
-is lossy: accuracies are close to, not equal to, those on the original, and the images come in another order.
+is lossy: accuracies are close to, not equal to, those on the original, and the images are in another order.
 """
 
 import io
@@ -29,11 +28,15 @@ PIXELS = 3 * 32 * 32
 
 
 class CIFAR10:
-    """path: an npz (MedMNIST layout or JPEG), an archive, or its extracted folder; None: see above.
+    """CIFAR-10, from a file or from the network.
 
-    resize: side in pixels.  mirror: address of a folder to download the archive from instead.
-    verify: refuse a download whose md5 is not the published one.
-    statistics: of the pixels, to normalize by: half (mean and deviation 0.5), or own, those of the train images.
+    Args:
+        path: An npz (MedMNIST layout or JPEG), an archive or its extracted folder.  None: see above.
+        resize: Side in pixels.
+        mirror: Address of a folder to download the archive from instead.
+        verify: Refuse a download whose md5 is not the published one.
+        statistics: Statistics of the pixels for normalization: half (mean and deviation 0.5) or own (of the train
+            images).
     """
 
     name = "cifar10"
@@ -106,7 +109,7 @@ class CIFAR10:
             log.warning("could not keep the converted %s (%s): every start converts again", self.name, error)
 
     def _convert(self, source: Path) -> dict[str, np.ndarray]:
-        """An archive or its folder in the MedMNIST layout: images [n, 3, 32, 32], labels [n]."""
+        """Return an archive or its folder in the MedMNIST layout: images [n, 3, 32, 32], labels [n]."""
         members = *chain(*self.members.values()), self.names_file
         pickled = *chain(*self.python_members.values()), self.python_names[0]
         try:
@@ -124,7 +127,7 @@ class CIFAR10:
             raise ConfigError(f"{source} is damaged or not {self.name} as published ({error})") from error
 
     def _from_python(self, source: Path, raw: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """The Python version: pickles of dicts that hold images [n, 3 * 32 * 32] uint8 and a list of labels."""
+        """Read the Python version: pickled dicts of images [n, 3 * 32 * 32] uint8 and a list of labels."""
         meta, key = self.python_names
         try:
             file = {"classes": np.array([str(name) for name in read_plain(raw[meta])[key]])}
@@ -136,7 +139,7 @@ class CIFAR10:
                 file[f"{part}_images"] = images.reshape(-1, 3, 32, 32)
                 file[f"{part}_labels"] = np.array([y for batch in batches for y in batch[self.python_labels]], np.int64)
             return file
-        except Exception as error:  # a damaged pickle may raise any
+        except Exception as error:  # a damaged pickle may raise any exception
             raise ConfigError(f"{source} is damaged or not {self.name}'s Python version ({error})") from error
 
     def _from_npz(self, path: Path) -> Arrays:
@@ -178,7 +181,7 @@ class CIFAR100(CIFAR10):
 
 
 def read_members(source: Path, folders: list[str], names: list[str]) -> dict[str, bytes]:
-    """The bytes of those files that there are in a .tar.gz (below one of ``folders``, not extracted) or in a folder."""
+    """Return the bytes of the named files that exist in a .tar.gz (below one of ``folders``) or in a folder."""
     if source.is_dir():
         return {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
     with tarfile.open(source, "r:gz") as archive:

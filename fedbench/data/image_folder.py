@@ -26,11 +26,17 @@ PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TE
 
 
 class ImageFolder:
-    """path: the folder.  resize: side in pixels (all pictures become square).  color: rgb or grey.
+    """Pictures in folders named by class, domain or split.
 
-    layout: class (class/picture), domain (domain/class/picture) or split (train, val, test/class/picture);
-    auto reads it off the depth and the names.  extra: a folder domain/class/picture for training only.
-    window: [low, high], the values of pictures of more than 8 bits that become black and white; None: the range of all.
+    Args:
+        path: The folder.
+        resize: Side in pixels; all pictures become square.
+        color: rgb or grey.
+        layout: class (class/picture), domain (domain/class/picture) or split (train, val, test/class/picture).  auto
+            detects it from the depth and the names.
+        extra: A folder domain/class/picture with pictures for training only.
+        window: [low, high], the values that become black and white in pictures of more than 8 bits.  None: the range of
+            all pictures.
     """
 
     def __init__(
@@ -52,15 +58,16 @@ class ImageFolder:
         """List the pictures, read or make the cache; ConfigError where a picture or the layout is broken."""
         if self.extra is None:
             return self.read().check()
-        path = extra_path(self.extra)  # before the pictures are decoded, which takes long
+        path = extra_path(self.extra)  # fails before the slow decoding of pictures
         arrays = self.read().check()
         extra = ImageFolder(self.data_dir, str(path), self.resize, "domain", self.color, None, self.window).read(True)
         return join_extra(arrays, extra, self.extra).check()
 
     def read(self, is_extra: bool = False) -> Arrays:
-        """As load, but unchecked (a folder of one class is none to learn from) and without what is extra.
+        """Read the folder without the checks of `load` and without extra pictures.
 
-        is_extra: the pictures are those extra ones.
+        Args:
+            is_extra: Whether the folder is the one of extra pictures.
         """
         require(self.path is not None, "dataset=image_folder needs dataset.path=<folder of pictures>")
         root = Path(str(self.path))
@@ -115,9 +122,9 @@ class ImageFolder:
 
 
 def _pictures(root: Path) -> list[str]:
-    """Paths of all pictures below root, relative, with forward slashes; a warning names folders without any.
+    """Return the paths of all pictures below root, relative, with forward slashes; warn of folders without pictures.
 
-    What programs hide is left out: .ipynb_checkpoints, macOS' ._files and __MACOSX.
+    Hidden files and folders are ignored: .ipynb_checkpoints, macOS' ._files and __MACOSX.
     """
     files, empty = [], []
     for folder, below, names in os.walk(root):

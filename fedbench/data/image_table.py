@@ -32,21 +32,28 @@ Row = dict[str, str]
 
 
 class ImageTable:
-    """path: the CSV file.  folder: what its picture paths are relative to (null: the CSV file's folder).
+    """Pictures listed in a CSV file.
 
-    columns: names of the CSV's columns for image, label, patient (null: every picture is somebody else's), silo
-    (null: one silo) and split (null; train, val or test, for dataset.split=published).  The image may be put
-    together from several: "{patient_id}_{image_id}.png".  A list of columns as label is a column of 0 and 1 for each
-    class: several labels a picture, or classes where every picture has one.
-    label_separator: between the labels of a picture, where a cell lists several; null: a cell is one label.
-    A picture that is not where the table says is looked for in the folders below `folder`, by its name.
-    classes, silos: names in the order of their numbers (null: all there are, sorted).  Rows of other silos are left
-    out, and so are other labels of lists; other single labels are refused.
-    negatives: per silo (in their order), how many pictures of the first class are kept per picture of the others,
-    drawn from `seed`; null keeps all.
-    window: [low, high], the values of pictures of more than 8 bits that become black and white; null: the range of all.
-    resize: side in pixels.  color: grey or rgb.  extra: pictures for training only: a CSV file with the columns
-    image (relative to that file's folder), label and silo, or a folder silo/class/picture.
+    Args:
+        path: The CSV file.
+        folder: The folder of the picture paths.  None: the folder of the CSV file.  A picture that is absent there is
+            searched in the folders below by its name.
+        columns: Names of the columns for image, label, patient, silo and split.  patient may be None (every picture is
+            of another patient), and so may silo (one silo) and split.  split holds train, val or test, for
+            dataset.split=published.  The image may combine columns: "{patient_id}_{image_id}.png".  The label may be a
+            list of columns of 0 and 1, one for each class.  These are classes if every picture has one, else labels.
+        label_separator: Text between the labels of a cell.  None: a cell is one label.
+        classes: Names in the order of their numbers.  None: all in the table, sorted.  Other labels are ignored in
+            lists, and refused otherwise.
+        silos: Names in the order of their numbers.  None: all in the table, sorted.  Rows of other silos are ignored.
+        negatives: For each silo, the number of pictures of the first class for each picture of the others, drawn from
+            `seed`.  None: all pictures.
+        window: [low, high], the values that become black and white in pictures of more than 8 bits.  None: the range of
+            all pictures.
+        resize: Side in pixels.
+        color: grey or rgb.
+        extra: Pictures for training only: a CSV file with the columns image (relative to its folder), label and silo,
+            or a folder silo/class/picture.
     """
 
     def __init__(
@@ -125,7 +132,7 @@ class ImageTable:
         )
 
     def _labels(self, table: "Table") -> tuple[list[str], np.ndarray]:
-        """Return the classes' names in order, and targets [n] int64, or [n, C] float32 of several labels a picture."""
+        """Return the class names in order, and targets: [n] int64, or [n, C] float32 for several labels per picture."""
         column = table.columns["label"]
         if isinstance(column, list):
             given = self.classes is None and self.label_separator is None
@@ -194,7 +201,7 @@ class Table:
         return self.cells(said)
 
     def cells(self, column: str, may_be_empty: bool = False) -> list[str]:
-        """The cells of a column, or of a pattern of columns; ConfigError for an empty one unless it may be empty."""
+        """Return the cells of a column or of a pattern of columns; ConfigError for a disallowed empty cell."""
         if may_be_empty and column in self.header:
             return [row[column] for _, row in self.rows]
         return [self._cell(line, row, column) for line, row in self.rows]
@@ -229,10 +236,10 @@ class Table:
 
 
 def found(table: Path, folder: Path, names: list[str]) -> list[Path]:
-    """Return the file of each picture: where the table says, or else by its name in a folder below.
+    """Return the file of each picture: at the path in the table, or by its name in a folder below.
 
     Raises:
-        ConfigError: A picture is nowhere, or in two folders.
+        ConfigError: A picture is in no folder or in two.
     """
     files = [folder / name for name in names]
     absent = {name for name, file in zip(names, files, strict=True) if not file.is_file()}

@@ -111,7 +111,7 @@ class Luna16:
 
 
 def _scans(folder: Path) -> dict[str, Path]:
-    """Find the scans below a folder by their names; ConfigError where two have one name."""
+    """Find the scans below a folder by their names; ConfigError if two have one name."""
     scans: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.mhd")):
         parts = path.relative_to(folder).parts

@@ -1,7 +1,7 @@
 """The twelve 2D sets of MedMNIST v2 by flag, 28x28, with their published train, val and test parts.
 
-Source: Yang et al., Scientific Data 2023.  What a set is (address and md5 of its files, classes, channels, numbers of
-images) is what the medmnist package says of it.  A file of a larger size, of MedMNIST+, is named by dataset.path.
+Source: Yang et al., Scientific Data 2023.  The medmnist package supplies the properties of a set: address and md5 of
+its files, classes, channels and numbers of images.  Set dataset.path to read a larger size (MedMNIST+).
 """
 
 from pathlib import Path
@@ -15,12 +15,15 @@ from fedbench.data.npz import load_known
 
 
 class MedMNIST:
-    """flag: which set.  path: its npz; None: <flag>.npz in data_dir or where the medmnist package keeps its files, or
-    else downloaded to data_dir.
+    """A 2D set of MedMNIST.  chestmnist is multi-label; all others are classification, even the ordinal retinamnist.
 
-    verify: refuse a file, found or downloaded, whose md5 is not a published one.
-    resize: side in pixels.  mirror: address of a folder to download from instead.
-    chestmnist is multi-label; all others, the ordinal retinamnist too, are classification.
+    Args:
+        flag: Name of the set.
+        path: Its npz.  None: <flag>.npz in data_dir or in the folder of the medmnist package, else a download to
+            data_dir.
+        verify: Refuse a file, found or downloaded, whose md5 is not a published one.
+        resize: Side in pixels.
+        mirror: Address of a folder to download from instead.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class MedMNIST:
         return load_known(file, str(self.data_dir), self.resize, known, task)
 
     def _file(self, root: str | None) -> Path:
-        """Return the file to read, or to download to.  root: the package's folder."""
+        """Return the file to read, or the target of the download.  root: the folder of the medmnist package."""
         if self.path is not None:
             return Path(self.path)
         file, kept = self.data_dir / f"{self.flag}.npz", Path(root or "") / f"{self.flag}.npz"
@@ -77,7 +80,7 @@ class MedMNIST:
 
 
 def _package() -> tuple[dict[str, Any], str | None]:
-    """Return what the medmnist package says of its sets, and the folder that it keeps their files in."""
+    """Return the set descriptions of the medmnist package, and the folder of its files."""
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
@@ -86,7 +89,7 @@ def _package() -> tuple[dict[str, Any], str | None]:
 
 
 def _names(labels: dict[str, str]) -> list[str]:
-    """Return the classes' names, short and in small letters, as the digest of the data has them."""
+    """Return the class names, shortened and in lower case, as in the digest of the data."""
     plain = [label.partition("(")[0].lower() for _, label in sorted(labels.items(), key=lambda item: int(item[0]))]
     other = {"normal, benign": "normal or benign", **{str(i): f"grade {i}" for i in range(len(plain))}}
     return [other.get(name, name) for name in plain]

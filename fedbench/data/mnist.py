@@ -138,7 +138,7 @@ def read_idx(path: Path) -> np.ndarray:
             shape = np.frombuffer(file.read(4 * magic[3]), ">u4").tolist()
             size = math.prod(shape)
             require_memory(size, str(path))
-            data = file.read(size + 1)  # one byte more, to notice a file that is too long
+            data = file.read(size + 1)  # one byte more, to detect a file that is too long
         return np.frombuffer(data, np.uint8).reshape(shape)
     except (*DAMAGE, IndexError) as error:
         raise ConfigError(f"{path} is damaged or no idx file ({error}): delete it and start again") from error

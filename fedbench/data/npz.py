@@ -1,13 +1,13 @@
-"""A user's own npz file, and the reader of the two layouts that every array file here is in.
+"""An npz file of the user, and the reader of the two layouts of array files.
 
 MedMNIST layout: ``{train,val,test}_images``, ``{train,val,test}_labels`` (val and test may be absent), and
-``{train,val,test}_client`` if samples belong to natural clients.  Flat layout: ``X``, ``y``, and if wanted
-``client`` [n] (any numbers or names) and ``split`` [n] (0, 1, 2 or train, val, test).  Both: ``classes``
-[C] names, if wanted.
+``{train,val,test}_client`` if samples belong to natural clients.  Flat layout: ``X``, ``y``, and optionally
+``client`` [n] (any numbers or names) and ``split`` [n] (0, 1, 2 or train, val, test).  Both: optionally ``classes``
+[C] names.
 
-Integers of 3 or 4 dimensions are images ([n, H, W], [n, H, W, C] or [n, C, H, W]), brought to 8 bits by their range
-or by ``window`` and scaled to (x / 255 - 0.5) / 0.5.  Everything else is taken as float32 [n, ...] as it is, with the
-channels of [n, H, W, C] put first.
+Integers of 3 or 4 dimensions are images ([n, H, W], [n, H, W, C] or [n, C, H, W]).  They are brought to 8 bits by
+their range or by ``window`` and scaled to (x / 255 - 0.5) / 0.5.  All other inputs are taken unscaled as float32
+[n, ...], with the channels of [n, H, W, C] put first.
 """
 
 from collections.abc import Sequence
@@ -26,15 +26,19 @@ from fedbench.data._published import PARTS, Published
 from fedbench.data._table import warn_of_row_numbers
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 
-NO_CLASS = 255  # the label, in masks, of pixels of no class
+NO_CLASS = 255  # label of mask pixels without a class
 
 
 class Npz:
-    """path: the file.  task: auto reads it off the labels: [n] classes, [n, C] multi-label, [n, H, W] masks;
-    regression, numbers [n] or [n, R] to be predicted, must be named.  Rows [n, C] with one 1 each are classes.
+    """Arrays from an npz file.
 
-    resize: side in pixels to bring images to.  window: [low, high], the values of images of more than 8 bits that
-    become black and white; None: the range of all, and floats as they are.
+    Args:
+        path: The file.
+        task: auto detects it from the labels: [n] classes, [n, C] multi-label, [n, H, W] masks.  Rows [n, C] with one 1
+            each are classes.  regression, with numbers [n] or [n, R] to be predicted, must be set.
+        resize: Side in pixels of the resized images.
+        window: [low, high], the values that become black and white in images of more than 8 bits.  None: the range of
+            all images; floats are not scaled.
     """
 
     def __init__(
@@ -60,13 +64,16 @@ class Npz:
 
 
 def load_known(path: Path, data_dir: str, size: int | None, known: Published, task: str = "classification") -> Arrays:
-    """A known set from a file of either layout, checked, images resized (and then cached)."""
+    """Read a known set from a file of either layout, checked, with images resized (and then cached)."""
     return resized(known.check(from_layout(read_npz(path), str(path), task), str(path)), size, data_dir, path)
 
 
 def most_occur(arrays: Arrays, name: str) -> Arrays:
-    """The arrays; ConfigError where labels without names do not start at 0 or leave out most of the classes that they
-    span, and a warning where they leave out some."""
+    """Return the arrays, with a warning if labels without names skip some classes of their range.
+
+    Raises:
+        ConfigError: Labels without names do not start at 0, or skip most classes of their range.
+    """
     if arrays.task not in ("classification", "segmentation") or arrays.class_names is not None:
         return arrays
     labels, classes = np.unique(arrays.targets), arrays.num_classes
@@ -134,7 +141,7 @@ def from_columns(flat: dict[str, np.ndarray], inputs: np.ndarray, name: str, tas
 
 
 def _is_one_hot(y: np.ndarray) -> bool:
-    """Whether y [n, C], C > 1, holds one 1 in each row and 0 besides."""
+    """Return whether each row of y [n, C], C > 1, holds one 1 and otherwise 0."""
     return (
         y.ndim == 2
         and y.shape[1] > 1
@@ -144,7 +151,7 @@ def _is_one_hot(y: np.ndarray) -> bool:
 
 
 def _highest_label(y: np.ndarray, named: int, name: str) -> int:
-    """The highest class in masks; 255 is the label of pixels of no class unless there are more classes than that."""
+    """Return the highest class in masks; 255 means no class unless there are more than 255 classes."""
     if int(y.max(initial=0)) != NO_CLASS or named > NO_CLASS:
         return int(y.max(initial=0))
     inside = y[y != NO_CLASS]
@@ -206,9 +213,9 @@ def _as_inputs(x: np.ndarray, name: str, window: Window | None) -> np.ndarray:
 
 
 def _is_pictures(x: np.ndarray) -> bool:
-    """Whether inputs are scaled as pictures: integers of 3 or 4 dimensions, if signed, square or in color.
+    """Return whether inputs are scaled as pictures: integers of 3 or 4 dimensions, if signed, square or in color.
 
-    Signed integers of another shape are signals: they stay numbers.
+    Signed integers of other shapes are signals and are not scaled.
     """
     if x.dtype.kind not in "iu" or x.ndim not in (3, 4) or not x.size:
         return False
@@ -223,7 +230,7 @@ def _width(y: np.ndarray) -> int:
 
 
 def _as_text(names: np.ndarray) -> np.ndarray:
-    """Names, decoded where they are bytes."""
+    """Return names as text, decoded if they are bytes."""
     return np.char.decode(names, "utf-8", "replace") if names.dtype.kind == "S" else names
 
 

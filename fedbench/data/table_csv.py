@@ -28,22 +28,27 @@ COLUMNS = {"label": "label", "client": None, "patient": None, "split": None}
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none")
 FEW = 20  # different texts that a column may hold, however few rows there are
 SHOWN = 3
-DELIMITERS = (",", ";", "\t", "|")  # that files have, the usual one first
+DELIMITERS = (",", ";", "\t", "|")  # of CSV files, the most common first
 Decimal = Literal["point", "comma"]
 
 
 class TableCsv:
-    """path: the CSV file, in UTF-8, whose first line names the columns.  delimiter: between cells; a tab may
-    be written as a backslash and a t.  decimal: whether numbers have a decimal point or a decimal comma.
+    """A table from a CSV file in UTF-8, whose first line names the columns.
 
-    columns: names of the CSV's columns for label, client (null: no natural clients), patient (null: each row is
-    somebody else's) and split (null; train, val or test, for dataset.split=published).  ignore: columns left out.
-    target: class (text or numbers) or number (a regression).  classes: in the order of their numbers; null: those
-    there are, sorted (by value where all are numbers).
-    categorical: columns of categories, or a mapping of them to their values (another value then counts as none of
-    them); null: columns of which at least half of the cells are text.  A column of numbers with some text is refused.
-    missing: cells without a value, whatever their case.  indicator, scale_fit, scale, fill, constant: see
-    data/_table.py, as for the rules.
+    Args:
+        path: The CSV file.
+        delimiter: Text between cells.  A tab may be written as a backslash and a t.
+        decimal: Whether numbers have a decimal point or a decimal comma.
+        columns: Names of the columns for label, client, patient and split.  client may be None (no natural clients),
+            and so may patient (each row is of another patient) and split.  split holds train, val or test, for
+            dataset.split=published.
+        ignore: Columns that are not used.
+        target: class (text or numbers) or number (a regression).
+        classes: Classes in the order of their numbers.  None: those in the table, sorted (by value if all are numbers).
+        categorical: Columns of categories, or a mapping from them to their values; other values then belong to no
+            category.  None: columns in which at least half of the cells are text.  Other columns with text are refused.
+        missing: Cells without a value, in any case.
+        indicator, scale_fit, scale, fill, constant: See data/_table.py, which also has the rules.
     """
 
     def __init__(
@@ -251,7 +256,7 @@ class Table:
         )
 
     def _other_delimiter(self) -> str:
-        """Say which other delimiter cuts the first line into more cells, if one does."""
+        """Name another delimiter that cuts the first line into more cells, if there is one."""
         best = best_delimiter(self.first_line)
         found = len(next(csv.reader([self.first_line], delimiter=best), []))
         return "" if found <= len(self.header) else f'cells are separated by {best!r}: "dataset.delimiter={best!r}"'
@@ -273,34 +278,34 @@ class Table:
         return cells
 
     def names(self, name: str) -> list[str]:
-        """The different values of a column of names, in order; ConfigError where a number is spelled in two ways."""
+        """Return the distinct values of a column of names, in order; ConfigError if a number has two spellings."""
         found = self.present(name)
         check_spelling(found, f"{self.path}: column {name}")
         return ordered(found)
 
     def number(self, cell: str) -> float | None:
-        """The finite number that a cell holds, if it does."""
+        """Return the finite number in a cell, if it holds one."""
         return number_in(cell, self.decimal)
 
     def is_numeric(self, name: str) -> bool:
-        """Whether more than half of the values of a column are numbers, or it has no value."""
+        """Return whether more than half of the values of a column are numbers, or it has no values."""
         found = self.present(name)
         return not found or 2 * sum(self.number(cell) is not None for cell in found) > len(found)
 
     def _texts(self, name: str) -> list[int]:
-        """The rows whose value is no number."""
+        """Return the rows whose value is not a number."""
         cells = self.cells[name]
         return [i for i, cell in enumerate(cells) if not self.is_missing(cell) and self.number(cell) is None]
 
     def first_text(self, name: str) -> str:
-        """Say where the first value of a column stands that is no number."""
+        """Return the location of the first value of a column that is not a number."""
         return self._at(name, self._texts(name)[0])
 
     def _at(self, name: str, row: int) -> str:
         return f"line {self.lines[row]}, {self.cells[name][row]!r}"
 
     def require_numbers(self, name: str) -> None:
-        """Refuse text in a column that holds numbers."""
+        """Refuse text in a column of numbers."""
         odd, count = self._texts(name), len(self.present(name))
         if odd:
             shown = "; ".join(self._at(name, i) for i in odd[:SHOWN]) + ("; ..." if len(odd) > SHOWN else "")
@@ -311,7 +316,7 @@ class Table:
             )
 
     def refuse_other_decimals(self, name: str) -> None:
-        """Refuse a column of text that would be one of numbers with the other decimal mark."""
+        """Refuse a column of text that would be numeric with the other decimal mark."""
         other: Decimal = "comma" if self.decimal == "point" else "point"
         found = self.present(name)
         if 2 * sum(number_in(cell, other) is not None for cell in found) > len(found):
@@ -343,12 +348,12 @@ class Table:
 
 
 def best_delimiter(line: str) -> str:
-    """Return the delimiter that cuts a line into most cells."""
+    """Return the delimiter that cuts a line into the most cells."""
     return max(DELIMITERS, key=lambda d: len(next(csv.reader([line], delimiter=d), [])))
 
 
 def number_in(cell: str, decimal: Decimal = "point") -> float | None:
-    """The finite number that a cell holds, if it does; ``inf``, ``nan`` and ``1_000`` are none."""
+    """Return the finite number in a cell, if it holds one; ``inf``, ``nan`` and ``1_000`` do not count."""
     if decimal == "comma":
         cell = cell.translate({ord(","): ".", ord("."): ","})
     if not NUMBER.fullmatch(cell):

@@ -2,10 +2,10 @@
 
 Lau et al., Scientific Data 2018 (osf.io/89kps, CC0), in either of two forms.
 
-As published: `VQA_RAD Dataset Public.json` and `VQA_RAD Image Folder`, 1,797 training and 451 test questions about 314
-of 315 pictures; those whose phrase_type begins with "test" are the test part.
-As much released code repackages it: trainset.json, testset.json and images/.  The test part is the same; the 1,267
-wordings in question_frame of the published file are training questions there, too: 3,064.
+As published: `VQA_RAD Dataset Public.json` and `VQA_RAD Image Folder`, with 1,797 training and 451 test questions about
+314 of 315 pictures.  Questions whose phrase_type begins with "test" are the test part.
+Repackaged, as in much released code: trainset.json, testset.json and images/.  The test part is the same.  The 1,267
+wordings in question_frame of the published file are training questions as well, 3,064 in total.
 
 An organ is a natural silo.  All 203 test pictures occur in training too: the test part measures answers to new
 questions, not to new patients.
@@ -59,7 +59,7 @@ class VQARad:
 
 
 def rows(files: Files, source: str | None = None) -> list[Row]:
-    """Return all questions, those for training first.  source: their silo; None: the organ is."""
+    """Return all questions, with the training questions first.  source: their silo; None: the organ."""
     if files.has(PUBLISHED) and not files.has(*REPACKAGED.values()):
         folder, asked = PICTURES, [(row, _split(files.value(row, "phrase_type"))) for row in files.json(PUBLISHED)]
         asked.sort(key=lambda question: question[1])
@@ -70,7 +70,7 @@ def rows(files: Files, source: str | None = None) -> list[Row]:
 
 
 def _split(phrase_type: str) -> int:
-    """Return the part that a phrase_type names: test_freeform and test_para are tests."""
+    """Return the part of a phrase_type: test_freeform and test_para are in the test part."""
     return TEST if phrase_type.startswith("test") else TRAIN
 
 

@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def asked_help(words: list[str]) -> str:
-    """The help of the groups and options among the words; the screen of all help where there are none."""
+    """Return the help of the groups and options in the words, or the general help if there are none."""
     folders = conf_dirs(_config_dir(words))
     named = [word.lstrip("+").partition("=") for word in words]
     parts = [
@@ -92,7 +92,7 @@ def _config_dir(words: list[str]) -> str | None:
 
 
 def _option(group: str, option: str, folders: list[Path]) -> str:
-    """An option's keys with their defaults and comments, as its file has them."""
+    """Return the keys of an option with their defaults and comments, as in its file."""
     files = option_files(group, option, folders).items()
     return "\n".join(f"{group}={name}\n{textwrap.indent(text.rstrip(), '  ')}" for name, text in files)
 

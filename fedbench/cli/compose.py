@@ -40,7 +40,7 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 NAME_LENGTH = 100
 SWEEPER_PARAMS = "hydra.sweeper.params"
-HOME = re.compile(r"(^|[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")  # ~ or ~/..., as a value or within one
+HOME = re.compile(r"(^|[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")  # ~ or ~/..., as a value or a part of one
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
@@ -119,15 +119,15 @@ class Composer:
                 )
 
     def expand(self, overrides: list[str]) -> list[str]:
-        """The overrides with a group's ``glob(pattern)`` written out, nested options (table/row) included, and the
-        parameters of ``hydra.sweeper.params`` as overrides.
+        """Expand ``glob(pattern)`` and ``hydra.sweeper.params`` in overrides.
 
-        A pattern may stand in a list, beside what goes with every match: ``[glob(table/*),reduced/mnist10]``.
+        A pattern also matches nested options (table/row).  It may stand in a list, with options that go with every
+        match:  ``[glob(table/*),reduced/mnist10]``.  The parameters of the sweeper become overrides.
         """
         return [one for text in overrides for one in self._params(self._expanded(text))]
 
     def _params(self, text: str) -> list[str]:
-        """What ``hydra.sweeper.params={seed: "0,1"}`` asks for: ``seed=0,1``; Hydra cannot set the whole mapping."""
+        """Return ``seed=0,1`` for ``hydra.sweeper.params={seed: "0,1"}``; Hydra cannot set the whole mapping."""
         key, _, value = text.lstrip("+").partition("=")
         if key != SWEEPER_PARAMS and not key.startswith(f"{SWEEPER_PARAMS}."):
             return [text]
@@ -234,7 +234,7 @@ class Composer:
 
 
 def _in_a_circle(folders: list[Path]) -> str:
-    """Which options of the user's folder include themselves."""
+    """Return the options of the user's folder that include themselves."""
     names = [path.relative_to(folders[-1]).with_suffix("").as_posix() for path in folders[-1].rglob("*.yaml")]
     circle = ", ".join(name for name in sorted(names) if includes_itself(name, folders))
     return f"options of {folders[-1]} include themselves by their defaults: {circle}"
@@ -364,11 +364,11 @@ def _unreadable(text: str, folders: list[Path]) -> str:
 
 
 def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "", swept: Iterable[str] = ()) -> str:
-    """Return the name of a sweep's cell: its overrides, sorted, without those whose key matches ``excluded``.
+    """Return the folder name of a sweep's run: its overrides, sorted, without the keys that match ``excluded``.
 
-    Characters that a file system may refuse become _, and long names are cut: the overrides of the ``swept`` keys come
-    first and stay, what is left of the room goes to the others. Both kinds end in a hash of the full text, so that two
-    cells never share a folder. In ``folder`` a cell keeps the name that it was once given.
+    Characters that a file system may refuse become _, and long names are cut.  A long name starts with the overrides of
+    the ``swept`` keys, and the others fill the remaining length.  Changed and cut names end in a hash of the full text,
+    so that two runs never share a folder.  A run whose former name exists in ``folder`` keeps that name.
     """
     patterns, differs = list(excluded), set(swept)
     naming = sorted(text.lstrip("+") for text in overrides if not is_matched(_key(text), patterns))
@@ -378,7 +378,7 @@ def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "
         return full
     end = f"-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
     room = NAME_LENGTH - len(end)
-    before = f"{safe[:room]}{end}"  # names were once cut at the end, whatever stood there
+    before = f"{safe[:room]}{end}"  # the former rule: cut at the end
     if folder and (Path(folder).expanduser() / before).is_dir():
         return before
     first = [text for text in naming if _key(text) in differs]
@@ -391,20 +391,20 @@ def _safe(text: str) -> str:
 
 
 def _fitting(overrides: list[str], room: int) -> list[str]:
-    """The overrides, shortened where they do not fit: first their keys to the last part, then all to their ends."""
+    """Return the overrides, shortened to the room: first keys to their last part, then each to its end."""
     if len(",".join(overrides)) <= room:
         return overrides
     short = [text.partition("=")[0].rpartition(".")[2] + "=" + text.partition("=")[2] for text in overrides]
     if len(",".join(short)) <= room:
         return short
-    fair = max(room // len(short) - 1, 1)  # what a short one leaves goes to the long ones
+    fair = max(room // len(short) - 1, 1)  # short overrides leave their spare room to long ones
     spare = sum(max(fair - len(text), 0) for text in short)
     most = fair + spare // max(sum(len(text) > fair for text in short), 1)
     return [text[-most:] for text in short]
 
 
 def word_with_home(text: str) -> str:
-    """An override whose paths below ``~`` are written out: a shell leaves ``key=~/folder`` as it is."""
+    """Return an override with ``~`` expanded in paths: a shell does not expand ``key=~/folder``."""
     key, equals, value = text.partition("=")
     return key + equals + HOME.sub(lambda match: match[1] + _typeable(Path(match[2].rstrip()).expanduser()), value)
 
@@ -414,7 +414,7 @@ def _typeable(path: Path) -> str:
 
 
 def quoted(path: Path) -> str:
-    """A path as a value in Hydra's grammar."""
+    """Quote a path as a value in Hydra's grammar."""
     text = str(path).replace("'", "\\'")
     return f"'{text}'"
 

@@ -101,7 +101,7 @@ def _letters(name: str) -> str:
 
 
 def includes_itself(name: str, folders: Sequence[Path] | None = None) -> bool:
-    """Whether a file of the conf folders (model/mine) stands on itself, by way of others or not."""
+    """Return whether a file of the conf folders (model/mine) includes itself, directly or through others."""
     above = [*_defaults(_mapping(_text(name, folders)), name)]
     met: set[str] = set()
     while above:
@@ -125,7 +125,11 @@ def keys_set(name: str, group: str, folders: Sequence[Path] | None = None) -> di
 
 
 def option_files(group: str, option: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
-    """The text of an option's file below those of the options that it stands on, by option; ConfigError for none."""
+    """Return the text of an option's file, after those of the options that it includes, by option.
+
+    Raises:
+        ConfigError: The group has no such option.
+    """
     known = group_options(group, folders)
     if option not in known:
         hint = nearest(option, known) or f" {group} has {', '.join(menu(known))}"

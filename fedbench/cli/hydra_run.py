@@ -68,7 +68,7 @@ def run_hydra(flags: list[str], overrides: list[str]) -> int:
 
 
 def _status_of(command: Callable[[], None]) -> int:
-    """Hydra's exit status; a launcher's SystemExit after a signal is raised outside of this."""
+    """Return Hydra's exit status.  SystemExit of a launcher after a signal is raised outside of this."""
     try:
         command()
     except SystemExit as done:

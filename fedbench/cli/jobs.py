@@ -81,7 +81,7 @@ class LogFile(logging.FileHandler):
             super().close()
 
 
-@lasting()  # in a launcher's process, too
+@lasting()  # also in the process of a launcher
 def run_cell(cfg: DictConfig) -> float:
     """Run what Hydra composed, in Hydra's output directory; returns the score (NaN when it failed)."""
     hydra = HydraConfig.get()
@@ -150,7 +150,7 @@ def simulate(values: Mapping[str, Any], folder: Path, resume: bool = False) -> t
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder in which other folders have the names of a run's files."""
+    """Refuse a run folder in which folders have the names of output files."""
     wrong = next((folder / name for name in FILES if (folder / name).is_dir()), None)
     require(wrong is None, f"{wrong} is a folder, and a run writes a file of that name: move it away")
 
@@ -162,10 +162,10 @@ def skip(folder: Path) -> tuple[str, float]:
 
 
 def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
-    """Do the work, note how it ended in folder/status.json, and say one sentence if it went wrong.
+    """Do the work, record its result in folder/status.json, and print one sentence after a failure.
 
-    Interruptions are noted and passed on: they end a sweep, a failure does not.  A launcher's handler of the signal
-    then acts on a run that is saved, and may end the process.
+    Interruptions are recorded and raised again: they end a sweep, and a failure does not.  A launcher's signal handler
+    may then end the process, because the run is saved.
     """
     with interruptible():
         try:
@@ -174,7 +174,7 @@ def attempt(folder: Path, work: Callable[[], tuple[str, float]]) -> float:
             write_status(folder, "interrupted", INTERRUPTED, sentence="interrupted")
             say(f"interrupted; it is {how_to_resume(folder)}")
             raise
-        except (Exception, SystemExit) as error:  # a method that calls sys.exit() has not finished its run
+        except (Exception, SystemExit) as error:  # a method that calls sys.exit() did not finish its run
             _failed(folder, error)
             return math.nan
         write_status(folder, status, OK, score)
@@ -234,8 +234,10 @@ def how_to_resume(folder: Path) -> str:
 
 
 def resume_command(folder: Path) -> str:
-    """The command, or the call, that goes on with the run in a folder: with its --config-dir, and with what a command
-    must repeat (classes of the user's own, a pickle that is trusted)."""
+    """Return the command, or the call, that resumes the run in a folder.
+
+    It includes --config-dir and the values that a command must repeat: classes of the user and a trusted pickle.
+    """
     config, options = folder / "config.yaml", config_dir_of(folder)
     if options is not None and not Path(options).is_dir():
         options = None
@@ -283,7 +285,7 @@ def tell(error: BaseException, sentence: str) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Every signal that asks for a stop as KeyboardInterrupt, so that a scheduler's signal lets the run be saved."""
+    """Raise KeyboardInterrupt for every stop signal, so that the run is saved before a scheduler ends it."""
     if threading.current_thread() is not threading.main_thread() or joint.current():
         yield
         return
@@ -389,21 +391,21 @@ def has_begun(folder: Path) -> bool:
 
 
 def score_of(summary: Mapping[str, Any] | None) -> float:
-    """The score of a run for sweepers; NaN where there is none.
+    """Return the score of a run for sweepers; NaN if there is none.
 
-    It is the best validation score where clients have validation parts, else the test score of the last round.
+    It is the best validation score if clients have validation parts, else the test score of the last round.
     """
     part = "val" if has_validation(summary) else "personal"
     return value_in(summary, "best_val" if part == "val" else "last", f"{part}/{primary_of(summary or {})}")
 
 
 def has_validation(summary: Mapping[str, Any] | None) -> bool:
-    """Whether the run scored its clients' validation parts."""
+    """Return whether the run evaluated validation parts."""
     return any(name.startswith("val/") for name in _values_of(summary, "last"))
 
 
 def value_in(summary: Mapping[str, Any] | None, entry: str, column: str) -> float:
-    """A metric at the last round (entry: last), or at the best one (best, best_val); NaN where there is none."""
+    """Return a metric of the last round (entry: last) or of the best one (best, best_val); NaN if there is none."""
     value = _values_of(summary, entry).get(column)
     return float(value) if isinstance(value, int | float) else math.nan
 
@@ -416,12 +418,12 @@ def _values_of(summary: Mapping[str, Any] | None, entry: str) -> Mapping[str, An
 
 
 def is_basic(sweeper: Any) -> bool:
-    """Whether a sweeper, by its configuration, is Hydra's, which has no use for scores."""
+    """Return whether the configured sweeper is Hydra's, which uses no scores."""
     return str(sweeper._target_).endswith(("BasicSweeper", "Planned"))
 
 
 def _report_score(folder: Path, score: float) -> None:
-    """Print the score that a sweeper gets, and what it is."""
+    """Print the score that a sweeper gets, and its kind."""
     summary = read_json(folder / "summary.json")
     name = primary_of(summary)
     what = f"the best validation {name}"

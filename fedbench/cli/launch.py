@@ -132,7 +132,7 @@ def parse_command(argv: list[str]) -> Command:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """The words, with a list that spaces have cut (``seed=0, 1``) as one of them."""
+    """Return the words with lists joined that spaces have split (``seed=0, 1``)."""
     joined: list[str] = []
     for word in words:
         if joined and "=" in joined[-1] and "=" not in word and (joined[-1].endswith(",") or word.startswith(",")):
@@ -167,11 +167,11 @@ def run_single(composer: Composer, command: Command, full: DictConfig) -> Outcom
 
 
 def _torchruns_folder(folder: Path, values: dict[str, Any]) -> Path:
-    """The folder of the run that these processes of torchrun began, were they started again; a new one beside finished
-    runs.
+    """Return the run folder of these torchrun processes, a new one beside finished runs.
 
-    It is named after TORCHELASTIC_RUN_ID and the configuration.  Without --rdzv-id all commands have the id "none":
-    then the host and the process of torchrun tell them apart.
+    The folder is found again after a restart, because its name contains TORCHELASTIC_RUN_ID and a hash of the
+    configuration.  Without --rdzv-id all commands have the id "none"; the host and torchrun's process id then
+    distinguish them.
     """
     run_id = os.environ[jobs.TORCHRUN]
     agent = [socket.gethostname(), os.getppid()] if run_id in ("", "none") else []

@@ -53,7 +53,11 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
 
 
 def _repeated(folder: Path, stored: Mapping[str, Any], overrides: list[str], config_dir: str | None) -> dict[str, str]:
-    """The overrides, by key, that repeat what would run code; ConfigError where one is missing."""
+    """Return the overrides, by key, that repeat values which would run code.
+
+    Raises:
+        ConfigError: The overrides do not repeat one of them.
+    """
     given = {o.key_or_group: o for o in Composer(config_dir).parse(overrides)}
     classes, pickles = foreign(stored, config_dir), trusted(stored)
     for key, value in [*classes, *pickles]:

@@ -110,7 +110,7 @@ def locate(target: str, key: str) -> Definition | None:
             require(definition is not MISSING, f"{key}: {_has_no(module, '.'.join(inside))}")
             return definition
         spec = find_spec(name)
-        if spec is not None and spec.origin is not None:  # a folder without __init__.py has no origin, and no names
+        if spec is not None and spec.origin is not None:  # folders without __init__.py have none
             return None  # compiled
     raise ConfigError(
         f"{key}: there is no module for {target!r} (write package.module.Class; a module of your own must be "
@@ -147,7 +147,7 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 
 def files_of(name: str) -> list[Path]:
-    """The files and folders of the modules that importing a dotted path would run, as far as it names modules."""
+    """Return the files and folders of the modules that an import of a dotted path would run."""
     files = []
     for spec, folders in _modules(name):
         files += map(Path, [*folders, *([spec.origin] if spec.origin and spec.has_location else [])])
@@ -155,7 +155,7 @@ def files_of(name: str) -> list[Path]:
 
 
 def _modules(name: str) -> Iterator[tuple[ModuleSpec, list[str]]]:
-    """The spec of each module of a dotted path, and the folders of its submodules; ends where there is none."""
+    """Yield the spec of each module of a dotted path and the folders of its submodules, up to the last module."""
     head, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(head)
@@ -172,9 +172,9 @@ def _modules(name: str) -> Iterator[tuple[ModuleSpec, list[str]]]:
 
 
 def _below(folders: list[str], name: str) -> list[ModuleSpec]:
-    """The spec of a submodule, searched in its parent's folders; of one without __init__.py one for each folder.
+    """Return the specs of a submodule, found in its parent's folders; without __init__.py, one spec for each folder.
 
-    PathFinder would ask for the parent of the latter in sys.modules.
+    PathFinder would look up the parent of such a submodule in sys.modules.
     """
     finders = [finder for folder in folders if (finder := get_importer(folder)) is not None]
     specs = [spec for finder in finders if (spec := finder.find_spec(name)) is not None]

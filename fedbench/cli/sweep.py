@@ -25,10 +25,10 @@ from fedbench.simulation.progress import clients_of, primary_of
 
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
-SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # to the first line about a check that takes long, and to the next
+SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # before the first progress line of long checks, and between lines
 Item = TypeVar("Item")
 DONE = ("finished", "finished already")
-SCORES = {  # columns of the closing table
+SCORES = {  # columns of the final table
     "last": "mean personalized score on the test parts, at the last round",
     "best by val": "the same at the round of the best validation score",
     "val": "that validation score",
@@ -82,14 +82,13 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
 
 
 def _naming(master: DictConfig, swept: list[str]) -> list[str]:
-    """Overrides that name the cells: a swept key is in the name even if it is one that otherwise is not, and stays in
-    one that is too long."""
+    """Return overrides that put the swept keys into the run names, even excluded keys, and keep them in long names."""
     hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
     left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
     naming = [f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}"] if hidden else []
     sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
     subdir = str(sweep["subdir"])
-    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # and not what the user has set
+    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, not a value of the user
         naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
     return naming
 
@@ -118,7 +117,7 @@ def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: l
 
 
 def with_progress(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """Yield the items, and print every few seconds how many are checked, so that a long check is not silent."""
+    """Yield the items, and print the number of checked items every few seconds."""
     shown = time.monotonic() - SECONDS_BETWEEN + SECONDS_AT_FIRST
     for i, item in enumerate(items):
         if time.monotonic() - shown >= SECONDS_BETWEEN:
@@ -179,9 +178,10 @@ def _status_elsewhere(cell: Path) -> dict[str, Any]:
 
 
 def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Print the statuses of a sweep's cells with the scores of the finished ones, and how many of each.
+    """Print the status of each run of a sweep, with the scores of finished runs, and the number of runs by status.
 
-    Scores are those of the last round and of the round that validation chooses, never of the best round on test parts.
+    Scores are those of the last round and of the round with the best validation score.  The best round by test score is
+    never shown.
     """
     from rich.console import Console
     from rich.table import Table
@@ -205,7 +205,7 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _scores(cell: Path) -> dict[str, str]:
-    """The scores of a finished cell, by column of the table."""
+    """Return the scores of a finished run, by column of the table."""
     summary = read_json(cell / "summary.json")
     name = primary_of(summary)
     found = {

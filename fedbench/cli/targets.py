@@ -1,5 +1,6 @@
-"""What a stored configuration would run: the classes that this installation's conf does not name, and pickles that it
-trusts.  Nothing of it runs before a command repeats it.
+"""Code that a stored configuration would run: classes that this installation's conf does not name, and trusted pickles.
+
+None of it runs before a command repeats it.
 """
 
 from __future__ import annotations
@@ -23,28 +24,27 @@ def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str
 
 
 def trusted(stored: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(dotted key, value) of every `trust` of a stored config that is set: reading what it names may run code."""
+    """Return (dotted key, value) of each `trust` that a stored config sets: reading its file may run code."""
     values = {f"{group}.trust": (stored.get(group) or {}).get("trust") for group in ("dataset", "partition")}
     return [(key, str(value)) for key, value in values.items() if value is not None]
 
 
 def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
-    """(dotted key, value) of what a command must repeat before anything is made of a stored config."""
+    """Return (dotted key, value) of all that a command must repeat before a stored config is used."""
     return [*foreign(stored, config_dir), *trusted(stored)]
 
 
 def as_word(key: str, value: str) -> str:
-    """key=value as an override, quoted where Hydra's grammar would read other characters than these."""
+    """Return key=value as an override, quoted unless its characters are plain in Hydra's grammar."""
     text = value.replace("'", "\\'")
     return f"{key}={value}" if re.fullmatch(r"[\w.\-/]+", value) else f"{key}='{text}'"
 
 
 def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path) -> list[str]:
-    """Return overrides (key=target) that name the stored classes which are the user's own.
+    """Return overrides (key=target) for the stored classes that are the user's own.
 
-    Such a class is defined in a Python file below the working directory, outside of the folder there that holds the
-    run, and none of fedbench's: only their own classes are meant to be built from a stored config.  Nothing is
-    imported.
+    Such a class is defined in a Python file below the working directory.  The file is neither in the subfolder that
+    contains the run nor a part of fedbench.  Nothing is imported.
     """
     return [f"{key}={target}" for key, target in foreign(stored, config_dir) if _is_own(target, run_dir)]
 
@@ -55,10 +55,10 @@ def _is_own(target: str, run_dir: Path) -> bool:
     except ConfigError:
         return False
     if found is None or not (isinstance(found.node, ast.ClassDef) or found.bound):
-        return False  # os.system by way of a module that imports os, say
+        return False  # a function or an imported name, such as os.system
     here, run = Path.cwd().resolve(), run_dir.resolve()
     inside = run.relative_to(here).parts if run.is_relative_to(here) else ()
-    given = here / inside[0] if inside else run  # what the run came in, where it is somebody else's
+    given = here / inside[0] if inside else run  # the folder that came with the run, if another person made it
     package = Path(__file__).resolve().parents[1]
     files = [found.module.path.resolve(), *(path.resolve() for path in files_of(target))]
     elsewhere = any(folder in path.parents for path in files for folder in (given, package))

@@ -211,8 +211,10 @@ class Cohort:
 
     # -- training ----------------------------------------------------------------------------------------
     def rate_sums(self, how: LocalTraining | None = None) -> np.ndarray:
-        """The learning rates of each client's local steps in such a training, added up: how far a constant gradient of
-        1 moves a row, momentum included.  # [K] float64"""
+        """Return how far each client's local steps would move a row along a constant gradient of 1.  # [K] float64
+
+        It is the sum of the learning rates of the steps, momentum included.
+        """
         return rate_sums(self, how or LocalTraining())
 
     def train(

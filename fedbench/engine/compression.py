@@ -234,6 +234,6 @@ def in_bytes(bits: Tensor) -> int:
 
 
 def _shares(cohort: Cohort) -> Tensor:
-    """Each client's part in a mean that the server takes: by samples, or with weights=uniform 1 / K.  # [K] float32"""
+    """Return each client's weight in the server's mean: by samples, or 1 / K with weights=uniform.  # [K] float32"""
     n = cohort.num_samples if cohort.engine.weights == "samples" else torch.ones(len(cohort), device=cohort.device)
     return n / n.sum()

@@ -69,7 +69,7 @@ def _shifted(x: Tensor, offset: Tensor, border: int, fill: int) -> Tensor:
 
 
 def _largest(x: Tensor | HostInput, start: int, count: int) -> int:
-    """The largest of so many entries of an input."""
+    """Return the maximum of `count` entries of an input, from `start` on."""
     index = np.arange(start, min(start + count, x.shape[0]))
     return int((x.take(index) if isinstance(x, HostInput) else x[start : start + count]).max())
 

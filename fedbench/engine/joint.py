@@ -89,8 +89,11 @@ class Coroutine:
 class JointRuns:
     """Runs jobs in one process, up to at_once of them at a time.
 
-    joint: how many gradients were computed jointly, and for how many requests.  stop, stop_now: asked to stop after the
-    round, or immediately.  is_last: whether the next signal asks for the latter.
+    Attributes:
+        joint: How many gradients were computed jointly, and for how many requests.
+        stop: Whether to stop after the round.
+        stop_now: Whether to stop immediately.
+        is_last: Whether the next signal sets stop_now.
     """
 
     def __init__(self, at_once: int):

@@ -136,7 +136,7 @@ class Messages:
         for seen, value in self._sent:
             if seen is reference:
                 return value - seen
-        # Of a reference of zeros nothing can be lacking.
+        # A reference of zeros has no residual.
         if reference.any() and any(_is_copy(reference, t) for pair in self._sent for t in pair):
             raise UnknownReference(
                 f"upload({name}=...): its reference has the values of a tensor that clients were sent, but is another "
@@ -162,11 +162,11 @@ class Messages:
 
 
 class UnknownReference(ValueError):
-    """A reference that is no tensor of the round, but a copy of one."""
+    """The reference is not a tensor of the round, but a copy of one."""
 
 
 def _is_copy(a: Tensor, b: Tensor) -> bool:
-    """Whether one has the values of the other, for each client's row where only one has these."""
+    """Return whether two tensors are equal, after broadcasting over clients if only one has a row for each."""
     fit = b.shape in (a.shape, a.shape[1:]) or a.shape == b.shape[1:]
     return fit and torch.equal(*torch.broadcast_tensors(a, b))
 

@@ -67,7 +67,7 @@ class Schedule:
         if at < warmup:
             return (at + 1) / (warmup + 1)
         past = at - warmup
-        progress = past / max(end - warmup, 1)  # from 0; 1 after the last one
+        progress = past / max(end - warmup, 1)  # from 0, and 1 after the last round or step
         return {
             "constant": 1.0,
             "exponential": self.gamma ** (past / per_round),

@@ -275,7 +275,7 @@ def connect() -> Ranks:
     if size > 1:
         started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         with peers_needed():
-            store, _, _ = next(rendezvous("env://"))  # torchrun keeps it over restarts, addresses of the dead too
+            store, _, _ = next(rendezvous("env://"))  # kept over restarts, with addresses of ended processes
             attempt = PrefixStore(f"fedbench/{started}", store)
             dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size, timeout=TIMEOUT)
         _ranks = Ranks(rank, size, local, local_size)

@@ -161,7 +161,7 @@ def memory(device: torch.device) -> int:
 
 
 def disk_space() -> int:
-    """Return the free bytes of the folder for temporary files, and 0 where that folder is kept in memory."""
+    """Return the free bytes of the folder for temporary files, or 0 if that folder is kept in memory."""
     folder = scratch_folder()
     return 0 if is_in_memory(folder) else shutil.disk_usage(folder).free
 

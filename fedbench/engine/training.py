@@ -113,7 +113,7 @@ class BatchSchedule:
 
 
 def _lengths(cohort: Cohort, how: LocalTraining) -> tuple[np.ndarray, int, dict[str, Any]]:
-    """The number of samples of each client [K], the batch size, and how long `rng.lengths` lets clients train."""
+    """Return the samples of each client [K], the batch size, and the length options of `rng.lengths`."""
     engine = cohort.engine
     epochs = cohort.epochs if how.epochs is None else how.epochs
     length = {
@@ -126,8 +126,10 @@ def _lengths(cohort: Cohort, how: LocalTraining) -> tuple[np.ndarray, int, dict[
 
 
 def rate_sums(cohort: Cohort, how: LocalTraining) -> np.ndarray:
-    """How far a client's local steps move a row along a constant gradient of 1: its learning rates, added up, each
-    with what momentum makes of it.  # [K] float64"""
+    """Return the distance that each client's local steps move a row along a constant gradient of 1.  # [K] float64
+
+    It is the sum of the learning rates, each multiplied by the effect of momentum.
+    """
     optimizer = how.optimizer or cohort.engine.optimizer
     sizes, batch_size, length = _lengths(cohort, how)
     steps = rng.lengths(sizes, batch_size, **length)[0]  # [K]

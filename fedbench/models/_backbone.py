@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedbench.core.options import ConfigError, require
 from fedbench.core.weights import read_weights
 
-ATTENTION = ("attn", "attention", "self_attention")  # as timm, transformers and torchvision name it
+ATTENTION = ("attn", "attention", "self_attention")  # names in timm, transformers and torchvision
 
 
 class Backbone(nn.Module):
@@ -62,7 +62,7 @@ class Backbone(nn.Module):
         return self.head(self.read(self.body(x.expand(-1, self.channels, -1, -1))))
 
     def sublayers(self) -> dict[str, list[str]]:
-        """The names of attention layers, mlps, and the blocks around these: what adapters go into."""
+        """Return the names of attention layers, mlps and the blocks around them, where adapters are added."""
         names = [name.rpartition(".") for name, _ in self.named_modules()]
         return {
             "attention": [".".join((at, last)) for at, _, last in names if last in ATTENTION],
@@ -135,7 +135,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
             return read(path)
         return read_weights(path)
-    except Exception as error:  # a damaged file may raise anything
+    except Exception as error:  # a damaged file may raise any exception
         raise ConfigError(f"model.weights={path} cannot be read: {_first(error)}") from error
 
 

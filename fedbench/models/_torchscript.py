@@ -27,7 +27,7 @@ DTYPES = {
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a file is a TorchScript archive: a zip with code beside its data."""
+    """Return whether a file is a TorchScript archive: a zip that contains code and data."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -43,12 +43,12 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
             return _Archive(archive).tensors()
-    except Exception as error:  # a damaged pickle raises anything
+    except Exception as error:  # a damaged pickle may raise any exception
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class _Module:
-    """A module of the archive: its attributes, whatever its class was."""
+    """A module of the archive of any class, as its attributes."""
 
     def __init__(self) -> None:
         self.attributes: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class _Module:
 
 
 class _Storage(NamedTuple):
-    """A list of numbers: data/<key>."""
+    """A storage of numbers: data/<key>."""
 
     dtype: torch.dtype
     key: str
@@ -66,7 +66,7 @@ class _Storage(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A recorded tensor of a storage."""
+    """A recorded tensor, which views a storage."""
 
     storage: Any
     offset: Any
@@ -75,7 +75,7 @@ class _View(NamedTuple):
 
 
 class _Recorder(pickle.Unpickler):
-    """Records modules and tensors, and calls nothing that a pickle names.  Tensors are built afterwards."""
+    """Records modules and tensors without calling names of the pickle.  Tensors are built afterwards."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "__torch__":
@@ -83,7 +83,7 @@ class _Recorder(pickle.Unpickler):
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
         known: dict[tuple[str, str], Callable] = {
-            ("collections", "OrderedDict"): lambda: None,  # hooks of a tensor: none
+            ("collections", "OrderedDict"): lambda: None,  # the empty hooks of a tensor
             ("torch._utils", "_rebuild_tensor_v2"): lambda storage, offset, shape, strides, *_: _View(
                 storage, offset, shape, strides
             ),
@@ -101,7 +101,7 @@ class _Recorder(pickle.Unpickler):
 
 
 class _Archive:
-    """An open archive, and the storages that were read of it."""
+    """An open archive and the storages read from it."""
 
     def __init__(self, archive: zipfile.ZipFile):
         self.archive, self.top = archive, archive.namelist()[0].partition("/")[0]

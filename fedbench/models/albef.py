@@ -137,7 +137,7 @@ class ALBEF(nn.Module):
         return self.head(self.fused(inputs))
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
-        """Patterns of layer names, for adapters: a block of the text ends in its norm."""
+        """Return patterns of layer names for adapters: a block of the text encoder ends in its norm."""
         return {"block": ("image.blocks.*", "blocks.*.norm")}
 
     def fused(self, inputs: Mapping[str, Tensor]) -> Tensor:

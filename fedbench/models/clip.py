@@ -32,7 +32,7 @@ from fedbench.models._torchscript import is_torchscript, read_torchscript
 from fedbench.nn.stream import Stream
 
 log = logging.getLogger(__name__)
-NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # beside the weights in OpenAI's files
+NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # in OpenAI's files
 PLACEHOLDER = "X"  # one token, as CoOp writes the context before it is replaced
 Position = Literal["end", "middle", "front"]
 Layer = Callable[[str, Tensor], Tensor]  # (name, x [A, ...]) -> what that layer gives
@@ -127,8 +127,11 @@ class TextTower:
 
 
 def _sources(before: int, widths: Tensor, length: int, total: int) -> Tensor:
-    """Where each position of "SOS context name . EOT" takes its embedding from, when `before` context tokens stand
-    in front of the name: s >= 0 is context token s, -1 - t is position t of the placeholder text.  # [C, total]"""
+    """Return the source of each position's embedding in "SOS context name . EOT".  # [C, total]
+
+    Source s >= 0 is context token s, and -1 - t is position t of the placeholder text.  `before` context tokens stand
+    in front of the name.
+    """
     rows = []
     for w in widths.tolist():
         context, name = list(range(length)), [-1 - (1 + length + j) for j in range(w)]
@@ -287,9 +290,9 @@ def frozen(clip: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error, and the next where that one only announces it."""
+    """Return the first line of an error, with the next line if the first only introduces it."""
     if isinstance(error, pickle.UnpicklingError):
-        return NO_WEIGHTS  # PyTorch would advise to read it whatever it does
+        return NO_WEIGHTS  # replaces PyTorch's advice to load it with weights_only=False
     first, *rest = str(error).splitlines() or [type(error).__name__]
     return f"{first} {rest[0].strip()[:200]}" if first.endswith(":") and rest else first
 
@@ -308,7 +311,7 @@ def _check_weights(open_clip: Any, backbone: str, pretrained: str | None) -> Non
 
 
 def _check_activation(open_clip: Any, backbone: str, pretrained: str, wanted: bool) -> None:
-    """Refuse weights that were trained with another activation than the backbone has.  wanted: QuickGELU."""
+    """Refuse weights trained with another activation than that of the backbone.  wanted: QuickGELU."""
     has = bool((open_clip.get_model_config(backbone) or {}).get("quick_gelu", False))
     other = f"{backbone}-quickgelu" if wanted else backbone.removesuffix("-quickgelu")
     advice = f"use {other}" if other in open_clip.list_models() else "use the backbone that they are of"
@@ -320,7 +323,7 @@ def _check_activation(open_clip: Any, backbone: str, pretrained: str, wanted: bo
 
 
 def _openai_state(path: Path) -> dict[str, Tensor]:
-    """Return the state dict of one of OpenAI's files, in float32, by open_clip's names."""
+    """Return the state dict of an OpenAI file, in float32, with open_clip's names."""
     stored = read_torchscript(path)
     return {name: t.float() for name, t in stored.items() if name.rpartition(".")[2] not in NOT_WEIGHTS}
 

@@ -55,7 +55,7 @@ class CLIPPrompt(MoveListener):
     usual for the data set.
     """
 
-    computed_once = ("blocks.*",)  # layers whose outputs depend on no sample: they read the class names
+    computed_once = ("blocks.*",)  # layers that read the class names: their outputs are the same for all samples
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class CLIPPrompt(MoveListener):
         return ["shared", "own"]
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
-        """Patterns of layer names, for adapters: where a block of the text tower ends."""
+        """Return patterns of layer names for adapters: the ends of the text tower's blocks."""
         return {"block": ("blocks.*.end",)}
 
     def templated(self, template: str) -> Tensor:

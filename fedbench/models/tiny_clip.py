@@ -44,7 +44,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
         try:
             clip.load_state_dict(read_weights(path))
             return towers.frozen(clip), tokenize
-        except (ValueError, RuntimeError) as error:  # damaged, or of another model
+        except (ValueError, RuntimeError) as error:  # the file is damaged or of another model
             log.warning("pre-training again: %s cannot be read (%s)", path, error)
     log.info("pre-training tiny-clip on digits, once: about two minutes, kept in %s", path)
     threads = torch.get_num_threads()

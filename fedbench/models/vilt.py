@@ -33,11 +33,16 @@ from fedbench.models._vision_language import (
 class ViLT(nn.Module):
     """{"image": float [B, channels, H, W], "text": int64 [B, T]} -> [B, C].
 
-    patch: pixels of a side; width: numbers of a token; depth: blocks; mlp_ratio: hidden numbers of a block's mlp for
-    each of the width's; vocab: tokens that there are, 0 being padding; channels: that the patch convolution reads, in
-    all of which a grey image is shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the
-    width.  weights: null for random ones, a folder with config.json and model.safetensors (or pytorch_model.bin) of a
-    ViLT of transformers, or a file of fedbench.export.
+    Args:
+        patch: Side of a patch in pixels.
+        width: Size of a token.
+        depth: Number of blocks.
+        mlp_ratio: Hidden size of a block's mlp, in multiples of the width.
+        vocab: Number of tokens; 0 is padding.
+        channels: Input channels of the patch convolution.  A grey image is repeated in all of them.  None: the data's.
+        head: linear, or mlp with one hidden layer of twice the width.
+        weights: A folder with config.json and model.safetensors (or pytorch_model.bin) of a ViLT of transformers, or a
+            file of fedbench.export.  None: random weights.
     """
 
     def __init__(
@@ -109,7 +114,7 @@ class ViLT(nn.Module):
         return _own_names(read_state(next(folder / name for name in WEIGHTS if (folder / name).is_file())))
 
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first existing file is read
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A name for the residual stream, in models that compute their blocks outside of `forward`."""
+"""A named layer for the residual stream, in models that compute their blocks outside of `forward`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class Stream(nn.Identity):
-    """[..., width] -> [..., width], unchanged: a layer that taps, captures and adapters can name."""
+    """[..., width] -> [..., width], unchanged: a layer for hooks, captures and adapters to name."""
 
     def __init__(self, width: int):
         super().__init__()

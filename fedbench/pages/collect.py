@@ -23,7 +23,7 @@ from fedbench.report.summary import Group, Options, group_runs, left_out, notes,
 MAIN = "main"  # the part of a page that has one
 SCORES = ["n", "counted", "last", "best", "best_val", "worst", "global"]
 SCORES += ["rounds_to_target", "seconds_to_target", "images_per_s"]
-SOMETIMES = ("best_val", "counted")  # columns of a new table only where some run has a value
+SOMETIMES = ("best_val", "counted")  # columns that a new table has only if a run has a value
 GAINS = ["n", "gain_last", "gain_best_mean", "gain_own_best", "gain_better"]
 SENT = ["n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_target"]
 ABSOLUTE = re.compile(r"(?<=[=\[,])(?:/|[A-Za-z]:[\\/])(?:[^\s',\]]*[/\\])?([^\s',\]/\\]+)")  # a value: /data/x.npz

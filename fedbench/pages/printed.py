@@ -36,7 +36,7 @@ def ours_spread(page: Page, asked: Mapping[str, Any], labels: Mapping[str, Any])
 
 
 def _spread(cell: Row) -> Spread:
-    """Ours of a row of cells.csv; ours_of stands there where not all runs have a value."""
+    """Return the spread of our values in a row of cells.csv, which holds ours_of if some runs lack a value."""
     return Spread(cell["ours"], cell["ours_std"], cell["ours_n"], cell.get("ours_of") or cell["ours_n"])
 
 
@@ -65,6 +65,6 @@ def cells_of(page: Page, table: str) -> list[paper.Cell]:
 
 def _answered(page: Page, row: dict[str, str], ours: Row) -> paper.Cell:
     value = _spread(ours)
-    runs = [Run(page.folder)] * value.of  # of a cell's runs is asked only whether there are any
+    runs = [Run(page.folder)] * value.of  # only tested for being empty
     return paper.Cell(row, runs, ours["run_with"] or "", ours["form"] == "reduced", value, ours["sigma"],
                       bool(ours.get("tuned_at_end")), ours.get("counted"))  # fmt: skip

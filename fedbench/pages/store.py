@@ -89,7 +89,7 @@ def read_page(folder: Path) -> Page:
 
 
 def write_page(page: Page) -> list[Path]:
-    """Write page.json and the CSV files that have rows, remove those that have none; returns the written paths."""
+    """Write page.json and the nonempty CSV files, remove the empty ones, and return the written paths."""
     page.folder.mkdir(parents=True, exist_ok=True)
     said = {key: value for key, value in page.about.items() if value != KEYS[key]}
     replace_text(page.folder / "page.json", [as_json(said)])
@@ -101,7 +101,7 @@ def write_page(page: Page) -> list[Path]:
             written.append(path)
             replace_text(path, [as_csv(rows)])
         else:
-            path.unlink(missing_ok=True)  # what it held is no part of the page any more
+            path.unlink(missing_ok=True)  # the page has no rows for it
     return written
 
 

@@ -373,7 +373,7 @@ def _cut(
 
 
 def _how_to_fill(partition: Partition) -> str:
-    """What to do about clients with too few samples."""
+    """Return advice on clients with too few samples."""
     if not hasattr(partition, "count"):
         return "lower partition.num_clients or make the partition more even"
     path = getattr(partition, "path", None)
@@ -416,6 +416,6 @@ def _check_split(split: Split, num_clients: int, num_samples: int, partition: Pa
 
 
 def _holders(split: Split, sample: int) -> list[str]:
-    """Say which clients have a sample, and in which part."""
+    """Describe which clients hold a sample, and in which part."""
     parts = {"train": split.train, "val": split.val, "test": split.test}
     return [f"client {i} ({part})" for part, lists in parts.items() for i in lists.owners()[lists.indices == sample]]

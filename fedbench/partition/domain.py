@@ -44,7 +44,7 @@ class Domain:
         return num_domains * self.clients_per_domain
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the silos' names where every silo is a client."""
+        """Return the names of the silos if every silo is a client."""
         names = arrays.domain_names if self.clients_per_domain == 1 else None
         return None if names is None else names[: arrays.num_domains]
 

@@ -1,6 +1,6 @@
-"""A partition that is there already: of another run, or index lists of another program.
+"""An existing partition: of another run, or index lists of another program.
 
-Read are, by suffix:
+Formats by suffix:
     .npz    partition.npz of a run (who trains, validates and tests on what), or an int array of samples for each client
     .json   [[samples of client 0], ...] or {client: [samples]}; in the place of a list {"train": [...], "test": [...]}
             (and "val"); or {"train": [[...], ...], "test": [[...], ...]}
@@ -35,11 +35,16 @@ from fedbench.partition.base import Ragged, Split
 PARTS = ("train", "val", "test")
 OURS = {f"{part}_{field}" for part in PARTS for field in ("indices", "offsets")}
 Lists = dict[str, list[np.ndarray]]  # by part, or by "" where there are none: of each client, its samples
-Read = tuple[Lists, list[str] | None]  # and the clients' names
+Read = tuple[Lists, list[str] | None]  # and the names of the clients
 
 
 class File:
-    """path: the file.  trust: the name of a pickle that may run code (null: none may)."""
+    """A partition from a file.
+
+    Args:
+        path: The file.
+        trust: Name of a pickle that may run code.  None: no pickle may.
+    """
 
     leaves_out = True  # what the file names nowhere
 
@@ -84,7 +89,7 @@ class File:
         return self._read()[0]
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names that the file gives to clients."""
+        """Return the names that the file gives the clients."""
         return self._read()[1]
 
     def _read(self) -> Read:
@@ -221,7 +226,7 @@ def _lists_of(found: Any) -> Read:
 
 
 def _by_part(found: Mapping[str, Any]) -> Read:
-    """Of lists by part, then by client; parts whose clients have names may list them in any order."""
+    """Read lists by part, then by client; parts with named clients may list them in any order."""
     first = next(iter(found.values()))
     names = _in_order(first) if isinstance(first, Mapping) else None
     lists = {}

@@ -112,7 +112,7 @@ def check_rounds(text: str | None, asked: list[int] | None, runs: list[Run]) -> 
 def _matrices(run: Run) -> Mapping[str, Any]:
     try:
         return draw.matrices(run)
-    except DAMAGE:  # is said where its figures are drawn
+    except DAMAGE:  # reported when its figures are drawn
         return {}
 
 

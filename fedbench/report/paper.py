@@ -381,7 +381,7 @@ def strays(name: str, runs: list[Run]) -> list[str]:
 
 
 def remarks(name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float) -> list[Table]:
-    """What goes below the cells: the rankings, how to read the table, what to run; nothing where there are none."""
+    """Return the lines below the table: rankings, how to read it, what to run; empty if there are none."""
     if not cells:
         return []
     ranking = ranking_table(cells)

@@ -76,7 +76,7 @@ def mean(column: str) -> Recipe:
 
 
 def _counted(known: np.ndarray, total: int) -> str:
-    """How many of so many clients have a value, as "3 of 6"; "" where all or none have."""
+    """Return how many of the clients have a value, as "3 of 6"; "" if all or none have."""
     return "" if known.sum() in (0, total) else f"{known.sum()} of {total}"
 
 

@@ -115,7 +115,7 @@ class Run:
 
     @cached_property
     def client_names(self) -> list[str] | None:
-        """The clients' names by number, where they have any."""
+        """Return the names of the clients by number, if they have names."""
         return read_json(self.path / "partition.json").get("names")
 
     def clients(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -238,8 +238,11 @@ def read_header(path: Path) -> list[str]:
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Columns of a CSV file of numbers, float64, but for clients' names; empty cells are NaN; ConfigError where it is
-    damaged."""
+    """Return the columns of a CSV file as float64, with empty cells as NaN; the column of client names as text.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
     header = read_header(path)
     if not header:
         return {}

@@ -91,7 +91,7 @@ def value_at(run: Run, metric: str, round: float | None) -> float:
 
 
 def clients_at(run: Run, metric: str, round: float | None) -> str:
-    """Over how many clients the mean of a metric at a round is, as "3 of 6"; "" where it is over all."""
+    """Return how many clients are in the mean of a metric at a round, as "3 of 6"; "" if all are."""
     metric = next((metric.removesuffix(end) for end in ENDS if metric.endswith(end)), metric)
     total, counted = run.summary.get("num_clients"), run.summary.get("evaluated_clients", math.nan)
     for at, values in _kept_values(run):
@@ -99,7 +99,7 @@ def clients_at(run: Run, metric: str, round: float | None) -> str:
             counted = values.get(f"{metric}{COUNT}", counted)
     if not math.isnan(in_table := value_at(run, f"{metric}{COUNT}", round)):
         counted = in_table
-    if math.isnan(counted) and round is not None:  # a run of before these numbers were kept
+    if math.isnan(counted) and round is not None:  # a run of an older version, without these numbers
         rounds, _, values = run.clients(metric)
         row = value_row(rounds, round)
         counted = math.nan if row is None else (~np.isnan(values[row])).sum()
@@ -107,7 +107,7 @@ def clients_at(run: Run, metric: str, round: float | None) -> str:
 
 
 def _kept_values(run: Run) -> list[tuple[float | None, dict[str, float]]]:
-    """The rounds of which the summary keeps the metrics, and these."""
+    """Return the rounds whose metrics the summary keeps, and these metrics."""
     kept = [run.summary.get(name) or {} for name in ("best", "best_val")]
     last = (run.summary.get("rounds_done"), run.summary.get("last") or {})
     return [last, *((entry.get("round"), entry.get("values") or {}) for entry in kept)]

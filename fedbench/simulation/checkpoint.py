@@ -77,7 +77,7 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
     problems = []
     for path in paths:
         try:
-            state = read_weights(path, device, mmap=True)  # rows may be many
+            state = read_weights(path, device, mmap=True)  # there may be many rows
             _check(path, state)
             damaged = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
             require(damaged is None, f"{damaged} was cut or changed since")

@@ -89,7 +89,7 @@ def cell(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return text, which has no line break, as a cell of a CSV file."""
+    """Return text without line breaks as a cell of a CSV file."""
     return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 

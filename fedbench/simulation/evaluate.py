@@ -35,8 +35,11 @@ def personal(
 def personal_and_global(
     algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool
 ) -> tuple[dict[str, dict[str, np.ndarray]], bool]:
-    """Metrics on test samples of what each client would deploy ("personal") and of the server's row ("global", where
-    there is one), after round (from 0); and whether both are one: every client deploys the server's row."""
+    """Return the test metrics after a round (from 0), and whether personal and global metrics are the same.
+
+    "personal" metrics are of the row that each client deploys, "global" ones of the server's row, if there is one.
+    They are the same if every client deploys the server's row.
+    """
     row, metrics = algorithm.global_row(), []
     same = True
     for cohort, rows in deployed(algorithm, engine, ids, round, final):
@@ -51,7 +54,7 @@ def personal_and_global(
 def deployed(
     algorithm: Algorithm, engine: Engine, ids: np.ndarray, round: int, final: bool
 ) -> Iterator[tuple[Cohort, Any]]:
-    """The clients in slices, and the rows that each slice would deploy."""
+    """Yield the clients in slices, with the rows that each slice deploys."""
     for slice_ids in slices(engine, ids):
         cohort = Cohort(engine, slice_ids, round, "evaluation")
         with torch.no_grad():
@@ -61,7 +64,7 @@ def deployed(
 
 
 def _joined(metrics: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The metrics of consecutive clients, one behind the other."""
+    """Return the concatenated metrics of consecutive clients."""
     return {name: np.concatenate([m[name] for m in metrics]) for name in metrics[0]}
 
 

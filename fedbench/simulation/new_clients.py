@@ -106,9 +106,9 @@ def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dic
 
 
 def summary(curves: dict[str, np.ndarray], num_test: np.ndarray, primary: str = "accuracy") -> dict[str, Any]:
-    """The mean primary score over the new clients: before, best (with its epoch) and after the last epoch.
+    """Return the mean primary score over the new clients: before training, at its best (with the epoch) and at the end.
 
-    counted: over how many of them, where the score is not defined for all.
+    counted: the number of clients in the mean, if the score is undefined for some.
     """
     means = [scores.over_clients({primary: values}, num_test) for values in curves[primary]]
     curve = [mean[primary] for mean in means]

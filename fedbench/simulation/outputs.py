@@ -81,7 +81,7 @@ def _few_samples(federation: Federation) -> Tensor:
 
 
 def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Callable[[nn.Module], None]) -> Any:
-    """What the forward pass returns; failing: how the sentence begins where it raises; watch: called with the copy."""
+    """Return the outputs of the forward pass.  failing: start of the error message; watch: called with the copy."""
     module: Any = model.module
     try:
         with torch.set_grad_enabled(train):
@@ -98,9 +98,9 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Call
 
 
 def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: str) -> None:
-    """Refuse, once the module computes, a table that is looked up by the data's tokens and lacks the largest of them.
+    """Watch the module and refuse an embedding table that is too short for the largest token of the data.
 
-    largest: token of each input.  A table that is too short fails in some later batch, and on a GPU without a sentence.
+    A short table would fail in a later batch, on a GPU without a clear message.  largest: largest token of each input.
     """
     inputs = x if isinstance(x, dict) else {"inputs": x}
 

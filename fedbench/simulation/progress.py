@@ -212,7 +212,7 @@ def last_and_best(last: dict[str, float], best: dict[str, Any], name: str) -> tu
 
 
 def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -> str:
-    """Over how many clients a mean is, as "3 of 6"; "" where it is over all."""
+    """Return how many clients are in a mean, as "3 of 6"; "" if all are."""
     from fedbench.tasks.scores import COUNT  # NumPy
 
     everybody = summary.get("num_clients")
@@ -223,7 +223,7 @@ def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -
 def _client_row(
     summary: dict[str, Any], last: dict[str, float], best: dict[str, float], metric: str
 ) -> list[tuple[str, str, str]]:
-    """The line of the closing screen that says over how many clients the means are, if these are not all."""
+    """Return the line of the final screen with the number of clients in the means, if some are left out."""
     counted = [clients_of(summary, values, metric) for values in (last, best)]
     return [("  clients in these means", counted[0] or "all", counted[1] or "all")] if any(counted) else []
 
@@ -291,17 +291,18 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
 
 
 def typed(run_dir: Path) -> tuple[str | None, list[str]]:
-    """The --config-dir and the overrides that a run was given."""
+    """Return the --config-dir and the overrides of a run's command."""
     return config_dir_of(run_dir), [str(word) for word in _yaml(run_dir / ".hydra" / "overrides.yaml") or ()]
 
 
 def config_dir_of(run_dir: Path) -> str | None:
-    """The --config-dir that a run was given, relative where it is below the working directory; None without one, and
-    where nothing tells."""
+    """Return the --config-dir of a run, relative if it is below the working directory; None if there is none or it is
+    unknown.
+    """
     try:
         sources = _yaml(run_dir / ".hydra" / "hydra.yaml")["hydra"]["runtime"]["config_sources"]
         given = [Path(source["path"]) for source in sources if source["provider"] == "command-line"]
-    except (KeyError, TypeError, ValueError, OSError, yaml.YAMLError):  # a stored file may hold anything
+    except (KeyError, TypeError, ValueError, OSError, yaml.YAMLError):  # the stored file may be damaged
         return None
     here = Path.cwd()
     return str(given[0].relative_to(here) if given[0].is_relative_to(here) else given[0]) if given else None

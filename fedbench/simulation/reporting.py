@@ -19,7 +19,7 @@ from fedbench.simulation.sampling import evaluated_clients
 from fedbench.simulation.tracking import json_values
 
 log = logging.getLogger(__name__)
-MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # named at the start of a run
+MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # limits of names printed at the start of a run
 # what a run leaves beside its tables, for reports: whoever believes a summary that says finished looks at them again
 OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
 
@@ -65,7 +65,7 @@ def announce(sim: Simulation) -> None:
 
 
 def _named(names: Sequence[str] | None, count: int) -> str:
-    """The first clients' names, in brackets."""
+    """Return the names of the first clients, in brackets."""
     if names is None:
         return ""
     shown = [name[:LONGEST_NAME] for name in names[: min(count, MOST_NAMES)]]
@@ -73,7 +73,7 @@ def _named(names: Sequence[str] | None, count: int) -> str:
 
 
 def what_is_learned(federation: Federation) -> str:
-    """Return the task, and the classes (labels, numbers) with their training samples, in one line."""
+    """Return one line with the task and its classes, labels or numbers, with their training samples."""
     task, count = federation.task, federation.num_classes
     text = f"{task.kind or type(task).__name__}: {count:,} {task.predicts if count != 1 else task.predicts[:-1]}"
     index = torch.from_numpy(federation.splits["train"].indices).to(federation.targets.device)

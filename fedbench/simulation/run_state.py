@@ -28,14 +28,21 @@ COSTS = ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "byte
 
 @dataclass
 class Simulation:
-    """One run: its parts, and how far it has come.
+    """One run: its parts and its progress.
 
-    done: rounds finished.  last, best, best_val: metrics of the last evaluation, of the best one, and of the best one
-    by validation.  new_clients: what clients that took no part reached.  matrices: None in processes that do not
-    write.  is_sound: whether checkpoint.pt can be kept as the one before.  ranks_differ: whether that was said.
-    counted: the metrics of which the number of clients was logged.
-    origin: who asked for the run (see ``simulator.run``).  cost: totals over the rounds, seconds and bytes.
-    personal_is_global: whether every client deployed the server's row at all evaluations; None before the first one.
+    Attributes:
+        done: Number of finished rounds.
+        last: Metrics of the last evaluation.
+        best: Metrics of the best evaluation by test score.
+        best_val: Metrics of the best evaluation by validation score.
+        new_clients: Scores of the clients that took no part in training.
+        matrices: None in processes that do not write.
+        is_sound: Whether checkpoint.pt may become the previous checkpoint.
+        ranks_differ: Whether a difference between processes was reported.
+        counted: Metrics whose number of clients was logged.
+        origin: The source of the request for this run (see ``simulator.run``).
+        cost: Totals over the rounds, in seconds and bytes.
+        personal_is_global: Whether every client deployed the server's row at all evaluations.  None before the first.
     """
 
     cfg: DictConfig

@@ -155,9 +155,10 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
 
 
 def check_used(sim: Simulation, ledger: Ledger) -> None:
-    """Refuse, after a first round, what was asked for and did nothing.
+    """Refuse, after the first round, options that had no effect.
 
-    A round without a local step may send nothing: of compression the next one says more, if there is one."""
+    A round without local steps may send nothing.  Compression is then checked after the next round, if there is one.
+    """
     engine, choices = sim.engine, sim.cfg.choices
     waits = not ledger.steps and sim.done + 1 < sim.cfg.rounds
     require(
@@ -196,7 +197,7 @@ def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], d
 
 
 def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) -> None:
-    """Log, once for each metric, that its mean leaves out clients for which it is not defined."""
+    """Log once for each metric that its mean leaves out clients without a defined value."""
     new = {name: n for name, n in scores.counts(values).items() if name not in sim.counted}
     sim.counted.update(new)
     for n in sorted(set(new.values())) if sim.engine.executor.ranks.first else ():

@@ -15,11 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """Signals (core/signals.py) ask for a stop after the round under way; a second one interrupts at once, where the
-    first was no warning of a scheduler.
+    """Context manager that stops after the current round when a signal arrives (core/signals.py).
 
-    A context manager: signals are heard inside.  Runs that share a process have one listener for all of them
-    (engine/joint.py).
+    A second signal interrupts at once, unless the first was a warning of a scheduler.  Runs that share a process share
+    one listener (engine/joint.py).
     """
 
     def __enter__(self) -> StopSignals:
@@ -47,4 +46,4 @@ class StopSignals:
             log.warning("stopping after this round, which is saved; once more to stop at once")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._handlers.__exit__(kind, error, trace)  # KeyboardInterrupt is passed on to the handlers outside
+        self._handlers.__exit__(kind, error, trace)  # passes KeyboardInterrupt to the outer handlers

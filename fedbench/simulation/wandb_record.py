@@ -29,7 +29,7 @@ from fedbench.simulation.csv_table import last_rows, read_rows
 MODES = ("auto", "online", "offline", "disabled")
 SECONDS_TO_CONNECT = 20.0
 SECONDS_TO_UPLOAD = 60.0
-LONGEST_NAME, LONGEST_TAG = 128, 64  # characters that W&B takes
+LONGEST_NAME, LONGEST_TAG = 128, 64  # maximum lengths in W&B
 MOST_CLIENTS_IN_A_TABLE = 10_000  # of W&B; clients.csv has them all
 RESULTS = ("last", "best", "best_val", "new_clients", "cost")  # of the summary, to W&B's summary
 FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor", "command")  # to W&B's config
@@ -159,7 +159,7 @@ class WandbRecord:
 
         rows = last_rows(self.run_dir / "clients.csv")
         if status == "finished" and 0 < len(rows) <= MOST_CLIENTS_IN_A_TABLE:
-            read = {"name": str}  # the others are numbers
+            read = {"name": str}  # all others are numbers
             cells = [[read.get(k, float)(value) if value else None for k, value in row.items()] for row in rows]
             table = wandb.Table(columns=list(rows[0]), data=cells)  # type: ignore[arg-type]
             self.run.log({"clients": table})
@@ -199,7 +199,7 @@ def run_names(cfg: DictConfig) -> dict[str, Any]:
 
 
 def within(text: str, most: int) -> str:
-    """The text, with a hash of it at the end where it must be cut to so many characters."""
+    """Return the text, cut to a maximum length with a hash at its end if it is longer."""
     if len(text) <= most:
         return text
     return f"{text[: most - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -98,7 +98,7 @@ class Task:
         return F.one_hot(y, num_classes) if self.single_label else None
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor | None:
-        """Return how many of the targets y [n, ...] are of each class; None where one has no single class.  # [C]"""
+        """Return the number of targets y [n, ...] of each class; None if targets have no single class.  # [C]"""
         return torch.bincount(y, minlength=num_classes) if self.single_label else None
 
     def setup(self, federation: Training) -> None:

@@ -92,7 +92,7 @@ class Denoising(Task):
         return F.one_hot(y, num_classes)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return how many pictures are of each class.  # [classes]"""
+        """Return the number of pictures of each class.  # [classes]"""
         return torch.bincount(y, minlength=num_classes)
 
     def setup(self, federation: Training) -> None:

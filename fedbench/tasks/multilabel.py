@@ -16,9 +16,13 @@ from fedbench.tasks.base import Tally, Task, check_primary, mean_loss, ratio
 class MultiLabel(Task):
     """Binary cross-entropy over a client's classes; y [..., B, C] float, logits [..., B, C].
 
-    A label is predicted where its logit is > 0.  loss: bce_mean, the mean over the classes, or bce_sum, their sum, as
-    task=vqa and task=mixed have it.  micro_f1, sample_f1: whether these scores are recorded too.  primary: the score to
-    go by.
+    A label is predicted if its logit is > 0.
+
+    Args:
+        loss: bce_mean (mean over the classes) or bce_sum (their sum, as in task=vqa and task=mixed).
+        micro_f1: Record this score as well.
+        sample_f1: Record this score as well.
+        primary: Score that selects the best round and is shown in tables.
     """
 
     kind = "multilabel"
@@ -51,11 +55,11 @@ class MultiLabel(Task):
         return np.where(positive.any(1), positive.argmax(1), num_classes).astype(np.int64)
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor:
-        """Return how many samples of y [n, C] have each label.  # [C]"""
+        """Return the number of samples of y [n, C] with each label.  # [C]"""
         return (y > 0).sum(0)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Mean or sum over the classes of a client.  # [..., B]"""
+        """Return the mean or sum over the classes of a client.  # [..., B]"""
         each = F.binary_cross_entropy_with_logits(logits, y, reduction="none")  # [..., B, C]
         if class_mask is None:
             return each.sum(-1) if self.loss_name == "bce_sum" else each.mean(-1)

@@ -28,7 +28,7 @@ DIRECTIONS = {
     **dict.fromkeys(("iou", "dice_iou", "label_iou", "label_iou_majority"), SCORE),
 }
 ENDS = ("_weighted", "_std", "_worst")  # of what over_clients makes of a metric
-COUNT = "_clients"  # end of the number of clients in a mean that leaves some out
+COUNT = "_clients"  # suffix of the number of clients in a mean that leaves some out
 
 
 def declare(directions: Mapping[str, Direction]) -> None:
@@ -75,7 +75,7 @@ def is_better(column: str, value: float, than: float) -> bool:
 
 
 def counts(values: Mapping[str, float]) -> dict[str, int]:
-    """The numbers of clients that over_clients gave, by the metric whose mean leaves some out."""
+    """Return the numbers of clients from `over_clients`, by the metric whose mean leaves some out."""
     metrics = (name.removesuffix(COUNT) for name in values if name.endswith(COUNT))
     return {name: int(values[name + COUNT]) for name in metrics if name in values}
 

@@ -145,7 +145,7 @@ class Case:
 
     @functools.cached_property
     def after_two_rounds(self) -> Simulation:
-        """One run after two rounds, for checks that look at it and change nothing."""
+        """Return a run after two rounds, for checks that only read it."""
         return rounds(self.simulation(), 2)
 
 

@@ -169,7 +169,7 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
-    """Return the largest distance of two tensors relative to the largest number in b, infinity for NaN."""
+    """Return the largest distance of two tensors relative to the maximum of b; infinity for NaN."""
     if not (a.isfinite().all() and b.isfinite().all()):
         return math.inf
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-6))

@@ -41,8 +41,8 @@ from fedbench.simulation.simulator import Simulation, prepare
 from fedbench.tools import _plain
 from fedbench.tools._telling import telling
 
-NAMES = 10  # shown of a run's clients
-NO_FILE = re.compile(r"[^\w.-]")  # not in a file's name
+NAMES = 10  # how many client names a message shows
+NO_FILE = re.compile(r"[^\w.-]")  # characters replaced in file names
 
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
@@ -69,13 +69,13 @@ def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
 
 
 def number_of(sim: Simulation, client: int | str) -> int:
-    """Return the number of a client that is given by its name, or by its number; ConfigError where there is none."""
+    """Return the number of a client given by name or number; ConfigError if there is none."""
     names = sim.split.names or ()
     if not isinstance(client, str):
         return int(client)
     if client in names:
         return names.index(client)
-    named_by_number = any(name.isdecimal() for name in names)  # then no other number is meant
+    named_by_number = any(name.isdecimal() for name in names)  # then numbers are names
     listed = f"{', '.join(names[:NAMES])}{', ...' if len(names) > NAMES else ''}"
     shown = f", or a name ({listed})" if names else ""
     require(
@@ -103,7 +103,7 @@ def client_state(
 
 
 def state_of(sim: Simulation, client: int | str, merged: bool = False) -> dict[str, Tensor]:
-    """`client_state` of a run that is open."""
+    """Return `client_state` of an open run."""
     state = _row_state(sim, client)
     if merged:
         bare = _bare(sim)
@@ -148,7 +148,7 @@ def save_peft(
 
 
 def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None:
-    """`save_peft` of a run that is open."""
+    """Run `save_peft` on an open run."""
     try:
         from safetensors.torch import save
     except ImportError as error:
@@ -166,7 +166,7 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
 
 
 def saved_round(sim: Simulation) -> str:
-    """Which round's models a run that is open has, for a reader who looks for the best."""
+    """Describe the round of an open run's models, for readers who expect the best round."""
     saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
     if best is None:
         return saved

@@ -67,10 +67,17 @@ def dual_norm(U: Tensor, norm: Norm) -> Tensor:
 
 # -- networks ------------------------------------------------------------------------------------------------
 class Network:
-    """adjacency [N, N], symmetric.  weights [N]: c_i > 0 of the header, default 1.
+    """A network of clients, factored for the fused proximal step.
 
-    i, j [M]: the edges, i < j.  values [N], vectors S [N, N]: L S = C S values, S' C S = I.  component [N]: of each
-    client, the number of the connected part that it is in.  r: the default of ADMM's penalty.
+    Args:
+        adjacency: [N, N], symmetric.
+        weights: [N], c_i > 0 of the header.  Default: 1.
+
+    Attributes:
+        i, j: [M], the edges, i < j.
+        values, vectors: [N] and S [N, N], with L S = C S values and S' C S = I.
+        component: [N], the number of each client's connected component.
+        r: Default penalty of ADMM.
     """
 
     def __init__(self, adjacency: Tensor, weights: Tensor | None = None):
@@ -109,7 +116,7 @@ class Network:
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
-        """A generalized inverse of L.  # [N, N]"""
+        """Return a generalized inverse of L.  # [N, N]"""
         inverse = torch.cat([torch.zeros_like(self.values[: self.num_components]), 1 / self.positive])
         return (self.vectors * inverse) @ self.vectors.T
 
@@ -125,21 +132,21 @@ class Network:
         return embedding_bag(edges, W, first, mode="sum", per_sample_weights=signs.to(W))
 
     def weighted(self, V: Tensor) -> Tensor:
-        """C V.  # [N, d]"""
+        """Return C V.  # [N, d]"""
         return self.weights[:, None].to(V) * V
 
     def inverse(self, r: float) -> Tensor:
-        """(C + r L)^-1.  # [N, N]"""
+        """Return (C + r L)^-1.  # [N, N]"""
         return self.vectors / (1 + r * self.values) @ self.vectors.T
 
     def means(self, V: Tensor) -> Tensor:
-        """For each client the weighted mean of V over its component; the same number for all of one.  # [N, d]"""
+        """Return for each client the weighted mean of V over its connected component.  # [N, d]"""
         member = torch.nn.functional.one_hot(self.component, self.num_components).to(V)  # [N, components]
         member = self.weighted(member)
         return ((member.T @ V) / member.sum(0)[:, None])[self.component]
 
     def flows(self, V: Tensor) -> Tensor:
-        """The shortest U with B' U = C (V - means of V).  # [M, d]"""
+        """Return the shortest U with B' U = C (V - means of V).  # [M, d]"""
         return self.differences(self.pseudoinverse.to(V) @ self.weighted(V))
 
 
@@ -204,7 +211,7 @@ def _admm(
     """
     small = tolerance * float(V.norm())
     D = V.new_zeros(len(network), V.shape[1]) if U is None else U.to(V) / r  # U / r  [M, d]
-    Z = V - r * network.sums(D) / network.weights[:, None].to(V)  # what the dual says Z is  [N, d]
+    Z = V - r * network.sums(D) / network.weights[:, None].to(V)  # Z from the dual  [N, d]
     W, count = network.differences(Z), 0  # [M, d]
     R = W + D  # [M, d]
     inverse = network.inverse(r).to(V)  # [N, N]

@@ -9,7 +9,7 @@ from fedbench.core.options import require
 
 
 def require_linear_head(model: FlatModel) -> None:
-    """Refuse a model whose head is neither linear nor a convolution of single pixels, which is linear over channels."""
+    """Refuse a head that is neither linear nor a convolution of single pixels, which is linear over channels."""
     head = getattr(model.module, "head", None)
     is_pixelwise = isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.groups == 1
     require(

@@ -42,16 +42,19 @@ LocalStep = Callable[[Step, Batch], None]  # what a client does with a batch: co
 
 
 class Algorithm:
-    """Base of all methods.  State is plain tensors (and NumPy ids) on self, and Rows made in `setup`.
+    """Base class of methods.  State is plain tensors (and NumPy ids) on self, and Rows made in `setup`.
 
-    requires: column groups of the model that the method cannot do without; alone: nothing else may learn.
-    has_base: it treats the head apart from a base, all other columns, of which some must learn.
-    reads: parts of a sample that a model's frozen encoder makes only when asked, such as "tokens".
-    leaks: how a client's data reach others without passing cohort.upload, in words; privacy then refuses the method.
-    numbered: why results depend on which number a client has, in words.
-    tuned_at_end: whether `personalized` gives other rows after the last round than before it, as where it fine-tunes or
-    merges then, so that the last value stands apart.
-    waits: why a local step asks the device for a number, in words; on a GPU each time empties its queue.
+    Attributes:
+        requires: Column groups of the model that the method needs.
+        alone: Whether no other columns may be trained.
+        has_base: Whether the method separates the head from a base, all other columns.  Some of the base must be
+            trained.
+        reads: Parts of a sample that a model's frozen encoder computes only on request, such as "tokens".
+        leaks: How a client's data reach others without cohort.upload, in words.  Privacy then refuses the method.
+        numbered: Why results depend on the order of clients, in words.
+        tuned_at_end: Whether `personalized` returns other rows after the last round than before it, by fine-tuning or
+            merging.  The last value is then reported apart.
+        waits: Why a local step asks the device for a number, in words.  On a GPU each request waits for its queue.
     """
 
     requires: tuple[str, ...] = ()
@@ -79,7 +82,7 @@ class Algorithm:
 
     @property
     def _name(self) -> str:
-        """The name after algorithm= (fedbench/algorithms/x.py is algorithm=x), or the class of a user's method."""
+        """Return the name after algorithm= (x for fedbench/algorithms/x.py), or the class of a user's method."""
         module = type(self).__module__
         return module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
 

@@ -1,4 +1,4 @@
-"""FedDAT: a client has an adapter of its own beside the one that travels, and the two teach each other.
+"""FedDAT: each client has a personal adapter beside the shared one, and they distill into each other.
 
 Chen et al., AAAI 2024, by its released code.  At every place of the model are A0, the client's own, A1, which is
 received, trained and uploaded, and A2, A1 as it was received.  Of a batch (x, y), KL(t -> s) being that of
@@ -6,8 +6,8 @@ softmax(t / tau) and softmax(s / tau) times tau^2, and every step also one of th
     z_T = f(x; (A0 + A2) / 2), fixed;   A1:  1/2 [ loss(f(x; A1), y) + KL(z_T -> f(x; A1)) ];
     z_1 = f(x; A1) before that step, fixed;   A0:  1/2 [ loss(z_D, y) + KL(z_1 -> z_D) ],  z_D = f(x; (A0 + A2) / 2);
 server: A1 = the mean over clients (weights=uniform: the code's).  Deployed: (A0 + A2) / 2.
-Departs from the code: what is not in a loss is not stepped (there Adam also moves A0 in A1's turn, by its momentum);
-A0 begins as A1, where the code draws all three by themselves, the same for all clients.
+Departs from the code: parameters outside of a loss are not updated (there Adam also moves A0 in A1's step, by
+its momentum); A0 begins as A1, where the code draws all three independently, the same for all clients.
 Needs two bottlenecks at each place, adapter.twin=true: f(x; A1) is computed with A1 in both.
 """
 

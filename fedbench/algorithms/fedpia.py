@@ -9,16 +9,16 @@ client:  G~ = align(G, w_k), by the distance of the units' values on a local bat
 The head is trained along and stays.
 combine=output_sum, with two bottlenecks at each place (adapter.twin=true), adds outputs instead of weights:
 client:  trains w in  f(x; (w + G~) / 2),  G~ frozen, from w = w_k;  keeps w_k <- w beside G~, uploads w_k.
-It is there since "combining" may be read so.  The order of G~'s units changes no output then, and matching at the
-clients nothing (lam is 1/2, as of FedDAT's mixture, which such a model computes by itself).
+"Combining" may also be read in this way.  The order of G~'s units then changes no output, and matching at the clients
+has no effect (lam is 1/2, as in FedDAT's mixture, which such a model computes by itself).
 Departs from the paper: q sums to 1 over the clients of a site, or G would shrink towards 0 round by round
-(weights=literal is as printed: exp(-gamma d) / K); "combining" w_k and G~ is not written as a formula there, and is
-this one since only in weight space does an order of units matter; a unit's activation is its values on every sample,
-not their mean.  Parameters of no bottleneck are averaged by p.
-A sample's value is the mean over its tokens, padding included; in CLIP's text tower, which reads class names alone, a
-unit has a value for each class.  activation=mean describes a unit by one number; on a
-line several matchings have the least cost, of which the solver's is taken.  anchor=samples takes the run's client
-weights, which are uniform with weights=uniform.
+(weights=literal is as printed: exp(-gamma d) / K); "combining" w_k and G~ has no formula there, and is
+this one because the order of units matters only in weight space; a unit's activation is its values on every sample,
+not their mean.  Parameters outside of bottlenecks are averaged by p.
+A sample's value is the mean over its tokens, padding included.  In CLIP's text tower, which reads class names only, a
+unit has a value for each class.  activation=mean describes a unit by one number.  Several matchings then have the
+minimum cost, and the solver selects one.  anchor=samples uses the run's client weights, which are uniform with
+weights=uniform.
 Reduces to: FedPer with server=average, client=none.
 """
 
@@ -176,7 +176,7 @@ class FedPIA(Algorithm):
     def unit_values(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
         """What each unit of rows [K, P] gives on `samples` of its client's training samples, of each site; zeros where
         the client has fewer.  # [K, m, d] each"""
-        # one pass for all sites, but where how many values a unit has, one a token or class, is for the pass to say
+        # one pass for all sites, unless the number of values per unit is known only after the pass
         apart = self.activation == "per_token" or any(self._is_computed_once(cohort.model, s) for s in self.sites)
         together = [[site] for site in self.sites] if apart else [self.sites]
         return [values for sites in together for values in self._values_at(cohort, rows, sites)]
@@ -186,7 +186,7 @@ class FedPIA(Algorithm):
 
         def values(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
             _, captured = model.capture(rows, inputs, layers)
-            if self._is_computed_once(model, sites[0]):  # of the text of each class, the same for every sample
+            if self._is_computed_once(model, sites[0]):  # the text of each class is the same for all samples
                 (of_text,) = (self._of_units(captured[layer]) for layer in layers)  # [k, C, (tokens) blocks m]
                 batch = inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
                 return of_text.flatten(1).unsqueeze(1).expand(-1, batch.shape[1], -1)

@@ -1,4 +1,4 @@
-"""FPFC: every two clients' models are pulled together by a concave penalty, which lets go of those that are far apart.
+"""FPFC: every two clients' models are pulled together by a concave penalty, which vanishes for distant models.
 
 Yu et al., "Clustered Federated Learning Based on Nonconvex Pairwise Fusion", 2022, Algorithm 1, for
 sum_i f_i(w_i) + sum_{i<j} P_a(||w_i - w_j||; lam), P_a being SCAD, by ADMM with theta_ij for w_i - w_j and duals v_ij.
@@ -6,13 +6,13 @@ zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho);  client i: local steps on f_i(
 then for every pair with a client of the cohort, delta = w_i - w_j + v_ij/rho:
 theta_ij <- s delta, v_ij <- v_ij + rho (w_i - w_j - theta_ij) = rho (1 - s) delta,  s by SCAD of ||delta|| (`scad`).
 So a pair is kept as delta and s alone, theta and v being multiples of one vector.  While all pairs have had one s in
-every round (everybody within xi + lam/rho, or lam = 0) delta_ij = D_i - D_j, D_i <- (1 - s) D_i + w_i: N vectors.
+every round (all within xi + lam/rho, or lam = 0) delta_ij = D_i - D_j, D_i <- (1 - s) D_i + w_i: N vectors.
 Departs from the paper: local SGD by epochs of batches; norms are over the trained columns, and running statistics stay
 with the client.  merge is the released code's last step, a mean weighted by samples (weights=uniform: plain).
 Departs from the released code: each pair is updated once a round, where its two loops visit a pair of two sampled
-clients twice, the second time from the dual of the first.  With merge a cluster is all that paths of pairs join, where
-the code takes each client's direct neighbours, within less than merge, and means may overlap.
-Reduces to: Local with a pull to its own last upload at lam = 0, where a client's data change nobody else's row.
+clients twice, the second time from the dual of the first.  With merge, clusters are the connected components of near
+pairs, where the code takes each client's direct neighbours, within less than merge, and clusters may overlap.
+Reduces to: Local with a pull to the client's last upload at lam = 0, where no client's data affect other rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +29,11 @@ from fedbench.engine.rows import memory
 
 
 class FPFC(Algorithm):
-    """lam, rho, a, xi, merge: above and in the YAML.
+    """lam, rho, a, xi, merge: see the header and the YAML.
 
-    State: own [N, P]; of the server W [N, p], what clients sent last, n [N], what each counts in a cluster's mean, and
-    of all M = N (N - 1) / 2 pairs i < j, in the order of (0, 1), (0, 2) ... (1, 2) ..., s [M] and delta [M, p]; while
-    they have one s, in the place of delta D [N, p], less its mean, if that is smaller.
+    State: own [N, P], the models of clients.  On the server: W [N, p], the last uploads; n [N], each client's weight in
+    a cluster's mean; and for all M = N (N - 1) / 2 pairs i < j, in the order (0, 1), (0, 2) ... (1, 2) ..., s [M] and
+    delta [M, p].  While all pairs have one s, D [N, p] without its mean replaces delta if that is smaller.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class FPFC(Algorithm):
         return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:
-        """The mean model of every cluster, weighted by n.  # [clusters, p]"""
+        """Return the mean model of every cluster, weighted by n.  # [clusters, p]"""
         n, clusters = torch.as_tensor(self.n).to(self.W), int(label.max()) + 1
         sums = self.W.new_zeros(clusters, self.W.shape[1]).index_add(0, label, self.W * n[:, None])
         return sums / n.new_zeros(clusters).index_add(0, label, n)[:, None]

@@ -2,13 +2,13 @@
 
 Ghosh et al., NeurIPS 2020, Algorithm 1 (model averaging).  The server sends theta_1 to theta_M; client i picks
 k_i = argmin_k f_i(theta_k) over its training samples, trains theta_{k_i} and sends it back with k_i;
-theta_k <- the mean of what the clients with k_i = k sent, and stays where nobody picked it.
+theta_k <- the mean of the uploads of clients with k_i = k, unchanged if there are none.
 Departs from the paper: means are weighted by samples (weights=uniform: as the released code's); ties go to the
 lowest k.
-Departs from the released code: clients choose by training samples at evaluation, too, where its scores are those of the
-model with the least loss on each client's test samples.
-shared_body is their weight sharing: all columns but the head are averaged over everyone.
-Clients deploy the model that has the least loss on their training samples after aggregation.
+Departs from the released code: clients choose by training samples at evaluation as well, where its scores are those of
+the model with the lowest loss on each client's test samples.
+shared_body is their weight sharing: all columns but the head are averaged over all clients.
+Clients deploy the model that has the lowest loss on their training samples after aggregation.
 Reduces to: FedAvg at clusters = 1.
 """
 

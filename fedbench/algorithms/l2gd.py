@@ -5,8 +5,8 @@ Hanzely and Richtarik, "Federated Learning of a Mixture of Global and Local Mode
 1 - pr  x_i <- x_i - alpha/(N (1 - pr)) grad f_i(x_i);  with probability pr  x_i <- (1 - c) x_i + c xbar,
 c = alpha lam/(N pr).  Nothing is sent but where an averaging step follows local ones.
 A round here is a run of local steps, whose number is geometric with mean (1 - pr)/pr, and the averaging step behind it.
-A round of no local steps sends nothing up.  It sends nothing down either where its clients know xbar from their last
-averaging step, which leaves it where it is; with everyone in every round that is always so.
+A round without local steps sends nothing up.  It sends nothing down if its clients know xbar from their last averaging
+step, which leaves xbar unchanged.  With full participation that is always the case.
 Departs from the paper: stochastic gradients; a run of local steps ends after local.epochs at the latest; c is an
 option and not made of lam; with partial participation xbar is the mean over the cohort.
 Reduces to: Local at mix = 0, at equal steps; every x_i is xbar at mix = 1.
@@ -22,10 +22,11 @@ from fedbench.core.options import Positive, Probability, require
 
 
 class L2GD(Algorithm):
-    """pr, mix (c), alpha (null: local steps are the optimizer's rate): above.  steps: how many local steps a round has,
-    drawn, or those of local.epochs.
+    """pr, mix (c), alpha (null: local steps use the optimizer's rate): see the header.  steps: whether the number of
+    local steps of a round is drawn or that of local.epochs.
 
-    State: x [N, P]; sent [N, P], the server's copy of it; knows [N], which clients know their mean (None: all).
+    State: x [N, P], the models of clients; sent [N, P], the server's copy of x; knows [N], the clients that know
+    their mean (None: all).
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class L2GD(Algorithm):
             sent = cohort.upload(x=x, reference={"x": sent}, replaces=["x"]).x
         xbar = sent.mean(0)  # [P]
         if not is_known:
-            seen = cohort.broadcast(xbar=xbar).xbar  # by clients, who know `sent` too
+            seen = cohort.broadcast(xbar=xbar).xbar  # read by clients, which also know `sent`
             self.knows = these & torch.equal(seen, xbar)
             xbar = seen
         self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), sent.lerp(xbar, self.mix)

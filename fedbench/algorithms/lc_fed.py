@@ -1,4 +1,4 @@
-"""LC-Fed: features calibrated by who the client is, and personal heads that learn from where they differ from others.
+"""LC-Fed: features calibrated by client, and personal heads calibrated by their difference from others.
 
 Wang et al., ECCV 2022, for segmentation; printed as FedLC in pFedNet's tables.  The networks are those of the released
 multi_lcnet.py, which the final training and test scripts import; lc_fed_lcrepnet has the older lcrepnet.py.
@@ -10,13 +10,13 @@ HC, personal, for every class c, with p_j = sigmoid(head_j(z)) of all N clients'
     A(a) = K * a,  K the Gaussian exp(-r^2 / (2 * 6^2)) on 31 x 31 pixels, which does not learn,
 and the calibrated logits are V [A(U_c) z + z, A(sigmoid(head(z)_c)) z + z for every c], V a 3 x 3 convolution.
 A round: in the first head_iter batches the head learns alone, in the others the body, and after each of these steps HC
-takes one, all else fixed.  The server takes the plain mean of bodies, and sends everybody all heads.
+takes one, all else fixed.  The server takes the unweighted mean of bodies, and sends all heads to all clients.
 Departs from the released code: HC learns in the same rounds (there in a second run, by train_hc.py, after the bodies);
 losses are the task's (task.loss=dice for its own), and HC's logits enter it without a sigmoid of their own; all clients
 start from one row (there from independent ones); the term that pushes clients' maps h apart is left out, as it is by
 default there.  PCS learns and is averaged, as in the paper: the released layers stand in a plain list, so that no
-optimizer and no mean sees them.  U is 0 where all heads agree up to rounding, or N = 1 (there 0 / 0).
-Where features are no images (a linear head) every sample is an image of one pixel.
+optimizer and no mean includes them.  U is 0 where all heads agree up to rounding, or N = 1 (there 0 / 0).
+If features are not images (a linear head), every sample is an image of one pixel.
 """
 
 from typing import Any
@@ -43,10 +43,10 @@ from fedbench.core.options import Natural, require
 from fedbench.nn.columns import Columns
 
 REDUCTION = 16  # of channels inside F
-KERNEL = 31  # pixels of the side of K, and of the square in which a peak of u is the largest
+KERNEL = 31  # side in pixels of K, and of the square around a peak of u
 SIGMA = 6.0  # pixels, of K
-LEAST = 0.2  # of the largest u of an image, for a peak
-ROUNDING = 1e-6  # heads whose outputs differ by less agree
+LEAST = 0.2  # minimum of a peak, relative to the largest u of an image
+ROUNDING = 1e-6  # maximum difference between outputs of heads that agree
 
 
 class LCFed(Algorithm):
@@ -150,11 +150,11 @@ class LCFed(Algorithm):
         return logits[..., 0, 0] if flat else logits
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """V, 2 classes features -> classes."""
+        """Return V: 2 classes features -> classes."""
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
-        """U of all heads' outputs [N, B, C, H, W], client [N] being the one-hot number i.  # [B, C, H, W]"""
+        """Return U of all heads' outputs [N, B, C, H, W]; client [N] is the one-hot number i.  # [B, C, H, W]"""
         own = torch.einsum("n,nbchw->bchw", client, outputs)
         u = ((outputs - own).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
         largest = u.amax((-1, -2), keepdim=True)
@@ -163,7 +163,7 @@ class LCFed(Algorithm):
         return (is_peak & (u > LEAST)).to(u)
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
-        """K * a, of a [B, C, H, W]."""
+        """Return K * a for a [B, C, H, W]."""
         at = torch.arange(KERNEL, device=a.device) - KERNEL // 2
         bell = torch.exp(-(at**2) / (2 * SIGMA**2))[None, None]  # K is the product of two  [1, 1, KERNEL]
         images = a.flatten(0, 1)[:, None]
@@ -184,7 +184,7 @@ class LCFed(Algorithm):
 
 # -- the two plug-ins ------------------------------------------------------------------------------------
 def pcs_layers(clients: int, channels: int) -> nn.Module:
-    """E: clients -> channels -> channels; F: 2 channels -> channels / 16 -> channels; none has a bias."""
+    """Return E: clients -> channels -> channels and F: 2 channels -> channels / 16 -> channels, without biases."""
     inside = max(1, channels // REDUCTION)
     return nn.ModuleDict({
         "embed1": nn.Linear(clients, channels, bias=False), "embed2": nn.Linear(channels, channels, bias=False),
@@ -212,7 +212,7 @@ def pixelwise(weight: Tensor, bias: Tensor | None, z: Tensor) -> Tensor:
 
 
 def outputs_of(heads: dict[str, Tensor], z: Tensor) -> Tensor:
-    """sigmoid(head_j(z)) of all N heads.  # [N, B, C, H, W]"""
+    """Return sigmoid(head_j(z)) of all N heads.  # [N, B, C, H, W]"""
     outputs = torch.einsum("ncf,bfhw->nbchw", heads["head.weight"].flatten(2), z)
     if "head.bias" in heads:
         outputs = outputs + heads["head.bias"][:, None, :, None, None]

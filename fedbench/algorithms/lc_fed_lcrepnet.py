@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from fedbench.algorithms.lc_fed import KERNEL, LCFed
 
-DEVIATIONS = 4  # of a normal distribution, to each side, that K's pixels divide
-NARROW = 1e-8  # keeps minmax of a constant image at 0
+DEVIATIONS = 4  # standard deviations that K covers to each side
+NARROW = 1e-8  # makes minmax of a constant image 0
 
 
 class LCFedLCRepNet(LCFed):
-    """LC-Fed of lcrepnet.py: options and state as LCFed, with K in hc."""
+    """LC-Fed with the head calibration of lcrepnet.py.  Options and state are those of LCFed, with K in hc."""
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """K, a Gaussian at first whose numbers sum to 1, and V, 2 classes features -> classes."""
+        """Return K, a Gaussian at first whose entries sum to 1, and V: 2 classes features -> classes."""
         edge = DEVIATIONS + (DEVIATIONS + 0.5) / KERNEL
         edges = torch.linspace(-edge, edge, KERNEL + 1, dtype=torch.float64)
         bell = torch.special.ndtr(edges).diff().sqrt()
@@ -31,11 +31,11 @@ class LCFedLCRepNet(LCFed):
         return nn.ModuleDict({"kernel": kernel, "out": nn.Conv2d(2 * classes * features, classes, 1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
-        """Standard deviation (n - 1) over all heads' outputs [N, B, C, H, W]; of a single head 0.  # [B, C, H, W]"""
+        """Return the standard deviation (n - 1) over all heads' outputs [N, B, C, H, W]; 0 for one.  # [B, C, H, W]"""
         return outputs.std(0) if len(outputs) > 1 else torch.zeros_like(outputs[0])
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
-        """max(minmax(K * a), a), minmax over the pixels of each image, of a [B, C, H, W]."""
+        """Return max(minmax(K * a), a) for a [B, C, H, W], with minmax over the pixels of each image."""
         kernel = row["hc.kernel.weight"]
         smooth = F.conv2d(a.flatten(0, 1)[:, None], kernel, padding=KERNEL // 2)[:, 0].unflatten(0, a.shape[:2])
         low, high = smooth.amin((-1, -2), keepdim=True), smooth.amax((-1, -2), keepdim=True)

@@ -2,8 +2,8 @@
 
 Liang et al., 2020, Algorithm 1.  Departs from the paper: update="alternate" (default) moves, per batch, the base and
 then the head at the new base, as the released code of the PFL benchmarks; "joint" is the paper's one step on both.
-frozen_momentum_drift repeats a quirk of that code: the part that is not moved has gradient zero rather than none, so
-that its momentum carries it on (with torch 1.4; weight decay acts as well).
+frozen_momentum_drift reproduces that code: the fixed part has a gradient of zero instead of none, so that its momentum
+still moves it (with torch 1.4; weight decay acts as well).
 Reduces to: Local when the head is empty.
 """
 

@@ -1,4 +1,4 @@
-"""pFedNet: shared parameters x for all, personal ones z_i that similar clients draw to each other.
+"""pFedNet: shared parameters x for all, personal parameters z_i fused between similar clients.
 
 "Medical Federated Model with Mixture of Personalized and Shared Components", Algorithms 1 to 5, for
     min  1/N sum_i f_i(x, z_i) + lam sum over edges (i, j) of ||z_i - z_j||      (not squared: neighbours become equal)
@@ -8,17 +8,17 @@ dz_i: the server solves (_fusion.py)
     Z_{t+1} = argmin_Z  sum_i ||z_i - v_i||^2 / (2 eta_i) + N lam sum ||z_i - z_j||,   V = Z_t - dZ
 and sends everyone its own z_i.  Deployed: (x, z_i).  eta_i is the sum of the learning rates of client i's local steps,
 each times 1 + m + m^2 + ... of momentum m so far: how far a gradient that stays the same moves z_i.  So lam weighs the
-penalty against f_i whatever the number of local steps is.  It is exact for one step; for more, as far as the gradient
-changes little within a round.  Adam normalizes gradients, and there lam weighs against normalized ones.
+penalty against f_i for any number of local steps.  This is exact for one step, and an approximation for more, if the
+gradient changes little within a round.  Adam normalizes gradients, so that lam weighs against normalized ones.
 Departs from the paper: mode="local_epochs", as its released code ("weight"), trains for epochs where the paper takes
 single gradients (mode="gradient"), with w_i = n_i / sum n (weights=uniform: the paper's 1/N, always of gradient).
 z_step="paper" has V = Z_t - dZ / N and lam in the place of N lam, which slows z down N times; the default is that step
 with the rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step: lam then
-counts as lam / (local steps).  Of K clients that take part, the others have dz_i = 0, and their z_i moves too, as those
-of its neighbours do; lam is K / N of itself then, as a client's gradient comes in so many of the rounds.
+counts as lam / (local steps).  If K clients take part, the others have dz_i = 0, and the penalty still moves their
+z_i.  lam is then scaled by K / N, because a client's gradient arrives in this fraction of the rounds.
 Departs from the released code, which writes Z over Z_t inside ADMM (z_step="official": _fusion.drifted), keeps an edge
-in its tables only where the lower of two clients lists the other, and has lam 72, 1 and 5.
-Only trained columns of z are fused and sent; running statistics in z stay with the client, those in x are averaged.
+of its tables only if the lower of two clients lists the other, and has lam 72, 1 and 5.
+Only trained columns of z are fused and sent.  Running statistics in z stay with the client; those in x are averaged.
 Reduces to: FedRep at lam = 0 with z_first, FedAvg where z is empty, network lasso where x is empty (no x-phase).
 """
 
@@ -250,7 +250,7 @@ class PFedNet(Algorithm):
         return LocalTraining(epochs=epochs, steps=steps, key=key, buffers=buffers, uploaded=columns)
 
     def rates(self, cohort: Cohort, how: LocalTraining, lr: float) -> np.ndarray:
-        """eta_i K / N of all clients, or the rate of a single step.  # [N]"""
+        """Return eta_i K / N of all clients, or the rate of a single step.  # [N]"""
         n = len(self.Z)
         if self.z_step in ("single", "official"):
             return np.full(n, lr)
@@ -289,7 +289,7 @@ class PFedNet(Algorithm):
         return fuse(Z - dZ, network, tau, self.norm, r=r, U=U, keep_dual=self.warm_start, **how)
 
     def network(self, weights: np.ndarray) -> Network:
-        """The factored network of `adjacency`, with these weights c_i [N] of the clients."""
+        """Return the factored network of `adjacency` with the weights c_i [N] of the clients."""
         c = torch.from_numpy(weights).to(self.adjacency.device)
         if self._network is None or not torch.equal(self._network.weights, c):
             self._network = Network(self.adjacency, c)

@@ -1,4 +1,4 @@
-"""SuPerFed: two models of each client, a federated and a local one, trained so that all that lies between them is good.
+"""SuPerFed: two models of each client, a federated and a local one, trained so that all models between them are good.
 
 Hahn et al., KDD 2022.  w_f starts from the received w, w_l stays with the client; each client initializes it
 independently, with its number among the seeds.
@@ -7,8 +7,8 @@ Every batch draws lambda ~ U(0, 1) and descends on
 in w_f and w_l; w <- sum_i n_i w_f,i / n.  Before round floor(start R) w_f trains alone: lambda = 0 and no cosine.
 Clients deploy (1 - lambda) w + lambda w_l.
 Departs from the released code: the norm is squared, as in the paper (there one of each tensor, unsquared); lambda is
-chosen on samples held out of the training part (there the best one on the test split, which tells test labels).
-Batch norm has one set of running statistics a client, those that the mixture saw.
+chosen on samples held out of the training part (there on the test split, which leaks test labels).
+Batch norm has one set of running statistics for each client, those of the mixture.
 Reduces to: FedAvg before the start, at mu = 0.
 """
 
@@ -42,9 +42,9 @@ class SuPerFed(Algorithm):
         self.held_out = held_out
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for w; those of w_l are drawn when a client needs its one."""
+        """Initialize w; initial rows of w_l are drawn when a client first needs them."""
         self.w = model.init_row()  # [P]
-        self.wl = rows("wl", default=self.w)  # lazy [N, P], of the clients that trained it
+        self.wl = rows("wl", default=self.w)  # lazy [N, P], for clients that trained it
         self.trained, self.buffers = model.trained, model.trained.rest(model.size)
         layers = {name.rpartition(".")[0]: None for name in model.spans}
         number = {name: i for i, name in enumerate(layers)}
@@ -56,7 +56,7 @@ class SuPerFed(Algorithm):
             federation.hold_out(self.held_out)  # splits "kept" and "held"
 
     def local_models(self, cohort: Cohort) -> Tensor:
-        """w_l of each client.  # [K, P]"""
+        """Return w_l of each client.  # [K, P]"""
         wl, is_new = self.wl[cohort.ids], ~self.wl.has(cohort.ids)
         if bool(is_new.any()):
             wl[is_new] = cohort.model.init_rows(cohort.ids[is_new.cpu().numpy()], "superfed")

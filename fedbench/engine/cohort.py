@@ -193,19 +193,24 @@ class Cohort:
         plain: Collection[str] = (),
         **tensors: Tensor,
     ) -> SimpleNamespace:
-        """Every client sends its row of tensors [K, ...]; returns what the server sees, which privacy and compression
-        make something else.
+        """Send each client's row of the tensors [K, ...] to the server.
 
-        reference: of every tensor, what the server expects of it before it comes: [...], [K, ...], or None, which is 0.
-        Privacy clips, and compression sends, what the client adds to that.  It must not depend on what the server was
-        not told.  A difference: {"delta": None}.  A row trained from w: {"theta": w}, with the very tensor that a
-        broadcast or a download returned, not a copy, which compression both ways refuses.  Where that lags behind the
-        server's own, the row is seen moved by as much, so that on the server's side self.w is what clients trained
-        from.
-        replaces: names of what takes the place of what the server has of it.  A client's own row, kept and trained on,
-        has as its reference what the server has: what one upload lacks, the next one makes up for.  Gradients,
-        coefficients and counts come anew each time, and what one lacks is lost.  Of all other names compression adds
-        it to the client's next upload (compression.memory).
+        Args:
+            reference: What the server expects of each tensor before the upload: [...], [K, ...], or None for 0.
+                Privacy clips the difference from it, and compression sends that difference.  It must not depend on
+                values that the server does not have.  For a difference, use {"delta": None}.  For a row trained from w,
+                use {"theta": w} with the tensor that a broadcast or a download returned; a copy is refused with
+                compression in both directions.  If that tensor lags behind the server's version, the row is shifted by
+                the difference, so that for the server clients trained from self.w.
+            replaces: Names of tensors that replace the server's version.  A client's own row, kept and trained on, has
+                the server's version as its reference, so that the next upload makes up for the residual of this one.
+                Gradients, coefficients and counts are new in each upload, and their residual is lost.  For all other
+                names compression adds the residual to the client's next upload (compression.memory).
+            plain: Names of tensors that are sent uncompressed.
+            **tensors: The rows, by name.
+
+        Returns:
+            The tensors as the server sees them, after privacy and compression.
         """
         return self._messages.upload(self, tensors, reference or {}, replaces, plain)
 

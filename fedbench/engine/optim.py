@@ -27,15 +27,15 @@ Rate = float | Tensor  # one learning rate, or one per row [k, 1]
 
 
 class Schedule:
-    """What the learning rate is multiplied by over a run: `warmup` rounds of linear growth, then `name`.
+    """Factor of the learning rate over a run: `warmup` rounds of linear growth, then the schedule `name`.
 
     constant: 1.  exponential: gamma**r, r rounds after the warm-up.  linear, cosine: from 1 towards `final`, which
-    would be the factor of the round after the last one, as in torch's CosineAnnealingLR with T_max rounds.
-    per says what has a factor of its own, and so which of the two is asked:
-    round   schedule(round, total): one number for a round of `total`, the same for all clients and steps;
-    step    schedule.of_steps(round, total, steps [K]): a table [T, K] for the local steps of K clients in a round.  A
-            client that makes n steps now is taken to make n in every round, drawn or not: step t of round r is number
-            r n + t of total n, so that it warms up within rounds, and `final` would be that of step total n.
+    would be the factor of the round after the last one, as in torch's CosineAnnealingLR with T_max rounds.  `per` sets
+    what has its own factor, and so the method to call:  round   schedule(round, total): one number for a round of
+    `total`, the same for all clients and steps; step    schedule.of_steps(round, total, steps [K]): a table [T, K] for
+    the local steps of K clients in a round.  A
+            client with n steps in this round is assumed to make n in every round, sampled or not.  Step t of round r is
+            number r n + t of total n, so that the warm-up grows within rounds.  `final` would be that of step total n.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Optimizer:
         return grad * (self.clip / norm.clamp_min(1e-12)).clamp_max(1)
 
     def reach(self, steps: int) -> np.ndarray:
-        """How far each of a round's first steps moves a row along a constant gradient of 1, in learning rates.  # [T]
+        """Return how far a round's first steps move a row along a constant gradient of 1, in learning rates.  # [T]
 
-        Optimizers that normalize the gradient move by about one rate, whatever its size.
+        Optimizers that normalize the gradient move by about one rate, for gradients of any size.
         """
         return np.ones(steps)
 

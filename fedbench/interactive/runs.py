@@ -68,12 +68,17 @@ class Run:
         return read_frame(self.path / "costs.csv")
 
     def model(self, client: int | str, *named: str, merged: bool = False) -> nn.Module:
-        """What a client deploys, as a plain torch module on the CPU, in evaluation mode; the run needs a checkpoint.
+        """Return the model that a client deploys, as a plain torch module on the CPU in evaluation mode.
 
-        client: 0 to N - 1, or its name where clients have names (clients.csv).  named: classes that are yours, as in
-        "model._target_=my_package.MyNet", and a pickle that you trust ("dataset.trust=MNIST"); without it a run that
-        was loaded builds nothing but what this installation's options name.  merged: an adapter's numbers in the
-        weights of the bare model.  Raises ConfigError.
+        Args:
+            client: 0 to N - 1, or its name if clients have names (clients.csv).
+            *named: Your own classes, as in "model._target_=my_package.MyNet", and a pickle that you trust
+                ("dataset.trust=MNIST").  A loaded run builds only the classes that they or this installation's options
+                name.
+            merged: Whether to add an adapter to the weights of the bare model.
+
+        Raises:
+            ConfigError: The run has no checkpoint or no such client, or it needs a class that is not named.
         """
         from fedbench.tools import export  # torch
 

@@ -239,11 +239,16 @@ def _transformer(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=2)
 def load(backbone: str, pretrained: str | None, cache_dir: str | None = None) -> tuple[Any, Any]:
-    """The open_clip model (frozen, evaluation mode) and its tokenizer.
+    """Return the open_clip model (frozen, in evaluation mode) and its tokenizer.
 
-    pretrained: a tag of open_clip's (downloaded once), a checkpoint file (open_clip's, or OpenAI's TorchScript
-    archive), or None for random weights.  A checkpoint trained with QuickGELU is refused on a backbone without it: the
-    features would silently be wrong.
+    Args:
+        backbone: Name of the model in open_clip.
+        pretrained: A tag of open_clip (downloaded once), a checkpoint file (open_clip's, or OpenAI's TorchScript
+            archive), or None for random weights.
+        cache_dir: Folder of downloaded weights.
+
+    Raises:
+        ConfigError: The weights were trained with QuickGELU and the backbone lacks it: its features would be wrong.
     """
     import open_clip
 

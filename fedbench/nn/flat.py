@@ -205,10 +205,11 @@ class FlatModel:
         return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
 
     def init_rows(self, numbers: int | np.ndarray, *purpose: str | int) -> Tensor:
-        """Independent initializations; what is not drawn (pretrained, extras) is the same in all.  # [k, P]
+        """Return independent initializations; pretrained weights and extras are equal in all.  # [k, P]
 
-        numbers: how many, 0, 1 ..., or which [k], for example of which clients.  purpose: what they are for, so that
-        other rows of a method are independent of these.
+        Args:
+            numbers: How many rows, or the numbers [k] that key them, such as client ids.
+            *purpose: Use of the rows.  Rows of different uses are independent.
         """
         if self._draw is None:
             raise ValueError("independent initializations need FlatModel(..., draw=)")

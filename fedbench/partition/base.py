@@ -145,9 +145,10 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Who trains, validates and tests on which sample; val may be empty lists.
+    """The training, validation and test samples of each client; val may be empty lists.
 
-    names: what the N clients are called where they come from, None where their numbers say it all.
+    Attributes:
+        names: Names of the N clients in the source of the data.  None: the clients have numbers only.
     """
 
     train: Ragged
@@ -259,7 +260,7 @@ def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partitio
 
 
 def _proper(names: Sequence[str] | None, num_clients: int) -> tuple[str, ...] | None:
-    """Names on one line each; None where they are the clients' numbers, or not one for each client."""
+    """Return names without line breaks; None if they are the clients' numbers, or not one for each client."""
     shown = tuple(" ".join(str(name).split()) for name in names or ())
     return None if len(shown) != num_clients or shown == tuple(map(str, range(num_clients))) else shown
 

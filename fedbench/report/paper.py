@@ -51,10 +51,15 @@ LEAST = 3  # seeds, from which on a difference is measured by their std
 
 @dataclass
 class Cell:
-    """A printed number and ours: ``ours.std`` is what the paper's ± means, ``sigma`` our std over seeds.
+    """A printed value and ours.
 
-    overrides: what the runs depart in from their experiment file; reduced: by another file that goes beside it.  tuned:
-    ours is after fine-tuning at the end.  clients: over how many clients ours is a mean, where these are not all.
+    Attributes:
+        ours: Our value.  ``ours.std`` is the quantity of the paper's ±.
+        sigma: Our standard deviation over seeds.
+        overrides: Differences of the runs from their experiment file.
+        reduced: Whether the runs use a second experiment file, of a reduced setting.
+        tuned: Whether our value is after the final fine-tuning.
+        clients: The number of clients in our mean, if some are left out.
     """
 
     row: dict[str, str]

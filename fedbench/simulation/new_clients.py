@@ -97,7 +97,7 @@ def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
 
 
 def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dict[str, np.ndarray]) -> None:
-    """Write a CSV file with a row per epoch and client.  sizes: [M] each, and names; curves: [epochs + 1, M] each."""
+    """Write a CSV file with a row per epoch and client.  sizes: [M] each, and names; curves: [epochs + 1, M]."""
     table = CsvTable(path, -1)
     for epoch in range(len(next(iter(curves.values())))):
         columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in curves.items()}}

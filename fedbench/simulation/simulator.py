@@ -39,14 +39,21 @@ log = logging.getLogger(__name__)
 def run(
     cfg: DictConfig, run_dir: Path, resume: bool = False, origin: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run (or go on with) the experiment of a checked config in run_dir; returns the summary.
+    """Run or resume the experiment of a checked config in run_dir, and return the summary.
 
-    origin: what the summary says of who asked for it: the `command` as it was typed, and by group the `classes` in
-    place of the options' own.
+    If processes share the run, all call this, and only the first writes and prints.
 
-    Raises ConfigError for what the user can mend, and KeyboardInterrupt, with the state saved, after a signal that asks
-    for a stop (core/signals.py; the round under way is finished first, a second signal stops at once).  Where processes
-    share the run all call this, and the first alone writes and prints.
+    Args:
+        cfg: The checked config.
+        run_dir: The run folder.
+        resume: Whether to resume from the checkpoint.
+        origin: Entries of the summary about the request: the `command` as typed, and `classes` by group that replace
+            the options' own.
+
+    Raises:
+        ConfigError: A mistake that the user can repair.
+        KeyboardInterrupt: A stop signal arrived, and the state is saved (core/signals.py).  The current round is
+            finished first; a second signal stops at once.
     """
     settings = nullcontext() if joint.current() else torch_settings.kept()  # runs that take turns keep them together
     try:

@@ -59,7 +59,7 @@ class Tracker:
     def metrics(self, round: int, values: dict[str, float]) -> None:
         """Add the row of an evaluated round to metrics.csv.
 
-        The first row fixes the columns: numbers of clients of which it has none are in summary.json only.
+        The first row fixes the columns.  Numbers of clients without a column are in summary.json only.
         """
         table = self._tables["metrics"]
         late = {name + scores.COUNT for name in scores.counts(values)}.difference(table.columns or values)
@@ -67,9 +67,9 @@ class Tracker:
         self._wandb.log(round, values)
 
     def clients(self, round: int, columns: dict[str, np.ndarray]) -> None:
-        """Add a row per client to clients.csv; ``columns`` are [N] each, without ``client`` it is 0..N-1.
+        """Add a row per client to clients.csv; ``columns`` are [N] each, and ``client`` is 0..N-1 by default.
 
-        A table that was begun without clients' names goes on without them.
+        A table that began without client names continues without them.
         """
         begun = self._tables["clients"].columns
         columns = {name: values for name, values in columns.items() if name != "name" or name in (begun or columns)}

@@ -49,15 +49,16 @@ class Training(Protocol):
 
 
 class Task:
-    """Base of all tasks.
+    """Base class of tasks.  Targets and outputs have any leading axes: [B, ...] for one client, [k, B, ...] for many.
 
-    kind: which targets it is for, by the name that `Arrays.task` has ("": any).  primary: the score that the best
-    round, the progress bar and tables go by.  higher_is_better, fractions: of every score, whether more of it is
-    better, and whether it is a share of 1, shown in per cent.  single_label: whether a target is the number of one
-    class, [n].  predicts: what num_classes counts, in the plural.  draws: whether `drawn` makes of a batch what models
-    are given and what their outputs are compared with.
-
-    Targets and outputs carry any leading axes: [B, ...] for one client, [k, B, ...] for many.
+    Attributes:
+        kind: The kind of targets, as in `Arrays.task` ("": any).
+        primary: Score that selects the best round and is shown in the progress bar and in tables.
+        higher_is_better: For every score, whether larger values are better.
+        fractions: Scores that are fractions of 1, shown in per cent.
+        single_label: Whether a target is the number of one class, [n].
+        predicts: What num_classes counts, in the plural.
+        draws: Whether `drawn` computes the inputs and targets from a batch.
     """
 
     kind: ClassVar[str] = ""

@@ -46,10 +46,13 @@ NO_FILE = re.compile(r"[^\w.-]")  # characters replaced in file names
 
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
-    """The run as it stood at its last checkpoint: data, model, algorithm and every client's state.
+    """Open a run at its last checkpoint: data, model, algorithm and every client's state.
 
-    overrides name the targets that are yours ("model._target_=my_package.MyNet"), as do the options of config_dir, and
-    repeat a pickle that the run trusts ("dataset.trust=MNIST"): nothing else of your own is built or read.
+    Args:
+        run_dir: The run folder.
+        overrides: Your own classes ("model._target_=my_package.MyNet") and a pickle that the run trusts
+            ("dataset.trust=MNIST").  No other class or pickle of yours is used.
+        config_dir: A folder of your own options, whose classes need no overrides.
     """
     values, _ = resume.prepare(Path(run_dir), list(overrides), config_dir)
     return prepare(OmegaConf.create(values), Path(run_dir), checkpoint.load(Path(run_dir), tables=False))
@@ -92,12 +95,20 @@ def client_state(
     merged: bool = False,
     config_dir: str | None = None,
 ) -> dict[str, Tensor]:
-    """What a client would deploy, as the state_dict of the run's nn.Module, with an adapter of the adapted one.
-    What an adapter or model.freeze has frozen is in it.  client: its number, or its name as text.
+    """Return the state_dict of the model that a client deploys, including frozen weights.
 
-    Without an adapter, load it with strict=False where the module has integer counters (BatchNorm), which are no part
-    of a row.  merged: the whole state_dict of the bare module, with the adapter's numbers in its weights; ConfigError
-    where an adapter cannot be merged.
+    With an adapter it is that of the adapted module.  Without one, load it with strict=False if the module has integer
+    counters (BatchNorm), which rows do not contain.
+
+    Args:
+        run_dir: The run folder.
+        client: Number or name of the client.
+        overrides: See `open_run`.
+        merged: Return the whole state_dict of the bare module, with the adapter added to its weights.
+        config_dir: See `open_run`.
+
+    Raises:
+        ConfigError: The adapter cannot be merged.
     """
     return state_of(open_run(run_dir, overrides, config_dir), client, merged)
 
@@ -201,8 +212,11 @@ def _adapter_key(sim: Simulation) -> str:
 def predictions(
     run_dir: str | Path, split: str = "test", overrides: Sequence[str] = (), config_dir: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Every client's logits on its own split: client [n], index [n] (into the data set), target [n, ...], logits
-    [n, C], and names [N] where clients have names."""
+    """Return every client's logits on its own samples of a split.
+
+    Returns:
+        client [n], index [n] (into the data set), target [n, ...], logits [n, C], and names [N] if clients have names.
+    """
     return predictions_of(open_run(run_dir, overrides, config_dir), split)
 
 

@@ -40,7 +40,7 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 NAME_LENGTH = 100
 SWEEPER_PARAMS = "hydra.sweeper.params"
-HOME = re.compile(r"(^|[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")  # ~ or ~/..., as a value or a part of one
+HOME = re.compile(r"(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")  # ~ or ~/..., as a value or a part of one
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 

@@ -23,7 +23,6 @@ from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.streams import lasting
-from fedbench.core.weights import read_weights
 from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
@@ -120,6 +119,8 @@ def inception(path: Path, device: Any) -> Network:
 def load_inception(path: Path) -> Any:
     """The network with the weights of a file, without its last layer; ConfigError where there are none."""
     import torch
+
+    from fedbench.core.weights import read_weights
 
     require(
         path.is_file(),

@@ -185,9 +185,15 @@ def test_all_tokens_shared_is_promptfl():
     assert sent(e, a, 2) == (PROMPT, PROMPT)
 
 
+class FedPerWithoutBase(FedPer):
+    """FedPer where nothing is shared, which is refused otherwise."""
+
+    has_base = False
+
+
 def test_no_token_shared_is_local_training_resumed_every_round():
     e, f = (momentum(epochs=2, model={"shared": 0}) for _ in range(2))
-    a, b = play(e, FedPer(), 3, COHORTS), play(f, Local(), 3, COHORTS)
+    a, b = play(e, FedPerWithoutBase(), 3, COHORTS), play(f, Local(), 3, COHORTS)
     equal(deployed(e, a), deployed(f, b))
     assert sent(e, a, 3) == (0, 0)
 

@@ -40,7 +40,9 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 NAME_LENGTH = 100
 SWEEPER_PARAMS = "hydra.sweeper.params"
-HOME = re.compile(r"(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")  # ~ or ~/..., as a value or a part of one
+QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
+# ~ or ~/..., as a value or a part of one; quoted text is matched first, and left as it is.
+HOME = re.compile(QUOTED + r"|(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")
 COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 
 
@@ -406,7 +408,12 @@ def _fitting(overrides: list[str], room: int) -> list[str]:
 def word_with_home(text: str) -> str:
     """Return an override with ``~`` expanded in paths: a shell does not expand ``key=~/folder``."""
     key, equals, value = text.partition("=")
-    return key + equals + HOME.sub(lambda match: match[1] + _typeable(Path(match[2].rstrip()).expanduser()), value)
+    return key + equals + HOME.sub(_expanded_home, value)
+
+
+def _expanded_home(match: re.Match[str]) -> str:
+    before, path = match.groups()
+    return match[0] if path is None else before + _typeable(Path(path.rstrip()).expanduser())
 
 
 def _typeable(path: Path) -> str:

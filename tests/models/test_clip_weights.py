@@ -148,7 +148,7 @@ def test_an_archive_that_would_run_code_is_refused(
     evil = rewritten(tmp_path / "a.pt", lambda n, d: pickle.dumps(Evil(), 2) if n.endswith("/data.pkl") else d)
     with pytest.raises(ConfigError, match=r"it names __builtin__\.print, which no weights need"):
         towers.load(backbone, str(evil))
-    assert capsys.readouterr().out == ""
+    assert "code of the file ran" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

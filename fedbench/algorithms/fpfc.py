@@ -9,9 +9,9 @@ So a pair is kept as delta and s alone, theta and v being multiples of one vecto
 every round (all within xi + lam/rho, or lam = 0) delta_ij = D_i - D_j, D_i <- (1 - s) D_i + w_i: N vectors.
 Departs from the paper: local SGD by epochs of batches; norms are over the trained columns, and running statistics stay
 with the client.  merge is the released code's last step, a mean weighted by samples (weights=uniform: plain).
-Departs from the released code: each pair is updated once a round, where its two loops visit a pair of two sampled
-clients twice, the second time from the dual of the first.  With merge, clusters are the connected components of near
-pairs, where the code takes each client's direct neighbours, within less than merge, and clusters may overlap.
+Departs from the released code: each pair is updated once a round.  Its two loops visit a pair of two sampled clients
+twice, the second time from the dual of the first.  With merge, clusters are the connected components of near pairs.
+The code takes each client's direct neighbours, within less than merge, so that its clusters may overlap.
 Reduces to: Local with a pull to the client's last upload at lam = 0, where no client's data affect other rows.
 """
 

@@ -4,7 +4,7 @@ Sattler et al., IEEE TNNLS 2020.  m = ceil(share n) numbers are kept, and each i
 mean magnitude; the residual is kept for the next upload.  A row is compressed as a whole, as in the paper, and not
 tensor by tensor, as in its code.
 Departs from the paper: of equal magnitudes the first are kept, so that there are always m; a 0 among them counts as
-positive.  The released code keeps all numbers as large as the m-th, of both signs, with the mean of m of them; where
+positive.  The released code keeps all numbers as large as the m-th, of both signs, with the mean of m of them.  If
 fewer than m numbers are not 0, it sets every 0 to -mu.
 variant=pfednet is what pFedNet's released code calls STC: of the positive numbers those of at least the
 (1 - share) quantile of max(x, 0) over the row, interpolated as torch.quantile does, and the same for the negative

@@ -413,8 +413,8 @@ class Unused(Base):
         self.idle = nn.Linear(2, 2)
 
 
-class FirstForAll(Base):
-    """Computes many clients itself, by the first one's head."""
+class ForMany(Base):
+    """Computes many clients itself, with the heads that `heads` returns."""
 
     def run(self, params, inputs, many, context, until=None):
         x = inputs[0].flatten(2 if many else 1)
@@ -423,20 +423,22 @@ class FirstForAll(Base):
         if not many:
             return (x @ weight.T + bias) @ head.T + shift
         hidden = x @ weight.transpose(1, 2) + bias[:, None]
-        return hidden @ head[:1].transpose(1, 2) + shift[:1, None]
+        heads, shifts = self.heads(head, shift)
+        return hidden @ heads.transpose(1, 2) + shifts[:, None]
 
 
-class GradientIsNaN(Base):
-    """Computes many clients itself: right logits, and no number as their gradient."""
+class FirstForAll(ForMany):
+    """All clients have the first one's head."""
 
-    def run(self, params, inputs, many, context, until=None):
-        x = inputs[0].flatten(2 if many else 1)
-        weight, bias = params["body.1.weight"], params["body.1.bias"]
-        head, shift = params["head.weight"], params["head.bias"]
-        if not many:
-            return (x @ weight.T + bias) @ head.T + shift
-        hidden = x @ weight.transpose(1, 2) + bias[:, None]
-        return hidden @ head.transpose(1, 2) + shift[:, None] + (0 * shift[:, None]).sqrt()
+    def heads(self, head, shift):
+        return head[:1], shift[:1]
+
+
+class GradientIsNaN(ForMany):
+    """Right logits, and no number as their gradient."""
+
+    def heads(self, head, shift):
+        return head, shift + (0 * shift).sqrt()
 
 
 class Plain(Base):

@@ -387,10 +387,7 @@ def a_single_client(case: Case) -> None:
 def clients_of_two_samples(case: Case) -> None:
     """Clients with fewer samples than a batch end in finite numbers."""
     x = np.random.default_rng(0).normal(size=(20, 1, 4, 4)).astype(np.float32)
-    split = Split(
-        *(
-            Ragged.from_sizes(np.arange(a, b), np.array(n))
-            for a, b, n in [(0, 10, [2, 2, 6]), (10, 13, [1, 1, 1]), (13, 16, [1, 1, 1])]
-        )
-    )
+    train = Ragged.from_sizes(np.arange(10), np.array([2, 2, 6]))
+    val, test = (Ragged.from_sizes(np.arange(a, a + 3), np.array([1, 1, 1])) for a in (10, 13))
+    split = Split(train, val, test)
     _ends_well(case.simulation(split=split, arrays=arrays_of(x, np.arange(20) % 3, 3)))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedbench.core import moved
 
 if TYPE_CHECKING:
-    from fedbench.interactive.commands import load, run, sweep
-    from fedbench.interactive.runs import Run, Runs
+    from fedbench.api.commands import load, run, sweep
+    from fedbench.api.runs import Run, Runs
 
 __all__ = ["Run", "Runs", "load", "run", "sweep"]
 __version__ = "0.1.0"
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     """What notebooks call (docs/notebooks.md), imported when it is first asked for: ``import fedbench`` stays light."""
     if name not in _FOUND_IN:
         raise AttributeError(f"module 'fedbench' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"fedbench.interactive.{_FOUND_IN[name]}"), name)
+    return getattr(importlib.import_module(f"fedbench.api.{_FOUND_IN[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,6 @@ def main(argv: list[str] | None = None) -> int:
 
         return check(words[1:])
     with collector.resting():
-        from fedbench.cli.app import main as run
+        from fedbench.app.app import main as run
 
         return run(argv)

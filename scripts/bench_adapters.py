@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.adapters.lora import LoRA
-from fedbench.cli.config import compose
+from fedbench.app.compose import compose
 from fedbench.models.vit_tiny import ViTTiny
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.rules import ForwardContext

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.cli.config import compose
+from fedbench.app.compose import compose
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.executor import NAMES, Executor, Plan, plans

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedbench.cli.config import compose
+from fedbench.app.compose import compose
 from fedbench.core.options import require
 from fedbench.data.base import TRAIN
 from fedbench.simulation import build

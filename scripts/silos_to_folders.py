@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedbench.cli.config import check, compose
+from fedbench.app.compose import compose
+from fedbench.config.check import check
 from fedbench.simulation import build
 
 

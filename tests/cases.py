@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from fedbench.cli.conf_tree import group_options
+from fedbench.config.conf_tree import group_options
 from fedbench.testing._cases import (
     ARRAYS,
     COHORTS,

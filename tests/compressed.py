@@ -14,7 +14,7 @@ import pytest
 from cases import METHODS, Case, case
 from torch import Tensor
 
-from fedbench.cli.conf_tree import group_options
+from fedbench.config.conf_tree import group_options
 from fedbench.simulation.run_state import Simulation
 
 OPERATORS = [*(name for name in group_options("compression") if name != "none"), "lowrank warm_start=true"]

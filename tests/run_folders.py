@@ -7,7 +7,7 @@ import numpy as np
 import yaml
 from omegaconf import OmegaConf
 
-from fedbench.cli.conf_tree import target_of
+from fedbench.config.conf_tree import target_of
 from fedbench.simulation.tracking import Tracker
 
 BASE = np.array([0.5, 0.6, 0.7, 0.8])  # of four clients at round 1

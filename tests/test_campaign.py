@@ -21,8 +21,8 @@ import torch
 import yaml
 from conftest import ROOT
 
-from fedbench.cli.app import main
-from fedbench.cli.config import compose
+from fedbench.app.app import main
+from fedbench.app.compose import compose
 from fedbench.data import _known as known
 from fedbench.simulation import build, simulator
 
@@ -254,8 +254,8 @@ DRIVER = """
 import json, os, random, signal, sys, time
 import torch
 torch.set_num_threads(1)
-import numpy, fedbench.cli.launch, fedbench.simulation.simulator, fedbench.report         # before any fork
-from fedbench.cli.app import main
+import numpy, fedbench.app.launch, fedbench.simulation.simulator, fedbench.report         # before any fork
+from fedbench.app.app import main
 
 def child(words, output, fatal=None):
     '''main(words) in a process of its own; fatal: the number of the event of a file in its folder at which it is

@@ -15,7 +15,7 @@ import yaml
 from cases import METHODS, case
 from contract import require_held, skipped
 
-from fedbench.cli.conf_tree import group_options
+from fedbench.config.conf_tree import group_options
 from fedbench.testing import adapter, algorithm, compression, model, partition, task
 
 ADAPTERS = [  # every file of conf/adapter, and options that take another path

@@ -14,10 +14,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedbench.cli.app import main
-from fedbench.cli.compose import Composer
-from fedbench.cli.conf_tree import group_options
-from fedbench.cli.config import check, compose, find_conf_dir, with_choices
+from fedbench.app.app import main
+from fedbench.app.compose import Composer, compose
+from fedbench.config.check import check
+from fedbench.config.choices import with_choices
+from fedbench.config.conf_tree import find_conf_dir, group_options
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA

@@ -11,7 +11,7 @@ from torch import nn
 
 MODULES = {
     "fedbench/core/private_torch.py",
-    "fedbench/cli/private_hydra.py",
+    "fedbench/app/private_hydra.py",
     "fedbench/models/_private_open_clip.py",
     "fedbench/data/_private_torchvision.py",
 }

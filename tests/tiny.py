@@ -18,8 +18,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.cli import config
-from fedbench.cli.compose import Composer
+from fedbench.app.compose import Composer
+from fedbench.config.choices import with_choices
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.executor import Plan
@@ -54,9 +54,9 @@ def _composed(*overrides: str) -> DictConfig:
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
-    """``config.compose``, which takes a fifth of a second, once for the same overrides; everybody has a copy."""
+    """``compose``, which takes a fifth of a second, once for the same overrides; everybody has a copy."""
     full = _composed(*overrides)
-    return config.with_choices(full, full.hydra)
+    return with_choices(full, full.hydra)
 
 
 def engine(

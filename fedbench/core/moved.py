@@ -54,15 +54,6 @@ MOVED = {
     "progress": "simulation.progress",
     "matrices": "simulation.recorder",
     "new_clients": "simulation.new_clients",
-    "app": "cli.app",
-    "launch": "cli.launch",
-    "cells": "cli.jobs",
-    "resume": "cli.resume",
-    "hydra_bridge": "cli.compose",
-    "groups": "cli.conf_tree",
-    "config": "cli.config",
-    "schema": "cli.schema",
-    "source": "cli.source",
 }
 _ORIGINAL = {new: old for old, new in reversed(MOVED.items())}  # of two old names the first
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.cli.conf_tree import find_conf_dir
+from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.files import replace_text, typed_path
 from fedbench.core.options import require
 from fedbench.pages.store import KEYS, Page, Row, read_page, write_page

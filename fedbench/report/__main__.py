@@ -178,7 +178,7 @@ def chosen(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]
 
 def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
     """A printed table beside our runs of it; where there are none, what there is to run."""
-    from fedbench.cli.conf_tree import find_conf_dir
+    from fedbench.config.conf_tree import find_conf_dir
     from fedbench.report import paper
 
     name = args.paper

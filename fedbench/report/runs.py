@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedbench.cli.conf_tree import label_of
+from fedbench.config.conf_tree import label_of
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require

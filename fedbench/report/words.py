@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from fedbench.cli.conf_tree import printed_name
+from fedbench.config.conf_tree import printed_name
 from fedbench.report.scores import is_fraction
 from fedbench.report.table import DAGGER, Column, Spread, Table, show
 

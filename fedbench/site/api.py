@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PUBLIC = {  # what users call, by heading: names by file
-    "From Python and notebooks": {"interactive/commands.py": "run sweep load", "interactive/runs.py": "Run Runs"},
+    "From Python and notebooks": {"api/commands.py": "run sweep load", "api/runs.py": "Run Runs"},
     "A method": {
         "algorithms/base.py": "Algorithm",
         "engine/cohort.py": "Cohort",

@@ -20,9 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.cli import config as configuration
-from fedbench.cli.compose import Composer
-from fedbench.cli.conf_tree import group_options
+from fedbench.app.compose import Composer
+from fedbench.config.choices import with_choices
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.executor import Plan
@@ -67,7 +67,7 @@ def _composer() -> Composer:
 def composed(*overrides: str) -> DictConfig:
     """Hydra's configuration of a small run (a fifth of a second: once for the same overrides)."""
     full = _composer().compose([*BASE, *overrides])
-    return configuration.with_choices(full, full.hydra)
+    return with_choices(full, full.hydra)
 
 
 @dataclass

@@ -11,8 +11,8 @@ from torch import nn
 
 from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
-from fedbench.cli.conf_tree import group_options
 from fedbench.compression.base import Operator
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.tasks.base import Task
 from fedbench.testing._suite import Report, Suite

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from hydra.utils import get_object
 
-from fedbench.cli.conf_tree import find_conf_dir, group_options
+from fedbench.config.conf_tree import find_conf_dir, group_options
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.cli.conf_tree import group_options
 from fedbench.compression.topk import TopK
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError, RunError
 from fedbench.engine import compression as channel
 from fedbench.engine.cohort import Cohort

@@ -26,8 +26,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fedbench.cli import resume
-from fedbench.cli.targets import own_classes
+from fedbench.app import resume
+from fedbench.config.targets import own_classes
 from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require

@@ -241,7 +241,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def measured(overrides: list[str], choice: str, weights: str | None = None) -> list[dict[str, Any]]:
     """by_client of a run's overrides."""
-    from fedbench.cli.config import check, compose
+    from fedbench.app.compose import compose
+    from fedbench.config.check import check
     from fedbench.simulation import build
 
     cfg = compose(overrides)

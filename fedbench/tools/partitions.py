@@ -69,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def build(overrides: list[str]) -> tuple[Arrays, Split, str]:
     """The data and the partition of a run's overrides, and both in words."""
-    from fedbench.cli.config import check, compose
+    from fedbench.app.compose import compose
+    from fedbench.config.check import check
     from fedbench.simulation import build as parts  # torch: seconds that --help need not pay
 
     cfg = compose(overrides)

@@ -215,7 +215,8 @@ class Source:
 
 def own_models(overrides: list[str], training: Training, seed: int) -> Source:
     """Every client learns from its own training part."""
-    from fedbench.cli.config import check, compose
+    from fedbench.app.compose import compose
+    from fedbench.config.check import check
     from fedbench.simulation import build
 
     cfg = compose(overrides)

@@ -8,7 +8,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from fedbench.cli.private_hydra import basic_sweeper
+from fedbench.app.private_hydra import basic_sweeper
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Planned(basic_sweeper().BasicSweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Hydra's, before the sweep."""
-        from fedbench.cli.compose import CachedRepository  # other applications of Hydra load this module, too
+        from fedbench.app.compose import CachedRepository  # other applications of Hydra load this module, too
 
         loader: Any = hydra_context.config_loader
         loader.repository = CachedRepository(loader.config_search_path)
@@ -39,7 +39,7 @@ class Planned(basic_sweeper().BasicSweeper):
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Compose every cell, for nothing but the complaint, where nobody has yet."""
-        from fedbench.cli.sweep import with_progress
+        from fedbench.app.sweep import with_progress
 
         for cell in with_progress(batch, "cells") if not self.checked else ():
             super().validate_batch_is_legal([cell])

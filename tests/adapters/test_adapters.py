@@ -18,7 +18,7 @@ from fedbench.adapters.lora import LoRA
 from fedbench.adapters.none import NoAdapter
 from fedbench.adapters.parameters import Parameters
 from fedbench.adapters.prompt import Prompt
-from fedbench.cli.conf_tree import group_options
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain
 from fedbench.engine.federation import Federation

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedbench.algorithms import _transport
 from fedbench.algorithms.fedotp import FedOTP, similarities
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD

@@ -9,7 +9,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.ifca import IFCA
-from fedbench.cli.conf_tree import group_options
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pfedmoap import PFedMoAP
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data._files import read_npz
 from fedbench.engine.cohort import Cohort, Engine

@@ -22,7 +22,7 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.local import Local
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.training import LocalTraining

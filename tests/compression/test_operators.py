@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from operators import draws, message, same_numbers, seen
 from properties import the_same_every_time
 
-from fedbench.cli.conf_tree import group_options
-from fedbench.cli.schema import check_target
 from fedbench.compression import base
 from fedbench.compression.base import LIMIT, Operator
 from fedbench.compression.cer import CER
@@ -22,6 +20,8 @@ from fedbench.compression.sign import Sign
 from fedbench.compression.stc import STC
 from fedbench.compression.ternary import Ternary
 from fedbench.compression.topk import TopK
+from fedbench.config.conf_tree import group_options
+from fedbench.config.schema import check_target
 from fedbench.core.options import ConfigError
 from fedbench.testing._targets import described
 

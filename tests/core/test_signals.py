@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.cli import jobs
+from fedbench.app import jobs
 from fedbench.core import signals
 from fedbench.core.files import read_json
 from fedbench.simulation.stopping import StopSignals

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from tiny import compose
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data import _images as images
 from fedbench.data._files import cached_array

@@ -22,7 +22,8 @@ from hydra.utils import instantiate
 from PIL import Image
 from tiny import compose
 
-from fedbench.cli.config import check, group_options
+from fedbench.config.check import check
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.data import _files as files
 from fedbench.data._files import cached, read_npz

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tiny import compose
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.domain_sets import DomainNet10, DomainSet, OfficeCaltech10, cut_domains, read_list

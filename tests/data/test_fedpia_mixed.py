@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tiny import compose
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data import _question_files
 from fedbench.data.base import TEST, TRAIN, Arrays

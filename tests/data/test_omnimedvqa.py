@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from tiny import compose
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data import _question_files
 from fedbench.data.base import TEST, TRAIN, Arrays

@@ -13,7 +13,7 @@ from PIL import Image
 from silo_files import PATIENTS, SILOS, make_extra, make_table, overrides, picture, write_csv
 from tiny import compose
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.data.image_folder import ImageFolder

@@ -14,7 +14,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from tiny import CPU, compose
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data._scales import scales, warn_of_scales
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays

@@ -34,7 +34,7 @@ from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.per_fedavg import PerFedAvg
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, RunError
 from fedbench.engine.cohort import Cohort, Engine

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import CPU, all_clients, compose, engine_on, equal, mlp, split_of
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.settings import config_hash
 from fedbench.data.base import Arrays
 from fedbench.data.synthetic import Synthetic
@@ -175,7 +175,7 @@ def test_a_gpu_is_sent_what_it_would_hold(kind: str) -> None:
 MEASURED = """
 import sys
 from pathlib import Path
-from fedbench.cli.app import main
+from fedbench.app.app import main
 assert main(sys.argv[1:]) == 0
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print("peak", int(status["VmHWM"].split()[0]) * 1024)  # resident at once, pages of files included

@@ -12,8 +12,8 @@ from tiny import close, compose, equal
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
-from fedbench.cli.config import plain
 from fedbench.core.options import ConfigError
+from fedbench.core.settings import plain
 from fedbench.engine.optim import SGD, Adam, Optimizer, Schedule
 from fedbench.nn import compiled
 from fedbench.nn.compiled import Product

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.feddyn import FedDyn
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD

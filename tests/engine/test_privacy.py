@@ -37,9 +37,10 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.local import Local
-from fedbench.cli.config import check, config_hash
+from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError
+from fedbench.core.settings import config_hash
 from fedbench.engine import privacy
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD

@@ -28,7 +28,7 @@ from cases import METHODS, Case, case, config, everything, rounds, same
 from conftest import ROOT
 from tiny import CPU, all_clients, close, compose, engine, equal, mlp, once, ragged
 
-from fedbench.cli import launch
+from fedbench.app import launch
 from fedbench.core.options import ConfigError, RunError
 from fedbench.engine import ranks
 from fedbench.engine.executor import Executor, Plan
@@ -352,7 +352,8 @@ def test_ddp_needs_torchrun_and_torchrun_needs_ddp(monkeypatch: pytest.MonkeyPat
 
 def test_the_number_of_processes_does_not_make_another_run() -> None:
     """A run may go on with another number of them, or in one: the config's hash is the same."""
-    from fedbench.cli.config import check, config_hash
+    from fedbench.config.check import check
+    from fedbench.core.settings import config_hash
 
     assert config_hash(check(compose(["hardware=ddp"]))) == config_hash(check(compose(["hardware=auto"])))
 

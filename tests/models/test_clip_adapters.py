@@ -17,7 +17,7 @@ from fedbench.adapters.base import Adapter
 from fedbench.algorithms import _alignment as alignment
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedpia import FedPIA
-from fedbench.cli.conf_tree import group_options
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tiny import close, equal, mlp, seeded
 from torch import Tensor, nn
 
-from fedbench.cli.jobs import sentence_of
+from fedbench.app.jobs import sentence_of
 from fedbench.core.options import ConfigError, MissingColumns
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet

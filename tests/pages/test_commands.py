@@ -9,8 +9,9 @@ import shlex
 import pytest
 from conftest import ROOT
 
-from fedbench.cli.compose import Composer
-from fedbench.cli.config import check, with_choices
+from fedbench.app.compose import Composer
+from fedbench.config.check import check
+from fedbench.config.choices import with_choices
 
 PROSE = re.compile(r"\[(?:and so on|the same|a run|both)[^\]]*\]")
 SWEPT_ALIKE = re.compile(r"^seed=")  # a cell's seed changes nothing that is checked

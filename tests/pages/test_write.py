@@ -175,7 +175,7 @@ def test_cells_are_full_reduced_or_not_run(tmp_path, monkeypatch, capsys) -> Non
             config = {"paper": block, "choices": {"experiment": names}}
             make_run(sweep, method.lower(), seed, (0.0, 0.1 + 0.01 * seed, 0.0), config=config)
     monkeypatch.setattr("fedbench.pages.collect.find_conf_dir", lambda: conf)
-    monkeypatch.setattr("fedbench.cli.conf_tree.find_conf_dir", lambda: conf)
+    monkeypatch.setattr("fedbench.config.conf_tree.find_conf_dir", lambda: conf)
     page = tmp_path / "mine"
     assert main(["write", str(page), str(sweep), "--paper", TABLE]) == 0
     cells = {(r["method"], r["dataset"], r["clients"]): r for r in rows(page / "cells.csv")}

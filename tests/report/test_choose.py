@@ -11,7 +11,8 @@ import yaml
 from omegaconf import OmegaConf
 from tiny import compose
 
-from fedbench.cli.config import check, save_config
+from fedbench.config.check import check
+from fedbench.core.settings import save_config
 from fedbench.report.__main__ import main
 from fedbench.report.choose import choice, choose, override
 from fedbench.report.runs import find_runs

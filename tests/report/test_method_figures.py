@@ -16,7 +16,7 @@ from tiny import compose
 
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.data._files import read_npz
 from fedbench.report import method_figures as draw
 from fedbench.report.method_command import main

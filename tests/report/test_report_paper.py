@@ -12,7 +12,7 @@ import yaml
 from run_folders import make_run, with_checkpoint
 from scipy.stats import kendalltau
 
-from fedbench.cli.conf_tree import find_conf_dir
+from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.options import ConfigError
 from fedbench.report import paper
 from fedbench.report.__main__ import main
@@ -66,7 +66,7 @@ def conf_dir(tmp_path, monkeypatch) -> Path:
     about = {"table": "pgfed_table1_cifar", "dataset": "CIFAR10", "clients": "${partition.num_clients}"}
     (conf / "experiment" / "t" / "base.yaml").write_text(yaml.safe_dump({"paper": about}))
     (conf / "experiment" / "debug.yaml").write_text("rounds: 2\n")
-    monkeypatch.setattr("fedbench.cli.conf_tree.find_conf_dir", lambda: conf)
+    monkeypatch.setattr("fedbench.config.conf_tree.find_conf_dir", lambda: conf)
     return conf
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from run_folders import make_run
 
-from fedbench.cli.conf_tree import group_options, printed_name
+from fedbench.config.conf_tree import group_options, printed_name
 from fedbench.report import scores
 from fedbench.report.__main__ import main
 from fedbench.report.runs import find_runs

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench.cli.config import check, compose
+from fedbench.app.compose import compose
+from fedbench.config.check import check
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain, save_config

@@ -17,7 +17,7 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.lg_fedavg import LGFedAvg
 from fedbench.algorithms.local import Local
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, RunError
 from fedbench.engine.cohort import Cohort, Engine

@@ -13,7 +13,7 @@ import torch
 from tiny import arrays_of, compose, ragged, split_of
 from torch import Tensor, nn
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build, simulator

@@ -24,7 +24,7 @@ from tiny import compose
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
-from fedbench.cli.config import named_classes
+from fedbench.config.choices import named_classes
 from fedbench.core.options import ConfigError, RunError
 from fedbench.core.settings import plain
 from fedbench.data.base import Arrays
@@ -195,7 +195,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from fedbench.simulation import checkpoint, simulator
-from fedbench.cli.config import compose
+from fedbench.app.compose import compose
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)

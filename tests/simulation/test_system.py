@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig
 from tiny import compose
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import add_later, config_hash, plain

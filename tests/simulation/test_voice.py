@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import compose
 
-from fedbench.cli.jobs import resume_command
+from fedbench.app.jobs import resume_command
 from fedbench.core import caller
 from fedbench.data.base import Arrays
 from fedbench.engine.federation import Federation

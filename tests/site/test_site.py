@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from fedbench.cli.conf_tree import group_options
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.pages.store import FORMS
 from fedbench.site.__main__ import main

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.algorithms.fedrod import FedRoD
+from fedbench.api.commands import run
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom
 from fedbench.data.base import Arrays
 from fedbench.engine import batch
 from fedbench.engine.batch import BatchLoader
 from fedbench.engine.federation import Federation
-from fedbench.interactive.commands import run
 from fedbench.models.noise_predictor import NoisePredictor
 from fedbench.tasks.classification import Classification
 from fedbench.tasks.denoising import Denoising, Schedule

@@ -12,11 +12,11 @@ import torch
 from conftest import ROOT
 
 from fedbench import commands
-from fedbench.cli.conf_tree import group_options
 from fedbench.compression.qsgd import QSGD
 from fedbench.compression.randk import RandK
 from fedbench.compression.sign import Sign
 from fedbench.compression.topk import TopK
+from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.testing import check_compression, compression
 

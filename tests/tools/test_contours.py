@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.cli.app import main as fedbench
+from fedbench.app.app import main as fedbench
 from fedbench.tools.contours import chosen, main, segmented, told_apart
 
 SCANS = [

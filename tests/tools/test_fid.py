@@ -14,7 +14,7 @@ from scipy.linalg import sqrtm
 from silo_files import make_extra, make_table, overrides
 from tiny import SIZES, compose, ragged
 
-from fedbench.cli.config import check
+from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA
 from fedbench.simulation import simulator

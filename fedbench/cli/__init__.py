@@ -1,1 +1,0 @@
-"""The command line: from words to a checked configuration, to runs in folders."""

@@ -261,18 +261,24 @@ def test_every_method_says_what_its_messages_add_to(method: str, monkeypatch: py
 
 def test_pseudo_gradients_are_read_from_what_clients_started_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """PGFed-CE's g_i is the distance that client i went, whatever its server's row adds to what it saw."""
-    real, went = PseudoGradient.upload, []
+    real, train, went = PseudoGradient.upload, PseudoGradient.local_training, []
 
-    def upload(self: PseudoGradient, cohort: Any, w: Tensor, out: Any) -> Any:
-        up = real(self, cohort, w, out)
+    def local_training(self: PseudoGradient, cohort: Any, w: Tensor, *step: Any, **state: Any) -> Any:
+        out = train(self, cohort, w, *step, **state)
+        out.start = w
+        return out
+
+    def upload(self: PseudoGradient, cohort: Any, out: Any) -> Any:
+        up = real(self, cohort, out)
         pace = out.lr * out.steps[:, None] / (1 - cohort.engine.optimizer.momentum)
-        went.append(float((up.g - ((w - out.theta) / pace - getattr(out, "aux", 0))).abs().max()))
+        went.append(float((up.g - ((out.start - out.theta) / pace - getattr(out, "aux", 0))).abs().max()))
         assert (up.theta - out.theta).abs().max() > 1e-3 or cohort.round == 0
         return up
 
     def whole(self: Compression, cohort: Any, name: str, value: Tensor, *rest: Any) -> Received:
         return Received(value, 0)
 
+    monkeypatch.setattr(PseudoGradient, "local_training", local_training)
     monkeypatch.setattr(PseudoGradient, "upload", upload)
     monkeypatch.setattr(Compression, "upload", whole)
     rounds(compressed("pgfed_ce", LOSSY).simulation(**{"algorithm.mode": "pseudo_gradient"}), 4)

@@ -16,7 +16,7 @@ class Closure(FedAvg):
     def round(self, cohort):
         number = cohort.index[:, None].float()  # [K, 1]
         out = cohort.train(self.w, extra_grad=lambda s: 0.01 * number[: s.k] * s.theta)
-        self.w = cohort.weights @ out.theta
+        self.w = cohort.mean(out.theta)
 
 
 class Counter(FedAvg):
@@ -26,7 +26,7 @@ class Counter(FedAvg):
 
     def round(self, cohort):
         self.seen += 1
-        self.w = self.w + (cohort.weights @ cohort.train(self.w).theta - self.w) / self.seen
+        self.w = self.w + (cohort.mean(cohort.train(self.w).theta) - self.w) / self.seen
 
 
 class Restless(FedAvg):
@@ -106,7 +106,7 @@ class Meagre(FedAvg):
                 raise IndexError("a third sample")
             s.descend(s.grad(batch))
 
-        self.w = cohort.weights @ cohort.train(self.w, step=step).theta
+        self.w = cohort.mean(cohort.train(self.w, step=step).theta)
 
 
 class Extra(FedAvg):
@@ -117,7 +117,7 @@ class Extra(FedAvg):
             gradient = s.grad(batch, columns=cohort.model.trained)
             s.theta -= s.lr * gradient
 
-        self.w = cohort.weights @ cohort.train(self.w, step=step, columns=cohort.model.columns["head"]).theta
+        self.w = cohort.mean(cohort.train(self.w, step=step, columns=cohort.model.columns["head"]).theta)
 
 
 class Padded(FedAvg):
@@ -127,7 +127,7 @@ class Padded(FedAvg):
         def loss(s, rows, batch):
             return s.task_loss(s.forward(rows, batch), batch).mean(1)  # [k]
 
-        self.w = cohort.weights @ cohort.train(self.w, loss=loss).theta
+        self.w = cohort.mean(cohort.train(self.w, loss=loss).theta)
 
 
 class Reader(FedAvg):
@@ -143,7 +143,7 @@ class Silent(FedAvg):
     """Sends nothing that is counted."""
 
     def round(self, cohort):
-        self.w = cohort.weights @ cohort.train(self.w).theta
+        self.w = cohort.mean(cohort.train(self.w).theta)
 
 
 class Waiting(FedAvg):
@@ -153,7 +153,7 @@ class Waiting(FedAvg):
         def pull(s):
             return s.theta * float(s.theta.norm() > 1)
 
-        self.w = cohort.weights @ cohort.train(self.w, extra_grad=pull).theta
+        self.w = cohort.mean(cohort.train(self.w, extra_grad=pull).theta)
 
 
 class Endless(FedAvg):
@@ -185,12 +185,12 @@ class Flat(FedAvg):
 
 
 class Cloned(FedAvg):
-    """Trains from a copy of what was sent, and measures from it."""
+    """Measures an upload from a copy of what was sent."""
 
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w.clone()
-        up = cohort.upload(theta=cohort.train(w).theta, reference={"theta": w})
-        self.w = cohort.weights @ up.theta
+        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": w})
+        self.w = cohort.mean(up.theta)
 
 
 SLIPS = [

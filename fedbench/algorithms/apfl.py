@@ -49,7 +49,8 @@ class APFL(Algorithm):
             a=self.a[cohort.ids],
         )
         self.v[cohort.ids], self.a[cohort.ids] = out.v, out.a
-        self.w = cohort.weights @ cohort.upload(w=out.theta, reference={"w": w}).w
+        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]
+        self.w = cohort.mean(up.w)
 
     def step(self, s: Step, batch: Batch) -> None:
         """A batch of the box."""

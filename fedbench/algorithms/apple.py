@@ -125,7 +125,7 @@ class APPLE(Algorithm):
         self.d[cohort.ids], self.theta[cohort.ids] = out.d, out.personal
         core = self.columns.put(out.personal, self.columns.take(out.theta))  # BatchNorm's buffers are w_i's
         self.core[cohort.ids] = core
-        up = cohort.upload(core=core, reference={"core": known}, replaces=["core"])
+        up = cohort.upload(core=core, replaces={"core": known})
         self.exchange.publish(cohort, versions, up.core)
 
     def mix(self, into: Tensor, core: Tensor, d: Tensor, cores: Tensor, versions: Tensor, i: Tensor) -> Tensor:

@@ -130,13 +130,12 @@ class Algorithm:
         if row is not None:
             return row
         total = sum(float(c.mass.sum()) for c in cohorts)
-        uploads = [
-            c.upload(newcomer=self._rows(c), reference={"newcomer": c.model.init_row()}).newcomer for c in cohorts
-        ]
-        parts = [
-            torch.from_numpy(c.mass).float().to(rows.device) / total for c, rows in zip(cohorts, uploads, strict=True)
-        ]
-        return torch.stack([p @ rows for p, rows in zip(parts, uploads, strict=True)]).sum(0)
+        parts = []
+        for c in cohorts:
+            up = c.upload(newcomer=self._rows(c), replaces={"newcomer": c.model.init_row()})
+            share = torch.from_numpy(c.mass).float().to(c.device) / total
+            parts.append(c.mean(up.newcomer, weights=share))
+        return torch.stack(parts).sum(0)
 
     def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """The rows [M, P] from which each of these clients starts, or one for all [P]: where the method knows no more

@@ -38,8 +38,8 @@ class Ditto(FedAvg):
             extra_grad=pull,
             how=LocalTraining(epochs=self.personal_epochs, buffers="v", counted=0, uploaded=False),
         ).theta  # the same samples again: counted=0
-        up = cohort.upload(theta=cohort.train(w).theta, reference={"theta": w})
-        self.w = cohort.weights @ up.theta
+        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})
+        self.w = cohort.mean(up.theta)
         self.v[cohort.ids] = v  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -103,8 +103,8 @@ class FedAMP(Algorithm):
         out = cohort.train(theta if self.start == "own" else u, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
         # a row that a client keeps and trains on replaces w_i; one that is trained from u_i adds to that
-        reference, replaces = (w_i, ["w"]) if self.start == "own" else (u, [])
-        self.w[cohort.ids] = cohort.upload(w=out.theta, reference={"w": reference}, replaces=replaces).w
+        relative_to, replaces = ({}, {"w": w_i}) if self.start == "own" else ({"w": "u"}, {})
+        self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, replaces=replaces).w
         self.prev = cohort.index
 
     def alpha(self, round: int) -> float:

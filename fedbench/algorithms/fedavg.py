@@ -27,8 +27,8 @@ class FedAvg(Algorithm):
         """Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w)
-        up = cohort.upload(theta=out.theta, reference={"theta": w})  # [K, P]
-        self.w = cohort.weights @ up.theta
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta)
         if self.theta is not None:
             self.theta[cohort.ids] = out.theta
 

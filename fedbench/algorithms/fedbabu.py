@@ -44,8 +44,8 @@ class FedBABU(Algorithm):
         """Algorithm 1: clients train the base u alone."""
         u = cohort.broadcast(u=self.base.take(self.w)).u  # [|u|]
         out = cohort.train(self.base.put(self.w, u), columns=self.base)
-        up = cohort.upload(u=self.base.take(out.theta), reference={"u": u})  # [K, |u|]
-        self.w = self.base.put(self.w, cohort.weights @ up.u)
+        up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
+        self.w = self.base.put(self.w, cohort.mean(up.u))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """[u, h]; after the last round fine-tuned."""

@@ -77,8 +77,8 @@ class FedDAT(Algorithm):
         out = cohort.train(start, step=lambda s, batch: self.step(s, batch, A1), how=how, A0=A0)
         self.A0[cohort.ids], self.A2[cohort.ids] = self.first.take(out.A0), A1.expand(len(cohort), -1)
         self.head[cohort.ids] = self.rest.take(out.theta)
-        up = cohort.upload(A1=self.first.take(out.theta), reference={"A1": A1})
-        self.A1 = cohort.weights @ up.A1
+        up = cohort.upload(A1=self.first.take(out.theta), relative_to={"A1": "A1"})
+        self.A1 = cohort.mean(up.A1)
 
     def rows(self, cohort: Cohort, first: Tensor, second: Tensor) -> Tensor:
         """The clients' heads with these two adapters [A] or [K, A].  # [K, P]"""

@@ -41,9 +41,9 @@ class FedDyn(Algorithm):
         w = cohort.broadcast(w=self.w).w  # [P]
         out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.g)
         self.g[cohort.ids] = g - alpha * (out.theta - w)
-        up = cohort.upload(theta=out.theta, reference={"theta": w})  # [K, P]
-        self.h = self.h - (alpha * (up.theta - self.w)).sum(0) / cohort.num_clients  # over all N
-        mean_theta = fractions(self.alpha, cohort) @ up.theta  # [P]
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.h = self.h - cohort.sum(alpha * (up.theta - self.w)) / cohort.num_clients  # over all N
+        mean_theta = cohort.mean(up.theta, weights=fractions(self.alpha, cohort))  # [P]
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

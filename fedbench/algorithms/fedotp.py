@@ -75,8 +75,8 @@ class FedOTP(Algorithm):
         start = self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])  # [K, P]
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_prompt))
         self.p_l[cohort.ids] = self.local_prompt.take(out.theta)
-        up = cohort.upload(p_g=self.global_prompt.take(out.theta), reference={"p_g": p_g})  # [K, l d]
-        self.w = self.global_prompt.put(self.w, cohort.weights @ up.p_g)
+        up = cohort.upload(p_g=self.global_prompt.take(out.theta), relative_to={"p_g": "p_g"})  # [K, l d]
+        self.w = self.global_prompt.put(self.w, cohort.mean(up.p_g))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the logits below.  # [k, B]"""

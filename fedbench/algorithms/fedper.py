@@ -27,8 +27,8 @@ class FedPer(Algorithm):
         """Algorithms 1 and 2."""
         u = cohort.broadcast(u=self.u).u
         out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
-        up = cohort.upload(u=self.base.take(out.theta), reference={"u": u})  # [K, |u|]
-        self.u = cohort.weights @ up.u
+        up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
+        self.u = cohort.mean(up.u)
         self.v[cohort.ids] = self.head.take(out.theta)
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:

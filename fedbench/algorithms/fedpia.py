@@ -96,7 +96,8 @@ class FedPIA(Algorithm):
         )
         self.lam, self.gamma, self.server, self.client, self.cost = lam, gamma, server, client, cost
         self.activation, self.site, self.samples, self.combine = activation, site, samples, combine
-        self.anchor, self.weights, self.init = anchor, weights, init
+        self.anchor: Literal["samples", "uniform"] = anchor
+        self.weights, self.init = weights, init
         self.metric: alignment.Metric = metric
         self.solver: alignment.Solver = solver
 
@@ -147,8 +148,8 @@ class FedPIA(Algorithm):
         self._note_losses(cohort, out.loss_sum)
         self.own[cohort.ids] = self.shared.put(out.theta, w)
         # an adapter that a client keeps and trains on replaces the last one; one that is trained from G adds to that
-        reference, replaces = (G, []) if self.client == "none" else (self.sent[cohort.ids], ["w"])
-        up = cohort.upload(w=w, reference={"w": reference}, replaces=replaces).w  # [K, A]
+        relative_to, replaces = ({"w": "G"}, {}) if self.client == "none" else ({}, {"w": self.sent[cohort.ids]})
+        up = cohort.upload(w=w, relative_to=relative_to, replaces=replaces).w  # [K, A]
         if self.client != "none":
             self.sent[cohort.ids] = up
         self.G = self.merged(cohort, up)
@@ -245,8 +246,7 @@ class FedPIA(Algorithm):
     def merged(self, cohort: Cohort, up: Tensor) -> Tensor:
         """G of the clients' adapters [K, A].  # [A]"""
         K, a = len(cohort), self.shared
-        p = cohort.weights if self.anchor == "samples" else torch.full_like(cohort.weights, 1 / K)  # [K]
-        G0 = p @ up  # [A]
+        G0 = cohort.mean(up, weights=self.anchor)  # [A]
         if self.server == "average":
             return G0
         rows, anchor = a.put(self.initial.expand(K, -1), up), a.put(self.initial, G0)  # [K, P], [P]
@@ -258,7 +258,7 @@ class FedPIA(Algorithm):
             w = site.columns.take(aligned.rows)  # w~_k of this site  [K, D]
             d = (w - site.columns.take(anchor)).norm(dim=1)  # [K]
             q = (-self.gamma * d).softmax(0) if self.weights == "normalized" else (-self.gamma * d).exp() / K
-            G = site.columns.put(G, q @ w)
+            G = site.columns.put(G, cohort.mean(w, weights=q))
             each.append(q.cpu())
         self._note(cohort, q=torch.stack(each, 1))
         return a.take(G)

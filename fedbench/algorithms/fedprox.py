@@ -24,5 +24,5 @@ class FedProx(FedAvg):
         w = cohort.broadcast(w=self.w).w  # [P]
         has_gradient = self.mu and not self.official_noop
         prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]
-        up = cohort.upload(theta=cohort.train(w, extra_grad=prox).theta, reference={"theta": w})
-        self.w = cohort.weights @ up.theta
+        up = cohort.upload(theta=cohort.train(w, extra_grad=prox).theta, relative_to={"theta": "w"})
+        self.w = cohort.mean(up.theta)

@@ -29,6 +29,6 @@ class FedRep(FedPer):
             how=LocalTraining(epochs=self.head_epochs, key="head", buffers="head", uploaded=False),
         ).theta
         theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta
-        up = cohort.upload(u=self.base.take(theta), reference={"u": u})  # [K, |u|]
-        self.u = cohort.weights @ up.u
+        up = cohort.upload(u=self.base.take(theta), relative_to={"u": "u"})  # [K, |u|]
+        self.u = cohort.mean(up.u)
         self.v[cohort.ids] = self.head.take(theta)

@@ -65,8 +65,8 @@ class FedRoD(Algorithm):
         start = self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])  # [K, P]
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
-        up = cohort.upload(w=self.shared.take(out.theta), reference={"w": w})
-        self.w = self.shared.put(self.w, cohort.weights @ up.w)
+        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})
+        self.w = self.shared.put(self.w, cohort.mean(up.w))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Balanced softmax of h(z), and cross-entropy of g_i's logits on top of it.  # [k, B]"""

@@ -53,8 +53,8 @@ class FedSLD(FedAvg):
             batch.weight = batch.weight * self.ratio(batch, prior)  # [k, B]
             s.descend(s.grad(batch))
 
-        up = cohort.upload(theta=cohort.train(w, step=step).theta, reference={"theta": w})
-        self.w = cohort.weights @ up.theta
+        up = cohort.upload(theta=cohort.train(w, step=step).theta, relative_to={"theta": "w"})
+        self.w = cohort.mean(up.theta)
 
     def prior(self, cohort: Cohort) -> Tensor:
         """Pt as clients know it: over all, sent to all in the first round; over the cohort, sent to it.  # [C]"""
@@ -71,7 +71,7 @@ class FedSLD(FedAvg):
     def ask_counts(self, clients: Cohort) -> Tensor:
         """Label counts of all clients, C numbers each; noise (privacy) may have taken some below 0.  # [N, C]"""
         counts = torch.from_numpy(self.true_counts).to(self.w)
-        told = clients.upload(counts=counts, reference={"counts": None}, replaces=["counts"], plain=["counts"])
+        told = clients.upload(counts=counts, replaces={"counts": None}, plain=["counts"])
         return told.counts.clamp_min(0)
 
     def ratio(self, batch: Batch, prior: Tensor) -> Tensor:

@@ -77,6 +77,7 @@ class FPFC(Algorithm):
         """Algorithm 1."""
         if self.merge is not None:
             self.n = torch.from_numpy(cohort.all_clients().mass)
+            cohort.ledger.takes_means = True  # of clusters, in `personalized`
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
         columns, rho = self.columns, self.rho
 
@@ -87,7 +88,7 @@ class FPFC(Algorithm):
         out = cohort.train(self.own[cohort.ids], extra_grad=pull, zeta=zeta)
         self.own[cohort.ids] = out.theta
         known = self.W[cohort.index]
-        w = cohort.upload(w=columns.take(out.theta), reference={"w": known}, replaces=["w"]).w
+        w = cohort.upload(w=columns.take(out.theta), replaces={"w": known}).w
         self.W = self.W.index_copy(0, cohort.index, w)
         self.fuse(cohort.ids)
 

@@ -53,14 +53,12 @@ class IFCA(Algorithm):
         pick = self.nearest(cohort, theta)  # k_i  [K]
         out = cohort.train(theta[pick])
         chosen = one_hot(pick, self.clusters).to(theta)  # [K, M]
-        told = cohort.upload(k=chosen, reference={"k": None}, replaces=["k"], plain=["k"]).k.argmax(1)  # [K]
+        told = cohort.upload(k=chosen, replaces={"k": None}, plain=["k"]).k.argmax(1)  # [K]
         change = out.theta - theta[pick]  # [K, P]
-        change = cohort.upload(change=change, reference={"change": None}).change
-        members = one_hot(told, self.clusters).to(theta).T * cohort.weights  # [M, K]
-        part = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(theta.dtype).tiny)  # 0 for a k of nobody
-        step = part @ change  # [M, P]
+        change = cohort.upload(change=change, relative_to={"change": None}).change
+        step = cohort.mean(change, groups=one_hot(told, self.clusters).T)  # [M, P], 0 for a k of nobody
         if self.shared_body:
-            step = self.body.put(step, (cohort.weights @ self.body.take(change)).expand(self.clusters, -1))
+            step = self.body.put(step, cohort.mean(self.body.take(change)).expand(self.clusters, -1))
         self.theta = self.theta + step
 
     def nearest(self, cohort: Cohort, theta: Tensor) -> Tensor:

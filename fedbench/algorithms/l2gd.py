@@ -58,8 +58,8 @@ class L2GD(Algorithm):
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
         sent = self.sent[cohort.ids]  # [K, P]
         if how.steps != 0:
-            sent = cohort.upload(x=x, reference={"x": sent}, replaces=["x"]).x
-        xbar = sent.mean(0)  # [P]
+            sent = cohort.upload(x=x, replaces={"x": sent}).x
+        xbar = cohort.sum(sent) / len(cohort)  # [P]
         if not is_known:
             seen = cohort.broadcast(xbar=xbar).xbar  # read by clients, which also know `sent`
             self.knows = these & torch.equal(seen, xbar)

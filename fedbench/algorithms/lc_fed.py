@@ -104,9 +104,13 @@ class LCFed(Algorithm):
         )
         head = self.head_columns.take(out.theta)
         self.head[cohort.ids], self.hc[cohort.ids] = head, self.hc_columns.take(out.theta)
-        known = {"body": sent.body, "head": self.heads[cohort.index]}
-        up = cohort.upload(body=self.body.take(out.theta), head=head, reference=known, replaces=["head"])
-        self.w = self.body.put(self.w, up.body.mean(0))
+        up = cohort.upload(
+            body=self.body.take(out.theta),
+            head=head,
+            relative_to={"body": "body"},
+            replaces={"head": self.heads[cohort.index]},
+        )
+        self.w = self.body.put(self.w, cohort.sum(up.body) / len(cohort))
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ class LGFedAvg(Algorithm):
         out = cohort.train(
             start, step=self.alternate if self.update == "alternate" else None, how=LocalTraining(uploaded=self.head)
         )
-        up = cohort.upload(h=self.head.take(out.theta), reference={"h": h})  # [K, |h|]
-        self.h = cohort.weights @ up.h
+        up = cohort.upload(h=self.head.take(out.theta), relative_to={"h": "h"})  # [K, |h|]
+        self.h = cohort.mean(up.h)
         self.theta[cohort.ids] = out.theta
 
     def alternate(self, s: Step, batch: Batch) -> None:

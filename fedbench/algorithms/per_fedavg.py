@@ -12,7 +12,6 @@ Reduces to: SGD on the second part of the batches at alpha = 0.
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import (
@@ -45,7 +44,8 @@ class PerFedAvg(Algorithm):
         adapt: Literal["alpha", "lr"] = "alpha",
     ):
         self.mode, self.adapt = mode, adapt
-        self.alpha, self.delta, self.weights = per_client(alpha), per_client(delta), weights
+        self.alpha, self.delta = per_client(alpha), per_client(delta)
+        self.weights: Literal["uniform", "samples"] = weights
         self.parts = {"fo": 2, "hf": 3}[mode]
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
@@ -70,9 +70,8 @@ class PerFedAvg(Algorithm):
             step=self.step,
             how=LocalTraining(batch_size=self.parts * cohort.engine.batch_size, drop_last=True, counted=1 / self.parts),
         )  # counted: the part that defines the step
-        up = cohort.upload(theta=out.theta, reference={"theta": w})  # [K, P]
-        p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
-        self.w = p @ up.theta
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta, weights=self.weights)
 
     def step(self, s: Step, batch: Batch) -> None:
         """Meta-gradient on independent parts of the batch, at w adapted on the first."""

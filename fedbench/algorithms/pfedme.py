@@ -55,8 +55,8 @@ class PFedMe(Algorithm):
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
         w_i = self.trained.put(out.theta, self.trained.take(out.w))  # [K, P]
         self.theta[cohort.ids] = out.theta if self.deploy == "theta" else w_i
-        up = cohort.upload(w=w_i, reference={"w": w})
-        self.w = self.w + self.beta * (cohort.weights @ up.w - self.w)
+        up = cohort.upload(w=w_i, relative_to={"w": "w"})
+        self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)
 
     def step(self, s: Step, batch: Batch) -> None:
         """The proximal point of the batch, then w_i towards it."""

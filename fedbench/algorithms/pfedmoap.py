@@ -136,12 +136,12 @@ class PFedMoAP(Algorithm):
         theta = self.train(cohort, self.row(P_g, gate), experts, count)  # [K, P]
         prompt, trained_gate = self.prompt_columns.take(theta), self.gate_columns.take(theta[gated])
         self.prompt[cohort.ids], self.gate[mixing.ids] = prompt, trained_gate
-        up = cohort.upload(prompt=prompt, reference={"prompt": P_g}).prompt  # [K, l d]
+        up = cohort.upload(prompt=prompt, relative_to={"prompt": "prompt"}).prompt  # [K, l d]
         self.pool[cohort.ids], self.text[cohort.ids] = up, self.encode(cohort.model, up)
-        self.w = self.prompt_columns.put(self.w, cohort.weights @ up)
+        self.w = self.prompt_columns.put(self.w, cohort.mean(up))
         if self.aggregate_gate and len(mixing):
-            up_gate = mixing.upload(gate=trained_gate, reference={"gate": gate}).gate
-            self.w = self.gate_columns.put(self.w, mixing.weights @ up_gate)
+            up_gate = mixing.upload(gate=trained_gate, relative_to={"gate": "gate"}).gate
+            self.w = self.gate_columns.put(self.w, mixing.mean(up_gate))
         self.last, self.experts, self.count = cohort.index, experts, count
 
     def row(self, prompt: Tensor, gate: Tensor) -> Tensor:

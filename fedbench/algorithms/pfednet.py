@@ -195,8 +195,8 @@ class PFedNet(Algorithm):
 
     def ask(self, clients: Cohort) -> Tensor:
         """Their sketches as the server sees them.  # [K, q]"""
-        sketch, name = similarity.sketches(clients, self.compared, self.samples), ["sketch"]
-        return clients.upload(sketch=sketch, reference={"sketch": None}, replaces=name, plain=name).sketch
+        sketch = similarity.sketches(clients, self.compared, self.samples)
+        return clients.upload(sketch=sketch, replaces={"sketch": None}, plain=["sketch"]).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
         """Everyone at (x_t, z_i): whoever took part in the last round has them, and the others are sent them (in the
@@ -219,11 +219,12 @@ class PFedNet(Algorithm):
         """x_{t+1} = x_t - sum_i w_i dx_i; with gradients, where dx_i = lr g_i and w_i = 1/K, I times.  # [K, P]"""
         if not self.shared.size:
             return theta
-        w = cohort.weights if self.mode == "local_epochs" else torch.full_like(cohort.num_samples, 1 / len(cohort))
+        weights = "samples" if self.mode == "local_epochs" else "uniform"
         for i in range(self.x_steps or 1):
             out = cohort.train(theta, columns=self.shared, how=self.how("local", i, self.x_epochs, self.shared))
             dx = x - self.shared.take(out.theta)  # [K, d1]
-            self.x = self.x - w @ cohort.upload(dx=dx, reference={"dx": None}).dx
+            up = cohort.upload(dx=dx, relative_to={"dx": None})
+            self.x = self.x - cohort.mean(up.dx, weights=weights)
             x = self.x_sent = cohort.broadcast(x=self.x).x
             theta = self.shared.put(out.theta, x)
         return theta
@@ -236,7 +237,7 @@ class PFedNet(Algorithm):
             how = self.how("head", j, self.z_epochs, self.fused)
             out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
-            dz = cohort.upload(dz=dz, reference={"dz": None}).dz
+            dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz
             dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
             self.move(dZ, self.rates(cohort, how, lr), lr)
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)

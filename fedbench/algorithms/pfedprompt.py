@@ -50,7 +50,8 @@ class PFedPrompt(Algorithm):
         """FedAvg on the prompt."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w, loss=self.loss, **self.memory(cohort)) if self.in_training else cohort.train(w)
-        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the logits, with in_training: the sample itself is left out of the memory.  # [k, B]"""

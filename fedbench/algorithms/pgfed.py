@@ -60,12 +60,12 @@ class PGFed(Algorithm):
         out = self.local_training(cohort, w) if without_others else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
-            self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+            self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)
             return
-        up = self.upload(cohort, w, out)
-        self.w = cohort.weights @ up.theta
+        up = self.upload(cohort, out)
+        self.w = cohort.mean(up.theta)
         mu = mean(self.mu)
-        self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * up.g.mean(0), cohort.index
+        self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * (cohort.sum(up.g) / len(cohort)), cohort.index
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """ClientUpdate from round 2 on, lines 4 to 11."""
@@ -87,11 +87,11 @@ class PGFed(Algorithm):
         """Local epochs from w: without `step`, as FedAvg's."""
         return cohort.train(w, step=step, **state)
 
-    def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:
+    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
         """theta_i, and the risk f_i to first order around it, c_i + g_i . theta: theta [K, P], g [K, P], c [K]."""
         g, f = cohort.gradient(out.theta, drop_last=self.drop_last)  # [K, P], [K]
-        reference = {"theta": w, "g": None, "c": None}
-        return cohort.upload(theta=out.theta, g=g, c=f - dot(g, out.theta), reference=reference, replaces=["g", "c"])
+        c = f - dot(g, out.theta)
+        return cohort.upload(theta=out.theta, g=g, c=c, relative_to={"theta": "w"}, replaces={"g": None, "c": None})
 
     # -- auxiliary gradients and coefficients --------------------------------------------------------------
     def download_auxiliary(self, cohort: Cohort) -> Tensor:
@@ -114,7 +114,7 @@ class PGFed(Algorithm):
 
     def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:
         """Clients send a_ij [K, K'], which noise (privacy) may take out of their range."""
-        up = cohort.upload(alpha=new, reference={"alpha": old}, replaces=["alpha"], plain=["alpha"])
+        up = cohort.upload(alpha=new, replaces={"alpha": old}, plain=["alpha"])
         self.keep_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
 
     def keep_coefficients(self, cohort: Cohort, alpha: Tensor) -> None:

@@ -47,9 +47,9 @@ class ServerAlpha(PGFed):
         """theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i) for every batch, nothing else."""
         return cohort.train(w, extra_grad=lambda s: s.aux, aux=self.download_auxiliary(cohort))
 
-    def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:
+    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
         """As PGFed's; then the server takes one step of a_ij for all the local ones, at the uploaded theta_i."""
-        up = super().upload(cohort, w, out)
+        up = super().upload(cohort, out)
         if self.G is not None:
             g_theta = mean(self.mu) * products(up.theta, self.G)  # mu g_j . theta_i  [K, K']
             eta2 = self.coefficient_rate(cohort) * out.steps[:, None]  # [K, 1]
@@ -99,10 +99,10 @@ class PseudoGradient(PGFed):
 
         return cohort.train(w, step=recorded, loss_before=cohort.step_record(), **state)
 
-    def upload(self, cohort: Cohort, w: Tensor, out: Any) -> SimpleNamespace:
+    def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
         """theta_i and f_i travel; g_i and c_i follow from what the server knows."""
         f = self.last_epoch_loss(cohort, out)
-        up = cohort.upload(theta=out.theta, f=f, reference={"theta": w, "f": None}, replaces=["f"])
+        up = cohort.upload(theta=out.theta, f=f, relative_to={"theta": "w"}, replaces={"f": None})
         g = self.pseudo_gradient(cohort, up.theta, out)
         return SimpleNamespace(theta=up.theta, g=g, c=up.f - dot(g, up.theta))
 

@@ -58,7 +58,8 @@ class PGFedExact(FedAvg):
         w = cohort.broadcast(w=self.w).w
         out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
-        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta)
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """Local epochs with everybody's samples in every step."""

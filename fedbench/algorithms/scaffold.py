@@ -20,7 +20,8 @@ class Scaffold(Algorithm):
     """server_lr is eta_g.  State: x [P], c [P]; c_i [N, P]."""
 
     def __init__(self, server_lr: Positive = 1.0, weights: Literal["uniform", "samples"] = "uniform"):
-        self.server_lr, self.weights = server_lr, weights
+        self.server_lr = server_lr
+        self.weights: Literal["uniform", "samples"] = weights
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
         """Plain SGD: with momentum, weight decay or Adam the formula of c_i would be wrong."""
@@ -44,11 +45,10 @@ class Scaffold(Algorithm):
         out = cohort.train(server.x, c_i=c_i, extra_grad=lambda s: server.c - s.c_i)
         pace = out.steps[:, None] * out.lr  # [K, 1]; 0 at a rate of 0, which gives no estimate of the gradient
         new = torch.where(pace > 0, c_i - server.c + (server.x - out.theta) / pace, c_i)  # [K, P]
-        up = cohort.upload(dx=out.theta - server.x, dc=new - c_i, reference={"dx": None, "dc": None})  # [K, P] each
+        up = cohort.upload(dx=out.theta - server.x, dc=new - c_i, relative_to={"dx": None, "dc": None})  # [K, P] each
         self.c_i[cohort.ids] = new
-        p = cohort.weights if self.weights == "samples" else torch.full_like(cohort.weights, 1 / len(cohort))
-        self.x = self.x + self.server_lr * (p @ up.dx)
-        self.c = self.c + up.dc.sum(0) / cohort.num_clients  # over all N
+        self.x = self.x + self.server_lr * cohort.mean(up.dx, weights=self.weights)
+        self.c = self.c + cohort.sum(up.dc) / cohort.num_clients  # over all N
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """x."""

@@ -77,7 +77,8 @@ class SuPerFed(Algorithm):
         else:
             near = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
             out = cohort.train(w, extra_grad=near, how=LocalTraining(split=split))
-        self.w = cohort.weights @ cohort.upload(w=out.theta, reference={"w": w}).w
+        up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]
+        self.w = cohort.mean(up.w)
 
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
         """A batch, all at the values before it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -99,7 +99,6 @@ class Cohort:
     @property
     def mass(self) -> np.ndarray:
         """What each client counts in a mean that the server takes: n_i, or with weights=uniform 1.  # [K] float64"""
-        self.engine.has_taken_means = True
         n = self.federation.num_samples[self.ids].astype(np.float64)
         return n if self.engine.weights == "samples" else np.ones_like(n)
 
@@ -188,31 +187,66 @@ class Cohort:
     def upload(
         self,
         *,
-        reference: Mapping[str, Tensor | None] | None = None,
-        replaces: Collection[str] = (),
+        relative_to: Mapping[str, str | None] | None = None,
+        replaces: Mapping[str, Tensor | None] | None = None,
         plain: Collection[str] = (),
         **tensors: Tensor,
     ) -> SimpleNamespace:
         """Send each client's row of the tensors [K, ...] to the server.
 
+        Every floating-point tensor stands in relative_to or in replaces.  Privacy clips what it adds to this reference,
+        and compression sends that.
+
         Args:
-            reference: What the server expects of each tensor before the upload: [...], [K, ...], or None for 0.
-                Privacy clips the difference from it, and compression sends that difference.  It must not depend on
-                values that the server does not have.  For a difference, use {"delta": None}.  For a row trained from w,
-                use {"theta": w} with the tensor that a broadcast or a download returned; a copy is refused with
-                compression in both directions.  If that tensor lags behind the server's version, the row is shifted by
-                the difference, so that for the server clients trained from self.w.
-            replaces: Names of tensors that replace the server's version.  A client's own row, kept and trained on, has
-                the server's version as its reference, so that the next upload makes up for the residual of this one.
-                Gradients, coefficients and counts are new in each upload, and their residual is lost.  For all other
-                names compression adds the residual to the client's next upload (compression.memory).
+            relative_to: The name by which `broadcast` or `download` sent, in this round, the tensor that a row was
+                trained from; None for a difference.  {"theta": "w"}: theta was trained from w.  If clients saw a
+                version of w that lags behind the server's, the row is shifted by the difference, so that for the
+                server they trained from its own.  Compression adds the residual of an upload to the client's next one
+                (compression.memory).
+            replaces: The server's version, [...] or [K, ...], that a tensor replaces; None where it has none.  A row
+                that a client keeps and trains on replaces its last version, so that the next upload makes up for the
+                residual of this one.  Gradients, coefficients and counts are new in each upload, and their residual is
+                lost.  The version must not depend on values that the server does not have.
             plain: Names of tensors that are sent uncompressed.
             **tensors: The rows, by name.
 
         Returns:
             The tensors as the server sees them, after privacy and compression.
+
+        Raises:
+            UnknownReference: These clients were not sent a tensor by that name in this round.
         """
-        return self._messages.upload(self, tensors, reference or {}, replaces, plain)
+        return self._messages.upload(self, tensors, relative_to or {}, replaces or {}, plain)
+
+    # -- aggregation: the only place where the server combines clients' uploads into one ---------------------
+    def mean(
+        self,
+        uploads: Tensor,
+        weights: Literal["samples", "uniform"] | Tensor = "samples",
+        groups: Tensor | None = None,
+    ) -> Tensor:
+        """Return the server's mean of the clients' uploads.
+
+        Args:
+            uploads: One row for each client, as `upload` returned them.  # [K, ...]
+            weights: "samples": by the number of training samples, or 1 / K in a run with weights=uniform.  "uniform":
+                1 / K.  A tensor: these weights, as they are.  # [K]
+            groups: Which clients count in each of M means; a group without clients has the mean 0.  # [M, K]
+
+        Returns:
+            The mean.  # [...], or with groups [M, ...]
+        """
+        if not isinstance(weights, Tensor):
+            self.ledger.takes_means = True
+            weights = {"samples": self.weights, "uniform": torch.full_like(self.num_samples, 1 / len(self))}[weights]
+        if groups is not None:
+            members = groups.to(weights) * weights  # [M, K]
+            weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
+        return weights @ uploads
+
+    def sum(self, uploads: Tensor) -> Tensor:
+        """Return the server's sum of the clients' uploads [K, ...].  # [...]"""
+        return uploads.sum(0)
 
     # -- training ----------------------------------------------------------------------------------------
     def rate_sums(self, how: LocalTraining | None = None) -> np.ndarray:

@@ -190,7 +190,7 @@ class Compression:
                 )
             layout = Layout({}, size)
         ids = NOBODY if cohort is None else cohort.ids
-        weights = None if cohort is None or not weighted else _shares(cohort)
+        weights = None if cohort is None or not weighted else cohort.weights
         message = Message(path, layout.parameters, ids, layout.spans, weights, weights)
         if path not in self._is_set_up:
             self.operator.setup(self.rows, message.of(0, 0))
@@ -231,9 +231,3 @@ def num_bytes(t: Tensor) -> int:
 def in_bytes(bits: Tensor) -> int:
     """Streams of so many bits each, in whole bytes, all together."""
     return int((bits + 7).div(8, rounding_mode="floor").sum())
-
-
-def _shares(cohort: Cohort) -> Tensor:
-    """Return each client's weight in the server's mean: by samples, or 1 / K with weights=uniform.  # [K] float32"""
-    n = cohort.num_samples if cohort.engine.weights == "samples" else torch.ones(len(cohort), device=cohort.device)
-    return n / n.sum()

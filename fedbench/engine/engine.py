@@ -26,7 +26,7 @@ class Engine:
     client at once, outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories:
     the stores of kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take
     no part in the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a
-    mean that the server takes.  has_taken_means: whether a method has asked for them.  pace [N]: the share of its local
+    mean that the server takes.  pace [N]: the share of its local
     steps that each client does in rounds (None: all of them).  fewest_epochs: where its draws of epochs begin (None:
     nothing is drawn).
     """
@@ -48,7 +48,6 @@ class Engine:
     privacy: Privacy | None = None
     compression: Compression | None = None
     weights: Literal["samples", "uniform"] = "samples"
-    has_taken_means: bool = False
     pace: np.ndarray | None = None
     fewest_epochs: int | None = None
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Ledger:
     """What a round cost by the method's own account.
 
     bytes_*: of what was sent; dense_*: of the same without compression.  loss: of the last training, averaged over its
-    clients; losses [K]: of each.
+    clients; losses [K]: of each.  takes_means: whether the server averaged clients by the run's `weights`.
     """
 
     steps: int = 0
@@ -45,6 +45,36 @@ class Ledger:
     dense_up: int = 0
     loss: float = float("nan")
     losses: Tensor | None = None
+    takes_means: bool = False
+
+
+class Sent(NamedTuple):
+    """What clients were sent under a name.
+
+    Attributes:
+        ids: The clients.  # [k]
+        seen: What they saw: one tensor for all, or a row each.  None in a run that leaves uploads as they are.
+        value: The server's version of it, the same tensor where they saw that.
+        by_client: Whether seen and value have a row for each client.
+    """
+
+    ids: np.ndarray
+    seen: Tensor | None
+    value: Tensor | None
+    by_client: bool
+
+    @property
+    def lag(self) -> Tensor | None:
+        """What the server's version adds to what clients saw; None: nothing."""
+        return None if self.seen is None or self.value is None or self.seen is self.value else self.value - self.seen
+
+    def of(self, ids: np.ndarray) -> Sent:
+        """Return what some of these clients were sent."""
+        if self.seen is None or self.value is None or not self.by_client or np.array_equal(ids, self.ids):
+            return self
+        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.seen.device)
+        seen = self.seen[rows]
+        return Sent(ids, seen, seen if self.seen is self.value else self.value[rows], True)
 
 
 class Messages:
@@ -58,7 +88,7 @@ class Messages:
         self.privacy, self.compression, self.drawn, self.ledger = privacy, compression, drawn, Ledger()
         self._broadcasts: Counter[str] = Counter()  # how often each name was sent to all
         self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # which clients sent, or were sent, each name
-        self._sent: list[tuple[Tensor, Tensor]] = []  # what clients saw, and what the server has itself
+        self._sent: dict[str, list[Sent]] = {}  # what clients were sent in this round, by name
 
     @property
     def is_lossless(self) -> bool:
@@ -75,7 +105,7 @@ class Messages:
             if self.compression is not None and name not in plain:
                 seen[name], size = self.compression.broadcast(cohort, name, value, self._broadcasts[name])
                 self._broadcasts[name] += 1
-                self._remember(value, seen[name])
+            self._note_sent(name, Sent(cohort.ids, seen[name], value, by_client=False))
             self._count_download(cohort, size, dense)
         return SimpleNamespace(**seen)
 
@@ -88,7 +118,7 @@ class Messages:
             size = num_bytes(value)
             if self.compression is not None and name not in plain:
                 seen[name], size = self.compression.download(cohort, name, value, self._call("down", cohort, name))
-                self._remember(value, seen[name])
+            self._note_sent(name, Sent(cohort.ids, seen[name], value, by_client=True))
             self._count_download(cohort, size, num_bytes(value))
         return SimpleNamespace(**seen)
 
@@ -103,47 +133,49 @@ class Messages:
         self,
         cohort: Cohort,
         tensors: dict[str, Tensor],
-        reference: Mapping[str, Tensor | None],
-        replaces: Collection[str],
+        relative_to: Mapping[str, str | None],
+        replaces: Mapping[str, Tensor | None],
         plain: Collection[str],
     ) -> SimpleNamespace:
         """Each client's row of tensors [K, ...], as the server sees it."""
         _check_rows("upload", cohort, tensors)
-        _check_names("upload", tensors, {*reference, *replaces, *plain})
-        _check_references(tensors, reference)
+        _check_names("upload", tensors, {*relative_to, *replaces, *plain})
+        _check_references(tensors, relative_to, replaces)
         seen = dict(tensors)
         for name, value in tensors.items():
-            size, call, expected = num_bytes(value), self._call("up", cohort, name), reference.get(name)
+            sent = self._sent_as(relative_to.get(name), cohort, name)
+            expected = replaces.get(name) if sent is None else sent.seen
+            size, call = num_bytes(value), self._call("up", cohort, name)
             if self.privacy is not None:
                 seen[name] = self.privacy.release(cohort, name, value, expected, call)
             if self.compression is not None and cohort.purpose == "round" and name not in plain:
                 accumulates = name not in replaces
                 seen[name], size = self.compression.upload(cohort, name, seen[name], expected, call, accumulates)
-                if accumulates and (lag := self._lag_of(name, expected)) is not None:
+                if sent is not None and (lag := sent.lag) is not None:
                     seen[name] = seen[name] + lag
             self.ledger.bytes_up += size
             self.ledger.dense_up += num_bytes(value)
         return SimpleNamespace(**seen)
 
-    def _remember(self, value: Tensor, seen: Tensor) -> None:
-        if seen is not value:
-            self._sent.append((seen, value))
+    def _note_sent(self, name: str, sent: Sent) -> None:
+        changes_uploads = self.privacy is not None or self.compression is not None
+        sent = sent if changes_uploads else sent._replace(seen=None, value=None)  # nobody holds its rows any longer
+        self._sent.setdefault(name, []).append(sent)
 
-    def _lag_of(self, name: str, reference: Tensor | None) -> Tensor | None:
-        """What the server's own adds to a reference that clients were sent in this round; None: nothing."""
-        if reference is None:
+    def _sent_as(self, handle: str | None, cohort: Cohort, name: str) -> Sent | None:
+        """Return what these clients were last sent as `handle`; None of None.  name: of the upload relative to it."""
+        if handle is None:
             return None
-        for seen, value in self._sent:
-            if seen is reference:
-                return value - seen
-        # A reference of zeros has no residual.
-        if reference.any() and any(_is_copy(reference, t) for pair in self._sent for t in pair):
-            raise UnknownReference(
-                f"upload({name}=...): its reference has the values of a tensor that clients were sent, but is another "
-                "one. Give the very tensor that cohort.broadcast or cohort.download returned, no copy of it and not "
-                "the server's own: by it what a compressed download lacked is found"
-            )
-        return None
+        if isinstance(handle, str):
+            for sent in reversed(self._sent.get(handle, [])):
+                if np.isin(cohort.ids, sent.ids).all():
+                    return sent.of(cohort.ids)
+        given = repr(handle) if isinstance(handle, str) else f"a {type(handle).__name__}"
+        raise UnknownReference(
+            f"upload({name}=..., relative_to=...): {given} is not the name of a tensor that these clients were sent in "
+            f"this round ({', '.join(map(repr, self._sent)) or 'they were sent none'}); give the name that "
+            "cohort.broadcast or cohort.download sent it by, or None for a difference"
+        )
 
     def _count_download(self, cohort: Cohort, size: int, dense: int) -> None:
         """What these clients were sent, and what the lost were: as much as they on average, unless all are asked."""
@@ -162,17 +194,13 @@ class Messages:
 
 
 class UnknownReference(ValueError):
-    """The reference is not a tensor of the round, but a copy of one."""
-
-
-def _is_copy(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal, after broadcasting over clients if only one has a row for each."""
-    fit = b.shape in (a.shape, a.shape[1:]) or a.shape == b.shape[1:]
-    return fit and torch.equal(*torch.broadcast_tensors(a, b))
+    """An upload is relative to what its clients were not sent in this round."""
 
 
 def _check_rows(call: str, cohort: Cohort, tensors: dict[str, Tensor]) -> None:
     for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise ValueError(f"{call}({name}=...): a tensor [K, ...] can be sent, not a {type(t).__name__}")
         if len(t) != len(cohort):
             raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(cohort)} clients")
 
@@ -182,11 +210,15 @@ def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) 
         raise ValueError(f"{call}({', '.join(tensors)}): there is no {' or '.join(sorted(unknown))} among what is sent")
 
 
-def _check_references(tensors: dict[str, Tensor], reference: Mapping[str, Tensor | None]) -> None:
+def _check_references(
+    tensors: dict[str, Tensor], relative_to: Mapping[str, str | None], replaces: Mapping[str, Tensor | None]
+) -> None:
+    """Refuse tensors of which the server does not know, or knows twice, what they add to."""
     for name, t in tensors.items():
-        if t.is_floating_point() and name not in reference:
+        if name in relative_to and name in replaces:
+            raise ValueError(f"upload({name}=...): it stands in relative_to and in replaces; name it in one of them")
+        if t.is_floating_point() and name not in relative_to and name not in replaces:
             raise ValueError(
-                f"upload({name}=...): say what the server expects of it before it comes, as reference="
-                f'{{"{name}": w}} for a row that was trained from w, or {{"{name}": None}} for a difference or '
-                "anything new to it"
+                f'upload({name}=...): say what it adds to: relative_to={{"{name}": "w"}} for a row that was trained '
+                f'from w, {{"{name}": None}} for a difference, or replaces={{"{name}": ...}} for a new version'
             )

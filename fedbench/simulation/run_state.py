@@ -43,6 +43,7 @@ class Simulation:
         origin: The source of the request for this run (see ``simulator.run``).
         cost: Totals over the rounds, in seconds and bytes.
         personal_is_global: Whether every client deployed the server's row at all evaluations.  None before the first.
+        takes_means: Whether the server has averaged clients by the run's `weights`.
     """
 
     cfg: DictConfig
@@ -55,6 +56,7 @@ class Simulation:
     best_val: dict[str, Any] | None = None
     last: dict[str, float] = field(default_factory=dict)
     personal_is_global: bool | None = None
+    takes_means: bool = False
     new_clients: dict[str, Any] | None = None
     matrices: MatrixLog | None = None
     data_hash: str = ""

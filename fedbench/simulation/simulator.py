@@ -167,9 +167,10 @@ def check_used(sim: Simulation, ledger: Ledger) -> None:
     A round without local steps may send nothing.  Compression is then checked after the next round, if there is one.
     """
     engine, choices = sim.engine, sim.cfg.choices
+    sim.takes_means |= ledger.takes_means
     waits = not ledger.steps and sim.done + 1 < sim.cfg.rounds
     require(
-        engine.weights == "samples" or engine.has_taken_means,
+        engine.weights == "samples" or sim.takes_means,
         f"weights={engine.weights}: algorithm={choices.algorithm} takes no mean of clients weighted by "
         "their samples; leave weights out",
     )

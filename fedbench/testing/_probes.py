@@ -115,7 +115,7 @@ def uploads_of_nothing(sent: list[Tensor]) -> Iterator[None]:
     asks for, is added to the list."""
 
     def upload(
-        self: Cohort, *, reference: Any = None, replaces: Any = (), plain: Any = (), **tensors: Tensor
+        self: Cohort, *, relative_to: Any = None, replaces: Any = None, plain: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
         def draw(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))

@@ -344,7 +344,7 @@ def other_data() -> Any:
 
 @SUITE.check
 def references_are_what_was_sent(case: Case) -> None:
-    """An upload's reference is the very tensor that clients were sent."""
+    """An upload is relative to what its clients were sent in this round."""
     sim = case.simulation()
     sim.engine.compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, 0)
     try:

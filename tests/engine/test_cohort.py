@@ -255,7 +255,7 @@ def test_exchanges_are_metered_and_pass_values() -> None:
     which = torch.tensor([[True, False, True], [False] * 3, [True] * 3, [False] * 3])
     cohort.fetch(which, core=torch.zeros(3, 5))
     assert cohort.ledger.bytes_down == 224 + 5 * 5 * 4 and cohort.ledger.bytes_up == 0
-    equal(cohort.upload(theta=rows, reference={"theta": None}).theta, rows)
+    equal(cohort.upload(theta=rows, relative_to={"theta": None}).theta, rows)
     assert cohort.ledger.bytes_up == 48
     for send in (cohort.download, cohort.upload):
         with pytest.raises(ValueError, match=r"10 rows for 4 clients"):
@@ -484,10 +484,34 @@ def test_a_list_of_rates_is_one_for_each_client() -> None:
 def test_means_are_weighted_by_samples_or_by_none() -> None:
     e, uniform = build(), build(weights="uniform")
     n = e.federation.num_samples[IDS]
-    close(Cohort(e, IDS, 0).weights, torch.from_numpy(n / n.sum()).float())
-    assert not uniform.has_taken_means
-    close(Cohort(uniform, IDS, 0).weights, torch.full((4,), 0.25))
-    assert uniform.has_taken_means
+    rows, by_samples = torch.randn(4, 3), torch.from_numpy(n / n.sum()).float()
+    close(Cohort(e, IDS, 0).mean(rows), (by_samples[:, None] * rows).sum(0))
+    close(Cohort(uniform, IDS, 0).mean(rows), rows.mean(0))
+    close(Cohort(e, IDS, 0).mean(rows, weights="uniform"), rows.mean(0))
+    close(Cohort(e, IDS, 0).mean(rows, weights=torch.tensor([1.0, 0, 2, 0])), rows[0] + 2 * rows[2])
+    close(Cohort(e, IDS, 0).sum(rows), rows.sum(0))
+
+
+def test_a_mean_of_groups_is_that_of_their_clients() -> None:
+    cohort, rows = Cohort(build(), IDS, 0), torch.randn(4, 3)
+    groups = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 0, 0]])  # [M, K]
+    means = cohort.mean(rows, groups=groups)
+    for mean, members in ((means[0], [0, 2]), (means[1], [1, 3])):
+        n = cohort.num_samples[members]
+        close(mean, (n[:, None] * rows[members]).sum(0) / n.sum())
+    equal(means[2], torch.zeros(3))
+
+
+def test_only_a_mean_notes_that_the_runs_weights_are_used() -> None:
+    """Reading the weights, and a mean by a method's own, do not."""
+    cohort = Cohort(build(weights="uniform"), IDS, 0)
+    close(cohort.weights, torch.full((4,), 0.25))
+    close(torch.from_numpy(cohort.mass), torch.ones(4).double())
+    cohort.mean(torch.ones(4, 2), weights=cohort.weights)
+    cohort.sum(torch.ones(4, 2))
+    assert not cohort.ledger.takes_means
+    cohort.subset(np.array([True, True, False, False])).mean(torch.ones(2, 2))
+    assert cohort.ledger.takes_means
 
 
 @pytest.mark.parametrize("plan", PLANS)

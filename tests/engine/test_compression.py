@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -58,35 +57,37 @@ def rows(*scales: float) -> Tensor:
 def test_an_upload_is_the_reference_and_what_the_operator_leaves_of_the_rest() -> None:
     e = net(top2())
     cohort = Cohort(e, IDS, 0)
-    w = torch.full((N,), 10.0)
-    up = cohort.upload(theta=w + rows(1, 2, 3), reference={"theta": w}).theta
+    w = cohort.broadcast(w=torch.full((N,), 10.0)).w
+    up = cohort.upload(theta=w + rows(1, 2, 3), relative_to={"theta": "w"}).theta
     kept = torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0])
     equal(up, w + torch.stack([kept, 2 * kept, 3 * kept]))
     assert cohort.ledger.bytes_up == 3 * in_bytes(TOP2) and cohort.ledger.dense_up == 3 * 4 * N
-    each = rows(1, 1, 1)
-    close(
-        Cohort(net(top2()), IDS, 0).upload(theta=each + rows(1, 2, 3), reference={"theta": each}).theta, each + up - w
-    )
+    other = Cohort(net(top2()), IDS, 0)
+    each = other.download(each=rows(1, 1, 1)).each
+    close(other.upload(theta=each + rows(1, 2, 3), relative_to={"theta": "each"}).theta, each + up - w)
+    some = other.subset(np.array([True, False, True]))  # whose rows are found among those of all
+    mine = some.upload(theta=each[[0, 2]] + rows(1, 3), relative_to={"theta": "each"}).theta
+    close(mine, (each + up - w)[[0, 2]])
 
 
 def test_what_an_upload_lacks_is_added_to_the_next_one() -> None:
     e, due, sent = net(top2()), torch.zeros(3, N), torch.zeros(3, N)
     for r in range(12):
         x = rows(1, 2, 3).roll(r, 1)
-        seen = Cohort(e, IDS, r).upload(d=x, reference={"d": None}).d
+        seen = Cohort(e, IDS, r).upload(d=x, relative_to={"d": None}).d
         due, sent = due + x, sent + seen
         close(sent + e.rows.all["compression/up/d/memory"][IDS], due, 1e-6)
         assert ((seen != 0).sum(1) == 2).all()
-    untouched = Cohort(e, np.array([1]), 12).upload(d=rows(1), reference={"d": None}).d
+    untouched = Cohort(e, np.array([1]), 12).upload(d=rows(1), relative_to={"d": None}).d
     equal(untouched[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))  # client 1 had sent nothing
 
 
 @pytest.mark.parametrize("operator", [top2(memory=False), top2()], ids=["memory=false", "replaces"])
 def test_nothing_is_remembered_where_nothing_accumulates(operator: TopK) -> None:
     e = net(operator)
-    replaces = ["d"] if operator.memory else []
+    kind = "replaces" if operator.memory else "relative_to"
     for r in range(2):
-        seen = Cohort(e, IDS, r).upload(d=rows(1, 1, 1), reference={"d": None}, replaces=replaces).d
+        seen = Cohort(e, IDS, r).upload(d=rows(1, 1, 1), **{kind: {"d": None}}).d
         equal(seen[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))
     assert not [name for name in e.rows.all if name.startswith("compression")]
 
@@ -97,8 +98,8 @@ def test_a_second_upload_of_a_name_in_a_round_has_a_memory_of_its_own() -> None:
         cohort = Cohort(e, IDS, r)
         halves = [cohort.subset(np.array(which)) for which in ([True, False, True], [False, True, False])]
         for half in halves:  # every client once
-            half.upload(d=rows(1, 1, 1)[: len(half)], reference={"d": None})
-        cohort.upload(d=rows(1, 1, 1), reference={"d": None})
+            half.upload(d=rows(1, 1, 1)[: len(half)], relative_to={"d": None})
+        cohort.upload(d=rows(1, 1, 1), relative_to={"d": None})
     assert {n for n in e.rows.all if "memory" in n} == {"compression/up/d/memory", "compression/up/d/1/memory"}
     assert e.rows.all["compression/up/d/memory"].used == e.rows.all["compression/up/d/1/memory"].used == 3
 
@@ -107,7 +108,7 @@ def test_votes_integers_and_other_precisions_pass_as_they_are() -> None:
     e = net(top2(direction="both"))
     cohort = Cohort(e, IDS, 0)
     few, whole, double = torch.randn(3, 3), torch.arange(24).view(3, N), torch.randn(3, N, dtype=torch.float64)
-    up = cohort.upload(few=few, whole=whole, double=double, reference={"few": None, "double": None})
+    up = cohort.upload(few=few, whole=whole, double=double, relative_to={"few": None, "double": None})
     for _ in range(2):  # a first message is whole anyway
         down = cohort.download(few=few, whole=whole)
         told = cohort.broadcast(few=few[0], whole=whole[0])
@@ -122,29 +123,36 @@ def test_votes_integers_and_other_precisions_pass_as_they_are() -> None:
 def test_a_message_that_changes_its_size_is_refused() -> None:
     e = net(top2(direction="both"))
     first, second = Cohort(e, IDS, 0), Cohort(e, IDS, 1)
-    first.upload(d=rows(1, 2, 3), reference={"d": None})
+    first.upload(d=rows(1, 2, 3), relative_to={"d": None})
     first.broadcast(w=ROW)
-    for send in (lambda: second.upload(d=torch.ones(3, 9), reference={"d": None}), lambda: second.broadcast(w=ROW[1:])):
+    for send in (
+        lambda: second.upload(d=torch.ones(3, 9), relative_to={"d": None}),
+        lambda: second.broadcast(w=ROW[1:]),
+    ):
         with pytest.raises(RunError, match=r"the method sends \d numbers as '[dw]', and sent 8 before"):
             send()
-    second.upload(d=torch.ones(3, 9), reference={"d": None}, replaces=["d"])
+    second.upload(d=torch.ones(3, 9), replaces={"d": None})
 
 
 def test_tensors_of_any_shape_are_rows() -> None:
     e = net(top2())
     cohort = Cohort(e, IDS, 0)
-    up = cohort.upload(d=rows(1, 2, 3).view(3, 2, 4), reference={"d": torch.zeros(2, 4)}).d
+    up = cohort.upload(d=rows(1, 2, 3).view(3, 2, 4), replaces={"d": torch.zeros(2, 4)}).d
     assert up.shape == (3, 2, 4) and ((up != 0).flatten(1).sum(1) == 2).all()
 
 
 def test_an_upload_that_says_no_reference_is_refused() -> None:
     cohort = Cohort(net(None), IDS, 0)
-    with pytest.raises(ValueError, match=r'upload\(theta=\.\.\.\): say what .*reference=\{"theta": w\}'):
+    with pytest.raises(ValueError, match=r'upload\(theta=\.\.\.\): say what .*relative_to=\{"theta": "w"\}'):
         cohort.upload(theta=rows(1, 2, 3))
+    with pytest.raises(ValueError, match=r"upload\(theta=\.\.\.\): it stands in relative_to and in replaces"):
+        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, replaces={"theta": None})
+    with pytest.raises(ValueError, match=r"upload\(reference=\.\.\.\): a tensor .* not a dict"):
+        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, reference={"theta": ROW})
     with pytest.raises(ValueError, match="there is no x among what is sent"):
-        cohort.upload(theta=rows(1, 2, 3), reference={"theta": None, "x": None})
+        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None, "x": None})
     with pytest.raises(ValueError, match="there is no y among what is sent"):
-        cohort.upload(theta=rows(1, 2, 3), reference={"theta": None}, replaces=["y"])
+        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, replaces={"y": None})
 
 
 # -- to all ----------------------------------------------------------------------------------------------
@@ -222,7 +230,7 @@ def test_an_evaluation_sees_what_clients_would_and_leaves_no_trace() -> None:
     seen = there.download(u=rows(1, 2, 3, 4, 5, 6)).u
     equal(seen[[0, 2]], torch.stack([kept, 3 * kept]))
     equal(seen[1], 2 * ROW)  # it was sent nothing yet
-    equal(there.upload(d=rows(1, 2, 3, 4, 5, 6), reference={"d": None}).d, rows(1, 2, 3, 4, 5, 6))
+    equal(there.upload(d=rows(1, 2, 3, 4, 5, 6), relative_to={"d": None}).d, rows(1, 2, 3, 4, 5, 6))
     after = e.rows.state_dict()
     assert all(torch.equal(t, after[name][k]) for name, s in before.items() for k, t in s.items())
     assert after["compression/down/w/heard"]["ids"].tolist() == IDS.tolist()
@@ -252,16 +260,16 @@ def test_what_is_made_up_for_later_is_damped() -> None:
         cohort = Cohort(e, IDS, r)
         told = cohort.broadcast(w=torch.zeros(N) if r == 0 else w).w
         mine = cohort.download(u=torch.zeros(3, N) if r == 0 else w.expand(3, -1)).u
-        known = cohort.upload(c=w.expand(3, -1), reference={"c": known}, replaces=["c"]).c
+        known = cohort.upload(c=w.expand(3, -1), replaces={"c": known}).c
     for seen in (told, mine, known):
         close(seen, w.expand(seen.shape), 1e-3)
-    plain = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), reference={"d": None}).d
+    plain = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), relative_to={"d": None}).d
     equal((plain != 0) * (plain.abs() - w.norm()).abs() < 1e-3, torch.ones(3, N, dtype=torch.bool))  # norms, not shares
-    replaced = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), reference={"d": None}, replaces=["d"]).d
+    replaced = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), replaces={"d": None}).d
     equal(replaced != 0, plain != 0)  # nothing is to be made up for
     e, sent = half(memory=True), torch.zeros(3, N)
     for r in range(200):
-        sent += Cohort(e, IDS, r).upload(d=w.expand(3, -1), reference={"d": None}).d
+        sent += Cohort(e, IDS, r).upload(d=w.expand(3, -1), relative_to={"d": None}).d
     close(sent / 200, w.expand(3, -1), 10)
 
 
@@ -276,28 +284,32 @@ def test_what_was_trained_from_a_lagging_row_is_moved_onto_the_servers_own() -> 
         equal(w.expand(3, -1)[0], torch.tensor([8.0, -7, 0, 0, 0, 0, 0, 0]))
         step = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0])  # which top2 sends whole
         theta = (w + step).expand(3, -1)
-        kept = cohort.upload(theta=theta, reference={"theta": w}, replaces=["theta"]).theta
+        kept = cohort.upload(theta=theta, replaces={"theta": w}).theta
         equal(kept, theta)  # a row as its client has it
-        equal(cohort.upload(theta=theta, reference={"theta": w}).theta, (ROW + step).expand(3, -1))
-        equal(cohort.upload(d=step.expand(3, -1), reference={"d": None}).d, step.expand(3, -1))
+        equal(cohort.upload(theta=theta, relative_to={"theta": "w"}).theta, (ROW + step).expand(3, -1))
+        equal(cohort.upload(d=step.expand(3, -1), relative_to={"d": None}).d, step.expand(3, -1))
 
 
 @pytest.mark.parametrize("send", ["broadcast", "download"])
-@pytest.mark.parametrize("round", [0, 1])
-def test_a_copy_of_what_was_sent_is_no_reference(send: str, round: int) -> None:
-    """By a copy nobody finds what the download lacked; of zeros, as in the first round here, nothing is lacking."""
-    value, e = ROW if send == "broadcast" else rows(1, 1, 1), net(top2(memory=False, direction="both"))
-    for r in range(round + 1):
-        cohort = Cohort(e, IDS, r)
-        w = getattr(cohort, send)(w=value * r).w
-    theta, words = rows(1, 2, 3), r"upload\(theta=\.\.\.\): its reference has the values .* Give the very tensor that"
-    for copy in (w.clone(), w.expand(3, -1), value * round, w + 0):
-        refused = pytest.raises(UnknownReference, match=words) if round else contextlib.nullcontext()
-        with refused:
-            cohort.upload(theta=theta, reference={"theta": copy})
-    cohort.upload(theta=theta, reference={"theta": w.clone()}, replaces=["theta"])  # what the server has of it
-    cohort.upload(theta=theta, reference={"theta": w})
-    cohort.upload(theta=theta, reference={"theta": w + 1})  # another one that the server knows
+@pytest.mark.parametrize("operator", [None, top2(direction="both")], ids=["uncompressed", "compressed"])
+def test_what_clients_were_not_sent_in_this_round_is_no_reference(send: str, operator: TopK | None) -> None:
+    """A copy, another tensor, another name, a name of the round before, or of other clients."""
+    e, value = net(operator), ROW if send == "broadcast" else rows(1, 1, 1)
+    getattr(Cohort(e, IDS, 0), send)(before=value)
+    cohort = Cohort(e, IDS, 1)
+    some = cohort.subset(np.array([True, False, True]))
+    w = getattr(cohort, send)(w=value).w
+    getattr(some, send)(theirs=value if send == "broadcast" else value[:2])
+    words = r"upload\(theta=\.\.\., relative_to=\.\.\.\): {} is not the name of a tensor that these clients were sent"
+    for handle, given in ((w, "a Tensor"), (w.clone(), "a Tensor"), ("x", "'x'"), ("before", "'before'")):
+        with pytest.raises(UnknownReference, match=words.format(given) + r" in this round \('w', 'theirs'\)"):
+            cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": handle})
+    with pytest.raises(UnknownReference, match=words.format("'theirs'")):
+        cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": "theirs"})
+    some.upload(theta=rows(1, 2), relative_to={"theta": "theirs"})
+    cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": "w"})
+    with pytest.raises(UnknownReference, match="they were sent none"):
+        Cohort(e, IDS, 2).upload(theta=rows(1, 2, 3), relative_to={"theta": "w"})
 
 
 def test_plain_messages_pass_as_they_are() -> None:
@@ -306,7 +318,7 @@ def test_plain_messages_pass_as_they_are() -> None:
         cohort = Cohort(e, IDS, r)
         equal(cohort.broadcast(c=(r + 1) * ROW, plain=["c"]).c, (r + 1) * ROW)
         equal(cohort.download(c=rows(1, 2, 3), plain=["c"]).c, rows(1, 2, 3))
-        up = cohort.upload(a=rows(1, 2, 3), d=rows(1, 2, 3), reference={"a": None, "d": None}, plain=["a"])
+        up = cohort.upload(a=rows(1, 2, 3), d=rows(1, 2, 3), relative_to={"a": None, "d": None}, plain=["a"])
         equal(up.a, rows(1, 2, 3))
         assert (up.d != 0).sum() == 6
         assert cohort.ledger.bytes_down == cohort.ledger.dense_down == 2 * 3 * 4 * N
@@ -321,7 +333,7 @@ def test_what_would_be_sent_in_full_is_counted_beside_it() -> None:
         cohort = Cohort(e, IDS, r)
         cohort.broadcast(w=(r + 1) * ROW)
         cohort.download(u=rows(1, 2, 3))
-        cohort.upload(d=rows(1, 2, 3), reference={"d": None})
+        cohort.upload(d=rows(1, 2, 3), relative_to={"d": None})
         assert cohort.ledger.dense_down == 2 * 3 * 4 * N and cohort.ledger.dense_up == 3 * 4 * N
     assert cohort.ledger.bytes_down == in_bytes(*[TOP2] * 3) + in_bytes(*[69] * 3)  # of zeros the first two positions
 
@@ -330,8 +342,8 @@ def test_who_sent_a_name_before_decides_which_of_its_messages_it_is() -> None:
     """Client 0 sends d twice, the second time with the others: theirs is a second message, too, in another memory."""
     e = net(top2())
     cohort = Cohort(e, IDS, 0)
-    cohort.subset(np.array([True, False, False])).upload(d=rows(1), reference={"d": None})
-    cohort.upload(d=rows(1, 2, 3), reference={"d": None})
+    cohort.subset(np.array([True, False, False])).upload(d=rows(1), relative_to={"d": None})
+    cohort.upload(d=rows(1, 2, 3), relative_to={"d": None})
     first, second = (e.rows.all[f"compression/up/d{end}/memory"] for end in ("", "/1"))
     assert first.touched().tolist() == [0] and second.touched().tolist() == IDS.tolist()
 
@@ -356,7 +368,7 @@ def test_an_exact_operator_changes_no_bit_and_keeps_nothing() -> None:
         x = torch.randn(3, N) / 3
         equal(cohort.broadcast(w=x[0]).w, x[0])
         equal(cohort.download(u=x).u, x)
-        equal(cohort.upload(d=x, reference={"d": x[0] / 7}).d, x)
+        equal(cohort.upload(d=x, replaces={"d": x[0] / 7}).d, x)
         assert cohort.ledger.bytes_up == cohort.ledger.dense_up == 3 * 4 * N
     assert not e.rows.all and e.compression is not None and e.compression.acted
 
@@ -427,7 +439,8 @@ def test_running_statistics_pass_uncompressed() -> None:
     assert size == 18
     w, x = torch.randn(size), torch.randn(3, size)
     cohort = Cohort(e, IDS, 0)
-    up = cohort.upload(theta=x, reference={"theta": w}).theta
+    cohort.broadcast(w=w)
+    up = cohort.upload(theta=x, relative_to={"theta": "w"}).theta
     close(up[:, :-buffers], (w + 2 * (x - w))[:, :-buffers], 1e-6)
     equal(up[:, -buffers:], x[:, -buffers:])
     assert cohort.ledger.bytes_up == 3 * 4 * size
@@ -446,8 +459,8 @@ def test_running_statistics_pass_uncompressed() -> None:
 def test_running_statistics_that_may_be_anywhere_are_refused() -> None:
     e = net(top2(), normed())
     with pytest.raises(RunError, match=r"sends as 'd', 17 numbers, is no row .* running statistics"):
-        Cohort(e, IDS, 0).upload(d=torch.randn(3, 17), reference={"d": None})
-    Cohort(net(top2()), IDS, 0).upload(d=torch.randn(3, 17), reference={"d": None})  # none: nothing to refuse
+        Cohort(e, IDS, 0).upload(d=torch.randn(3, 17), relative_to={"d": None})
+    Cohort(net(top2()), IDS, 0).upload(d=torch.randn(3, 17), relative_to={"d": None})  # none: nothing to refuse
 
 
 # -- what the operator is shown ---------------------------------------------------------------------------
@@ -470,7 +483,7 @@ def test_the_operator_is_shown_the_parameters_of_rows_and_of_groups() -> None:
     e = net(spy)
     cohort, size, head = Cohort(e, IDS, 3), e.model.size, e.model.columns["head"]
     for name, columns in (("theta", e.model.all), ("head", head), ("base", head.rest(size))):
-        cohort.upload(**{name: torch.randn(3, columns.size)}, reference={name: None})
+        cohort.upload(**{name: torch.randn(3, columns.size)}, relative_to={name: None})
     whole, part, rest = (message.spans for message, _ in spy.shown)
     assert list(whole) == list(e.model.spans)
     assert {**rest, **part}.keys() == whole.keys() and not rest.keys() & part.keys()
@@ -486,15 +499,15 @@ def test_draws_differ_by_message_round_and_client() -> None:
     for r in range(2):
         cohort = Cohort(e, IDS, r)
         for name in ("a", "b", "b"):
-            cohort.upload(**{name: rows(1, 2, 3)}, reference={name: None})
+            cohort.upload(**{name: rows(1, 2, 3)}, relative_to={name: None})
     keys = [int(key) for _, each in spy.shown for key in each]
     assert len(keys) == len(set(keys)) == 2 * 3 * 3
     again = Spy()
-    Cohort(net(again), IDS[1:], 0).upload(a=rows(1, 2), reference={"a": None})
+    Cohort(net(again), IDS[1:], 0).upload(a=rows(1, 2), relative_to={"a": None})
     equal(again.shown[0][1], spy.shown[0][1][1:])  # of a client whoever else takes part
     other, e = Spy(), net(None)
     e.compression = Compression(other, e.rows, e.model, e.seed + 1)
-    Cohort(e, IDS, 0).upload(a=rows(1, 2, 3), reference={"a": None})
+    Cohort(e, IDS, 0).upload(a=rows(1, 2, 3), relative_to={"a": None})
     assert not (other.shown[0][1] == spy.shown[0][1]).any()
 
 
@@ -505,7 +518,7 @@ def test_operators_are_given_each_clients_part_in_the_servers_mean(weights: Any)
     e.weights = weights
     cohort, given = Cohort(e, IDS, 0), []
     operator.levels_of = lambda message, rows: given.append(message) or DAdaQuant.levels_of(operator, message, rows)
-    cohort.upload(theta=rows(1, 2, 3), reference={"theta": None})
+    cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None})
     equal(given[0].weights, cohort.weights)
     q = DAdaQuant(8, 64).levels_of(given[0], rows(1, 2, 3))[:, 0].double()
     w = cohort.weights.double()

@@ -67,7 +67,7 @@ def net(optimizer: SGD | None = None, **options: Any) -> Engine:
 
 
 def released(e: Engine, round: int = 0, ids: np.ndarray = IDS, **tensors: Tensor) -> SimpleNamespace:
-    return Cohort(e, ids, round).upload(**tensors, reference=dict.fromkeys(tensors))
+    return Cohort(e, ids, round).upload(**tensors, relative_to=dict.fromkeys(tensors))
 
 
 # -- the size of the noise -------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_a_clients_noise_does_not_depend_on_the_others(monkeypatch: pytest.Monke
 def test_a_name_uploaded_twice_in_a_round_has_fresh_noise() -> None:
     """Equal noise on two tensors would be subtracted away."""
     cohort = Cohort(private(net()), IDS, 0)
-    first, second = (cohort.upload(g=torch.zeros(4, 9), reference={"g": None}).g for _ in range(2))
+    first, second = (cohort.upload(g=torch.zeros(4, 9), relative_to={"g": None}).g for _ in range(2))
     assert (first - second).abs().min() > 1e-6
 
 
@@ -205,7 +205,11 @@ def test_uploads_are_measured_from_the_reference() -> None:
     e = private(net(), math.inf, clip=1.0, calibration="analytic")
     ten, six, far = torch.full((3,), 10.0), torch.full((4, 3), 6.0), torch.full((4, 3), 100.0)
     cohort = Cohort(e, IDS, 0)
-    up = cohort.upload(a=far, b=far, c=far, d=far, reference={"a": ten, "b": six, "c": None, "d": far - 0.1})
+    cohort.broadcast(ten=ten)
+    cohort.download(six=six)
+    up = cohort.upload(
+        a=far, b=far, c=far, d=far, relative_to={"a": "ten", "b": "six", "c": None}, replaces={"d": far - 0.1}
+    )
     for found, center in ((up.a, ten), (up.b, six), (up.c, torch.zeros(3))):
         close((found - center).norm(dim=1), torch.ones(4))
         close(found, center + (far - center) / (far - center).norm(dim=1, keepdim=True))
@@ -216,8 +220,8 @@ def test_releases_are_counted_for_those_who_made_them() -> None:
     e = private(net(), math.inf, clip=1.0, calibration="analytic")
     cohort, own = Cohort(e, np.arange(4), 0), torch.arange(4.0)[:, None].expand(4, 3) * 10
     some = cohort.subset(np.array([False, True, False, True]))
-    equal(some.upload(u=own[[1, 3]], reference={"u": own[[1, 3]]}).u, own[[1, 3]])
-    cohort.all_clients().upload(u=torch.full((6, 3), 9.0), reference={"u": None})
+    equal(some.upload(u=own[[1, 3]], replaces={"u": own[[1, 3]]}).u, own[[1, 3]])
+    cohort.all_clients().upload(u=torch.full((6, 3), 9.0), relative_to={"u": None})
     assert e.privacy.releases.whole()[:, 0].tolist() == [1, 2, 1, 2, 1, 1]
 
 
@@ -230,7 +234,7 @@ def test_any_data_move_an_upload_by_two_clips_at_most() -> None:
         w = cohort.broadcast(w=e.model.init_row()).w
         out = cohort.train(w).theta
         assert ((out - w).norm(dim=1) > 0.2).all()
-        rows.append(cohort.upload(theta=out, reference={"theta": w}).theta)
+        rows.append(cohort.upload(theta=out, relative_to={"theta": "w"}).theta)
     moved = (rows[0] - rows[1]).norm(dim=1)
     assert (moved < 0.2 + 1e-5).all() and (moved > 0.1).any()
 
@@ -588,7 +592,7 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
 
     def upload(self: Cohort, **tensors: Any) -> SimpleNamespace:
         up = real(self, **tensors)
-        tensors = {name: t for name, t in tensors.items() if name not in ("reference", "replaces", "plain")}
+        tensors = {name: t for name, t in tensors.items() if name not in ("relative_to", "replaces", "plain")}
         seen.extend(tensors)
         for name, t in tensors.items():
             got = getattr(up, name)

@@ -41,9 +41,9 @@ class FedNova(Algorithm):
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w)
         d = (out.theta - w) / out.steps[:, None]                      # [K, P]
-        up = cohort.upload(d=d, reference={"d": None})
-        tau = cohort.upload(tau=out.steps, reference={"tau": None}).tau    # [K]
-        self.momentum = 0.5 * self.momentum + (cohort.weights @ tau) * (cohort.weights @ up.d)
+        up = cohort.upload(d=d, relative_to={"d": None})
+        tau = cohort.upload(tau=out.steps, relative_to={"tau": None}).tau    # [K]
+        self.momentum = 0.5 * self.momentum + cohort.mean(tau) * cohort.mean(up.d)
         self.w = self.w + self.server_lr * self.momentum
         self.steps[cohort.ids] = self.steps[cohort.ids] + out.steps
 
@@ -136,7 +136,7 @@ class Closure(FedAvg):
         w = cohort.broadcast(w=self.w).w
         strength = 0.01 * (1 + cohort.index[:, None])                 # [K, 1]
         out = cohort.train(w, extra_grad=lambda s: strength[: s.k] * (s.theta - w))
-        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+        self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)
 
 
 class Misfit(FedAvg):
@@ -146,7 +146,7 @@ class Misfit(FedAvg):
         w = cohort.broadcast(w=self.w).w
         anchor = w.expand(len(cohort), -1)                            # [K, P]
         out = cohort.train(w, extra_grad=lambda s: s.theta - anchor)
-        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+        self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)
 
 
 class Unsaved(FedAvg):
@@ -176,7 +176,7 @@ class Outside(FedAvg):
             s.theta -= 0.1 * s.lr * s.theta
 
         out = cohort.train(w, step=step, columns=cohort.model.columns["head"])
-        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+        self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)
 
 
 class Unweighted(FedAvg):
@@ -185,7 +185,15 @@ class Unweighted(FedAvg):
     def round(self, cohort):
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w, loss=lambda s, rows, batch: s.task_loss(s.forward(rows, batch), batch).mean(1))
-        self.w = cohort.weights @ cohort.upload(theta=out.theta, reference={"theta": w}).theta
+        self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)
+
+
+class Copied(FedAvg):
+    """Measures its uploads from a copy of what clients were sent."""
+
+    def round(self, cohort):
+        w = cohort.broadcast(w=self.w).w.clone()
+        self.w = cohort.mean(cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": w}).theta)
 
 
 class Drawing(FedAvg):
@@ -537,6 +545,8 @@ def test_a_loss_that_ignores_the_weight_of_padding_is_named() -> None:
 
 
 def test_a_draw_from_the_global_generator_is_named() -> None:
+    report = check_algorithm("broken_things.Copied", only=["references_are_what_was_sent"])
+    sentence(report, "references_are_what_was_sent", "upload(theta=..., relative_to=...): a Tensor is not", "('w')")
     report = check_algorithm("broken_things.Drawing", only=["no_global_generator", "a_seed_repeats", "executor_loop"])
     sentence(report, "no_global_generator", "global generator of torch", "cohort.random")
     assert {"no_global_generator", "a_seed_repeats"} <= set(report.broken)

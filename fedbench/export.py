@@ -1,8 +1,9 @@
-"""``python -m fedbench.export``, and the functions that notebooks import from here (fedbench/tools/export.py)."""
+"""``python -m fedbench.export``: the former name of ``python -m fedbench export``, for one release."""
 
-from fedbench.tools.export import client_state, main, open_run, save_peft
+import sys
 
-__all__ = ["client_state", "main", "open_run", "save_peft"]
+from fedbench.tools.export import main
 
 if __name__ == "__main__":
+    print("python -m fedbench.export is now: python -m fedbench export", file=sys.stderr)
     raise SystemExit(main())

@@ -1,12 +1,13 @@
-"""Every command that README, CONTRIBUTING and docs/ print runs as printed, with fewer rounds and smaller data.
+"""The subcommands, and every command that README, CONTRIBUTING and docs/ print, with fewer rounds and smaller data.
 
-Marked slow: processes of their own, one after the other in one folder, as a reader would type them.
+The latter are marked slow: processes, one after the other in one folder, as a reader would type them.
 """
 
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,20 @@ from PIL import Image
 from silo_files import make_table
 from test_docs import PAGES, examples, files
 
+from fedbench.app.help import SUBCOMMANDS
+from fedbench.commands import main
+
 NOT_HERE = {  # the commands that are not run, and why
     r"^pip install": "changes the environment",
     r"dataset=dtd": "downloads CLIP's weights and the pictures",
 }
 FEWER = {  # by pattern, what a run is given, in place of its own word for the same key
-    r"-m fedbench( |$)(?!resume|check)": ["rounds=1", "local.epochs=1", "hardware.executor=vmap", "tracking=disabled"],
+    rf"-m fedbench( |$)(?!resume|{'|'.join(SUBCOMMANDS)})": [
+        "rounds=1",
+        "local.epochs=1",
+        "hardware.executor=vmap",
+        "tracking=disabled",
+    ],
     r"num_clients=1000000": ["partition.num_clients=1000", "dataset.n=10000", "eval.clients=100"],
     r"tiny_clip": ["model.pretrained=null", "seed=0"],
     r"new_clients": ["new_clients.epochs=1"],
@@ -138,3 +147,73 @@ def test_every_command_of_the_pages_runs(folder: Path) -> None:
             failed.append(f"{command}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
     print(*skipped, sep="\n")
     assert not failed, "\n\n".join(failed)
+
+
+# -- subcommands -----------------------------------------------------------------------------------------
+USES = {  # a use of each, and what it prints; run: a finished run
+    "report": (["run", "--format", "csv"], "method,"),
+    "paper": (["pgfed_table1_cifar"], "cells are not run"),
+    "figures": (["run", "--out", "drawn"], "figure: drawn"),
+    "export": (["run", "--client", "0", "--out", "c.pt"], "c.pt: state_dict of client 0, 650 numbers"),
+    "partition": (["partition.num_clients=3", "dataset.subset=0.2"], "3 clients, "),
+    "check": (["partition=iid", "--only", "a_seed_repeats"], "a_seed_repeats"),
+    "synthesize": (["--run", "gone"], "gone"),
+    "fid": (["dataset=digits", "--network", "random"], "no extra pictures"),
+    "contours": (["run"], "run is a run of task=classification"),
+    "pages": (["write", "page", "run"], "page/README.md"),
+    "site": (["--out", "run/config.yaml"], "is no folder"),
+}
+MISTAKES = ("synthesize", "fid", "contours", "site")  # the uses that are refused: a real one takes too long
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    shutil.copytree(ROOT / "tests" / "runs_of_0_1" / "runs" / "fedavg", folder / "run")
+    return folder
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_a_subcommand_helps_and_works(
+    name: str, finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(finished)
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert f"usage: python -m fedbench {name} " in capsys.readouterr().out
+    words, printed = USES[name]
+    assert main([name, *words]) == (2 if name in MISTAKES else 0)
+    out, err = capsys.readouterr()
+    assert printed in (err if name in MISTAKES else out)
+    assert main([name, "--no-such-flag"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("fedbench: ") and err.endswith(f"(see python -m fedbench {name} --help)\n")
+    assert err.count("\n") == 1
+
+
+def test_the_help_lists_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name, (_, what) in SUBCOMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(what)}$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["report", pytest.param("export", marks=pytest.mark.slow)])
+def test_the_former_names_work_and_name_the_new_form(name: str, finished: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words, printed = USES[name]
+    command = [sys.executable, "-m", f"fedbench.{name}", *words]
+    done = subprocess.run(command, cwd=finished, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, f"python -m fedbench.{name} is now: python -m fedbench {name}\n")
+    assert printed in done.stdout
+
+
+def test_no_other_module_is_a_command() -> None:
+    package = ROOT / "fedbench"
+    runnable = [path for path in package.rglob("*.py") if '__name__ == "__main__"' in path.read_text()]
+    mains = set(package.rglob("__main__.py"))
+    assert {p.relative_to(package).as_posix() for p in {*runnable, *mains}} == {
+        "__main__.py",
+        "report/__main__.py",
+        "export.py",
+    }

@@ -64,7 +64,7 @@ def composed(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def known() -> list[paper.Experiment]:
-    return paper.experiments(find_conf_dir())
+    return paper.experiments([find_conf_dir()])
 
 
 def header(name: str) -> str:

@@ -16,7 +16,7 @@ from conftest import ROOT
 
 from fedbench.commands import main
 from fedbench.core.files import read_json
-from fedbench.report.__main__ import main as report
+from fedbench.report.command import main as report
 
 OLD = ROOT / "tests" / "runs_of_0_1"
 KILLED = sorted(path.name for path in OLD.glob("runs/*_killed"))

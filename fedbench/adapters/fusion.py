@@ -86,7 +86,7 @@ class Fusion(Bottleneck):
         try:
             state = read_weights(path, mmap=True)
         except ValueError as error:
-            raise ConfigError(f"{self._key}: {path} cannot be read as a file of fedbench.export") from error
+            raise ConfigError(f"{self._key}: {path} cannot be read as a file of fedbench export") from error
         bare = {name.replace(".base_layer.", "."): t for name, t in state.items()}
         for name, own in backbone.items():
             require(

@@ -14,7 +14,7 @@ from fedbench.config.targets import as_word, to_repeat
 from fedbench.core.files import read_json
 from fedbench.core.options import require
 from fedbench.report import runs as folders
-from fedbench.report.__main__ import parser, report
+from fedbench.report.command import parser, report
 from fedbench.report.scores import SELECTIONS, clients_at, selected_round
 from fedbench.report.table import FORMATS
 
@@ -144,7 +144,7 @@ class Runs(Sequence[Run]):
         paper: str | None = None,
         choose: str | None = None,
     ) -> Text:
-        """What ``python -m fedbench.report`` prints of these runs; the parameters are its flags (--help explains them).
+        """What ``python -m fedbench report`` prints of these runs; the parameters are its flags (--help explains them).
 
         metric: a column of metrics.csv.  select: last, best or best_val.  target: a value to reach.  group: keys of the
         configuration.  form: text, markdown or csv.  Raises ConfigError.

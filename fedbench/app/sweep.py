@@ -69,7 +69,7 @@ def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> Outcome
             raise stopped  # a mistake in the command: nothing began
         jobs.say(f"the sweep stopped: {explain(stopped)}")
     show_table(rows, folder)
-    report = caller.suggested(f"python -m fedbench.report {shlex.quote(str(folder))}")
+    report = caller.suggested(f"python -m fedbench report {shlex.quote(str(folder))}")
     print(f"tables with mean and spread over seeds: {report}", flush=True)
     failed = not rows or any(row["status"] not in DONE for row in rows)
     status = jobs.INTERRUPTED if interrupted else jobs.FAILED if failed else jobs.OK

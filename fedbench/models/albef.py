@@ -95,7 +95,7 @@ class ALBEF(nn.Module):
     the first fusion_layer see words alone; mlp_ratio: hidden numbers of a block's mlp for each of the width's; vocab:
     tokens that there are, 0 being padding; channels: that the patch convolution reads, in all of which a grey image is
     shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the width.  weights: null for random
-    ones, a checkpoint of ALBEF's code (ALBEF.pth), or a file of fedbench.export.
+    ones, a checkpoint of ALBEF's code (ALBEF.pth), or a file of fedbench export.
     """
 
     def __init__(

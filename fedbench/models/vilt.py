@@ -42,7 +42,7 @@ class ViLT(nn.Module):
         channels: Input channels of the patch convolution.  A grey image is repeated in all of them.  None: the data's.
         head: linear, or mlp with one hidden layer of twice the width.
         weights: A folder with config.json and model.safetensors (or pytorch_model.bin) of a ViLT of transformers, or a
-            file of fedbench.export.  None: random weights.
+            file of fedbench export.  None: random weights.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from fedbench.pages.places import Places, render, said_by_hand, stored
 from fedbench.pages.store import Page, read_page
 
 DATA = ("README.md", "page.json", "page.md", "runs.csv", "curves.csv", "cells.csv", "gains.csv")
-MARK = "<!-- Written by python -m fedbench.pages build from page.md, page.json and the CSV files: change those. -->\n"
+MARK = "<!-- Written by python -m fedbench pages build from page.md, page.json and the CSV files: change those. -->\n"
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.config.conf_tree import find_conf_dir
+from fedbench.config.conf_tree import conf_dirs
 from fedbench.core.files import replace_text, typed_path
 from fedbench.core.options import require
 from fedbench.pages.store import KEYS, Page, Row, read_page, write_page
@@ -29,11 +29,12 @@ SENT = ["n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_target"]
 ABSOLUTE = re.compile(r"(?<=[=\[,])(?:/|[A-Za-z]:[\\/])(?:[^\s',\]]*[/\\])?([^\s',\]/\\]+)")  # a value: /data/x.npz
 
 
-def write(folder: Path, sources: list[str], asked: Mapping[str, Any]) -> list[Path]:
+def write(folder: Path, sources: list[str], asked: Mapping[str, Any], config_dir: str | None = None) -> list[Path]:
     """Write a page's data files from folders of runs (``PART=FOLDER`` or one folder); returns the paths.
 
     What a page says already stays: its title, tables, figures, text, and the rows of all other parts.
     asked: title, metric, select, target, group (config keys with commas), paper (names of printed tables).
+    config_dir: a folder of your own options, whose experiments may answer printed tables.
     """
     is_new = not (folder / "page.json").is_file()
     page = Page(folder, deepcopy(KEYS)) if is_new else read_page(folder)
@@ -48,7 +49,7 @@ def write(folder: Path, sources: list[str], asked: Mapping[str, Any]) -> list[Pa
         require(not damaged, f"part {part}: {'; '.join(left_out(damaged, []))}")
         if not own_metric:
             page.about["metric"], own_metric = scores.primary_metric(runs), True
-        _collect(page, part, runs, folders)
+        _collect(page, part, runs, folders, config_dir)
     written = write_page(page)
     text = folder / "page.md"
     if not text.is_file():
@@ -68,7 +69,7 @@ def _parts(sources: list[str], page: Page) -> dict[str, list[Path]]:
     return parts
 
 
-def _collect(page: Page, part: str, runs: list[Run], folders: list[Path]) -> None:
+def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config_dir: str | None) -> None:
     """Replace the rows of a part by those of these runs; give it tables and figures where the page has none."""
     options = Options(page.about["metric"], page.about["select"], page.about["target"], page.about["group"])
     scores.check_metric(options.metric, runs)
@@ -86,7 +87,7 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path]) -> Non
     curves = [row for run in finished for row in _curve(run, names[run.path])]
     page.curves = [*(row for row in page.curves if row["run"] not in gone), *curves]
     page.gains = [*(row for row in page.gains if row["part"] != part), *_gains(page, part, groups, runs, options)]
-    known = paper.experiments(find_conf_dir()) if page.about["papers"] else []
+    known = paper.experiments(conf_dirs(config_dir)) if page.about["papers"] else []
     for table in page.about["papers"]:
         page.cells = [*(row for row in page.cells if row["table"] != table), *_cells(table, runs, known, options)]
     commands = list(dict.fromkeys(_typed(run) for run in runs if run.summary.get("command")))

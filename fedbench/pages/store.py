@@ -71,7 +71,7 @@ class Page:
 def read_page(folder: Path) -> Page:
     """A page from its files; ConfigError where one is missing, damaged or says something that is not allowed."""
     path = folder / "page.json"
-    require(path.is_file(), f"{folder} is no page: it has no page.json (python -m fedbench.pages write makes one)")
+    require(path.is_file(), f"{folder} is no page: it has no page.json (python -m fedbench pages write makes one)")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,13 +1,13 @@
 """``--choose KEY``: for every client the value of a swept option that does best on its own validation part.
 
     python -m fedbench -m algorithm=pgfed algorithm.mu=0.05,0.5,2 seed=0,1,2 dataset.val_fraction=0.2 sweep_dir=sweep
-    python -m fedbench.report sweep --choose algorithm.mu
+    python -m fedbench report sweep --choose algorithm.mu
     python -m fedbench algorithm=pgfed dataset.val_fraction=0.2 'algorithm.mu=[2,0.05,2,...]'      # as the report says
 
 With cross-validation every value is run on every fold, and a fold counts as a seed does:
 
     python -m fedbench -m algorithm=ditto algorithm.lam=0.1,1 folds=5 fold=0,1,2,3,4 sweep_dir=sweep
-    python -m fedbench.report sweep --choose algorithm.lam
+    python -m fedbench report sweep --choose algorithm.lam
     python -m fedbench algorithm=ditto algorithm.lam=1        # on whole training parts, as the report says
 
 A client's score under a value is its validation metric at the last evaluated round, meant over seeds (and folds).  A

@@ -137,10 +137,10 @@ def read_table(name: str) -> list[dict[str, str]]:
     is_other = name not in known and re.fullmatch(r"\w+", name) and (PAPERS / f"{name}.csv").is_file()
     require(
         not is_other,
-        f"--paper {name}: fedbench/papers/{name}.csv has numbers of a figure or of a text, with columns of its own, "
+        f"table {name}: fedbench/papers/{name}.csv has numbers of a figure or of a text, with columns of its own, "
         "and no cells that runs are compared with",
     )
-    require(name in known, f"--paper {name}: no such table; the nearest are {', '.join(near)}")
+    require(name in known, f"table {name}: no such table; the nearest are {', '.join(near)}")
     with (PAPERS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -187,23 +187,26 @@ def _holds(run: Run, override: str) -> bool:
     return str(run.flat_config.get(f"choices.{key}", run.flat_config.get(key))) == value
 
 
-def experiments(conf_dir: Path) -> list[Experiment]:
-    """Every file of conf/experiment that has, or inherits, a ``paper`` block."""
-    root = conf_dir / "experiment"
-    found = [Experiment(p.relative_to(root).with_suffix("").as_posix(), _block(p, root)) for p in root.rglob("*.yaml")]
+def experiments(conf_dirs: Sequence[Path]) -> list[Experiment]:
+    """Return the experiments of the conf folders that have, or inherit, a ``paper`` block, sorted by name."""
+    roots = [folder / "experiment" for folder in conf_dirs]
+    files = [(path, root) for root in reversed(roots) for path in root.rglob("*.yaml")]
+    by_name = {path.relative_to(root).with_suffix("").as_posix(): path for path, root in files}
+    found = [Experiment(name, _block(path, roots)) for name, path in by_name.items()]
     return sorted((e for e in found if e.paper), key=lambda e: e.name)
 
 
-def _block(path: Path, root: Path) -> dict[str, Any]:
-    """The ``paper`` block of an experiment file, over those of the experiment files in its defaults."""
+def _block(path: Path, roots: Sequence[Path]) -> dict[str, Any]:
+    """Return the ``paper`` block of an experiment file, over those of the experiment files in its defaults."""
     with path.open(encoding="utf-8") as file:
         content = yaml.load(file, LOADER) or {}
     block: dict[str, Any] = {}
     for entry in content.get("defaults") or []:
         if isinstance(entry, str) and entry != "_self_":
-            start = root if entry.startswith("/experiment/") else path.parent
-            parent = (start / entry.removeprefix("/experiment/")).with_suffix(".yaml")
-            block |= _block(parent, root) if parent.is_file() else {}
+            starts = roots if entry.startswith("/experiment/") else [path.parent]
+            parents = ((start / entry.removeprefix("/experiment/")).with_suffix(".yaml") for start in starts)
+            parent = next((parent for parent in parents if parent.is_file()), None)
+            block |= _block(parent, roots) if parent else {}
     return block | (content.get("paper") or {})
 
 

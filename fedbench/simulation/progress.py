@@ -281,7 +281,7 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     own = [] if folder is None else ["--config-dir", folder]
     sweep = shlex.join(["python", "-m", "fedbench", *own, "-m", f"algorithm={methods}", "seed=0,1,2", *same])
     commands = {
-        f"python -m fedbench.report {shlex.quote(str(runs))}": "tables of your runs",
+        f"python -m fedbench report {shlex.quote(str(runs))}": "tables of your runs",
         **({} if "dataset" in classes and not words else {sweep: "compare methods over seeds"}),
         "python -m fedbench --help": "methods, data sets, options",
     }

@@ -51,7 +51,7 @@ class PrintedTable:
 def printed_tables(root: Path) -> list[PrintedTable]:
     """Every table of fedbench/papers that runs can answer, with the answers that the pages of results/ have."""
     pages = [read_page(path.parent) for path in sorted((root / "results").glob("*/cells.csv"))]
-    known = paper.experiments(root / "conf")
+    known = paper.experiments([root / "conf"])
     tables = (_table(name, [page for page in pages if name in page.about["papers"]], known) for name in paper.tables())
     return [table for table in tables if table.rows]
 

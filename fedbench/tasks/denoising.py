@@ -1,7 +1,7 @@
 """Pictures told from noise: what a class-conditional diffusion model learns by, under any method.
 
 Ho et al., NeurIPS 2020 (the model and its training); Nichol and Dhariwal, ICML 2021 (the cosine schedule); Salimans and
-Ho, ICLR 2022 (the model predicts velocity).  `python -m fedbench.synthesize --run` draws from what was learned.
+Ho, ICLR 2022 (the model predicts velocity).  `python -m fedbench synthesize --run` draws from what was learned.
 """
 
 from __future__ import annotations

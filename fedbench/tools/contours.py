@@ -1,4 +1,4 @@
-"""``python -m fedbench.contours``: true and predicted outlines of a segmentation, one row for each run.
+"""``python -m fedbench contours``: true and predicted outlines of a segmentation, one row for each run.
 
 Test pictures of every client in turn, the same for all runs (one data set, one partition): the outline of what is not
 background is red where it is true and blue where the client's model sees it (pFedNet, Figure 14).
@@ -6,7 +6,6 @@ background is red where it is true and blue where the client's model sees it (pF
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,19 +13,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import require
-from fedbench.core.streams import lasting
 from fedbench.report.drawing import SUFFIXES, literal, pyplot
 from fedbench.report.words import printed
-from fedbench.tools._telling import telling
 from fedbench.tools.export import open_run, predictions_of
 
 TRUE, PREDICTED = "#D62728", "#1F77B4"
 EXAMPLES = """examples:
-  python -m fedbench.contours runs/tumours/2026-01-01_12-00-00
-  python -m fedbench.contours sweeps/fedavg sweeps/pfednet --out contours.png --pictures 10"""
+  python -m fedbench contours runs/tumours/2026-01-01_12-00-00
+  python -m fedbench contours sweeps/fedavg sweeps/pfednet --out contours.png --pictures 10"""
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,11 @@ class Segmented:
     predicted: np.ndarray
 
 
-def segmented(run_dir: Path, channel: int = 0, overrides: Sequence[str] = ()) -> Segmented:
+def segmented(
+    run_dir: Path, channel: int = 0, overrides: Sequence[str] = (), config_dir: str | None = None
+) -> Segmented:
     """What every client's model, as it stood at the last checkpoint, makes of the client's test pictures."""
-    sim = open_run(run_dir, overrides)
+    sim = open_run(run_dir, overrides, config_dir)
     federation, task = sim.engine.federation, sim.engine.task
     require(task.kind == "segmentation", f"{run_dir} is a run of task={task.kind}: contours are of segmentations")
     made = predictions_of(sim)
@@ -111,29 +111,25 @@ def draw(runs: Sequence[Segmented], count: int, path: Path) -> None:
     plt.close(figure)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m fedbench.contours",
-        description="Draw true and predicted outlines on test pictures, one row for each run.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument("runs", nargs="+", type=typed_path, help="run directories")
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments("contours", "Draw true and predicted outlines on test pictures, one row for each run.", EXAMPLES)
+    p.add_argument("runs", nargs="+", type=typed_path, help="run folders")
     p.add_argument("--out", type=typed_path, default=Path("contours.png"), metavar="FILE", help="png, pdf or svg")
     p.add_argument("--pictures", type=int, default=5, metavar="N", help="how many (default: %(default)s)")
     p.add_argument("--channel", type=int, default=0, metavar="C", help="shown in grey (default: %(default)s)")
+    add_config_dir(p)
     return p
 
 
-@lasting()
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit status, 2 after a mistake told in one sentence."""
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status."""
     args = parser().parse_args(argv)
-    with telling() as status:
-        require(args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}")
-        require(args.out.suffix in SUFFIXES, f"--out {args.out} must end in .png, .pdf or .svg")
-        check_file("--out", args.out)
-        draw(told_apart([segmented(run, args.channel) for run in args.runs], args.runs), args.pictures, args.out)
-        print(f"figure: {args.out}")
-    return status.code
+    require(args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}")
+    require(args.out.suffix in SUFFIXES, f"--out {args.out} must end in .png, .pdf or .svg")
+    check_file("--out", args.out)
+    runs = [segmented(run, args.channel, config_dir=args.config_dir) for run in args.runs]
+    draw(told_apart(runs, args.runs), args.pictures, args.out)
+    print(f"figure: {args.out}")
+    return 0

@@ -1,10 +1,10 @@
 """Take results out of a finished run: a client's model for plain PyTorch, and every client's predictions.
 
-    python -m fedbench.export <run directory> --client 7
-    python -m fedbench.export <run directory> --client north
-    python -m fedbench.export <run directory> --client 7 --merged
-    python -m fedbench.export <run directory> --client 7 --peft folder
-    python -m fedbench.export <run directory> --predictions predictions.npz
+    python -m fedbench export <run directory> --client 7
+    python -m fedbench export <run directory> --client north
+    python -m fedbench export <run directory> --client 7 --merged
+    python -m fedbench export <run directory> --client 7 --peft folder
+    python -m fedbench export <run directory> --predictions predictions.npz
 
 What is taken is of the last round that was saved, of a finished run the last one: the best round's models are not kept.
 The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.  Classes in Python files
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,18 +27,17 @@ from torch import Tensor, nn
 
 from fedbench.app import resume
 from fedbench.config.targets import own_classes
+from fedbench.core.command import add_config_dir, arguments, command
 from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import load_config
-from fedbench.core.streams import lasting
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
 from fedbench.simulation.build_model import build_module
 from fedbench.simulation.instantiate import part
 from fedbench.simulation.simulator import Simulation, prepare
 from fedbench.tools import _plain
-from fedbench.tools._telling import telling
 
 NAMES = 10  # how many client names a message shows
 NO_FILE = re.compile(r"[^\w.-]")  # characters replaced in file names
@@ -231,51 +229,52 @@ def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray
     return {"client": part.owners(), "index": part.indices, "target": targets, "logits": logits, **names}
 
 
-@lasting()
-def main() -> int:
-    """Run the command; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fedbench.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run_dir", type=typed_path)
-    parser.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="options of your own, as for python -m fedbench")
-    parser.add_argument("--client", metavar="N", help="save this client's (name or number) state_dict under --out")
-    forms = parser.add_mutually_exclusive_group()
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    p = arguments("export", str(__doc__))
+    p.add_argument("run_dir", type=typed_path)
+    p.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
+    add_config_dir(p)
+    p.add_argument("--client", action="append", metavar="N", help="save the state_dict of this client (name or number)")
+    forms = p.add_mutually_exclusive_group()
     forms.add_argument("--merged", action="store_true", help="that of the bare model, the adapter in its weights")
     forms.add_argument(
         "--peft", type=typed_path, metavar="FOLDER", help="write a folder for peft instead (adapter=lora)"
     )
-    parser.add_argument("--out", type=typed_path, metavar="FILE.pt", help="default: client<N>.pt")
-    parser.add_argument("--predictions", type=typed_path, metavar="FILE.npz", help="save all clients' test predictions")
-    args = parser.parse_intermixed_args()
-    if (args.client, args.predictions, args.peft, args.merged) == (None, None, None, False):
-        parser.error("say what to export: --client N, or --predictions FILE.npz")
-    with telling() as status:
-        _check_words(args)
-        out = args.out or Path(f"client{NO_FILE.sub('_', args.client or '')}.pt")
-        check_file("--out", None if args.client is None or args.peft is not None else out)
-        check_folder("--peft", args.peft)
-        check_file("--predictions", args.predictions)
-        words = [*args.overrides, *_own(args)]
-        if args.client is not None and args.peft is not None:
-            sim = open_run(args.run_dir, words, args.config_dir)
-            save_peft_of(sim, args.client, args.peft)
-            print(f"{args.peft}: client {args.client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
-            print(f"{args.peft}: {saved_round(sim)}")
-        elif args.client is not None:
-            sim = open_run(args.run_dir, words, args.config_dir)
-            state = state_of(sim, args.client, args.merged)
-            write_file("--out", out, lambda file: checkpoint.dump(state, file))
-            print(f"{out}: state_dict of client {args.client}, {sum(t.numel() for t in state.values()):,} numbers")
-            print(f"{out}: {saved_round(sim)}")
-        if args.predictions is not None:
-            sim = open_run(args.run_dir, words, args.config_dir)
-            exported = predictions_of(sim)
-            write_file("--predictions", args.predictions, lambda file: np.savez(file, **exported))  # type: ignore
-            print(f"{args.predictions}: {', '.join(exported)} of {len(exported['client']):,} test samples")
-            print(f"{args.predictions}: {saved_round(sim)}")
-    return status.code
+    p.add_argument("--out", type=typed_path, metavar="FILE.pt", help="default: client<N>.pt")
+    p.add_argument("--predictions", type=typed_path, metavar="FILE.npz", help="save all clients' test predictions")
+    return p
+
+
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status."""
+    args = parser().parse_intermixed_args(argv)
+    _check_words(args)
+    client = args.client[0] if args.client else None
+    out = args.out or Path(f"client{NO_FILE.sub('_', client or '')}.pt")
+    check_file("--out", None if client is None or args.peft is not None else out)
+    check_folder("--peft", args.peft)
+    check_file("--predictions", args.predictions)
+    words = [*args.overrides, *_own(args)]
+    if client is not None and args.peft is not None:
+        sim = open_run(args.run_dir, words, args.config_dir)
+        save_peft_of(sim, client, args.peft)
+        print(f"{args.peft}: client {client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
+        print(f"{args.peft}: {saved_round(sim)}")
+    elif client is not None:
+        sim = open_run(args.run_dir, words, args.config_dir)
+        state = state_of(sim, client, args.merged)
+        write_file("--out", out, lambda file: checkpoint.dump(state, file))
+        print(f"{out}: state_dict of client {client}, {sum(t.numel() for t in state.values()):,} numbers")
+        print(f"{out}: {saved_round(sim)}")
+    if args.predictions is not None:
+        sim = open_run(args.run_dir, words, args.config_dir)
+        exported = predictions_of(sim)
+        write_file("--predictions", args.predictions, lambda file: np.savez(file, **exported))  # type: ignore
+        print(f"{args.predictions}: {', '.join(exported)} of {len(exported['client']):,} test samples")
+        print(f"{args.predictions}: {saved_round(sim)}")
+    return 0
 
 
 def _own(args: argparse.Namespace) -> list[str]:
@@ -290,8 +289,10 @@ def _own(args: argparse.Namespace) -> list[str]:
 
 
 def _check_words(args: argparse.Namespace) -> None:
-    """ConfigError where options do not fit together."""
-    require(sum(word.startswith("--client") for word in sys.argv) < 2, "--client is given twice: export one by one")
+    """Refuse flags that do not fit together."""
+    asked = (args.client, args.predictions, args.peft, args.merged) != (None, None, None, False)
+    require(asked, "name what to export: --client N, or --predictions FILE.npz")
+    require(len(args.client or ()) < 2, "--client is given twice: export one by one")
     require(args.out is None or args.client is not None, "--out is where --client N goes: give that number, too")
     require(not args.merged or args.client is not None, "--merged is of one client: give --client N, too")
     require(args.peft is None or args.client is not None, "--peft is of one client: give --client N, too")
@@ -300,7 +301,3 @@ def _check_words(args: argparse.Namespace) -> None:
         f"--out {args.out} names a file, and --peft {args.peft} a folder that is written instead: leave one out",
     )
     require(args.out is None or args.out != args.predictions, f"--out and --predictions are both {args.out}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""``python -m fedbench.fid``: the Frechet distance between each client's real and extra training pictures.
+"""``python -m fedbench fid``: the Frechet distance between each client's real and extra training pictures.
 
 Heusel et al., NeurIPS 2017: for Gaussians fitted to the features of both sets,
 |mu_a - mu_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^(1/2)).  It is a property of the network that makes the features, so the
@@ -9,7 +9,6 @@ biased upwards, the more the fewer they are.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sys
 from collections.abc import Callable
@@ -19,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
-from fedbench.core.streams import lasting
-from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
 WEIGHTS = "inception_v3_google-0cc3c7bd.pth"
 BATCH = 64
 EXAMPLES = f"""examples:
-  python -m fedbench.fid dataset=rsna_machines dataset.extra=synthesized partition=domain
-  python -m fedbench.fid dataset=image_table dataset.path=my.csv dataset.extra=more partition=domain --network random
-  python -m fedbench.fid dataset=rsna_machines dataset.extra=synthesized partition=domain --network <run directory>
+  python -m fedbench fid dataset=rsna_machines dataset.extra=synthesized partition=domain
+  python -m fedbench fid dataset=image_table dataset.path=my.csv dataset.extra=more partition=domain --network random
+  python -m fedbench fid dataset=rsna_machines dataset.extra=synthesized partition=domain --network <run directory>
 
 networks: inception, torchvision's Inception v3 (Inception_V3_Weights.IMAGENET1K_V1), whose weights are looked for
 in data_dir/{WEIGHTS}; random, a small convolutional network of fixed random weights;
@@ -73,7 +71,9 @@ class Network:
     features: Callable[[Tensor], Tensor]
 
 
-def make_network(choice: str, weights: str | None, data_dir: str, device: Any) -> Network:
+def make_network(
+    choice: str, weights: str | None, data_dir: str, device: Any, config_dir: str | None = None
+) -> Network:
     """inception, random, or a run directory; ConfigError where it cannot be had."""
     if choice == "random":
         return random_network(device)
@@ -81,7 +81,7 @@ def make_network(choice: str, weights: str | None, data_dir: str, device: Any) -
         return inception(Path(weights or Path(data_dir) / WEIGHTS), device)
     is_folder = choice != "" and Path(choice).is_dir()
     require(is_folder, f"--network {choice}: neither inception nor random, and there is no such run directory")
-    return of_run(Path(choice))
+    return of_run(Path(choice), config_dir)
 
 
 def random_network(device: Any, seed: int = 0) -> Network:
@@ -143,14 +143,14 @@ def load_inception(path: Path) -> Any:
     return model
 
 
-def of_run(path: Path) -> Network:
+def of_run(path: Path, config_dir: str | None = None) -> Network:
     """The model of a run up to its head, at the row from which a new client would start."""
     import torch
 
     from fedbench.simulation.new_clients import starting_row
     from fedbench.tools.export import open_run
 
-    sim = open_run(path)
+    sim = open_run(path, config_dir=config_dir)
     federation, model = sim.engine.federation, sim.engine.model
     row = starting_row(sim.algorithm, sim.engine)
 
@@ -210,45 +210,42 @@ def by_client(arrays: Arrays, split: Split, network: Network, device: Any) -> li
 
 
 # -- the command -----------------------------------------------------------------------------------------
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m fedbench.fid",
-        description="Frechet distance between every client's real and extra training pictures.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments("fid", "Frechet distance between every client's real and extra training pictures.", EXAMPLES)
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., dataset.extra=... ...")
     p.add_argument("--network", default="inception", help="inception, random or a run directory (default: %(default)s)")
     p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="of inception")
     p.add_argument("--out", type=typed_path, metavar="FILE", help="write the table as CSV")
+    add_config_dir(p)
     return p
 
 
-@lasting()
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status."""
     args = parser().parse_intermixed_args(argv)
-    with telling() as status:
-        check_file("--out", args.out)
-        require(
-            not args.weights or args.network == "inception",
-            f"--weights {args.weights} are of --network inception, not of {args.network}",
-        )
-        write(measured(args.overrides, args.network, args.weights), args.out)
-    return status.code
+    check_file("--out", args.out)
+    require(
+        not args.weights or args.network == "inception",
+        f"--weights {args.weights} are of --network inception, not of {args.network}",
+    )
+    write(measured(args.overrides, args.network, args.weights, args.config_dir), args.out)
+    return 0
 
 
-def measured(overrides: list[str], choice: str, weights: str | None = None) -> list[dict[str, Any]]:
-    """by_client of a run's overrides."""
+def measured(
+    overrides: list[str], choice: str, weights: str | None = None, config_dir: str | None = None
+) -> list[dict[str, Any]]:
+    """Return `by_client` of the data that a run with these overrides would use."""
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build
 
-    cfg = compose(overrides)
+    cfg = compose(overrides, config_dir)
     check(cfg)
     device = build.device_of(cfg)
-    network = make_network(choice, weights, cfg.data_dir, device)  # before the pictures, which take longer
+    network = make_network(choice, weights, cfg.data_dir, device, config_dir)  # before the pictures, which take longer
     arrays = build.data(cfg)
     return by_client(arrays, build.partition(cfg, arrays), network, device)
 
@@ -265,7 +262,3 @@ def write(rows: list[dict[str, Any]], path: Path | None) -> None:
         wide = Table(title, [*columns, Column("network", "network")], rows)
         write_file("--out", path, lambda file: file.write(render([wide], "csv").encode()))
         print(f"table: {path}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,8 +1,7 @@
-"""``python -m fedbench.partition [overrides]``: who would hold what, before anything is trained."""
+"""``python -m fedbench partition [overrides]``: who would hold what, before anything is trained."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,70 +9,64 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.destination import check_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
-from fedbench.core.streams import lasting
 from fedbench.partition._extra import count_extra
 from fedbench.partition.base import Split
 from fedbench.report.drawing import SUFFIXES
-from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
     from fedbench.data.base import Arrays
 
 MAX_ROWS = 40  # clients in the table
 EXAMPLES = """examples:
-  python -m fedbench.partition partition.alpha=0.5 partition.num_clients=10
-  python -m fedbench.partition dataset=mnist partition=practical --figure practical.png
-  python -m fedbench.partition partition.num_clients=1000 --out partition.npz
+  python -m fedbench partition partition.alpha=0.5 partition.num_clients=10
+  python -m fedbench partition dataset=mnist partition=practical --figure practical.png
+  python -m fedbench partition partition.num_clients=1000 --out partition.npz
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m fedbench.partition",
-        description="Show the partition that a run with these overrides would use, and its hash.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments("partition", "Show the partition that a run with these overrides would use, and its hash.", EXAMPLES)
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., partition=..., keys")
     p.add_argument("--figure", type=typed_path, metavar="FILE", help="draw clients x classes (.png, .pdf, .svg)")
     p.add_argument("--out", type=typed_path, metavar="FILE", help="save the partition (.npz)")
+    add_config_dir(p)
     return p
 
 
-@lasting()
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status."""
     args = parser().parse_intermixed_args(argv)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("fedbench").setLevel(logging.INFO)
-    with telling() as status:
-        check_file("--out", args.out)
-        check_file("--figure", args.figure)
-        require(
-            args.figure is None or args.figure.suffix in SUFFIXES,
-            f"--figure {args.figure}: its suffix says in which form it is drawn: {', '.join(SUFFIXES)}",
-        )
-        require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}")
-        arrays, split, title = build(args.overrides)
-        show(arrays, split, title)
-        if args.out is not None:
-            _write(args.out, split.save)
-        if args.figure is not None:
-            _write(args.figure, lambda path: draw(arrays, split, title, path))
-    return status.code
+    check_file("--out", args.out)
+    check_file("--figure", args.figure)
+    require(
+        args.figure is None or args.figure.suffix in SUFFIXES,
+        f"--figure {args.figure}: its suffix says in which form it is drawn: {', '.join(SUFFIXES)}",
+    )
+    require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}")
+    arrays, split, title = build(args.overrides, args.config_dir)
+    show(arrays, split, title)
+    if args.out is not None:
+        _write(args.out, split.save)
+    if args.figure is not None:
+        _write(args.figure, lambda path: draw(arrays, split, title, path))
+    return 0
 
 
-def build(overrides: list[str]) -> tuple[Arrays, Split, str]:
-    """The data and the partition of a run's overrides, and both in words."""
+def build(overrides: list[str], config_dir: str | None = None) -> tuple[Arrays, Split, str]:
+    """Return the data and the partition that a run with these overrides would use, and a title for both."""
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build as parts  # torch: seconds that --help need not pay
 
-    cfg = compose(overrides)
+    cfg = compose(overrides, config_dir)
     check(cfg)
     arrays = parts.data(cfg)
     chosen = f"{cfg.choices.dataset} / {cfg.choices.partition}, partition.seed={cfg.partition.seed}"
@@ -172,7 +165,3 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="Client", ylabel="Class", title=title)
     figure.savefig(path, dpi=150)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

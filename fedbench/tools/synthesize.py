@@ -1,4 +1,4 @@
-"""``python -m fedbench.synthesize``: pictures for training only, from diffusion models.
+"""``python -m fedbench synthesize``: pictures for training only, from diffusion models.
 
 Either every client trains a model of its own, of its own training pictures alone; or, with --run, it draws from the
 model that it deploys after a run of task=denoising, under any method.  Pictures go to <out>/<silo>/<class>/, which
@@ -7,7 +7,6 @@ model that it deploys after a run of task=denoising, under any method.  Pictures
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.destination import check_file, check_folder, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
-from fedbench.core.streams import lasting
-from fedbench.tools._telling import telling
 
 if TYPE_CHECKING:
     from fedbench.data.base import Arrays
@@ -42,11 +40,11 @@ TRAINING = {
     "decay": "of the weights' running mean",
 }
 EXAMPLES = """examples:
-  python -m fedbench.synthesize dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 \\
+  python -m fedbench synthesize dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 \\
       partition=domain --out synthesized
   python -m fedbench algorithm=fedavg task=denoising model=noise_predictor dataset=image_folder dataset.path=real \\
       dataset.color=grey dataset.resize=28 partition=domain optimizer=adam hydra.run.dir=runs/generator
-  python -m fedbench.synthesize --run runs/generator --out synthesized
+  python -m fedbench synthesize --run runs/generator --out synthesized
   python -m fedbench dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 partition=domain \\
       dataset.extra=synthesized"""
 
@@ -213,13 +211,13 @@ class Source:
     is_shared: bool
 
 
-def own_models(overrides: list[str], training: Training, seed: int) -> Source:
+def own_models(overrides: list[str], training: Training, seed: int, config_dir: str | None = None) -> Source:
     """Every client learns from its own training part."""
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build
 
-    cfg = compose(overrides)
+    cfg = compose(overrides, config_dir)
     check(cfg)
     arrays = build.data(cfg)
     images, _, _ = pictures_of(arrays)
@@ -232,14 +230,14 @@ def own_models(overrides: list[str], training: Training, seed: int) -> Source:
     return Source(cfg.data_dir, arrays, split, split.num_clients, learned, False)
 
 
-def models_of_run(path: Path, overrides: list[str]) -> Source:
-    """Every client draws from the model that it would deploy after a run.  overrides: as for fedbench.export."""
+def models_of_run(path: Path, overrides: list[str], config_dir: str | None = None) -> Source:
+    """Every client draws from the model that it would deploy after a run.  overrides: as for `open_run`."""
     from fedbench.algorithms.base import Algorithm
     from fedbench.simulation import build
     from fedbench.tasks.denoising import Denoising
     from fedbench.tools.export import client_module, open_run
 
-    sim = open_run(path, overrides)
+    sim = open_run(path, overrides, config_dir)
     task, arrays = sim.engine.task, build.data(sim.cfg)
     if not isinstance(task, Denoising):
         raise ConfigError(f"--run {path}: pictures are drawn from runs of task=denoising, not of {task.kind}")
@@ -332,14 +330,13 @@ def write_sheet(sheet: list[tuple[str, np.ndarray, np.ndarray]], out: Path) -> N
     plt.close(figure)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m fedbench.synthesize",
-        description="Draw pictures for training only, from a diffusion model of each client's own training part or "
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments(
+        "synthesize",
+        "Draw pictures for training only, from a diffusion model of each client's own training part or "
         "from the models of a run.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=... partition=domain ...")
     p.add_argument("--out", type=typed_path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
@@ -355,29 +352,29 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, help="of weights, batches, noise (default: %(default)s)")
     p.add_argument("--network", default="random", help="of distances: inception, random or a run directory")
     p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="of inception")
+    add_config_dir(p)
     return p
 
 
-@lasting()
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 2 after a mistake told in one sentence."""
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status."""
     args = parser().parse_intermixed_args(argv)
-    with telling() as status:
-        sampling, given = Sampling(args.ddim, args.share, args.seed), {k: getattr(args, k) for k in TRAINING}
-        given = {name: value for name, value in given.items() if value is not None}
-        training = Training(**given)
-        require(
-            args.run is None or not given,
-            f"--{next(iter(given), None)} is of a training, and --run {args.run} draws from one that is over",
-        )
-        check_folder("--out", args.out)
-        require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty")
-        for suffix in (".csv", ".png"):
-            check_file("--out", args.out.with_name(args.out.name + suffix))
-        require(args.weights is None or args.network == "inception", "--weights is of --network inception")
-        if args.run is None:
-            source = own_models(args.overrides, training, args.seed)
-        else:
-            source = models_of_run(args.run, args.overrides)
-        synthesize(source, sampling, args.out, args.network, args.weights, args.client)
-    return status.code
+    sampling, given = Sampling(args.ddim, args.share, args.seed), {k: getattr(args, k) for k in TRAINING}
+    given = {name: value for name, value in given.items() if value is not None}
+    training = Training(**given)
+    require(
+        args.run is None or not given,
+        f"--{next(iter(given), None)} is of a training, and --run {args.run} draws from one that is over",
+    )
+    check_folder("--out", args.out)
+    require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty")
+    for suffix in (".csv", ".png"):
+        check_file("--out", args.out.with_name(args.out.name + suffix))
+    require(args.weights is None or args.network == "inception", "--weights is of --network inception")
+    if args.run is None:
+        source = own_models(args.overrides, training, args.seed, args.config_dir)
+    else:
+        source = models_of_run(args.run, args.overrides, args.config_dir)
+    synthesize(source, sampling, args.out, args.network, args.weights, args.client)
+    return 0

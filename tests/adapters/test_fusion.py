@@ -116,7 +116,7 @@ def test_behind_attention_that_is_told_what_is_masked() -> None:
 # -- over the adapters of files --------------------------------------------------------------------------
 @pytest.fixture
 def bank(tmp_path: Path) -> list[dict[str, Tensor]]:
-    """Three clients' state_dicts, in files as fedbench.export writes them."""
+    """Three clients' state_dicts, in files as fedbench export writes them."""
     of = build.model(compose(["algorithm=fedavg", *TINY, "adapter=pfeiffer", f"adapter.width={WIDTH}"]), clients())
     states = []
     for k in range(3):
@@ -202,7 +202,7 @@ def test_adapters_stay_and_every_plan_agrees(bank: list, tmp_path: Path) -> None
             r"has blocks.1.adapter.down.bias, too, for which there is no",
         ),
         (["adapter.adapters=nothing/*.pt"], "adapter.adapters=nothing/.*: there are no such files"),
-        (["adapter.adapters=README.md"], "README.md cannot be read as a file of fedbench.export"),
+        (["adapter.adapters=README.md"], "README.md cannot be read as a file of fedbench export"),
     ],
 )
 def test_files_that_do_not_fit(change: list[str], sentence: str, bank: list, tmp_path: Path, monkeypatch: Any) -> None:

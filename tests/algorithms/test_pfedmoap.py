@@ -29,7 +29,7 @@ from fedbench.engine.optim import SGD
 from fedbench.engine.privacy import Privacy
 from fedbench.models.clip_prompt import CLIPPrompt
 from fedbench.nn.flat import FlatModel
-from fedbench.report.method_command import main
+from fedbench.report.figures_command import main
 from fedbench.simulation import evaluate, simulator
 
 NAMES = ["red", "blue circle", "dog", "green tree", "ice"]

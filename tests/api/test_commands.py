@@ -23,7 +23,7 @@ from hydra.version import VersionBase
 import fedbench
 from fedbench.app.app import main
 from fedbench.core.options import ConfigError
-from fedbench.report.__main__ import main as report
+from fedbench.report.command import main as report
 from fedbench.tools.export import client_state
 
 QUICK: dict[str, Any] = {
@@ -298,7 +298,7 @@ def test_a_strangers_classes_give_one_table_in_python_and_on_the_command_line() 
         return done.stdout
 
     command("fedbench", "-m", *words)
-    printed = command("fedbench.report", "typed", "--format", "csv")
+    printed = command("fedbench", "report", "typed", "--format", "csv")
     scores = [[line.split(",")[:5] for line in text.splitlines()] for text in (printed, str(runs.table(form="csv")))]
     assert scores[0] == scores[1] and "Halves" in printed
     assert len({run.summary["last"]["personal/accuracy"] for run in runs}) == 4

@@ -26,13 +26,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.app import jobs
 from fedbench.app.app import main
-from fedbench.app.compose import Composer, compose
+from fedbench.app.compose import Composer
 from fedbench.app.jobs import Console
 from fedbench.app.launch import make_folder, run_command
-from fedbench.config.check import check
-from fedbench.config.conf_tree import find_conf_dir, group_options
+from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.lock import writing
-from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import load_config
 
@@ -140,40 +138,6 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 # Help and questions
-
-
-def test_help_is_one_screen_with_groups_keys_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 110
-    for group in ("dataset", "partition", "model", "algorithm", "optimizer", "experiment"):
-        for name in group_options(group):
-            folder = name.split("/")[0]
-            shown = rf"({folder}|{folder.split('_')[0]}_\*/\*)" if "/" in name else folder
-            assert re.search(rf"(?<![\w/]){shown}(?![\w])", text), f"{group}={name}"
-    keys = flatten(check(compose([])))
-    assert all(key in keys for key in re.findall(r"^  ([\w.]+)=\S", text, re.MULTILINE))
-    assert text.count("python -m fedbench ") >= 6
-    assert "pgfed*" in text and re.search(r"  rounds=\d", text) and "optimizer.lr=" in text
-
-
-def test_help_of_an_option_is_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help", "algorithm=fedprox", "dataset=bloodmnist"]) == 0
-    text = capsys.readouterr().out
-    assert re.search(r"^  mu: [\d.]+ +# ", text, re.MULTILINE) and text.startswith("algorithm=fedprox\n")
-    assert text.index("dataset=medmnist") < text.index("dataset=bloodmnist")  # which it stands on
-    Path("own/algorithm").mkdir(parents=True)
-    Path("own/algorithm/mine.yaml").write_text("_target_: mine.Mine\nnu: 3  # a number\n")
-    assert main(["--config-dir", "own", "--help", "algorithm=mine"]) == 0
-    assert "  nu: 3  # a number" in capsys.readouterr().out
-    assert main(["algorithm=fedpro", "--help"]) == 2
-    assert sentence(capsys) == "algorithm=fedpro is not an option: did you mean fedprox or fedrod or fedper?"
-
-
-def test_help_of_a_group_is_all_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help", "experiment", "adapter"]) == 0
-    told = capsys.readouterr().out.split()
-    assert told == ["experiment", *group_options("experiment"), "adapter", *group_options("adapter")]
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,7 @@ def test_each_kind_is_taken_out_of_its_run(
     flags = ["--config-dir", "options"] if options else []
     files = ["--out", str(tmp_path / "0.pt"), "--predictions", str(tmp_path / "p.npz")]
     for given in (flags, [OWN]):  # the folder of options, or the class itself
-        monkeypatch.setattr(sys, "argv", ["fedbench.export", name, "--client", "0", *files, *given])
-        assert export.main() == 0, capsys.readouterr().err
+        assert export.main([name, "--client", "0", *files, *given]) == 0, capsys.readouterr().err
         for file in tmp_path.iterdir():
             file.unlink()
     assert type(fedbench.load(name, options).model(0, *([] if options else [OWN]))).__name__ == "TiedNet"  # type: ignore

@@ -49,9 +49,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def exported(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["fedbench.export", *words])
-    return export.main()
+def exported(*words: str) -> int:
+    return export.main([*words])
 
 
 def stored_with(run: Path, **values: Any) -> None:
@@ -75,7 +74,7 @@ def test_a_pickle_is_trusted_by_the_command_alone(
     asked += "say partition.trust=lists.pkl as well"
     assert main(["resume=run", "rounds=2"]) == 2
     assert asked in capsys.readouterr().err
-    assert exported(monkeypatch, "run", "--client", "0", "--predictions", "p.npz") == 2
+    assert exported("run", "--client", "0", "--predictions", "p.npz") == 2
     assert asked in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"say partition\.trust=lists.pkl as well"):
         export.client_state("run", 0)
@@ -84,7 +83,7 @@ def test_a_pickle_is_trusted_by_the_command_alone(
     assert jobs.resume_command(Path("run")).endswith("resume=run partition.trust=lists.pkl")
     assert main(["resume=run", "partition.trust=lists.pkl", "rounds=2"]) == 0
     assert json.loads(Path("run/summary.json").read_text())["rounds"] == 2
-    assert exported(monkeypatch, "run", "--client", "0", "partition.trust=lists.pkl") == 0
+    assert exported("run", "--client", "0", "partition.trust=lists.pkl") == 0
 
 
 @pytest.mark.parametrize("value", ["PFL", 7, True])
@@ -138,13 +137,13 @@ def test_code_in_a_foreign_run_is_not_imported(
     (here / "mine.py").write_text(NET)
     own = "model._target_=mine.Net"
     assert main([*SMALL[1:], own, "rounds=1", "partition.num_clients=2", "hydra.run.dir=run1"]) == 0
-    assert exported(monkeypatch, "run1", "--client", "0") == 0  # one's own needs no naming
+    assert exported("run1", "--client", "0") == 0  # one's own needs no naming
     shutil.copytree("run1", "got/run1")
     for run in ("run1", "got/run1"):
         target = f"{run.replace('/', '.')}.evil.Net"
         (here / run / "evil.py").write_text(f"{MARK}\n{NET}")
         stored_with(here / run, model___target_=target)
         capsys.readouterr()
-        assert exported(monkeypatch, run, "--client", "1") == 2
+        assert exported(run, "--client", "1") == 2
         assert f"if it is yours, say model._target_={target} as well" in capsys.readouterr().err
     assert not Path("ran").exists() and not Path("client1.pt").exists()

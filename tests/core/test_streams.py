@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "model=logistic partition.num_clients=2 rounds=5 local.epochs=1 tracking=disabled hardware.device=cpu"
-COMMANDS = ("commands", "report.__main__", "figures", "export", "tools.partitions", "fid", "synthesize", "contours")
 
 
 def shell(line: str, within: Path) -> subprocess.CompletedProcess[str]:
@@ -33,7 +31,7 @@ def test_a_run_that_nobody_reads_is_finished_and_drawn(tmp_path: Path) -> None:
         assert (tmp_path / name / "checkpoint.pt").is_file()
     tables = [(tmp_path / name / "metrics.csv").read_bytes() for name in ("piped", "closed")]
     assert tables[0] == tables[1]
-    done = shell("$PY -m fedbench.figures piped | true", tmp_path)
+    done = shell("$PY -m fedbench figures piped | true", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")  # the run is not called damaged
     assert (tmp_path / "piped" / "figures" / "run.png").is_file()
 
@@ -72,9 +70,3 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "printing.py").write_text(PRINTING)
     done = shell("$PY printing.py > /dev/full", tmp_path)
     assert done.returncode != 0 and "No space left on device" in done.stderr
-
-
-@pytest.mark.parametrize("name", [*COMMANDS, "pages.__main__", "site.__main__"])
-def test_every_command_has_such_streams(name: str) -> None:
-    main = importlib.import_module(f"fedbench.{name}").main
-    assert hasattr(main, "__wrapped__"), "decorate it by core.streams.lasting"

@@ -218,7 +218,7 @@ def test_what_cannot_be_read_is_one_sentence(shape: Any, options: dict[str, Any]
 
 
 def test_weights_of_a_run_of_ones_own(tmp_path: Path) -> None:
-    """What fedbench.export writes, of another number of answers and another size of images."""
+    """What fedbench export writes, of another number of answers and another size of images."""
     before, file = vilt({**SQUARE, "image": (3, 48, 48)}, classes=9), tmp_path / "client0.pt"
     torch.save(before.state_dict(), file)
     after, x = vilt({**SQUARE, "image": (3, 48, 48)}, weights=str(file)), samples({**SQUARE, "image": (3, 48, 48)})

@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 
 from fedbench.app.compose import Composer
+from fedbench.app.help import SUBCOMMANDS
 from fedbench.config.check import check
 from fedbench.config.choices import with_choices
 
@@ -25,7 +26,7 @@ def commands() -> dict[str, list[str]]:
         for part, lines in json.loads(path.read_text())["commands"].items():
             for i, line in enumerate(lines):
                 words = re.match(r"uv run python -m fedbench (.*)", line.replace("\\\n", " "), re.DOTALL)
-                if words and "[the same]" not in line:
+                if words and words[1].split()[0] not in SUBCOMMANDS and "[the same]" not in line:
                     found[f"{path.parent.name}/{part}/{i}"] = shlex.split(PROSE.sub("", words[1]), comments=True)
     return found
 

@@ -10,9 +10,9 @@ import yaml
 from run_folders import make_run
 
 from fedbench.pages import build
-from fedbench.pages.__main__ import main
+from fedbench.pages.command import main
 from fedbench.pages.store import Page, read_page, write_page
-from fedbench.report.__main__ import main as report
+from fedbench.report.command import main as report
 
 pytest.importorskip("jinja2", reason="pages need jinja2: pip install 'fedbench[report]'")
 TABLE = "pgfed_table1_cifar"
@@ -108,7 +108,7 @@ def test_a_page_says_over_how_many_clients_a_mean_is(tmp_path, capsys) -> None:
 
 def test_a_damaged_run_is_no_part_of_a_page(sweep, tmp_path, capsys) -> None:
     next(iter(sweep.glob("pgfed-1*"))).joinpath("metrics.csv").write_text("round,personal/accuracy\n1\n")
-    assert main(["write", str(tmp_path / "mine"), str(sweep)]) == 1
+    assert main(["write", str(tmp_path / "mine"), str(sweep)]) == 2
     assert "part main: damaged, left out" in capsys.readouterr().err and not (tmp_path / "mine").exists()
 
 
@@ -174,7 +174,6 @@ def test_cells_are_full_reduced_or_not_run(tmp_path, monkeypatch, capsys) -> Non
         for seed in (0, 1):
             config = {"paper": block, "choices": {"experiment": names}}
             make_run(sweep, method.lower(), seed, (0.0, 0.1 + 0.01 * seed, 0.0), config=config)
-    monkeypatch.setattr("fedbench.pages.collect.find_conf_dir", lambda: conf)
     monkeypatch.setattr("fedbench.config.conf_tree.find_conf_dir", lambda: conf)
     page = tmp_path / "mine"
     assert main(["write", str(page), str(sweep), "--paper", TABLE]) == 0
@@ -227,7 +226,7 @@ def read_page_of(sweep: Path, tmp_path: Path) -> Page:
 
 
 def test_what_cannot_be_read_is_said(tmp_path, capsys) -> None:
-    assert main(["write", str(tmp_path / "mine"), str(tmp_path / "gone")]) == 1
+    assert main(["write", str(tmp_path / "mine"), str(tmp_path / "gone")]) == 2
     assert "gone is not a folder" in capsys.readouterr().err and not (tmp_path / "mine").exists()
-    assert main(["build", str(tmp_path)]) == 1
+    assert main(["build", str(tmp_path)]) == 2
     assert "has no page.md" in capsys.readouterr().err

@@ -13,8 +13,8 @@ from tiny import compose
 
 from fedbench.config.check import check
 from fedbench.core.settings import save_config
-from fedbench.report.__main__ import main
 from fedbench.report.choose import choice, choose, override
+from fedbench.report.command import main
 from fedbench.report.runs import find_runs
 from fedbench.report.table import Spread
 from fedbench.simulation.simulator import run
@@ -155,9 +155,9 @@ def test_choice_of_losses_and_of_what_is_not_known():
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
 def test_runs_that_cannot_tell_are_refused(sweep, capsys, change, sentence):
     change(sweep)
-    assert main([str(sweep), "--choose", "algorithm.mu"]) == 1
+    assert main([str(sweep), "--choose", "algorithm.mu"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: --choose algorithm.mu: ") and said.count("\n") == 1
+    assert said.startswith("fedbench: --choose algorithm.mu: ") and said.count("\n") == 1
     assert sentence in said
 
 
@@ -172,7 +172,7 @@ def test_runs_that_cannot_tell_are_refused(sweep, capsys, change, sentence):
     ],
 )
 def test_wrong_flags_get_one_sentence(sweep, capsys, flags, sentence):
-    assert main([str(sweep), *flags]) == 1
+    assert main([str(sweep), *flags]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
 

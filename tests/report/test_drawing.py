@@ -10,9 +10,9 @@ from run_folders import make_run
 
 from fedbench.core.options import ConfigError
 from fedbench.report import drawing, figures
-from fedbench.report.__main__ import main
+from fedbench.report.command import main
 from fedbench.report.drawing import SPREAD, TUNED_HERE, draw_line, legend, look, place_of, pyplot, save
-from fedbench.report.method_command import main as figures_main
+from fedbench.report.figures_command import main as figures_main
 from fedbench.report.runs import find_runs
 from fedbench.report.summary import Options, group_runs
 
@@ -50,7 +50,7 @@ def test_the_suffix_says_what_figures_are(sweep: Path, tmp_path: Path, suffix: s
 
 def test_another_suffix_is_refused(sweep: Path, tmp_path: Path, capsys) -> None:
     for command, flag in ((main, "--figures"), (figures_main, "--out")):
-        assert command([str(sweep), flag, str(tmp_path / "x.jpg")]) == 1
+        assert command([str(sweep), flag, str(tmp_path / "x.jpg")]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and "a figure's name ends in .png, .pdf, .svg; without an end" in said
     assert not (tmp_path / "x.jpg").exists()

@@ -19,7 +19,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.config.check import check
 from fedbench.data._files import read_npz
 from fedbench.report import method_figures as draw
-from fedbench.report.method_command import main
+from fedbench.report.figures_command import main
 from fedbench.report.runs import Run
 from fedbench.simulation import new_clients, recorder, simulator
 from fedbench.simulation.recorder import MatrixLog
@@ -219,10 +219,10 @@ def test_the_nearest_recorded_rounds_are_shown() -> None:
 def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Beyond the last one, and where no run has relationships."""
     run(tmp_path / "plain", "algorithm=fedavg")
-    assert main([str(tmp_path / "plain"), "--rounds", "0"]) == 1
+    assert main([str(tmp_path / "plain"), "--rounds", "0"]) == 2
     assert "no run here has recorded any: leave it out" in capsys.readouterr().err
     run(tmp_path / "apple", "algorithm=apple")
-    assert main([str(tmp_path / "apple"), "--rounds", "0,999"]) == 1
+    assert main([str(tmp_path / "apple"), "--rounds", "0,999"]) == 2
     assert "--rounds 0,999: the last round that was recorded is" in capsys.readouterr().err
     assert not (tmp_path / "apple" / "figures").exists()
 
@@ -237,14 +237,14 @@ def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch, capsys, words: list[str], said: str) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(words) == 1
+    assert main(words) == 2
     assert said in capsys.readouterr().err
 
 
 def test_the_command_is_light_until_it_draws() -> None:
-    code = "import sys, fedbench.figures; print([m for m in ('torch', 'matplotlib', 'pandas') if m in sys.modules])"
+    code = "import sys, fedbench.report.figures_command; print({'torch', 'matplotlib', 'pandas'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "set()"
 
 
 def test_new_clients_file_is_the_one_that_is_read() -> None:

@@ -15,9 +15,9 @@ from run_folders import make_run, with_checkpoint
 
 from fedbench.core.options import ConfigError
 from fedbench.report import scores
-from fedbench.report.__main__ import main
+from fedbench.report.command import main
 from fedbench.report.figures import against, literal
-from fedbench.report.method_command import main as figures_main
+from fedbench.report.figures_command import main as figures_main
 from fedbench.report.runs import Run, find_runs
 from fedbench.report.summary import Options, differing, group_runs, over_seeds
 from fedbench.report.table import Column, Spread, Table, latex, render, show
@@ -437,7 +437,7 @@ def test_a_metric_without_a_direction_is_refused(sweep, capsys):
     """The letters loss in a name do not make it one."""
     for path in sweep.rglob("metrics.csv"):
         path.write_text(path.read_text().replace("personal/loss", "personal/lossless"))
-    assert main([str(sweep), "--metric", "personal/lossless"]) == 1
+    assert main([str(sweep), "--metric", "personal/lossless"]) == 2
     assert "whether personal/lossless is better high or low is not known" in capsys.readouterr().err
 
 
@@ -483,7 +483,7 @@ def test_latex_of_a_sweep(sweep, tmp_path, capsys):
 
 
 def test_an_unknown_suffix_is_refused(sweep, tmp_path, capsys):
-    assert main([str(sweep), "--out", str(tmp_path / "table.docx")]) == 1
+    assert main([str(sweep), "--out", str(tmp_path / "table.docx")]) == 2
     assert "a file's name ends in .txt, .md, .csv, .tex, or --format says what it holds" in capsys.readouterr().err
     assert main([str(sweep), "--out", str(tmp_path / "table.docx"), "--format", "latex"]) == 0
 
@@ -509,7 +509,7 @@ def test_a_metric_against_a_key(tmp_path, capsys):
         against(groups, Options(), "optimizer.lr")
     pytest.importorskip("matplotlib")
     asked = [str(tmp_path), "--against", "algorithm.mu"]
-    assert main(asked) == 1
+    assert main(asked) == 2
     assert "give --figures a folder" in capsys.readouterr().err
     assert main([*asked, "--figures", str(tmp_path / "figures")]) == 0
     assert (tmp_path / "figures" / "against_algorithm.mu_personal_accuracy.png").stat().st_size > 10_000
@@ -549,9 +549,9 @@ def test_numbers_over_powers_of_ten_are_bars_at_even_distances(tmp_path, monkeyp
 def test_mistakes_get_one_sentence(sweep, tmp_path, capsys, args, sentence):
     (tmp_path / "empty").mkdir()
     places = {"sweep": str(sweep), "empty": str(tmp_path / "empty")}
-    assert main([arg.format(**places) for arg in args]) == 1
+    assert main([arg.format(**places) for arg in args]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ")
+    assert said.startswith("fedbench: ")
     assert said.count("\n") == 1
     assert sentence.format(**places) in said
 
@@ -566,7 +566,7 @@ def test_damaged_file_is_named(tmp_path):
 def test_command_line_starts_light(sweep):
     """The report needs neither torch nor pandas, and matplotlib for figures only."""
     code = (
-        "import sys; from fedbench.report.__main__ import main; main(sys.argv[1:]);"
+        "import sys; from fedbench.report.command import main; main(sys.argv[1:]);"
         "assert not {'torch', 'pandas', 'matplotlib', 'wandb', 'sklearn'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -15,7 +15,7 @@ from scipy.stats import kendalltau
 from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.options import ConfigError
 from fedbench.report import paper
-from fedbench.report.__main__ import main
+from fedbench.report.command import main
 from fedbench.report.paper import Cell
 from fedbench.report.recipes import RECIPES, Question, clients_of, domain_of, is_measured
 from fedbench.report.runs import Run
@@ -165,12 +165,12 @@ def test_without_any_run_everything_is_to_be_run(tmp_path, conf_dir, monkeypatch
 
 
 def test_misspelt_table_is_refused(capsys):
-    assert main(["--paper", "pgfed_table1_cifr"]) == 1
+    assert main(["--paper", "pgfed_table1_cifr"]) == 2
     assert "the nearest are pgfed_table1_cifar" in capsys.readouterr().err
 
 
 def test_a_table_of_facts_is_not_said_to_be_run(conf_dir, capsys):
-    assert main([str(conf_dir.parent), "--paper", "pfedmoap_table5_datasets"]) == 1  # without any run
+    assert main([str(conf_dir.parent), "--paper", "pfedmoap_table5_datasets"]) == 2  # without any run
     capsys.readouterr()
     make_run(conf_dir.parent / "some", "pgfed")
     assert main([str(conf_dir.parent / "some"), "--paper", "pfedmoap_table5_datasets"]) == 0
@@ -178,7 +178,7 @@ def test_a_table_of_facts_is_not_said_to_be_run(conf_dir, capsys):
 
 
 def test_a_file_of_a_figures_numbers_is_no_table(capsys):
-    assert main(["--paper", "pfednet_compression"]) == 1
+    assert main(["--paper", "pfednet_compression"]) == 2
     error = capsys.readouterr().err
     assert "fedbench/papers/pfednet_compression.csv has numbers of a figure" in error and "no such table" not in error
 
@@ -373,7 +373,7 @@ def test_packaged_tables_are_numbers_we_know(name):
 
 
 def test_every_experiment_answers_a_printed_cell():
-    rows = [e for e in paper.experiments(find_conf_dir()) if "method" in e.paper]  # the rest are bases of these
+    rows = [e for e in paper.experiments([find_conf_dir()]) if "method" in e.paper]  # the rest are bases of these
     for experiment in rows:
         named = experiment.paper["table"]
         for table in named if isinstance(named, list) else [named]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_folders import BASE, make_run
 
-from fedbench.report.__main__ import main
+from fedbench.report.command import main
 from fedbench.report.runs import Run
 from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, megabytes, sent_table, sent_until
 from fedbench.report.summary import Group, Options, differing, group_runs
@@ -110,7 +110,7 @@ def test_sizes_over_rounds(runs: list[Run], tmp_path: Path, monkeypatch: pytest.
 
 def test_runs_that_sent_nothing_have_no_such_figure(tmp_path: Path, capsys) -> None:
     with_bytes(make_run(tmp_path, "local"), 0, 0)
-    assert main([str(tmp_path), "--figures", str(tmp_path / "figures"), "--against", "bytes"]) == 1
+    assert main([str(tmp_path), "--figures", str(tmp_path / "figures"), "--against", "bytes"]) == 2
     assert "--against bytes: no run has sent anything" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ from run_folders import make_run
 
 from fedbench.config.conf_tree import group_options, printed_name
 from fedbench.report import scores
-from fedbench.report.__main__ import main
+from fedbench.report.command import main
 from fedbench.report.runs import find_runs
 from fedbench.report.summary import group_runs
 from fedbench.report.table import Column, Spread, Table, render

@@ -169,7 +169,7 @@ def test_ending(capsys):
         "2.5 MB down, 1.2 MB up",
         "a client's round: 16.3 KiB down, 8.1 KiB up",
         "runs/pgfed/digits/2026-01-01",
-        "python -m fedbench.report runs ",
+        "python -m fedbench report runs ",
         "algorithm=local,fedavg,pgfed",
     ):
         assert part in text

@@ -11,8 +11,8 @@ from conftest import ROOT
 from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.pages.store import FORMS
-from fedbench.site.__main__ import main
 from fedbench.site.build import build, faults, markdown_pages
+from fedbench.site.command import main
 from fedbench.site.markdown import Renderer, slug
 from fedbench.site.methods import Released, departures, methods
 from fedbench.site.printed import printed_tables
@@ -166,6 +166,6 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["--out", str(tmp_path / "new")]) == 0
     assert re.match(r"\d\d+ pages: \S+index\.html\n", capsys.readouterr().out)
     (tmp_path / "file").touch()
-    assert main(["--out", str(tmp_path / "file")]) == 1 and "is no folder" in capsys.readouterr().err
+    assert main(["--out", str(tmp_path / "file")]) == 2 and "is no folder" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="is no checkout of fedbench"):
         build(tmp_path / "x", root=tmp_path)

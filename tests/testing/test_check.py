@@ -695,7 +695,7 @@ def test_the_command_lists_all_checks(capsys: pytest.CaptureFixture[str]) -> Non
         (["right_things.Blocks", "--model", "mlp"], "model is for another kind"),
         (["right_things.Net", "--input", "3,x"], "no shape"),
         (["right_things.Focal", "gamma=2", "--input", "3"], "input_shape is for another kind"),
-        ([], "name what is to be checked"),
+        ([], "name what to check"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,11 +63,8 @@ def test_predictions_score_what_the_run_says(run_dir):
 def test_the_command_says_what_it_wrote(run_dir, tmp_path, monkeypatch, capsys):
     """Options and targets in any order; a file's name carries its client."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "sys.argv",
-        ["export", str(run_dir), "--client", "7", "--predictions", "all.npz", "model._target_=fedbench.models.mlp.MLP"],
-    )
-    assert export.main() == 0
+    words = ["--client", "7", "--predictions", "all.npz", "model._target_=fedbench.models.mlp.MLP"]
+    assert export.main([str(run_dir), *words]) == 0
     saved, out = torch.load("client7.pt"), capsys.readouterr().out
     assert saved.keys() == client_state(run_dir, 7).keys()
     assert f"client7.pt: state_dict of client 7, {sum(t.numel() for t in saved.values()):,} numbers" in out
@@ -122,14 +119,14 @@ def test_classes_of_ones_own_need_no_second_naming(tmp_path: Path) -> None:
     (options / "narrow.yaml").write_text("_target_: mine.Net\nwidth: 2\n")
     own = ["algorithm._target_=mine.Mine", "model._target_=mine.Net"]
     assert python("fedbench", *own, *RUN, within=here).returncode == 0
-    done = python("fedbench.export", "run", "--client", "1", within=here)
+    done = python("fedbench", "export", "run", "--client", "1", within=here)
     assert done.returncode == 0 and (here / "client1.pt").exists(), done.stderr
     for flags, asked in (([], own[1]), ([own[1]], own[0])):
-        done = python("fedbench.export", str(here / "run"), "--client", "1", *flags, within=there, also=str(here))
+        done = python("fedbench", "export", str(here / "run"), "--client", "1", *flags, within=there, also=str(here))
         assert done.returncode == 2 and f"if it is yours, say {asked}" in done.stderr
     where = ["--config-dir", "options"]
     done = python("fedbench", "model=narrow", *RUN, *where, within=there, also=str(here))
     assert done.returncode == 0, done.stderr
-    assert python("fedbench.export", "run", "--client", "0", within=there, also=str(here)).returncode == 2
-    done = python("fedbench.export", "run", "--client", "0", *where, within=there, also=str(here))
+    assert python("fedbench", "export", "run", "--client", "0", within=there, also=str(here)).returncode == 2
+    done = python("fedbench", "export", "run", "--client", "0", *where, within=there, also=str(here))
     assert done.returncode == 0 and (there / "client0.pt").exists(), done.stderr

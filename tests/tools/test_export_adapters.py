@@ -63,12 +63,8 @@ def measured(run_dir: Path) -> Tensor:
     return torch.from_numpy(found["logits"][found["client"] == CLIENT])
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr("sys.argv", ["export", *map(str, words)])
-    try:
-        return export.main()
-    except SystemExit as done:  # argparse's
-        return int(done.code or 0)
+def command(*words: object) -> int:
+    return export.main([*map(str, words)])
 
 
 # -- plain PyTorch ---------------------------------------------------------------------------------------
@@ -101,7 +97,7 @@ def test_two_adapters_whose_outputs_are_added_are_both_in_the_file(tmp_path) -> 
 
 
 def test_a_merged_model_loads_into_the_bare_class(run_dir, images, measured, tmp_path, monkeypatch, capsys):
-    assert command(monkeypatch, run_dir, "--client", CLIENT, "--merged", "--out", tmp_path / "bare.pt") == 0
+    assert command(run_dir, "--client", CLIENT, "--merged", "--out", tmp_path / "bare.pt") == 0
     state, module = torch.load(tmp_path / "bare.pt"), vit()
     module.load_state_dict(state)
     close(module(images), measured, 1e-5)
@@ -113,7 +109,7 @@ def test_a_merged_model_loads_into_the_bare_class(run_dir, images, measured, tmp
 def test_peft_reads_the_folder(run_dir, images, measured, tmp_path, monkeypatch, capsys):
     peft, files = pytest.importorskip("peft"), pytest.importorskip("safetensors.torch")
     folder = tmp_path / "new" / "folder"
-    assert command(monkeypatch, run_dir, "--client", CLIENT, "--peft", folder) == 0
+    assert command(run_dir, "--client", CLIENT, "--peft", folder) == 0
     assert f"{folder}: client {CLIENT} for peft" in capsys.readouterr().out
     module = vit()
     module.load_state_dict(files.load_file(folder / "base_model.safetensors"))
@@ -296,7 +292,7 @@ def test_an_adapter_that_cannot_be_merged_is_named_by_the_command(tmp_path, monk
         (["--merged"], "adapter=houlsby cannot be merged"),
         (["--peft", "folder"], "adapter=houlsby is no adapter that peft's files are written for"),
     ):
-        assert command(monkeypatch, run, "--client", 0, *words) == 2
+        assert command(run, "--client", 0, *words) == 2
         out, error = capsys.readouterr()
         assert said in error and len(error.splitlines()) == 1 and out == ""
     assert not Path("client0.pt").exists()
@@ -323,6 +319,6 @@ def test_words_that_do_not_fit_are_one_sentence(words, said, run_dir, tmp_path, 
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("mine")
     monkeypatch.setattr(export, "open_run", None)  # they are refused before the work
-    assert command(monkeypatch, run_dir, *words) == 2
+    assert command(run_dir, *words) == 2
     assert said in capsys.readouterr().err
     assert {path.name for path in Path().iterdir()} == {"file"}

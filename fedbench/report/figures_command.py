@@ -1,17 +1,16 @@
-"""``python -m fedbench.figures``: the papers' figures of one run or of several."""
+"""``python -m fedbench figures``: the papers' figures of one run or of several."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.files import typed_path
-from fedbench.core.options import ConfigError, refused, require
-from fedbench.core.streams import lasting
+from fedbench.core.options import ConfigError, require
 from fedbench.report import figures, scores
 from fedbench.report import method_figures as draw
 from fedbench.report.drawing import Place, place_of
@@ -20,8 +19,8 @@ from fedbench.report.summary import Options, group_runs
 
 DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # what files with foreign content raise
 EXAMPLES = """examples:
-  python -m fedbench.figures runs/apple/mnist/2026-01-01_12-00-00 --rounds 0,10,160
-  python -m fedbench.figures sweeps --target 0.7 --out figures
+  python -m fedbench figures runs/apple/mnist/2026-01-01_12-00-00 --rounds 0,10,160
+  python -m fedbench figures sweeps --target 0.7 --out figures
 
 Of every run: the metric and the loss over rounds with each client's value at the best round (run); the
 training images by class and client (labels); where the method recorded them, its relationships beside
@@ -32,14 +31,9 @@ client's gain over Local (gains), new clients' bars and curves (new_clients), an
 the loss from each round's first local step to its last (inside_rounds)."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m fedbench.figures",
-        description="Draw what the papers draw of a method.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments("figures", "Draw what the papers draw of a method.", EXAMPLES)
     p.add_argument("folders", nargs="+", type=typed_path, help="run directories, or folders with runs below them")
     p.add_argument("--out", type=typed_path, metavar="DIR[/NAME.pdf]",
                    help="folder to draw into (default: figures in the first folder), as .png; with NAME.pdf or "
@@ -47,44 +41,38 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rounds", metavar="R,R,...", help="of the relationships; 0 is before the first")
     p.add_argument("--metric", help="a column of metrics.csv (default: the score that the runs went by)")
     p.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
+    add_config_dir(p)
     return p
 
 
-@lasting()
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 1 after a mistake told in one sentence."""
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status."""
     args = parser().parse_args(argv)
-    try:
-        rounds_asked = numbers(args.rounds)
-        require(args.target == args.target, "--target must be a number, got nan")
-        place = place_of("--out", args.out) if args.out else None
-        readable, damaged = sound(find_runs(args.folders))
-        for path, why in damaged.items():
-            print(f"damaged, left out: {path}: {why}", file=sys.stderr)
-        runs = [run for run in readable if run.metrics]
-        if not runs:
-            raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
-        args.metric = args.metric or scores.primary_metric(runs)
-        scores.check_metric(args.metric, runs)
-        require(
-            not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
-            f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0",
-        )
-        check_rounds(args.rounds, rounds_asked, runs)
-        place = place or Place(args.folders[0] / "figures")
-        for run in runs:
-            try:
-                of_run(run, place, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, rounds_asked)
-            except DAMAGE as error:
-                why = run.left_out or (str(error) or type(error).__name__).splitlines()[0]
-                print(f"damaged, not all drawn: {run.path}: {why}", file=sys.stderr)
-        together(runs, place, Options(metric=args.metric, target=args.target))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"error: {refused(error)}", file=sys.stderr)
-        return 1
+    rounds_asked = numbers(args.rounds)
+    require(args.target == args.target, "--target must be a number, got nan")
+    place = place_of("--out", args.out) if args.out else None
+    readable, damaged = sound(find_runs(args.folders))
+    for path, why in damaged.items():
+        print(f"damaged, left out: {path}: {why}", file=sys.stderr)
+    runs = [run for run in readable if run.metrics]
+    if not runs:
+        raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
+    args.metric = args.metric or scores.primary_metric(runs)
+    scores.check_metric(args.metric, runs)
+    require(
+        not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
+        f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0",
+    )
+    check_rounds(args.rounds, rounds_asked, runs)
+    place = place or Place(args.folders[0] / "figures")
+    for run in runs:
+        try:
+            of_run(run, place, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, rounds_asked)
+        except DAMAGE as error:
+            why = run.left_out or (str(error) or type(error).__name__).splitlines()[0]
+            print(f"damaged, not all drawn: {run.path}: {why}", file=sys.stderr)
+    together(runs, place, Options(metric=args.metric, target=args.target))
     return 0
 
 
@@ -161,7 +149,3 @@ def together(runs: list[Run], place: Place, options: Options) -> None:
 def print_path(path: Path) -> None:
     """Tell the user where a figure is."""
     print(f"figure: {path}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,33 +1,31 @@
-"""``python -m fedbench.pages``: pages of results from run folders, and README.md and figures from a page's files."""
+"""``python -m fedbench pages``: pages of results from run folders, and README.md and figures from a page's files."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.files import typed_path
-from fedbench.core.options import ConfigError, refused, require
-from fedbench.core.streams import lasting
+from fedbench.core.options import require
 from fedbench.pages import build, collect
 from fedbench.report import scores
 
 EXAMPLES = """examples:
-  python -m fedbench.pages write results/default sweeps/default
-  python -m fedbench.pages write results/ablations shots=sweeps/shots lambda=sweeps/lambda
-  python -m fedbench.pages write results/cifar sweeps/cifar --paper pgfed_table1_cifar
-  python -m fedbench.pages build
-  python -m fedbench.pages build results/default --check
+  python -m fedbench pages write results/default sweeps/default
+  python -m fedbench pages write results/ablations shots=sweeps/shots lambda=sweeps/lambda
+  python -m fedbench pages write results/cifar sweeps/cifar --paper pgfed_table1_cifar
+  python -m fedbench pages build
+  python -m fedbench pages build results/default --check
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m fedbench.pages",
-        description="Pages of results: their data from run folders, their text, tables and figures from the data.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments(
+        "pages",
+        "Write pages of results: their data from run folders; text, tables and figures from the data.",
+        EXAMPLES,
     )
     commands = p.add_subparsers(dest="command", required=True)
     w = commands.add_parser("write", help="collect run folders into the data files of a page")
@@ -42,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     w.add_argument("--target", type=float, help="value to reach (default: 0.7)")
     w.add_argument("--group", help="config keys to group by, with commas (default: everything but the seed)")
     w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table that the runs answer")
+    add_config_dir(w)
     b = commands.add_parser("build", help="write README.md and the figures of pages, or check that they are so")
     b.add_argument(
         "pages", nargs="*", type=typed_path, help="folders of pages (default: all of results, and its README.md)"
@@ -50,24 +49,18 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-@lasting()
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 1 after a difference or a mistake told in one sentence."""
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status: 1 after a difference."""
     args = parser().parse_args(argv)
-    try:
-        return write(args) if args.command == "write" else check(args) if args.check else make(args)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"error: {refused(error)}", file=sys.stderr)
-    return 1
+    return write(args) if args.command == "write" else check(args) if args.check else make(args)
 
 
 def write(args: argparse.Namespace) -> int:
     """Data files of a page from run folders, and then its README.md."""
     asked = {key: getattr(args, key) for key in ("title", "metric", "select", "target", "group", "paper")}
     for path in collect.write(
-        args.page, args.folders, {key: value for key, value in asked.items() if value is not None}
+        args.page, args.folders, {key: value for key, value in asked.items() if value is not None}, args.config_dir
     ):
         print(path)
     for path in build.write(build.make(args.page)):
@@ -102,7 +95,3 @@ def check(args: argparse.Namespace) -> int:
     for line in found:
         print(line)
     return 1 if found else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

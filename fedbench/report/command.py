@@ -1,0 +1,149 @@
+"""``python -m fedbench report``: tables and figures of run folders."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedbench.core.command import Arguments, arguments, command
+from fedbench.core.options import require
+from fedbench.report import scores
+from fedbench.report.output import add_output, check_output, finish, form_of, readable_runs, say_damage
+from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, is_compressed, sent_table
+from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
+from fedbench.report.table import Table, render
+
+EXAMPLES = """examples:
+  python -m fedbench report runs sweeps
+  python -m fedbench report sweeps --select best --target 0.9 --figures figures/best.pdf --out table.tex
+  python -m fedbench report sweeps --metric personal/auc --group algorithm,partition.alpha --out table.csv
+  python -m fedbench report sweeps --figures figures --against partition.alpha
+  python -m fedbench report sweeps --paper pgfed_table1_cifar --figures figures
+  python -m fedbench report sweeps/mu --choose algorithm.mu
+"""
+
+
+def parser() -> Arguments:
+    """Return the parser of the command line."""
+    p = arguments(
+        "report",
+        "Tables (mean and spread over seeds, gain over Local, rounds to a target) and figures.",
+        EXAMPLES,
+    )
+    p.add_argument("folders", nargs="*", help="folders with runs in or below them (default: runs and sweeps)")
+    p.add_argument("--paper", metavar="TABLE", help="compare with this printed table, cell by cell: fedbench paper")
+    p.add_argument("--metric", help="a column of metrics.csv (default: the score that the runs went by)")
+    p.add_argument(
+        "--select",
+        choices=scores.SELECTIONS,
+        default="last",
+        help="the round that orders the rows and gives worst tenth and global (default: %(default)s)",
+    )
+    p.add_argument("--group", help="config keys to group by, with commas (default: everything but the seed)")
+    p.add_argument(
+        "--against",
+        metavar="KEY",
+        help="draw the metric over this config key too "
+        "(partition.shots), or over what was sent (bytes, bytes_up, bytes_down)",
+    )
+    p.add_argument("--choose", metavar="KEY", help="the value of this config key that each client's validation part "
+                                                   "prefers (algorithm.mu), as a list to paste")  # fmt: skip
+    add_output(p)
+    return p
+
+
+@command
+def main(argv: list[str]) -> int:
+    """Run the command line and return the exit status."""
+    args = parser().parse_args(argv)
+    finish(args, *report(args))
+    return 0
+
+
+def report(args: argparse.Namespace) -> tuple[str, list[Path]]:
+    """The text that the parsed flags ask for, and the figures drawn; ConfigError for a mistake in the flags."""
+    check_flags(args)
+    form = form_of(args)
+    tables_of = chosen if args.choose else beside_paper if args.paper else overview
+    tables, drawn = tables_of(args, form)
+    return render(tables, form), drawn
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Refuse flags that name nothing or would have no effect, and files that cannot be written."""
+    for name in ("paper", "metric", "group", "against", "choose"):
+        require(getattr(args, name) != "", f"--{name} '' names nothing: leave it out")
+    require(
+        args.group is None or all(args.group.split(",")),
+        f"--group {args.group}: config keys with commas between them, such as algorithm,partition.alpha",
+    )
+    idle = [
+        name
+        for name in ("metric", "select", "group", "against")
+        if args.paper and not args.choose and getattr(args, name) != parser().get_default(name)
+    ]
+    require(
+        not idle,
+        f"--paper {args.paper} prints a table of its own: leave out " + ", ".join(f"--{name}" for name in idle),
+    )
+    check_output(args)
+
+
+def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
+    """Return the tables of ``fedbench paper``, and the figures drawn."""
+    from fedbench.report.paper_command import beside_paper
+
+    return beside_paper(args, form)
+
+
+def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
+    """The tables of all runs found, and the figures drawn."""
+    runs, damaged = readable_runs(args)
+    metric = args.metric or scores.primary_metric(runs)
+    options = Options(metric, args.select, args.target, args.group.split(",") if args.group else None)
+    scores.check_metric(options.metric, runs)
+    fraction = scores.is_fraction(options.metric)
+    require(
+        not fraction or 0 <= options.target <= 1,
+        f"--target is {options.target:g}; {options.metric} is at most 1 and at least 0",
+    )
+    groups, repeated = group_runs(runs, options.group)
+    tables = [Table("no run has finished yet", [])]
+    if groups:
+        wide = results(groups, runs, options)
+        sent = sent_table(groups, options)  # in the order of the results
+        reading_notes = Table("", [], notes=notes(groups, repeated, options))
+        tables = [wide] if form == "csv" else [*narrow(wide, options), *([sent] if sent else []), reading_notes]
+    left = unfinished(runs)
+    if left is not None and form != "csv":
+        tables.append(left)
+    say_damage(left_out(damaged, runs), tables, form)
+    drawn: list[Path] = []
+    if args.figures:
+        from fedbench.report.drawing import place_of
+        from fedbench.report.figures import by_setting, draw, file_name
+
+        place = place_of("--figures", args.figures)
+        drawn = draw(groups, runs, options, place)
+        for setting, members in by_setting(groups).items():
+            if any(is_compressed(run) for group in members for run in group.runs):
+                drawn.append(draw_sizes(members, place.file(f"sizes_{file_name(setting)}"), setting))
+    if args.against:
+        from fedbench.report.drawing import place_of
+        from fedbench.report.figures import draw_against, file_name
+
+        require(args.figures is not None, f"--against {args.against} draws a figure: give --figures a folder for it")
+        path = place_of("--figures", args.figures).file(f"against_{file_name(args.against, options.metric)}")
+        draw_one = draw_over_bytes if args.against in DIRECTIONS else draw_against
+        drawn.append(draw_one(groups, options, args.against, path))
+    return tables, drawn
+
+
+def chosen(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
+    """The table of the values that clients choose."""
+    from fedbench.report.choose import check_flags, choose
+
+    check_flags(args, parser())
+    runs, damaged = readable_runs(args)
+    say_damage(left_out(damaged, []), [], "csv")
+    return [choose(runs, args.choose, args.metric or scores.primary_metric(runs))], []

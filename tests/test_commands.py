@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,10 @@ from test_docs import PAGES, examples, files
 
 from fedbench.app.help import SUBCOMMANDS
 from fedbench.commands import main
+from fedbench.config.conf_tree import conf_dirs
+from fedbench.report import paper
+from fedbench.report.method_figures import title_of
+from fedbench.report.runs import find_runs
 
 NOT_HERE = {  # the commands that are not run, and why
     r"^pip install": "changes the environment",
@@ -217,3 +222,68 @@ def test_no_other_module_is_a_command() -> None:
         "report/__main__.py",
         "export.py",
     }
+
+
+# -- options of the user's own ---------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A finished run of a method in --config-dir, whose class is not in the working directory."""
+    folder = tmp_path_factory.mktemp("mine")
+    options = {
+        "algorithm/mine": "# MINE: nobody\n_target_: own_method.Mine\ndeploy: global\n",
+        "partition/halves": "# In halves\n_target_: fedbench.partition.iid.IID\nnum_clients: 2\nseed: 7\n",
+        "experiment/mine": "# @package _global_\npaper: {table: pgfed_table1_cifar, method: Mine}\n",
+    }
+    for name, text in options.items():
+        path = folder / "here" / "options" / f"{name}.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (folder / "lib").mkdir()
+    (folder / "lib" / "own_method.py").write_text(
+        "from fedbench.algorithms.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    pass\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder / "lib"))
+        patch.chdir(folder / "here")
+        small = "model=logistic dataset.subset=0.1 rounds=1 local.epochs=1 tracking=disabled hardware.executor=vmap"
+        words = ["algorithm=mine", "partition=halves", *small.split(), "--config-dir", "options", "hydra.run.dir=run"]
+        assert main(words) == 0
+        yield folder
+        sys.modules.pop("own_method", None)
+
+
+NAME_IT = "say algorithm._target_=own_method.Mine"
+OWN_USES = {  # what a use prints with --config-dir, and without it
+    "report": (["run"], "MINE", "mine"),
+    "export": (
+        ["run", "--client", "0"],
+        "client0.pt: state_dict of client 0",
+        NAME_IT,
+    ),
+    "partition": (["partition=halves", "dataset.subset=0.1"], "partition.seed=7", "partition=halves"),
+    "check": (["algorithm=mine", "--only", "a_seed_repeats"], "a_seed_repeats", "conf/algorithm has"),
+    "contours": (["run"], "task=classification", NAME_IT),
+    "fid": (["--network", "run"], "no extra pictures", NAME_IT),
+    "synthesize": (["--run", "run"], "not of classification", NAME_IT),
+}
+
+
+@pytest.mark.parametrize("name", OWN_USES)
+def test_a_subcommand_knows_the_options_of_config_dir(
+    name: str, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, with_it, without = OWN_USES[name]
+    capsys.readouterr()
+    main([name, *words, "--config-dir", "options"])
+    assert with_it in "".join(capsys.readouterr())
+    main([name, *words])
+    printed = "".join(capsys.readouterr())
+    assert without in printed and with_it not in printed
+
+
+def test_figures_and_papers_know_the_options_of_config_dir(mine: Path) -> None:
+    conf = tuple(conf_dirs("options"))
+    (run,) = find_runs(["run"], "options")
+    assert title_of(run).startswith("MINE, ") and title_of(find_runs(["run"])[0]).startswith("mine, ")
+    found = {experiment.name: experiment.paper for experiment in paper.experiments(conf)}
+    assert found["mine"] == {"table": "pgfed_table1_cifar", "method": "Mine"} and "pgfed_table1_cifar/pgfed" in found

@@ -45,7 +45,7 @@ def write(folder: Path, sources: list[str], asked: Mapping[str, Any], config_dir
     parts = _parts(sources, page)
     own_metric = "metric" in asked or not is_new
     for part, folders in parts.items():
-        runs, damaged = sound(find_runs(folders))
+        runs, damaged = sound(find_runs(folders, config_dir))
         require(not damaged, f"part {part}: {'; '.join(left_out(damaged, []))}")
         if not own_metric:
             page.about["metric"], own_metric = scores.primary_metric(runs), True

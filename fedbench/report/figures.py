@@ -63,7 +63,7 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, axes = pyplot().subplots(figsize=(8, 4.5), layout="constrained")
     top = []
-    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups])
+    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups], groups[0].conf)
     for i, group in enumerate(groups):
         rounds, mean, std = mean_curve(group, options.metric)
         if len(rounds):
@@ -98,7 +98,7 @@ def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[f
         if not isinstance(x, int | float) or isinstance(x, bool):
             continue
         labels = {k: v for k, v in group.labels.items() if k not in (key, key.rpartition(".")[2])}
-        name = line_of(labels, group.tuned)
+        name = line_of(labels, group.tuned, group.conf)
         rounds = [scores.selected_round(run, options.metric, options.select) for run in group.runs]
         values = [scores.value_at(run, options.metric, at) for run, at in zip(group.runs, rounds)]
         lines.setdefault(name, {})[float(x)] = np.array(values)

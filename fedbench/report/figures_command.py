@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     rounds_asked = numbers(args.rounds)
     require(args.target == args.target, "--target must be a number, got nan")
     place = place_of("--out", args.out) if args.out else None
-    readable, damaged = sound(find_runs(args.folders))
+    readable, damaged = sound(find_runs(args.folders, args.config_dir))
     for path, why in damaged.items():
         print(f"damaged, left out: {path}: {why}", file=sys.stderr)
     runs = [run for run in readable if run.metrics]

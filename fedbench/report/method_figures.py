@@ -370,5 +370,5 @@ def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
 # -- looks -----------------------------------------------------------------------------------------------
 def title_of(run: Run) -> str:
     """The title of a run's figure: method, data set, partition, seed."""
-    name = line_of({"method": run.method}, run.tuned)
+    name = line_of({"method": run.method}, run.tuned, run.conf)
     return literal(f"{name}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}")

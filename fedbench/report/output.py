@@ -53,7 +53,7 @@ def default_folders() -> list[Path]:
 
 def readable_runs(args: argparse.Namespace) -> tuple[list[Run], dict[Path, str]]:
     """Return the runs in the folders, and the damage of those that cannot be read."""
-    return sound(find_runs(args.folders or default_folders() or ["runs"]))
+    return sound(find_runs(args.folders or default_folders() or ["runs"], args.config_dir))
 
 
 def say_damage(lines: list[str], tables: list[Table], form: str) -> None:

@@ -47,7 +47,7 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
     paper.read_table(name)  # refuses a misspelt name before the runs are read
     require(0 <= args.target <= 1, f"--target is {args.target:g}; an accuracy is at most 1 and at least 0")
     folders = args.folders or default_folders()
-    runs, damaged = sound(find_runs(folders)) if folders else ([], {})
+    runs, damaged = sound(find_runs(folders, args.config_dir)) if folders else ([], {})
     known = paper.experiments(conf_dirs(args.config_dir))
     cells = paper.compare(name, runs, known, args.target)
     tables = [paper.cell_table(name, cells, tidy=form == "csv")]

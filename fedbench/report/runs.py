@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedbench.config.conf_tree import label_of
+from fedbench.config.conf_tree import conf_dirs, label_of
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
@@ -33,10 +33,16 @@ MAPPINGS = ("cost", "last", "best", "best_val", "new_clients", "privacy", "task"
 
 
 class Run:
-    """A run directory; ``summary`` is what summary.json says (empty where there is none or it is damaged)."""
+    """A run folder.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Attributes:
+        path: The folder.
+        conf: The conf folders whose options name the run's parts; None: fedbench's.
+        summary: The content of summary.json; empty if it is missing or damaged.
+    """
+
+    def __init__(self, path: Path, conf: tuple[Path, ...] | None = None) -> None:
+        self.path, self.conf = path, conf
         self.summary = read_json(path / "summary.json")
         self.left_out: str | None = None  # why the run's clients are not reported, if they cannot be read
         self._declare_scores()
@@ -95,7 +101,7 @@ class Run:
         chosen = values.get("choices")
         for group, built in values.items() if isinstance(chosen, dict) else ():
             if group in chosen and isinstance(built, dict):
-                chosen[group] = label_of(group, chosen[group], built.get("_target_"))
+                chosen[group] = label_of(group, chosen[group], built.get("_target_"), self.conf)
         return values
 
     @cached_property
@@ -143,8 +149,16 @@ class Run:
         return rounds, ids, values
 
 
-def find_runs(folders: Iterable[str | Path]) -> list[Run]:
-    """Every run directory in or below the folders, sorted by path; ConfigError where there is none."""
+def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> list[Run]:
+    """Return the runs in or below the folders, sorted by path.
+
+    Args:
+        folders: Folders to search.
+        config_dir: A folder of your own options, whose names are used too.
+
+    Raises:
+        ConfigError: There is no run.
+    """
     paths: set[Path] = set()
     folders = [Path(folder).expanduser() for folder in folders]
     for folder in folders:
@@ -158,7 +172,8 @@ def find_runs(folders: Iterable[str | Path]) -> list[Run]:
         bool(paths),
         f"no runs found in {where}: a run is a folder with a summary.json (python -m fedbench makes one)",
     )
-    return [Run(path) for path in sorted(paths)]
+    conf = tuple(conf_dirs(config_dir)) if config_dir else None
+    return [Run(path, conf) for path in sorted(paths)]
 
 
 def sound(runs: list[Run]) -> tuple[list[Run], dict[Path, str]]:

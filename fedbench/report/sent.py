@@ -54,7 +54,7 @@ def sent_table(groups: list[Group], options: Options) -> Table | None:
     target = f"{options.target * scale:g}" + ("%" if fraction else "")
     labels = list(dict.fromkeys(k for g in groups for k in g.labels))
     columns = [
-        *label_columns(labels),
+        *label_columns(labels, groups[0].conf),
         Column("n", "n"),
         Column("last", "last", digits, scale),
         *(Column(f"mb_{d}", f"MB {d}", 2) for d in ("up", "down")),
@@ -89,7 +89,7 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     something, and of the dense one."""
     figure, panels = pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
     least = [100.0, 100.0]  # of a round's share, up and down
-    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups])
+    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups], groups[0].conf)
     for i, group in enumerate(groups):
         for column, direction in enumerate(("up", "down")):
             rounds, sent = _sizes(group, direction, "bytes")
@@ -132,7 +132,8 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
     scale = 100 if scores.is_fraction(options.metric) else 1
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     drawn: list[np.ndarray] = []
-    names, shared = lines_of([group.labels for group in groups], [group.tuned for group in groups])
+    conf = groups[0].conf if groups else None
+    names, shared = lines_of([group.labels for group in groups], [group.tuned for group in groups], conf)
     for i, group in enumerate(groups):
         rounds, mean, std = mean_curve(group, options.metric)
         sent = np.array([[sent_until(run, r, DIRECTIONS[key]) for r in rounds] for run in group.runs])  # [seeds, R]

@@ -50,7 +50,12 @@ class Group:
     @property
     def name(self) -> str:
         """One line for a legend, within a setting."""
-        return line_of(self.within, self.tuned)
+        return line_of(self.within, self.tuned, self.conf)
+
+    @property
+    def conf(self) -> tuple[Path, ...] | None:
+        """The conf folders of its runs."""
+        return self.runs[0].conf
 
     @property
     def within(self) -> dict[str, Any]:
@@ -160,7 +165,7 @@ def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
         return *map(_sortable, group.setting.values()), np.isnan(value), -better * value
 
     groups.sort(key=order)
-    labels = label_columns(dict.fromkeys(k for g in groups for k in g.labels))
+    labels = label_columns(dict.fromkeys(k for g in groups for k in g.labels), groups[0].conf)
     unit = " (%)" if scores.is_fraction(options.metric) else ""
     title = f"{options.metric}{unit}: {facts(groups)}"
     ordered = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
@@ -286,7 +291,7 @@ def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
     ]
     same = [g.labels["method"] for g in groups if "method" in g.labels and g.runs[0].summary.get("personal_is_global")]
     if same:
-        names = ", ".join(printed(str(name)) for name in dict.fromkeys(same))
+        names = ", ".join(printed(str(name), groups[0].conf) for name in dict.fromkeys(same))
         lines.append(f"personal equals global for {names}: one model for all.")
     if any(scores.clients_at(run, options.metric, scores.selected_round(run, options.metric, options.select))
            for group in groups for run in group.runs):  # fmt: skip

@@ -10,7 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from fedbench.config.conf_tree import printed_name
@@ -33,22 +34,27 @@ GREEK = {"lam": "λ", "lambda": "λ", "mu": "μ", "alpha": "α", "beta": "β", "
 
 
 @lru_cache
-def printed(method: str) -> str:
-    """PGFed for pgfed, FedAvg+FT for fedavg+ft; the name itself where it is no option of the repository."""
+def printed(method: str, conf: tuple[Path, ...] | None = None) -> str:
+    """Return PGFed for pgfed, FedAvg+FT for fedavg+ft; the name itself if it is no option of the conf folders.
+
+    conf: the conf folders (None: fedbench's).
+    """
     option, plus, end = method.partition("+")
-    name = printed_name("algorithm", option) if end in ("", "ft") else None
+    name = printed_name("algorithm", option, conf) if end in ("", "ft") else None
     return method if name is None else f"{name}{plus}{end.upper()}"
 
 
-def line_of(labels: Mapping[str, Any], tuned: bool = False) -> str:
+def line_of(labels: Mapping[str, Any], tuned: bool = False, conf: tuple[Path, ...] | None = None) -> str:
     """One line for a legend: the method's printed name, with a dagger where it is fine-tuned at the end, and what else
     tells it apart."""
-    words = [printed(str(value)) + DAGGER * tuned if key in METHOD else f"{key.rpartition('.')[2]}={value}"
+    words = [printed(str(value), conf) + DAGGER * tuned if key in METHOD else f"{key.rpartition('.')[2]}={value}"
              for key, value in labels.items() if value is not None]  # fmt: skip
     return " ".join(words)
 
 
-def lines_of(labels: Sequence[Mapping[str, Any]], tuned: Sequence[bool]) -> tuple[list[str], str]:
+def lines_of(
+    labels: Sequence[Mapping[str, Any]], tuned: Sequence[bool], conf: tuple[Path, ...] | None = None
+) -> tuple[list[str], str]:
     """The lines of a legend, each by the labels that differ among them, and what all share, for the title.
 
     labels, tuned: of every line.
@@ -58,9 +64,9 @@ def lines_of(labels: Sequence[Mapping[str, Any]], tuned: Sequence[bool]) -> tupl
             and (key not in METHOD or len(set(tuned)) == 1)]  # fmt: skip
     if labels and len(keys) == len(labels[0]):
         keys = []  # nothing would be left
-    shared = line_of({key: labels[0][key] for key in keys}, tuned[0]) if keys else ""
+    shared = line_of({key: labels[0][key] for key in keys}, tuned[0], conf) if keys else ""
     each_line = ({key: value for key, value in each.items() if key not in keys} for each in labels)
-    return [line_of(own, is_tuned) for own, is_tuned in zip(each_line, tuned)], shared
+    return [line_of(own, is_tuned, conf) for own, is_tuned in zip(each_line, tuned)], shared
 
 
 def metric_in_words(metric: str) -> str:
@@ -92,10 +98,10 @@ def in_words(key: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def label_columns(keys: Iterable[str]) -> list[Column]:
+def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> list[Column]:
     """The columns of the labels that tell rows apart; methods by their printed names, with a dagger where a row says
     ``tuned``."""
-    return [Column(key, key, None, none="", words=printed, mark="tuned") if key in METHOD
+    return [Column(key, key, None, none="", words=partial(printed, conf=conf), mark="tuned") if key in METHOD
             else Column(key, key, None, none="") for key in keys]  # fmt: skip
 
 

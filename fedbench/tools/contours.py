@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedbench.config.conf_tree import conf_dirs
 from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
@@ -53,7 +54,7 @@ def segmented(
     require(
         0 <= channel < pictures.shape[1], f"--channel is {channel}; pictures have channels 0 to {pictures.shape[1] - 1}"
     )
-    name = printed(str(sim.cfg.choices.algorithm))
+    name = printed(str(sim.cfg.choices.algorithm), tuple(conf_dirs(config_dir)))
     shown = pictures[:, channel].float().cpu().numpy()
     return Segmented(name, made["client"], made["index"], shown, made["target"], made["logits"].argmax(1))
 

@@ -258,7 +258,13 @@ def models_of_run(path: Path, overrides: list[str], config_dir: str | None = Non
 
 
 def synthesize(
-    source: Source, sampling: Sampling, out: Path, choice: str, weights: str | None, only: list[int] | None = None
+    source: Source,
+    sampling: Sampling,
+    out: Path,
+    choice: str,
+    weights: str | None,
+    only: list[int] | None = None,
+    config_dir: str | None = None,
 ) -> None:
     """Draw, write and measure, client by client; only: these clients (None: all)."""
     from fedbench.synthesis.measures import neighbours
@@ -271,7 +277,7 @@ def synthesize(
     odd = [client for client in clients if client not in range(source.clients)]
     require(not odd, f"--client {(odd or [None])[0]}: the clients are 0 to {source.clients - 1}")
     require(len(set(clients)) == len(clients), "--client: one of them is named twice")
-    network = make_network(choice, weights, source.data_dir, "cpu")
+    network = make_network(choice, weights, source.data_dir, "cpu", config_dir)
     rows, sheet = [], []
     try:
         for client in clients:
@@ -376,5 +382,5 @@ def main(argv: list[str]) -> int:
         source = own_models(args.overrides, training, args.seed, args.config_dir)
     else:
         source = models_of_run(args.run, args.overrides, args.config_dir)
-    synthesize(source, sampling, args.out, args.network, args.weights, args.client)
+    synthesize(source, sampling, args.out, args.network, args.weights, args.client, args.config_dir)
     return 0

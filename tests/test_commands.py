@@ -203,6 +203,11 @@ def test_the_help_lists_the_subcommands(capsys: pytest.CaptureFixture[str]) -> N
         assert re.search(rf"^  {name} +{re.escape(what)}$", out, re.MULTILINE)
 
 
+def test_a_misspelt_subcommand_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reprot", "sweeps"]) == 2
+    assert capsys.readouterr().err == "fedbench: reprot is no subcommand: did you mean report or export?\n"
+
+
 @pytest.mark.parametrize("name", ["report", pytest.param("export", marks=pytest.mark.slow)])
 def test_the_former_names_work_and_name_the_new_form(name: str, finished: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

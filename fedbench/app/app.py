@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from fedbench.app.help import SUBCOMMANDS, asked_help
+from fedbench.config.conf_tree import nearest
 from fedbench.core.command import command
+from fedbench.core.options import require
 
 
 @command
@@ -12,10 +15,16 @@ def main(argv: list[str]) -> int:
     Returns the exit status: 0 done, 1 a run failed, 2 a mistake in the command, 130 interrupted.
     """
     if {"-h", "--help"} & set(argv):
-        from fedbench.app.help import asked_help
-
         print(asked_help(argv), flush=True)
         return 0
+    check_subcommand(argv)
     from fedbench.app.launch import launch  # Hydra: half a second that --help need not pay
 
     return launch(argv)
+
+
+def check_subcommand(argv: list[str]) -> None:
+    """Refuse a misspelt subcommand."""
+    word = argv[0] if argv else ""
+    hint = nearest(word, SUBCOMMANDS) if word.isidentifier() else ""
+    require(not hint, f"{word} is no subcommand:{hint}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = "model=logistic partition.num_clients=2 rounds=5 local.epochs=1 tracking=disabled hardware.device=cpu"
+SMALL = "model=logistic partition.num_clients=2 rounds=5 local.epochs=1 tracking=disabled hardware.executor=vmap"
 
 
 def shell(line: str, within: Path) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ from PIL import Image
 from silo_files import make_table
 from test_docs import PAGES, examples, files
 
+import fedbench
 from fedbench.app.help import SUBCOMMANDS
 from fedbench.commands import main
 from fedbench.config.conf_tree import conf_dirs
@@ -286,9 +287,10 @@ def test_a_subcommand_knows_the_options_of_config_dir(
     assert without in printed and with_it not in printed
 
 
-def test_figures_and_papers_know_the_options_of_config_dir(mine: Path) -> None:
+def test_figures_papers_and_python_know_the_options_of_config_dir(mine: Path) -> None:
     conf = tuple(conf_dirs("options"))
     (run,) = find_runs(["run"], "options")
     assert title_of(run).startswith("MINE, ") and title_of(find_runs(["run"])[0]).startswith("mine, ")
+    assert "MINE" in fedbench.Runs([fedbench.load("run", config_dir="options")]).table()  # type: ignore[list-item]
     found = {experiment.name: experiment.paper for experiment in paper.experiments(conf)}
     assert found["mine"] == {"table": "pgfed_table1_cifar", "method": "Mine"} and "pgfed_table1_cifar/pgfed" in found

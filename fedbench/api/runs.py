@@ -157,6 +157,7 @@ class Runs(Sequence[Run]):
         args.group = group if group is None or isinstance(group, str) else ",".join(group)
         args.metric, args.select, args.target, args.format = metric, select, float(target), form
         args.paper, args.choose = paper, choose
+        args.config_dir = next((run._config_dir for run in self._runs if run._config_dir), None)
         return Text(report(args)[0])
 
     def __repr__(self) -> str:

@@ -109,6 +109,7 @@ def python(*words: str, within: Path, also: str = "") -> subprocess.CompletedPro
     return subprocess.run(command, cwd=within, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_classes_of_ones_own_need_no_second_naming(tmp_path: Path) -> None:
     """Where they are in the working directory, or among the options of --config-dir; elsewhere they are asked for."""
     here, there = tmp_path / "here", tmp_path / "there"

@@ -11,8 +11,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.version import VersionBase
 
-from fedbench.config import source
-
 
 @contextmanager
 def kept() -> Iterator[None]:
@@ -21,7 +19,6 @@ def kept() -> Iterator[None]:
     What the run itself sets, such as torch's threads, it puts back by itself (core/torch_settings.py).
     """
     path = sys.path[:]
-    source.load.cache_clear()  # a module of one's own may have been edited since
     with ExitStack() as stack:
         stack.callback(sys.path.__setitem__, slice(None), path)
         stack.enter_context(_hydra())

@@ -1,28 +1,21 @@
-"""A run's configuration: composed from Hydra's groups, checked, hashed, saved.
+"""Check a run's composed configuration.
 
-run_keys.py states every key outside the groups; a group's keys are those of its ``_target_`` (schema.py) plus the
-reserved ones stated there.  Whatever Hydra would say about a mistake is said again in one sentence of
-ours, without its advice to write ``+key``: a key that nothing takes is refused however it is written.
+run_keys.py states the keys outside the groups. A group's keys are those of its ``_target_`` (schema.py) and the
+reserved ones. A key that nothing takes is refused, however it is written.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig
 
-from fedbench.config import run_keys
-from fedbench.config.conf_tree import (
-    group_options,
-    is_class,
-    nearest,
-)
+from fedbench.config.conf_tree import group_options, is_class, nearest
+from fedbench.config.find_target import find_target
 from fedbench.config.run_keys import INJECTED, KINDS, RESERVED, RunConfig
-from fedbench.config.schema import Kind, Signature, check_options, check_target, signature_of
-from fedbench.config.source import family, locate
+from fedbench.config.schema import check_options, check_target, options_of
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, check_each, require
 from fedbench.core.settings import (
@@ -34,24 +27,28 @@ from fedbench.core.settings import (
 
 
 def check(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved config, or ConfigError with one sentence about the first thing that is wrong."""
+    """Return the resolved config.
+
+    Raises:
+        ConfigError: One sentence about the first thing that is wrong.
+    """
     values = plain(cfg)
     _check_top(values)
     for group in RESERVED:
-        try:
-            check_target(group, values[group], _adjust(group), _owner(group, values))
-        except ConfigError:
-            _check_kind(group, values[group].get("_target_"))  # then its options are beside the point
-            raise
+        _check_kind(group, values[group].get("_target_"))
+        owner = _owner(group, values)
+        check_target(group, values[group], owner, INJECTED.get(group, ()), RESERVED[group])
     _check_clients(values)
     return values
 
 
 def _check_kind(group: str, target: Any) -> None:
-    """Refuse a class whose source says that it is none for its group."""
+    """Refuse a class that is none for its group."""
     word, expected = KINDS[group]
-    names = family(locate(target, f"{group}._target_")) if isinstance(target, str) else None
-    require(names is None or word in names, f"{group}._target_={target} is no {expected}")
+    found = find_target(target, f"{group}._target_") if isinstance(target, str) else None
+    if isinstance(found, type):
+        fits = hasattr(found, word) or word in {base.__name__ for base in found.__mro__}
+        require(fits, f"{group}._target_={target} is no {expected}")
 
 
 def _check_clients(values: Mapping[str, Any]) -> None:
@@ -67,17 +64,17 @@ def _check_clients(values: Mapping[str, Any]) -> None:
 
 
 def _check_top(values: dict[str, Any]) -> None:
-    top = signature_of(f"{run_keys.__name__}.RunConfig")
+    known = RunConfig.__dataclass_fields__
     for key in values:
-        if key not in top.options:
-            listed = f" the keys are {', '.join(sorted({*top.options} - {'choices'}))}"
+        if key not in known:
+            listed = f" the keys are {', '.join(sorted({*known} - {'choices'}))}"
             raise ConfigError(f"{key} is unknown:{_suggest(str(key), values) or listed}")
     for group in RESERVED:
         require(
             isinstance(values.get(group), Mapping),
             f"{group} must be one of its options ({', '.join(group_options(group))}), got {show(values.get(group))}",
         )
-    check_options("", {**values, **{group: {} for group in RESERVED}}, top, "a run")
+    check_options("", {**values, **{group: {} for group in RESERVED}}, options_of(RunConfig), "a run")
     fewest, most = values["system"]["fewest_epochs"], values["local"]["epochs"]
     least = most if isinstance(most, int) else min(most, default=0)
     require(
@@ -118,16 +115,3 @@ def _owner(group: str, values: dict[str, Any]) -> str:
     """Who takes a group's keys, in a sentence: the chosen option, or the class in its place."""
     chosen, target = (values.get("choices") or {}).get(group), str(values[group].get("_target_", group))
     return f"{group}={chosen}" if chosen and not is_class(group, chosen, target) else target
-
-
-def _adjust(group: str) -> Callable[[Signature], Signature]:
-    """Take out what code passes, put in the keys that are ours."""
-
-    def adjusted(signature: Signature) -> Signature:
-        options = {k: v for k, v in signature.options.items() if k not in INJECTED.get(group, ())}
-        reserved: dict[str, tuple[Kind, bool]] = {}
-        if RESERVED[group]:
-            reserved = signature_of(f"{run_keys.__name__}.{RESERVED[group]}").options
-        return replace(signature, options={**options, **reserved})
-
-    return adjusted

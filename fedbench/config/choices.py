@@ -10,10 +10,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.config import run_keys
 from fedbench.config.conf_tree import GROUPS, class_name, is_class, keys_set, label_of, target_of
 from fedbench.config.run_keys import RESERVED
-from fedbench.config.schema import signature_of
 from fedbench.core.options import require
 
 
@@ -74,7 +72,7 @@ def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str,
 
 def _drop_unasked(cfg: DictConfig, group: str, asked: Mapping[str, str]) -> None:
     """Drop the keys of the chosen option that nobody has asked for."""
-    reserved = signature_of(f"{run_keys.__name__}.{RESERVED[group]}").options if RESERVED[group] else {}
+    reserved = getattr(RESERVED[group], "__dataclass_fields__", ())
     for key in set(cfg[group]) - {*asked, *reserved}:
         del cfg[group][key]
     for name in [*(cfg[group].get("columns") or ())]:  # they are patterns of that class's parameters

@@ -1,6 +1,6 @@
 """The keys that a run may have outside the options of its groups' classes, with their types and ranges.
 
-The dataclasses are read from their source (schema.py): what is annotated here is what a value is checked against.
+Values are checked against the annotations of these dataclasses (schema.py).
 """
 
 from __future__ import annotations
@@ -209,17 +209,17 @@ class RunConfig:
 
 
 # by group: the dataclass here that states the keys which are not those of the group's class
-RESERVED = {
-    "dataset": "DatasetKeys",
+RESERVED: dict[str, type | None] = {
+    "dataset": DatasetKeys,
     "task": None,
-    "partition": "PartitionKeys",
-    "model": "ModelKeys",
+    "partition": PartitionKeys,
+    "model": ModelKeys,
     "adapter": None,
-    "optimizer": "OptimizerKeys",
+    "optimizer": OptimizerKeys,
     "algorithm": None,
     "compression": None,
 }
-# a name that every class of a group has or inherits, and what such a class is called
+# by group: a name that every class of it has or inherits, and what such a class is called
 KINDS = {
     "dataset": ("load", "data source, which has load()"),
     "task": ("for_targets", "fedbench.tasks.base.Task"),

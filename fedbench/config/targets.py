@@ -6,15 +6,15 @@ None of it runs before a command repeats it.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pkgutil import get_importer
 from typing import Any
 
 from fedbench.config.conf_tree import conf_dirs
-from fedbench.config.source import files_of, locate
 from fedbench.core.moved import current
-from fedbench.core.options import ConfigError
 
 
 def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
@@ -50,19 +50,50 @@ def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path
 
 
 def _is_own(target: str, run_dir: Path) -> bool:
-    try:
-        found = locate(target, "_target_")
-    except ConfigError:
+    modules = _modules(target)
+    if not modules or not all(modules) or not _defines_class(modules[-1][0], target.split(".")[len(modules) :]):
         return False
-    if found is None or not (isinstance(found.node, ast.ClassDef) or found.bound):
-        return False  # a function or an imported name, such as os.system
     here, run = Path.cwd().resolve(), run_dir.resolve()
     inside = run.relative_to(here).parts if run.is_relative_to(here) else ()
     given = here / inside[0] if inside else run  # the folder that came with the run, if another person made it
     package = Path(__file__).resolve().parents[1]
-    files = [found.module.path.resolve(), *(path.resolve() for path in files_of(target))]
-    elsewhere = any(folder in path.parents for path in files for folder in (given, package))
-    return not elsewhere and here in files[0].parents and "site-packages" not in files[0].parts
+    files = [path.resolve() for paths in modules for path in paths]
+    elsewhere = any(folder in path.parents or folder == path for path in files for folder in (given, package))
+    source = modules[-1][0].resolve()
+    return not elsewhere and here in source.parents and "site-packages" not in source.parts
+
+
+def _modules(target: str) -> list[list[Path]]:
+    """Return the files and folders of each module that an import of a dotted path would run, without importing any."""
+    head, *rest = target.split(".")
+    try:
+        first = importlib.util.find_spec(head)
+    except (ImportError, ValueError):
+        return []
+    specs, found = [first] if first else [], []
+    while specs:
+        folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
+        files = [spec.origin for spec in specs if spec.origin and spec.has_location]
+        found.append([Path(path) for path in [*files, *folders]])
+        if len(found) > len(rest):
+            break
+        importers = [importer for folder in folders if (importer := get_importer(folder)) is not None]
+        below = [spec for importer in importers if (spec := importer.find_spec(rest[len(found) - 1])) is not None]
+        specs = next(([spec] for spec in below if spec.loader is not None), below)
+    return found
+
+
+def _defines_class(path: Path, names: list[str]) -> bool:
+    """Whether a Python file defines the class of these names, or the classmethod of a class."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body if path.suffix == ".py" else []
+    except (OSError, ValueError, SyntaxError):
+        return False
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    if len(names) != 2 or names[0] not in classes:
+        return len(names) == 1 and names[0] in classes
+    methods = [n for n in classes[names[0]].body if isinstance(n, ast.FunctionDef) and n.name == names[1]]
+    return any(ast.unparse(mark) == "classmethod" for method in methods for mark in method.decorator_list)
 
 
 def _targets(values: Any) -> Iterator[tuple[str, str]]:

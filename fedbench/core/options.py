@@ -1,8 +1,8 @@
-"""The words in which constructors and the config schema state what an option may be.
+"""Types that state in annotations what an option may be, and the errors of a user's mistake.
 
-``def __init__(self, mu: NonNegative = 0.01)`` is at once documentation, type and range: the config
-checker (config.py) reads these annotations from the source, without importing torch, and refuses a
-value in one sentence.  At run time they are plain ``float``, ``int`` and so on.
+``def __init__(self, mu: NonNegative = 0.01)`` states documentation, type and range at once.
+``fedbench.config`` checks a configuration against these annotations with pydantic.
+At run time the values are plain ``float``, ``int`` and so on.
 """
 
 import math
@@ -10,38 +10,38 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-NonNegative = Annotated[float, ">= 0"]
-Positive = Annotated[float, "> 0"]
-Unbounded = Annotated[float, "> 0 or inf"]
-Fraction = Annotated[float, "in (0, 1]"]
-Share = Annotated[float, "in [0, 1)"]
-Probability = Annotated[float, "in [0, 1]"]
-Interior = Annotated[float, "in (0, 1)"]
-Count = Annotated[int, ">= 1"]
-Natural = Annotated[int, ">= 0"]
-Pair = Annotated[int, ">= 2"]
-Seed = Annotated[int, "from 0 to 4294967295"]  # of NumPy's RandomState
-Device = Annotated[str, "that is auto, cpu, cuda, cuda:1 (any number) or mps"]
-Folder = Annotated[str, "that names a folder"]
-Name = Annotated[str, "of one line that does not begin with = + - or @"]
+from annotated_types import Ge, Gt, Le, Lt, Predicate, doc
 
 LARGEST = 2**63 - 1  # what an int64 holds
-RANGES = {
-    ">= 0": lambda v: 0 <= v <= LARGEST if isinstance(v, int) else 0 <= v < math.inf,
-    "> 0": lambda v: 0 < v <= LARGEST if isinstance(v, int) else 0 < v < math.inf,
-    "> 0 or inf": lambda v: v > 0,
-    "in (0, 1]": lambda v: 0 < v <= 1,
-    "in [0, 1)": lambda v: 0 <= v < 1,
-    "in [0, 1]": lambda v: 0 <= v <= 1,
-    "in (0, 1)": lambda v: 0 < v < 1,
-    ">= 1": lambda v: 1 <= v <= LARGEST,
-    ">= 2": lambda v: 2 <= v <= LARGEST,
-    "from 0 to 4294967295": lambda v: 0 <= v < 2**32,
-    "that names a folder": lambda v: v.strip() != "",
-    "of one line that does not begin with = + - or @":  # which a spreadsheet would compute
-    lambda v: v.isprintable() and not v.startswith(("=", "+", "-", "@")),
-    "that is auto, cpu, cuda, cuda:1 (any number) or mps": re.compile(r"auto|cpu|mps|cuda(:\d+)?").fullmatch,
-}
+_FINITE = Lt(math.inf)
+
+
+def _is_folder(text: str) -> bool:
+    return text.strip() != ""
+
+
+def _is_name(text: str) -> bool:
+    return text.isprintable() and not text.startswith(("=", "+", "-", "@"))  # a spreadsheet would compute these
+
+
+def _is_device(text: str) -> bool:
+    return re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text) is not None
+
+
+NonNegative = Annotated[float, Ge(0), _FINITE, doc(">= 0")]
+Positive = Annotated[float, Gt(0), _FINITE, doc("> 0")]
+Unbounded = Annotated[float, Gt(0), doc("> 0 or inf")]
+Fraction = Annotated[float, Gt(0), Le(1), doc("in (0, 1]")]
+Share = Annotated[float, Ge(0), Lt(1), doc("in [0, 1)")]
+Probability = Annotated[float, Ge(0), Le(1), doc("in [0, 1]")]
+Interior = Annotated[float, Gt(0), Lt(1), doc("in (0, 1)")]
+Count = Annotated[int, Ge(1), Le(LARGEST), doc(">= 1")]
+Natural = Annotated[int, Ge(0), Le(LARGEST), doc(">= 0")]
+Pair = Annotated[int, Ge(2), Le(LARGEST), doc(">= 2")]
+Seed = Annotated[int, Ge(0), Lt(2**32), doc("from 0 to 4294967295")]  # of NumPy's RandomState
+Device = Annotated[str, Predicate(_is_device), doc("that is auto, cpu, cuda, cuda:1 (any number) or mps")]
+Folder = Annotated[str, Predicate(_is_folder), doc("that names a folder")]
+Name = Annotated[str, Predicate(_is_name), doc("of one line that does not begin with = + - or @")]
 
 
 class ConfigError(ValueError):

@@ -12,7 +12,6 @@ import pytest
 import fedbench
 from fedbench.app import jobs
 from fedbench.app.app import main
-from fedbench.config import source
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError
 from fedbench.report.runs import find_runs
@@ -71,7 +70,6 @@ def inside(folder: Path, patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def here(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     inside(runs, monkeypatch)
-    source.load.cache_clear()
     return runs
 
 

@@ -10,7 +10,6 @@ import torch
 
 from fedbench.adapters.lora import LoRA
 from fedbench.app.app import main
-from fedbench.config import source
 from fedbench.core.options import ConfigError
 from fedbench.core.weights import read_weights
 from fedbench.models.mlp import MLP
@@ -23,7 +22,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "argv", ["fedbench"])
-    source.load.cache_clear()
     return tmp_path
 
 

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 
 from fedbench.app import jobs
 from fedbench.app.app import main
-from fedbench.config import source
 from fedbench.config.targets import own_classes
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import load_config
@@ -44,7 +43,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(sys, "argv", ["fedbench"])
-    source.load.cache_clear()  # other tests have a mine.py, too
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     return tmp_path
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import traceback
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from fedbench.config.conf_tree import nearest
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import ConfigError, listed, require
 
 
 def find_target(target: str, key: str) -> Callable[..., Any]:
@@ -24,24 +25,31 @@ def find_target(target: str, key: str) -> Callable[..., Any]:
         ConfigError: There is no such module or name, or the module raises an error.
     """
     parts = target.split(".")
-    for depth in range(len(parts) - 1, 0, -1):
+    for depth in range(len(parts) - 1 if all(parts) else 0, 0, -1):
         module = _import(".".join(parts[:depth]), key)
-        if module is None or getattr(module.__spec__, "origin", "") is None:  # a folder without __init__.py
-            continue
-        found: Any = module
-        for name in parts[depth:]:
-            found = getattr(found, name, None)
-        if found is None or isinstance(found, ModuleType):
-            known = _defined_in(module)
-            name = ".".join(parts[depth:])
-            hint = nearest(name, known) or f" it has {', '.join(known) or 'no classes'}"
-            raise ConfigError(f"{key}: {module.__name__} has no {name};{hint}")
-        require(callable(found), f"{key}={target} is no class or function")
-        return found
+        if module is not None and getattr(module.__spec__, "origin", "") is not None:  # None: a folder
+            return _member(module, parts[depth:], key)
     raise ConfigError(
         f"{key}: there is no module for {target!r} (write package.module.Class; a module of yours must be "
         "importable from where you start)"
     )
+
+
+def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any]:
+    """Return what a module holds under dotted names."""
+    path = ".".join([module.__name__, *names])
+    modules = [name for _, name, _ in pkgutil.iter_modules(getattr(module, "__path__", ()))]
+    found: Any = module
+    for name in names:
+        found = getattr(found, name, None)
+    if isinstance(found, ModuleType) or (found is None and names[0] in modules):
+        raise ConfigError(f"{key}={path} is a module: write {path}.Class")
+    if found is None:
+        known = _defined_in(module) + modules
+        hint = nearest(names[0], known) or f" it has {listed(known) or 'no classes'}"
+        raise ConfigError(f"{key}: {module.__name__} has no {'.'.join(names)};{hint}")
+    require(callable(found), f"{key}={path} is no class or function")
+    return found
 
 
 def _import(name: str, key: str) -> ModuleType | None:
@@ -52,7 +60,7 @@ def _import(name: str, key: str) -> ModuleType | None:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
             return None
-        reason = " ".join(str(error).split())
+        reason = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
         raise ConfigError(
             f"{key}: {name} cannot be imported: {type(error).__name__}: {reason} ({_position(error)})"
         ) from error
@@ -67,9 +75,11 @@ def _position(error: BaseException) -> str:
 
 
 def _defined_in(module: ModuleType) -> list[str]:
-    """Return the names of the classes and functions that a module defines."""
+    """Return the names of the public classes and functions that a module defines."""
     return [
         name
         for name, value in vars(module).items()
-        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module.__name__
+        if (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     ]

@@ -16,7 +16,6 @@ from conftest import ROOT
 
 from fedbench.commands import main
 from fedbench.core.files import read_json
-from fedbench.report.command import main as report
 
 OLD = ROOT / "tests" / "runs_of_0_1"
 KILLED = sorted(path.name for path in OLD.glob("runs/*_killed"))
@@ -66,6 +65,8 @@ def same_tables(run: Path, whole: Path, stored: Path) -> None:
 
     Where the stored rounds differ in their last digits from those of `whole`, numbers are compared.
     """
+    costs = (stored / "costs.csv").read_text()
+    assert len(costs.splitlines()) == 3 and (run / "costs.csv").read_text().startswith(costs)  # not computed again
     for name in ("metrics.csv", "clients.csv"):
         resumed, expected = ((folder / name).read_text().splitlines() for folder in (run, whole))
         before = (stored / name).read_text().splitlines()[:-1]  # the last line may be half written
@@ -114,7 +115,7 @@ def test_a_sweep_goes_on_where_it_was_killed(name: str, old: Path, capsys: pytes
 
 
 def test_old_runs_are_reported(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(["runs", "sweeps", "--group", "algorithm,model"]) == 0
+    assert main(["report", "runs", "sweeps", "--group", "algorithm,model"]) == 0
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("FedAvg", "23.51", "FedPer", "18.84", "not finished"))
     assert all(f"resume=runs/{name}" in printed for name in KILLED)

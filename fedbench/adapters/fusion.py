@@ -29,7 +29,7 @@ State = Mapping[str, Tensor]
 
 class Fusion(Bottleneck):
     """adapters: how many new bottlenecks there are at every place, or a pattern of files (bank/*.pt) that
-    fedbench.export wrote of runs with adapter=pfeiffer at the same places of the same model: they stand frozen at every
+    fedbench export wrote of runs with adapter=pfeiffer at the same places of the same model: they stand frozen at every
     place, in no row.  width: of each, in files, too.  All else is the bottleneck's.
     """
 

@@ -144,4 +144,9 @@ def test_code_in_a_foreign_run_is_not_imported(
         capsys.readouterr()
         assert exported(run, "--client", "1") == 2
         assert f"if it is yours, say model._target_={target} as well" in capsys.readouterr().err
+        assert main([f"resume={run}"]) == 2
+        assert f"if it is yours, say model._target_={target} as well" in capsys.readouterr().err
+        stored_with(here / run, model___target_="mine.Net", optimizer__inner=[{"_target_": target}])
+        assert main([f"resume={run}", own]) == 2
+        assert f"say optimizer.inner.0._target_={target} as well" in capsys.readouterr().err
     assert not Path("ran").exists() and not Path("client1.pt").exists()

@@ -88,6 +88,7 @@ def test_composing_leaves_no_trace() -> None:
         ("optimizer.lr=inf", "optimizer.lr must be a number > 0 or a list, each entry a number > 0, got inf, which"),
         ("optimizer.lr=[0.1,inf]", "each entry a number > 0, got [0.1, inf]"),
         ("algorithm.mu=inf", "got inf, which is not finite"),
+        (f"algorithm.mu={10**23}", f"got {10**23}, which is too large"),
         ("partition.alpha=inf", "got inf, which is not finite"),
         ("model=null", "model=null is not an option: model has albef_b16"),
         ("dataset=null", "dataset=null is not an option: dataset has"),
@@ -125,6 +126,8 @@ def test_composing_leaves_no_trace() -> None:
         ("model.columns.x=3", "model.columns must be a mapping of names to a list"),
         ("model._target_=fedbench.models.mlp.MPL", "fedbench.models.mlp has no MPL; did you mean MLP?"),
         ("model._target_=nowhere.Net", "there is no module for 'nowhere.Net'"),
+        ("model._target_=fedbench.algorithms.fedavg.FedAvg", "fedbench.algorithms.fedavg.FedAvg is no torch.nn.Module"),
+        ("model._target_=fedbench.models.mlp", "model._target_=fedbench.models.mlp is a module"),
         ("model._target_=3", "model._target_ must name the class to build, got 3"),
         ("dataset.split=mergd", "dataset.split must be one of"),
         ("dataset.test_fraction=1", "dataset.test_fraction must be a number in [0, 1), got 1"),
@@ -427,10 +430,13 @@ def test_options_that_the_yaml_omits_are_accepted_without_a_plus(tmp_path: Path)
 
 MODULE = """
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Annotated, Literal, Optional, Sequence, Union
 from fedbench.core.options import Positive as Pos
 import fedbench.core.options as opt
 from .other import *
+
+if TYPE_CHECKING:
+    from elsewhere import Shape
 
 Word = Literal["red", "blue"]
 
@@ -461,7 +467,31 @@ class Kinds:
     @classmethod
     def made(cls, x: int): ...
 
+class Names:
+    def __init__(self, copy: int, model_config: int = 1, _private: "Shape" = None, shapes: "list[Shape]" = ()): ...
+
 def build(width: int = 3): ...
+"""
+OTHER = """
+from __future__ import annotations
+from dataclasses import dataclass
+from fedbench.core.options import Share as Part
+
+class Starred:
+    def __init__(self, z: int): ...
+
+@dataclass
+class Base:
+    part: Part
+"""
+DERIVED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from .other import Base
+
+@dataclass
+class Derived(Base):
+    inner: Base | None = None
 """
 
 
@@ -473,7 +503,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     package.mkdir()
     (package / "__init__.py").write_text("from .models import Kinds as Renamed\nfrom . import models\n")
     (package / "models.py").write_text(MODULE)
-    (package / "other.py").write_text("class Starred:\n    def __init__(self, z: int): ...\n")
+    (package / "other.py").write_text(OTHER)
+    (package / "derived.py").write_text(DERIVED)
     sys.path.insert(0, str(root))
     yield "somebodys"
     sys.path.remove(str(root))
@@ -514,6 +545,16 @@ KINDS = {"a": 1, "b": 1, "c": True, "d": "x"}
         ("models.Data", {}, "k.path must be given: text"),
         ("models.Starred", {"z": 1}, None),
         ("models.Starred", {"z": "1"}, "k.z must be a whole number"),
+        ("models.Names", {"copy": 1, "_private": object(), "shapes": 3}, None),
+        ("models.Names", {"copy": "x"}, "k.copy must be a whole number, got 'x'"),
+        ("models.Names", {"copy": 1, "model_config": True}, "k.model_config must be a whole number, got true"),
+        ("models.Names", {"copy": 1, "option_copy": 2}, "k.option_copy is unknown"),
+        ("derived.Derived", {"part": 0.5, "inner": {"part": 0}}, None),
+        ("derived.Derived", {"part": 1}, "k.part must be a number in [0, 1), got 1"),
+        ("derived.Derived", {"part": 0, "inner": {"part": 1}}, "k.inner.part must be a number in [0, 1), got 1"),
+        ("derived.Derived", {"part": 0, "inner": {"prt": 1}}, "k.inner.prt is unknown: did you mean k.inner.part?"),
+        ("derived.Derived", {"part": 0, "inner": {}}, "k.inner.part must be given: a number in [0, 1)"),
+        ("derived.Derived", {"part": 0, "inner": 3}, "k.inner must be a group of keys (part) or null, got 3"),
         ("models.build", {"width": 2}, None),
         ("models.build", {"widht": 2}, "k.widht is unknown: did you mean k.width?"),
         ("models.Nothing", {}, "somebodys.models has no Nothing"),

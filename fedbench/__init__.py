@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedbench.core import moved
-
 if TYPE_CHECKING:
     from fedbench.api.commands import load, run, sweep
     from fedbench.api.runs import Run, Runs
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Runs", "load", "run", "sweep"]
 __version__ = "0.1.0"
 _FOUND_IN = {"run": "commands", "sweep": "commands", "load": "commands", "Run": "runs", "Runs": "runs"}
-moved.install()
 
 
 def __getattr__(name: str) -> Any:

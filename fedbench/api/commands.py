@@ -1,75 +1,117 @@
-"""`fedbench.run`, `fedbench.sweep` and `fedbench.load`: the command line from Python, its words, checks and folders."""
+"""`fedbench.run`, `fedbench.sweep` and `fedbench.load`: the command line from Python, with its checks and folders."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from fedbench.api import surroundings
+from omegaconf import DictConfig, OmegaConf, open_dict
+
 from fedbench.api.runs import Run, Runs
-from fedbench.api.words import words_of
-from fedbench.app import jobs
-from fedbench.app.hydra_run import Outcome, environment
-from fedbench.app.launch import perform
-from fedbench.core import caller
-from fedbench.core.files import read_json
+from fedbench.api.values import choices_and_values, split_words, sweep_words, word
+from fedbench.app import resume as resuming
+from fedbench.app.compose import Composer
+from fedbench.app.single import INTERRUPTED, checked, new_folder
+from fedbench.app.sweep import sweep as run_cells
+from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError, RunError, require
 from fedbench.core.streams import lasting
 from fedbench.report.runs import find_runs
+from fedbench.simulation.log import notice
+from fedbench.simulation.processes import under_torchrun
+from fedbench.simulation.run_folder import is_resumable
+from fedbench.simulation.simulate import interruptible, simulate, start
+from fedbench.simulation.status import needed_to_resume, sentence_of, started_by
 
 Folder = str | os.PathLike[str]
 
 
 def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None = None, **values: Any) -> Run:
-    """Run ``python -m fedbench`` with these overrides in this process; the run, finished, in the same folder.
+    """Run one experiment in this process, as ``python -m fedbench`` does with these overrides.
 
-    overrides: words of the command line, ``run("algorithm=pgfed dataset=digits", "rounds=5")``.  values: the same by
-    key, ``run(algorithm="pgfed", rounds=5, local={"epochs": 2}, **{"algorithm.mu": 0.1})``; a class of one's own stands
-    in the place of an option, ``model=my_module.MyNet``.  config_dir: options of one's own, as --config-dir.  resume: a
-    run's folder, to go on with it.
+    Args:
+        *overrides: Words of the command line, ``run("algorithm=pgfed dataset=digits", "rounds=5")``.
+        config_dir: A folder with options of your own, as --config-dir.
+        resume: A run's folder, to go on with that run.
+        **values: The same by key, ``run(algorithm="pgfed", rounds=5, local={"epochs": 2}, **{"algorithm.mu": 0.1})``.
+            A class stands in the place of an option, ``model=my_module.MyNet``.
 
-    Raises ConfigError for a mistake, what a method raised where it failed, and KeyboardInterrupt where the run was
-    stopped: it is saved, and goes on with ``run(resume=folder)``.
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: A mistake.
+        KeyboardInterrupt: The run was stopped; it is saved, and goes on with ``run(resume=folder)``.
+        Exception: Whatever a method raised where it failed.
     """
-    words = words_of(overrides, values)
-    require(
-        resume is None or os.fspath(resume) != "", "resume='' names no run directory (resume=None starts a new run)"
-    )
-    words += [f"resume={os.fspath(resume)}"] if resume is not None else []
-    with caller.calling() as called:
-        outcome = _perform([*words, *_flags(config_dir)])
-    folder = outcome.folders[0] if outcome.folders else None
-    if called.errors or outcome.exit != jobs.OK or folder is None:
-        _raise(called.errors, folder)
-    return Run(folder, _text(config_dir), own=True)
+    words, (choices, others) = split_words(overrides), choices_and_values(values)
+    named = [word for word in words if word.startswith("resume=")]
+    if named and resume is None:
+        words, resume = [word for word in words if word not in named], named[-1].removeprefix("resume=")
+    composer = Composer(_text(config_dir))
+    with _in_process():
+        if resume is not None:
+            require(os.fspath(resume) != "", "resume='' names no run directory (resume=None starts a new run)")
+            return _resume(composer, Path(resume).expanduser(), [*words, *choices, *_as_words(others)])
+        full = _composed(composer, [*words, *choices], others)
+        config = checked(full, full.hydra)
+        folder = new_folder(full, config)
+        command = _typed([*words, *choices, *_as_words(others)])
+        try:
+            with _clear_errors(folder.path):
+                start(config, folder.path, full.hydra, command)
+        except ConfigError as error:
+            if type(error) is ConfigError:
+                folder.remove_if_never_begun()
+            raise
+    return Run(folder.path, _text(config_dir), own=True)
 
 
 def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | None = None, **values: Any) -> Runs:
-    """Run the cells of ``python -m fedbench -m`` with these overrides, one after the other, but for finished ones.
+    """Run the cells of ``python -m fedbench -m`` with these overrides, except those that are finished.
 
-    As `run`; ``sweep("algorithm=fedavg,pgfed seed=0,1")`` is ``sweep(algorithm=["fedavg", "pgfed"], seed=[0, 1])``: of
-    values, a list holds one for each run, and a value that itself is a list stands in another one.  launcher: one of
-    hydra/launcher, such as together or joblib.
+    Args:
+        *overrides: As of `run`, with several values: ``sweep("algorithm=fedavg,pgfed seed=0,1")``.
+        config_dir: As of `run`.
+        launcher: An option of hydra/launcher, such as joblib.
+        **values: As of `run`; a list holds one value for each run, ``sweep(algorithm=["fedavg", "pgfed"], seed=[0,
+            1])``, and a value that itself is a list stands in another one.
 
-    A cell that fails does not stop the others: its Run says failed, and the printed table why.  Returns the cells that
-    have begun, in their order.  Raises ConfigError for a mistake, KeyboardInterrupt where the sweep was stopped.
+    Returns:
+        The cells that have begun, in their order.  A cell that fails does not stop the others: its Run has the status
+        failed.
+
+    Raises:
+        ConfigError: A mistake.
+        KeyboardInterrupt: The sweep was stopped.
     """
-    words = words_of(overrides, values, swept=True)
+    words = [*split_words(overrides), *sweep_words(values)]
     words += [f"hydra/launcher={launcher}"] if launcher is not None else []
-    outcome = _perform(["-m", *words, *_flags(config_dir)])
-    if outcome.exit == jobs.INTERRUPTED:
+    composer = Composer(_text(config_dir))
+    with _in_process():
+        words = composer.expand(words)
+        composer.refuse_repeated(words)
+        swept = run_cells(composer, words, _typed(["-m", *words]))
+    if swept.status == INTERRUPTED:
         raise KeyboardInterrupt
-    begun = [folder for folder in outcome.folders if (folder / "config.yaml").is_file()]
+    begun = [folder for folder in swept.folders if (folder / "config.yaml").is_file()]
     return Runs([Run(folder, _text(config_dir), own=True) for folder in begun])
 
 
 def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
-    """The run in a folder, or the runs below it, a sweep's; ConfigError where there is none.
+    """Return the run in a folder, or the runs below it.
 
-    config_dir: options of one's own that the runs were given.
+    Args:
+        folder: A run's folder, or that of a sweep.
+        config_dir: The folder with options of your own that the runs were given.
+
+    Raises:
+        ConfigError: There is no run.
     """
     path = Path(folder).expanduser()
     runs = find_runs([path])
@@ -77,30 +119,91 @@ def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
     return next((found[i] for i, run in enumerate(runs) if run.path == path), None) or Runs(found)
 
 
-def _perform(words: list[str]) -> Outcome:
+def _composed(composer: Composer, words: list[str], values: Mapping[str, Any]) -> DictConfig:
+    """Return the composed configuration with these values, by dotted key, in it."""
+    words = composer.expand(words)
+    composer.refuse_repeated(words)
+    named = [word.lstrip("+~").partition("=")[0] for word in words]
+    twice = next((key for key in values if key in named), None)
+    require(twice is None, f"{twice} is given twice, as text and as a value: leave one of them out")
+    full = composer.compose([*words, *_hydra_words(values)])
     require(
-        not jobs.under_torchrun(),
+        not str(full.hydra.mode).endswith("MULTIRUN"), "hydra.mode=MULTIRUN asks for several runs: call fedbench.sweep"
+    )
+    with open_dict(full):
+        for key, value in values.items():
+            if not key.startswith("hydra."):
+                OmegaConf.update(full, key, value, merge=True, force_add=True)
+        full.hydra.overrides.task.extend(_as_words({k: v for k, v in values.items() if not k.startswith("hydra.")}))
+    return full
+
+
+def _hydra_words(values: Mapping[str, Any]) -> list[str]:
+    """Return values of Hydra's keys as overrides: Hydra reads them while it composes."""
+    return _as_words({key: value for key, value in values.items() if key.startswith("hydra.")})
+
+
+def _as_words(values: Mapping[str, Any]) -> list[str]:
+    """Return values as overrides, as they are kept with the run."""
+    return [f"{key}={word(key, value)}" for key, value in values.items()]
+
+
+def _resume(composer: Composer, folder: Path, words: list[str]) -> Run:
+    config_dir = None if composer.config_dir is None else str(composer.config_dir)
+    resuming.require_run(folder)
+    with writing(folder), _clear_errors(folder):
+        config, finished = resuming.prepare(folder, words, config_dir)
+        if not finished:
+            resuming.record(folder, words)
+            simulate(config, folder, resume=True, command=_typed([f"resume={folder}", *words]))
+    return Run(folder, config_dir, own=True)
+
+
+@contextmanager
+def _in_process() -> Iterator[None]:
+    """Run experiments inside of a Python program, whose search path for modules is afterwards as it was."""
+    require(
+        not under_torchrun(),
         "several processes that torchrun started share the runs of a command line: torchrun ... -m fedbench",
     )
-    with lasting(), surroundings.kept(), environment({jobs.TYPED: shlex.join(words)}):
-        return perform(words)
+    path = sys.path[:]
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        with lasting(), interruptible():
+            yield
+    finally:
+        sys.path[:] = path
 
 
-def _raise(errors: Sequence[BaseException], folder: Path | None) -> NoReturn:
-    """Raise what ended a run: a mistake as its sentence alone, anything else from where it was raised."""
-    told = read_json(folder / "status.json").get("sentence") if folder is not None else None
-    error = errors[-1] if errors else RunError(told or "the run has ended without a word")
-    if isinstance(error, SystemExit):
-        raise RunError(told) from error
-    if isinstance(error, ConfigError):
+@contextmanager
+def _clear_errors(folder: Path) -> Iterator[None]:
+    """Raise a mistake without a traceback, sys.exit() as a failed run, and anything else with the run's folder."""
+    try:
+        yield
+    except ConfigError as error:
         raise error.with_traceback(None) from None
-    if folder is not None:
+    except KeyboardInterrupt:
+        if is_resumable(folder):
+            notice(f"interrupted; it is saved, go on with: {resume_call(folder)}")
+        raise
+    except SystemExit as error:
+        raise RunError(sentence_of(error, folder)) from error
+    except Exception as error:
         error.add_note(f"the run's folder: {folder}")
-    raise error
+        raise
 
 
-def _flags(config_dir: Folder | None) -> list[str]:
-    return [] if config_dir is None else ["--config-dir", os.fspath(config_dir)]
+def resume_call(folder: Path) -> str:
+    """Return the call that resumes the run in a folder."""
+    options, words = needed_to_resume(folder)
+    values = {"config_dir": options, "resume": str(folder)}
+    named = [f"{name}={value!r}" for name, value in values.items() if value is not None]
+    return f"fedbench.run({', '.join([*map(repr, words), *named])})"
+
+
+def _typed(words: Sequence[str]) -> str:
+    return f"{started_by()} {shlex.join(words)}".rstrip()
 
 
 def _text(config_dir: Folder | None) -> str | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from fedbench.api.frames import read_frame
-from fedbench.app import jobs
 from fedbench.config.targets import as_word, to_repeat
 from fedbench.core.files import read_json
 from fedbench.core.options import require
@@ -17,6 +16,7 @@ from fedbench.report import runs as folders
 from fedbench.report.command import parser, report
 from fedbench.report.scores import SELECTIONS, clients_at, selected_round
 from fedbench.report.table import FORMATS
+from fedbench.simulation.result import value_in
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -111,7 +111,7 @@ class Run:
         yield "status", self.status
         yield "rounds", f"{folders.rounds_of(run)} of {run.config.get('rounds')}"
         for name, title in (("last", "last"), ("best_val", "best by validation"), ("best", "best on test")):
-            if math.isfinite(score := jobs.value_in(run.summary, name, run.primary)):
+            if math.isfinite(score := value_in(run.summary, name, run.primary)):
                 over = clients_at(run, run.primary, selected_round(run, run.primary, name))
                 yield f"{title} {run.primary}", f"{score:.4f}{over and f' ({over} clients)'}"
         yield "path", shown(self.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedbench.app.help import SUBCOMMANDS, asked_help
-from fedbench.config.conf_tree import nearest
+from fedbench.config.conf_tree import GROUPS, group_options, nearest
 from fedbench.core.command import command
 from fedbench.core.options import require
 
@@ -24,7 +24,8 @@ def main(argv: list[str]) -> int:
 
 
 def check_subcommand(argv: list[str]) -> None:
-    """Refuse a misspelt subcommand."""
+    """Refuse a misspelt subcommand; the name of an option is refused later, with its group."""
     word = argv[0] if argv else ""
-    hint = nearest(word, SUBCOMMANDS) if word.isidentifier() else ""
+    is_option = any(word in group_options(group) for group in GROUPS)
+    hint = nearest(word, SUBCOMMANDS) if word.isidentifier() and not is_option else ""
     require(not hint, f"{word} is no subcommand:{hint}")

@@ -1,28 +1,33 @@
-"""Hydra, with our sentences: composing, the cells of a sweep, its complaints in words to act on."""
+"""Composing configurations with Hydra: one run, the cells of a sweep, and mistakes in one sentence."""
 
 from __future__ import annotations
 
 import copy
 import fnmatch
 import hashlib
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import version
-from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.core.utils import setup_globals
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
+from hydra.version import VersionBase, setbase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.app.private_hydra import ConfigLoaderImpl, ConfigRepository, basic_sweeper, create_config_search_path
+from fedbench.app.private_hydra import ConfigRepository
 from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import (
     GROUPS,
@@ -33,7 +38,6 @@ from fedbench.config.conf_tree import (
     menu,
     nearest,
 )
-from fedbench.core import caller
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import WHEREABOUTS, is_matched, show
 
@@ -41,6 +45,7 @@ CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
 NAME_LENGTH = 100
 SWEEPER_PARAMS = "hydra.sweeper.params"
+SEARCH_PATH = "hydra.searchpath"
 QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
 # ~ or ~/..., as a value or a part of one; quoted text is matched first, and left as it is.
 HOME = re.compile(QUOTED + r"|(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")
@@ -50,57 +55,140 @@ COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError
 OmegaConf.register_new_resolver("whereabouts", lambda: list(WHEREABOUTS), replace=True)
 
 
-class CachedRepository(ConfigRepository):
-    """Hydra's repository, which reads every file once: a sweep's cells share nearly all of theirs.
+@contextmanager
+def hydra_kept() -> Iterator[None]:
+    """Leave Hydra's global state as it was: the calling program may be a Hydra application too."""
+    application, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
+    before = application.hydra, config.cfg, version.version_base
+    application.clear()
+    setbase(VERSION_BASE)
+    try:
+        yield
+    finally:
+        application.hydra, config.cfg, version.version_base = before
 
-    What is lent is a copy, because composing writes into it.  The compositions of sixty experiments take 0.6 of the
-    time so.
-    """
+
+class CachedRepository(ConfigRepository):
+    """Hydra's repository of option files that reads every file once, as the cells of a sweep share nearly all."""
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Hydra's: called when the search path is set."""
+        """Look for files in these folders from now on."""
         super().initialize_sources(config_search_path)
         self.cached: dict[str, ConfigResult | None] = {}
 
     def __deepcopy__(self, memo: dict) -> CachedRepository:
-        same = object.__new__(type(self))  # every composition has one, to give it other sources if need be
+        same = object.__new__(type(self))  # each composition copies the repository
         vars(same).update(vars(self))
         return same
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"cached": {}}  # another process reads for itself
+        return vars(self) | {"cached": {}}  # another process reads the files anew
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """A copy of the file's keys; ConfigError where it cannot be read."""
+        """Return a copy of the file's keys, because composing writes into it.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
         if config_path not in self.cached:
             try:
                 self.cached[config_path] = super().load_config(config_path)
-            except OSError as error:  # no right to read it; OmegaConf says the same of a file that is no mapping
+            except OSError as error:  # also of a file that is no mapping
                 raise ConfigError(f"{config_path}.yaml is no file of keys that can be read: {error}") from error
         return copy.deepcopy(self.cached[config_path])
 
 
-class Composer:
-    """Composes overrides on the conf folder, and on the user's --config-dir where one is given.
+class Loader(ConfigLoader):
+    """Hydra's loader, which composes a cell of a sweep once for its check, its sweeper and its launcher.
 
-    needed: keys that were composed only because ``++`` was put before them: options that a constructor has
-    and its YAML omits.  Hydra would tell the user to write ``+key``; here nobody need know, because what no
-    constructor takes is refused by ``config.check`` however it is written.
+    Options that a constructor has and its YAML file omits need `++` before them in Hydra.  Where a composition fails,
+    it is done again with `++` before every key: what no constructor takes is refused by the check of the values.
     """
+
+    def __init__(self, hydra: Any):
+        self.hydra = hydra
+        self.hydra.repository = CachedRepository(hydra.get_search_path())
+        self.cells: dict[tuple[str, ...], DictConfig] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"cells": {}}  # another process composes its cells anew
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Compose a configuration."""
+        try:
+            return self.hydra.load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
+        except COMPLAINTS:
+            added = self._added(overrides)
+            if added == overrides:
+                raise
+            return self.hydra.load_configuration(config_name, added, run_mode, False, validate_sweep_overrides)
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose a cell of a sweep, or return a copy of it if `keep_cell` has composed it."""
+        cell = self.cells.get(tuple(sweep_overrides))
+        return self._compose_cell(master_config, sweep_overrides) if cell is None else copy.deepcopy(cell)
+
+    def keep_cell(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose a cell of a sweep, and keep it for the sweeper and the launcher of this process."""
+        cell = self._compose_cell(master_config, sweep_overrides)
+        self.cells[tuple(sweep_overrides)] = copy.deepcopy(cell)
+        return cell
+
+    def _compose_cell(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        try:
+            return self.hydra.load_sweep_config(master_config, list(sweep_overrides))
+        except COMPLAINTS:
+            return self.hydra.load_sweep_config(master_config, self._added(sweep_overrides))
+
+    def _added(self, overrides: Iterable[str]) -> list[str]:
+        """Return the overrides with `++` before those that change a key."""
+        parsed = OverridesParser.create(self).parse_overrides(list(overrides))
+        return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
+
+    def get_search_path(self) -> ConfigSearchPath:
+        """Return the folders with options."""
+        return self.hydra.get_search_path()
+
+    def get_sources(self) -> list:
+        """Return the sources of options."""
+        return self.hydra.get_sources()
+
+    def list_groups(self, parent_name: str) -> list[str]:
+        """Return the groups of options."""
+        return self.hydra.list_groups(parent_name)
+
+    def get_group_options(self, group_name: str, *given: Any, **named: Any) -> list[str]:
+        """Return the options of a group."""
+        return self.hydra.get_group_options(group_name, *given, **named)
+
+    def compute_defaults_list(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Any:
+        """Return the options of a configuration in the order in which they are merged."""
+        return self.hydra.compute_defaults_list(config_name, overrides, run_mode)
+
+
+def _changes_a_key(override: Override) -> bool:
+    group = override.key_or_group in GROUPS or "/" in override.key_or_group
+    return override.type is OverrideType.CHANGE and not group and not override.is_hydra_override()
+
+
+class Composer:
+    """Composes overrides on the conf folder, and on the user's --config-dir where one is given."""
 
     def __init__(self, config_dir: str | None = None):
         require(config_dir != "", "--config-dir '' names no folder")
         require(config_dir is None or Path(config_dir).is_dir(), f"--config-dir {config_dir}: no such folder")
-        version.setbase(VERSION_BASE)
-        setup_globals()
-        path = create_config_search_path(str(find_conf_dir()))
-        if config_dir is not None:  # where Hydra's own --config-dir goes: after ours, before the schemas
-            anchor = SearchPathQuery(provider="schema")
-            path.prepend("command-line", f"file://{Path(config_dir).resolve()}", anchor)
-        self.loader = ConfigLoaderImpl(path)
-        self.loader.repository = CachedRepository(path)
+        self.config_dir = config_dir and Path(config_dir).resolve()
         self.folders = conf_dirs(config_dir)
-        self.needed: set[str] = set()
+        with hydra_kept():
+            initialize_config_dir(str(find_conf_dir()), job_name="fedbench", version_base=VERSION_BASE)
+            self.loader = Loader(GlobalHydra.instance().config_loader())
 
     def parse(self, overrides: list[str]) -> list[Override]:
         """One Override per text; ConfigError for text that is none."""
@@ -168,51 +256,57 @@ class Composer:
             self._check_choice(override)
             require(
                 multirun or not override.is_sweep_override(),
-                f"{override.input_line} is several values: {_how_to_sweep()} to run them all (a list is written "
-                f"{override.key_or_group}=[a,b])",
+                f"{override.input_line} is several values: add -m to run them all, or call fedbench.sweep in Python "
+                f"(a list is written {override.key_or_group}=[a,b])",
             )
-        while True:
-            try:
-                return _with_good_log(self._load(self.rewrite(overrides), multirun))
-            except RecursionError as error:
-                raise ConfigError(_in_a_circle(self.folders)) from error
-            except COMPLAINTS as error:
-                unknown = re.match(r"Could not override '([^']+)'", str(error))
-                keys = {override.key_or_group for override in parsed if not override.is_hydra_override()}
-                if not unknown or unknown[1] not in keys - self.needed:
-                    raise ConfigError(explain(error)) from error
-                self.needed.add(unknown[1])
+        try:
+            with hydra_kept():
+                return _with_good_log(self._load(overrides, RunMode.MULTIRUN if multirun else RunMode.RUN))
+        except RecursionError as error:
+            raise ConfigError(_in_a_circle(self.folders)) from error
+        except COMPLAINTS as error:
+            raise ConfigError(explain(error)) from error
 
-    def rewrite(self, overrides: list[str]) -> list[str]:
-        """The overrides with ``++`` before the needed keys."""
-        return [
-            f"++{text}" if override.type is OverrideType.CHANGE and override.key_or_group in self.needed else text
-            for text, override in zip(map(word_with_home, overrides), self.parse(overrides))
-        ]
+    def _load(self, overrides: list[str], mode: RunMode) -> DictConfig:
+        words = [word_with_home(text) for text in overrides]
+        if self.config_dir is not None:
+            given = next((text for text in words if text.lstrip("+").startswith(SEARCH_PATH)), None)
+            require(given is None, f"{given} and --config-dir {self.config_dir} both name folders: give one of them")
+            words.append(f"{SEARCH_PATH}=[{quoted(f'file://{self.config_dir}')}]")
+        return self.loader.load_configuration(CONFIG_NAME, words, mode)
+
+    def compose_cell(self, master: DictConfig, overrides: list[str]) -> DictConfig:
+        """Compose one cell of a sweep, as its launcher will.
+
+        Raises:
+            ConfigError: Hydra refuses it.
+        """
+        for override in self.parse(overrides):
+            self._check_choice(override)
+        try:
+            return self.loader.keep_cell(master, overrides)
+        except COMPLAINTS as error:
+            raise ConfigError(explain(error)) from error
 
     def cells(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
-        """The runs of a sweep, each as its overrides: the product of the swept values, in Hydra's order."""
-        parsed = self.parse([*params, *overrides])
-        for override in parsed:
+        """Return the overrides of each run of a sweep: the product of the swept values, in Hydra's order."""
+        values: dict[str, list[str]] = {}
+        for override in self.parse([*params, *overrides]):
             _check_swept(override)
-            key = override.key_or_group
+            key = override.get_key_element()
             require(
                 not override.is_interval_sweep(),
                 f"{override.input_line} is an interval: this sweeper goes "
                 f"through values that are listed, {key}=1,2,3 or {key}=range(1,4)",
             )
-        try:
-            return basic_sweeper().BasicSweeper.split_arguments(parsed, None)[0]
-        except HydraException as error:
-            raise ConfigError(explain(error)) from error
+            swept = override.is_sweep_override()
+            texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+            values[key] = [f"{key}={text}" for text in texts]
+        return [list(cell) for cell in itertools.product(*values.values())]
 
     def swept(self, overrides: list[str]) -> list[str]:
-        """Keys that take several values."""
+        """Return the keys that take several values."""
         return [o.key_or_group for o in self.parse(overrides) if o.is_sweep_override()]
-
-    def _load(self, overrides: list[str], multirun: bool) -> DictConfig:
-        mode = RunMode.MULTIRUN if multirun else RunMode.RUN
-        return self.loader.load_configuration(CONFIG_NAME, list(overrides), run_mode=mode, from_shell=False)
 
     def _check_choice(self, override: Override) -> None:
         """Refuse an unknown option of a group, and a plus where there must be none (or the reverse)."""
@@ -244,10 +338,6 @@ def _in_a_circle(folders: list[Path]) -> str:
     names = [path.relative_to(folders[-1]).with_suffix("").as_posix() for path in folders[-1].rglob("*.yaml")]
     circle = ", ".join(name for name in sorted(names) if includes_itself(name, folders))
     return f"options of {folders[-1]} include themselves by their defaults: {circle}"
-
-
-def _how_to_sweep() -> str:
-    return "add -m" if caller.current() is None else "call fedbench.sweep"
 
 
 def _values(override: Override) -> list[Any]:
@@ -324,39 +414,17 @@ def _with_good_log(full: DictConfig) -> DictConfig:
 
 
 def explain(error: BaseException) -> str:
-    """Hydra's, OmegaConf's or YAML's complaint in one sentence, never advising to add a key."""
+    """Return the complaint of Hydra, OmegaConf or YAML in one line, without its advice to add a key."""
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={name} is not an option:{nearest(name, error.options)} {group} has {', '.join(error.options)}"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
     text = str(error) or str(error.__cause__ or type(error).__name__)
-    for pattern, sentence in SENTENCES:
-        match = re.search(pattern, text)
-        if match:
-            cause = str(error.__cause__ or "").split("\n")[0]
-            return sentence(match, text, cause)
-    return " ".join(line.strip() for line in text.split("\n") if line.strip() and "To append" not in line)
-
-
-def _no_option(match: re.Match, text: str, _: str) -> str:
-    group, name = match[2], match[3]
-    options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
-    listed = f" {group} has {', '.join(options)}" if options else ""
-    place = f"{match[1]}: " if match[1] and match[1] not in (CONFIG_NAME, "hydra/config") else ""
-    hint = nearest(name, options) + listed
-    return f"{place}{group}={name} is not an option:{hint or ' there is no such file'}"
-
-
-SENTENCES = (
-    (r"(?:In '([^']*)': )?Could not find '([^']+)/([^/']+)'", _no_option),
-    (r"Could not override '([^']+)'", lambda m, *_: f"{m[1]} is unknown"),
-    (r"Could not delete from config\. '([^']*)'", lambda m, *_: f"~{m[1]}: there is no such key to delete"),
-    (r"Could not delete", lambda m, t, _: t.split("\n")[0]),
-    (r"Multiple values for (\S+?)\.?\s", lambda m, *_: f"{m[1]} is given twice"),
-    (
-        r"Could not append to config\. An item is already at '([^']*)'",
-        lambda m, *_: f"{m[1]} is there already: write it without the plus",
-    ),
-    (r"Sweeping over Hydra's configuration.*'(.*)'", lambda m, *_: f"{m[1]}: Hydra's keys cannot be swept"),
-    (r"Error merging override \+*(.*)", lambda m, _, cause: f"{m[1]} does not fit there: {cause}"),
-    (r'in "(.*)", line (\d+)', lambda m, t, _: f"{m[1]}, line {m[2]}: {t.splitlines()[0]}"),
-)
+    advice = ("To append", "Set the environment variable", "full_key:", "object_type=")
+    lines = [line.strip() for line in text.split("\n")]
+    return " ".join(line for line in lines if line and not line.startswith(advice))
 
 
 def _unreadable(text: str, folders: list[Path]) -> str:
@@ -424,7 +492,7 @@ def _typeable(path: Path) -> str:
     return str(path) if re.fullmatch(r"[\w./-]+", str(path), re.ASCII) else quoted(path)
 
 
-def quoted(path: Path) -> str:
+def quoted(path: Path | str) -> str:
     """Quote a path as a value in Hydra's grammar."""
     text = str(path).replace("'", "\\'")
     return f"'{text}'"

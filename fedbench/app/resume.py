@@ -15,7 +15,6 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedbench.app.compose import Composer
-from fedbench.app.jobs import CHECKPOINTS, check_files, is_finished
 from fedbench.config.check import check
 from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import GROUPS, conf_dirs, group_options, is_class, label_of
@@ -26,6 +25,7 @@ from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import is_matched, load_config, plain, show
 from fedbench.simulation.continuing import ABSENT, FREE, KEPT_OR_FREE, check_rounds, rounds_asked
+from fedbench.simulation.run_folder import CHECKPOINTS, check_files, is_finished
 
 
 def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple[dict[str, Any], bool]:

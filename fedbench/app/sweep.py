@@ -1,4 +1,4 @@
-"""A sweep: its cells are checked first, then Hydra's launcher runs them, and a table tells how they ended."""
+"""A sweep: its cells are checked first, then Hydra's launcher runs them, and a table shows how they ended."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ import math
 import shlex
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedbench.app import jobs
-from fedbench.app.compose import Composer, explain, quoted
-from fedbench.app.hydra_run import Outcome, check_processes, compose_checked, folder_key, make_folder, run_hydra
-from fedbench.core import caller
+from fedbench.app.compose import Composer, explain, hydra_kept, quoted
+from fedbench.app.private_hydra import Callbacks
+from fedbench.app.single import FAILED, INTERRUPTED, OK, attempt, check_processes, checked, folder_key, make_folder
 from fedbench.core.files import read_json
 from fedbench.core.lock import holder, is_held
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import WHEREABOUTS, is_matched
-from fedbench.simulation.progress import clients_of, primary_of
+from fedbench.core.streams import lasting
+from fedbench.core.suggest import suggested
+from fedbench.simulation.log import notice
+from fedbench.simulation.processes import under_torchrun
+from fedbench.simulation.progress import clients_of, ending_line
+from fedbench.simulation.result import has_validation, primary_of, score_of, value_in
+from fedbench.simulation.simulate import Ended, interruptible, recorded, start
+from fedbench.simulation.status import FILE as STATUS
 
+BASIC = "BasicSweeper"  # Hydra's, which lists all cells before they run and uses no scores
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
 SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # before the first progress line of long checks, and between lines
@@ -34,46 +44,112 @@ SCORES = {  # columns of the final table
     "val": "that validation score",
     "clients": "over how many clients the last mean is, where these are not all",
 }
-ABSENT = {"status": "not started", "score": None, "sentence": ""}
 
 
-def sweep(composer: Composer, flags: list[str], overrides: list[str]) -> Outcome:
-    """Run the cells of a sweep.
+class Swept(NamedTuple):
+    """How a sweep ended: its exit status, and the folders of its cells."""
 
-    flags: Hydra's, as typed.  Raises ConfigError where the command is wrong: then nothing has begun.
+    status: int
+    folders: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The task that Hydra's launchers run for each cell, perhaps in another process.
+
+    Attributes:
+        command: The command of the sweep as typed.
+        total: The number of cells; None where only the sweeper knows.
+        scored: Whether the sweeper uses the scores.
+        quiet: Whether to print warnings only.
     """
-    master = composer.compose(overrides, multirun=True)
-    is_basic = str(master.hydra.launcher._target_).endswith("BasicLauncher")
-    require(
-        is_basic or not jobs.under_torchrun(),
-        "under torchrun the cells of a sweep run one by one, each in all processes: leave hydra/launcher out",
-    )
-    naming = _naming(master, composer.swept(_with_params(master, overrides)))
-    planned = plan(composer, master, overrides, naming)
-    folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
-    token = uuid.uuid4().hex
-    extra = [*naming, f"hydra.sweep.dir={quoted(folder)}", f"+hydra.job.env_set.{jobs.TOKEN}={token}"]
-    extra.append(f"+hydra.job.env_set.{jobs.TOTAL}={len(planned) or ''}")
-    if jobs.is_basic(master.hydra.sweeper) and not any(text.startswith("hydra/sweeper=") for text in overrides):
-        extra += ["hydra/sweeper=planned", f"hydra.sweeper.checked={bool(planned)}"]
-    interrupted, stopped = False, None
-    try:
-        run_hydra(flags, [*composer.rewrite(overrides), *extra])
-    except KeyboardInterrupt:
-        interrupted = True
-    except Exception as error:  # the launcher's: the cells' own failures are in their status files
-        stopped = error
-    rows = outcomes(folder, token, planned)
+
+    command: str
+    total: int | None
+    scored: bool
+    quiet: bool
+
+    @lasting()
+    def __call__(self, cfg: DictConfig) -> float:
+        """Run the cell that Hydra composed, and return its score for the sweeper; NaN after a failure."""
+        hydra = HydraConfig.get()
+        folder = Path(hydra.runtime.output_dir)
+        _, ended = attempt(folder, lambda: self._run(cfg, hydra, folder))
+        if ended is None:
+            return math.nan
+        if not ended.already and not self.quiet:
+            of = f" of {self.total}" if self.total else ""
+            print(f"cell {hydra.job.num + 1}{of}: {ending_line(ended.summary, folder)}", flush=True)
+        score = score_of(ended.summary)
+        if self.scored and not math.isnan(score):
+            _print_score(folder, ended.summary, score)
+        return score
+
+    def _run(self, cfg: DictConfig, hydra: Any, folder: Path) -> Ended:
+        with recorded(folder):
+            config = checked(cfg, hydra)
+        return start(config, folder, hydra, self.command, progress=False)
+
+
+def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = False) -> Swept:
+    """Run the cells of a sweep by Hydra's sweeper and launcher, except those that are finished.
+
+    Args:
+        composer: Composes the cells.
+        overrides: The overrides, with several values for some keys.
+        command: The command as typed.
+        quiet: Whether to print warnings and the closing table only.
+
+    Raises:
+        ConfigError: A mistake in the command; nothing has begun.
+    """
+    with hydra_kept():
+        master = composer.compose(overrides, multirun=True)
+        sweeper = str(master.hydra.sweeper._target_)
+        require(
+            str(master.hydra.launcher._target_).endswith("BasicLauncher") or not under_torchrun(),
+            "under torchrun the cells of a sweep run one by one, each in all processes: leave hydra/launcher out",
+        )
+        scored = not sweeper.endswith(BASIC)
+        runs = [] if scored else composer.cells(_with_params(master, overrides))
+        _name_cells(master, composer.swept(_with_params(master, overrides)))
+        planned = check_cells(composer, master, runs, overrides)
+        folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
+        with open_dict(master.hydra):
+            master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")  # with ~ expanded
+            master.hydra.sweep.dir = str(folder)
+        before = _stamps(folder)
+        task = Cell(command, len(runs) or None, scored, quiet)
+        interrupted, stopped = _run_cells(composer, master, task)
+    rows = outcomes(folder, before, planned)
+    if isinstance(stopped, ConfigError) and all(row["status"] == "not started" for row in rows):
+        raise stopped  # a mistake in the command: nothing began
     if stopped is not None:
-        if isinstance(stopped, ConfigError) and all(row["status"] == ABSENT["status"] for row in rows):
-            raise stopped  # a mistake in the command: nothing began
-        jobs.say(f"the sweep stopped: {explain(stopped)}")
+        notice(f"the sweep stopped: {explain(stopped)}")
     show_table(rows, folder)
-    report = caller.suggested(f"python -m fedbench report {shlex.quote(str(folder))}")
+    report = suggested(f"python -m fedbench report {shlex.quote(str(folder))}")
     print(f"tables with mean and spread over seeds: {report}", flush=True)
     failed = not rows or any(row["status"] not in DONE for row in rows)
-    status = jobs.INTERRUPTED if interrupted else jobs.FAILED if failed else jobs.OK
-    return Outcome(status, tuple(folder / row["cell"] for row in rows))
+    status = INTERRUPTED if interrupted else FAILED if failed else OK
+    return Swept(status, tuple(folder / row["cell"] for row in rows))
+
+
+def _run_cells(composer: Composer, master: DictConfig, task: Cell) -> tuple[bool, Exception | None]:
+    """Run the cells as Hydra does; return whether they were interrupted, and what stopped the launcher or sweeper."""
+    callbacks = Callbacks(master)
+    context = HydraContext(config_loader=composer.loader, callbacks=callbacks)
+    arguments: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
+    try:
+        with interruptible():
+            callbacks.on_multirun_start(config=master, config_name=master.hydra.job.config_name)
+            sweeper = Plugins.instance().instantiate_sweeper(config=master, hydra_context=context, task_function=task)
+            sweeper.sweep(arguments=arguments)
+            callbacks.on_multirun_end(config=master, config_name=master.hydra.job.config_name)
+    except KeyboardInterrupt:
+        return True, None
+    except Exception as error:  # of the launcher: failures of cells are in their status files
+        return False, error
+    return False, None
 
 
 def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
@@ -81,33 +157,45 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
     return [*(f"{key}={value}" for key, value in params.items()), *overrides]
 
 
-def _naming(master: DictConfig, swept: list[str]) -> list[str]:
-    """Return overrides that put the swept keys into the run names, even excluded keys, and keep them in long names."""
+def _name_cells(master: DictConfig, swept: list[str]) -> None:
+    """Put the swept keys into the names of the cells, even excluded keys, and keep them in long names."""
+    naming: list[str] = []
     hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
     left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
-    naming = [f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}"] if hidden else []
+    if hidden:
+        naming.append(f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}")
     sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
     subdir = str(sweep["subdir"])
     if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, not a value of the user
         naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
-    return naming
+    with open_dict(master.hydra):
+        master.hydra.overrides.hydra.extend(naming)  # the launcher composes each cell with these
 
 
 def _listed(names: list[str]) -> str:
     return f"[{','.join(map(repr, names))}]"
 
 
-def plan(composer: Composer, master: DictConfig, overrides: list[str], naming: list[str]) -> list[str]:
-    """Check the cells of a sweep before any runs; their folder names ([]: only the sweeper knows)."""
-    if not jobs.is_basic(master.hydra.sweeper):
-        return []
-    runs = composer.cells(_with_params(master, overrides))
+def check_cells(composer: Composer, master: DictConfig, runs: list[list[str]], overrides: list[str]) -> list[str]:
+    """Check the cells of a sweep before any of them runs.
+
+    Of a large sweep only some cells are checked now; all check themselves when they run.
+
+    Returns:
+        The names of the cells' folders; [] for a large sweep.
+
+    Raises:
+        ConfigError: A value is wrong, or two cells are the same.
+    """
     few = len(runs) <= MOST_CELLS
-    first = [tuple(run) for run in _each_value(runs)]  # so that a wrong value is found at once
-    names = {}
-    what = "cells" if few else f"swept values of {len(runs)} cells"
-    for run in with_progress(list(dict.fromkeys([*first, *map(tuple, runs)] if few else first)), what):
-        full = compose_checked(composer, [*run, *naming])
+    first = _each_value(runs) if runs else []  # so that a wrong value is found at once
+    some = list(dict.fromkeys(map(tuple, [*first, *runs] if few else first)))
+    names: dict[tuple[str, ...], str] = {}
+    for number, run in enumerate(with_progress(some, "cells" if few else f"swept values of {len(runs)} cells")):
+        full = composer.compose_cell(master, list(run))
+        with open_dict(full.hydra.job):
+            full.hydra.job.num, full.hydra.job.id = number, f"{full.hydra.job.name}_{number}"
+        checked(full, full.hydra)
         check_processes(full, ["-m", *overrides])
         names[run] = folder_key(full, "hydra.sweep.subdir")
     planned = [names[tuple(run)] for run in runs] if few else []
@@ -127,7 +215,7 @@ def with_progress(items: Sequence[Item], what: str) -> Iterator[Item]:
 
 
 def _each_value(runs: list[list[str]]) -> list[list[str]]:
-    """Every swept value once (of a long list its ends), beside the first of the others."""
+    """Return every swept value once (of a long list its ends), beside the first of the others."""
     columns = [list(dict.fromkeys(column)) for column in zip(*runs)]
     first = [column[0] for column in columns]
     others = [
@@ -139,42 +227,42 @@ def _each_value(runs: list[list[str]]) -> list[list[str]]:
     return [first, *others]
 
 
-def outcomes(folder: Path, token: str, planned: list[str]) -> list[dict[str, Any]]:
-    """How each cell of a sweep ended: what its status.json says, if this command wrote it.
+def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return which version of its status file each cell of a sweep has."""
+    stats = {str(path.parent.relative_to(folder)): path.stat() for path in folder.rglob(STATUS)}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
-    Returns a row (cell, status, score, sentence) per cell: those planned first, in their order.
+
+def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str]) -> list[dict[str, Any]]:
+    """Return how each cell of a sweep ended, as its status.json says.
+
+    Args:
+        folder: The sweep's folder.
+        before: `_stamps` before the sweep.
+        planned: The names of the cells; [] where the cells are those whose status has changed.
+
+    Returns:
+        A row (cell, status, score, sentence) per cell.
     """
-    statuses = {}
-    for path in sorted(folder.rglob("status.json")):
-        status = read_json(path)
-        if status.get("token") == token:
-            if status["status"] == "running":
-                status |= {"status": "died", "sentence": "the process ended without a word"}
-            statuses[str(path.parent.relative_to(folder))] = status
-    statuses |= {name: _status_elsewhere(folder / name) for name in _visited(folder, token) if name not in statuses}
-    planned = [str(Path(name)) for name in planned]  # "" is the sweep's own folder
-    names = [*planned, *(name for name in statuses if name not in planned)]
-    return [{"cell": name, **statuses.get(name, ABSENT)} for name in names]
+    after = _stamps(folder)
+    changed = [name for name in sorted(after) if after[name] != before.get(name)]
+    planned = [str(Path(name)) for name in planned]  # "" is the sweep's folder itself
+    names = planned or changed
+    return [{"cell": name, **_outcome(folder / name, name in changed)} for name in names]
 
 
-def _visited(folder: Path, token: str) -> list[str]:
-    """The cells that this command came to."""
-    path = jobs.visited_file(folder, token)
-    if not path.exists():
-        return []
-    names = path.read_text(encoding="utf-8").splitlines()
-    path.unlink()
-    return list(dict.fromkeys(names))
-
-
-def _status_elsewhere(cell: Path) -> dict[str, Any]:
-    """How a cell stands of which another process has the last word: what that one says, unless it still has it."""
+def _outcome(cell: Path, changed: bool) -> dict[str, Any]:
+    """Return the status, score and sentence of a cell; changed: its status is not the one before the sweep."""
     if is_held(cell):
         return {"status": "with another process", "score": None, "sentence": holder(cell)}
-    status = read_json(cell / "status.json") or {"status": "running", "score": None}
+    status = {"score": None, "sentence": "", **read_json(cell / STATUS)}
+    if str(status.get("status")).startswith("finished") and not changed:
+        return {**status, "status": "finished already"}
+    if not changed:
+        return {"status": "not started", "score": None, "sentence": ""}
     if status["status"] == "running":
-        return {**status, "status": "died", "sentence": "the other process ended without a word"}
-    return {**status, "status": "finished already" if status["status"] == "finished" else status["status"]}
+        return {**status, "status": "died", "sentence": "its process ended without a word"}
+    return status
 
 
 def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
@@ -209,11 +297,20 @@ def _scores(cell: Path) -> dict[str, str]:
     summary = read_json(cell / "summary.json")
     name = primary_of(summary)
     found = {
-        "last": jobs.value_in(summary, "last", f"personal/{name}"),
-        "best by val": jobs.value_in(summary, "best_val", f"personal/{name}"),
-        "val": jobs.value_in(summary, "best_val", f"val/{name}"),
+        "last": value_in(summary, "last", f"personal/{name}"),
+        "best by val": value_in(summary, "best_val", f"personal/{name}"),
+        "val": value_in(summary, "best_val", f"val/{name}"),
     }
     shown = {column: f"{value:.4f}" for column, value in found.items() if not math.isnan(value)}
     if shown and (over := clients_of(summary, summary["last"], f"personal/{name}")):
         shown["clients"] = over
     return shown
+
+
+def _print_score(folder: Path, summary: dict[str, Any], score: float) -> None:
+    """Print the score that a sweeper gets, and its kind."""
+    name = primary_of(summary)
+    what = f"the best validation {name}"
+    if not has_validation(summary):
+        what = f"{name} on the test parts in the last round, as there are no validation parts (dataset.val_fraction)"
+    print(f"{folder.name}: the sweeper gets {score:.4f}, {what}", flush=True)

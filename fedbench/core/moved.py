@@ -1,18 +1,10 @@
-"""Names that modules had before the house got its wings, so that what users have stored goes on working.
+"""Names that modules had in earlier releases, so that stored configurations stay valid.
 
-A stored config says ``_target_: fedbench.optim.SGD``, and a method of one's own imports ``fedbench.options``: both are
-found under their new names (`current`), and importing an old name gives the very module that stands at the new one.
-Hashes of configurations are taken over the old names (`original`), so that they stay what they were.
+A stored config says ``_target_: fedbench.optim.SGD``; `current` returns the name of today.  Hashes of configurations
+are taken over the first names (`original`), so that they stay what they were.
 """
 
 from __future__ import annotations
-
-import importlib
-import importlib.abc
-import importlib.machinery
-import sys
-from collections.abc import Sequence
-from types import ModuleType
 
 PACKAGE = "fedbench"
 MOVED = {
@@ -76,31 +68,3 @@ def _renamed(path: str, names: dict[str, str]) -> str:
         if (new := names.get(".".join(parts[:cut]))) is not None:
             return ".".join([head, new, *parts[cut:]])
     return path
-
-
-class _OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports ``fedbench.<old name>`` as the module that stands at the new one."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """A spec for a name that moved; None for any other."""
-        package, _, name = fullname.partition(".")
-        moved = package == PACKAGE and name in MOVED
-        return importlib.machinery.ModuleSpec(fullname, self) if moved else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The module at the new name."""
-        module = importlib.import_module(current(spec.name))
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing: it has been executed under its own name, which it keeps."""
-        module.__spec__ = self._spec
-
-
-def install() -> None:
-    """Find old names from now on, behind everything else that finds modules."""
-    if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(_OldNames())

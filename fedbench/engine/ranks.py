@@ -7,7 +7,7 @@ replicated, and equal because every draw is keyed.  What is computed per client 
 is divided: every client is assigned to a rank, balanced by their work, and the ranks exchange what they computed,
 nothing else.  So methods see no rank, and results are those of one process.
 
-Rank 0 reads the command, writes the files and prints; the others follow it (`app/follow.py`).  Before anything is
+Rank 0 reads the command, writes the files and prints; the others follow (`simulation/processes.py`).  Before data are
 exchanged, all ranks synchronize over gloo (`Ranks.synchronize`).  A rank that failed or was killed, and ranks that no
 longer compute the same thing, therefore end the run with a sentence instead of a collective operation that never
 returns.  Rows travel by NCCL between GPUs, by gloo between CPUs or where ranks share a GPU.

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedbench.core import caller
 from fedbench.core.options import require
+from fedbench.core.suggest import suggested
 from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
 from fedbench.report.runs import LOADER, Run
 from fedbench.report.scores import kendall_tau
@@ -369,7 +369,7 @@ def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]
     reduced = sum(cell.reduced for cell in missing.values())
     also = f" ({reduced} of them only in a reduced setting)" if reduced else ""
     lines = [f"{len(missing)} of {total} cells are not run{also}."] if missing else ["Every cell has a run."]
-    sweep = caller.suggested("python -m fedbench -m")
+    sweep = suggested("python -m fedbench -m")
     lines += [
         " ".join(filter(None, [sweep, f"+experiment={','.join(names)}", SEEDS, changed]))
         for changed, names in by_command.items()

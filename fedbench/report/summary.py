@@ -344,7 +344,8 @@ def _failed_starts(failed: list[Run], status: Mapping[Path, str]) -> str:
 
 def _to_finish(run: Run) -> str:
     """The command that goes on with an unfinished run, or why there is none."""
-    from fedbench.app.jobs import is_resumable, resume_command  # Hydra: reports of finished runs start without it
+    from fedbench.simulation.run_folder import is_resumable  # reports of finished runs start without it
+    from fedbench.simulation.status import resume_command
 
     try:
         return resume_command(run.path) if is_resumable(run.path) else "start it again: no checkpoint"

@@ -87,8 +87,8 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
 
 def data(cfg: DictConfig) -> Arrays:
     """The data set; runs of one process share it, and its digest is kept beside it (data/_known.py)."""
-    key = known.key_of(plain_values(cfg.dataset))
-    return joint.load_once(("data", key), lambda: known.load(key, os.path.expanduser(cfg.data_dir), lambda: load(cfg)))
+    dataset, folder = plain_values(cfg.dataset), os.path.expanduser(cfg.data_dir)
+    return joint.load_once(("data", known.key_of(dataset)), lambda: known.load(dataset, folder, lambda: load(cfg)))
 
 
 def load(cfg: DictConfig) -> Arrays:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import yaml
 
-from fedbench.core import caller
+from fedbench.core.suggest import suggested
+from fedbench.simulation.result import primary_of
+from fedbench.simulation.run_folder import config_dir_of
 
 LINES = 20  # a run prints about so many where there is no terminal
 NOT_THE_SAME = ("algorithm", "seed", "hydra", "name")  # keys in which compared runs differ
@@ -142,24 +142,20 @@ def _bar(total: int, start: int, primary: str) -> Any:
 
 
 def ending(summary: dict[str, Any], run_dir: Path) -> None:
-    """Print the closing screen of a run from its summary: what ran, what came out, what to do next.
-
-    A cell of a sweep gets a line: the sweep ends in a table of its own.  Python that asked for the run gets an object
-    that shows itself.
-    """
-    if caller.current() is not None:
-        return
+    """Print the closing screen of a run from its summary: what ran, what came out, what to do next."""
     path = Path(run_dir)
-    if "FEDBENCH_CELLS" in os.environ:
-        name = primary_of(summary)
-        shown = last_and_best(summary["last"], summary.get("best_val") or {"values": {}}, f"personal/{name}")
-        count = clients_of(summary, summary["last"], f"personal/{name}")
-        words = [f"{shown[0]} last", *([f"{shown[1]} best by validation"] if summary.get("best_val") else [])]
-        over = f" ({count} clients)" if count else ""
-        print(f"{path.name}: mean personalized {name} {', '.join(words)}{over}", flush=True)
-        return
     typeable = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     print("\n" + "\n".join(ending_lines(summary, typeable)), flush=True)
+
+
+def ending_line(summary: dict[str, Any], run_dir: Path) -> str:
+    """Return one line about a finished cell of a sweep."""
+    name = primary_of(summary)
+    shown = last_and_best(summary["last"], summary.get("best_val") or {"values": {}}, f"personal/{name}")
+    count = clients_of(summary, summary["last"], f"personal/{name}")
+    words = [f"{shown[0]} last", *([f"{shown[1]} best by validation"] if summary.get("best_val") else [])]
+    over = f" ({count} clients)" if count else ""
+    return f"{run_dir.name}: mean personalized {name} {', '.join(words)}{over}"
 
 
 def ending_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
@@ -198,11 +194,6 @@ def sent(cost: dict[str, float], direction: str) -> str:
     size, dense = cost[f"bytes_{direction}"], cost.get(f"dense_{direction}")
     of_dense = f" ({100 * size / dense:,.1f}% of uncompressed)" if dense and dense != size else ""
     return f"{size / 1e6:,.1f} MB {direction}{of_dense}"
-
-
-def primary_of(summary: Mapping[str, Any]) -> str:
-    """The score that a run goes by."""
-    return (summary.get("task") or {}).get("primary", "accuracy")
 
 
 def last_and_best(last: dict[str, float], best: dict[str, Any], name: str) -> tuple[str, str]:
@@ -285,27 +276,14 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         **({} if "dataset" in classes and not words else {sweep: "compare methods over seeds"}),
         "python -m fedbench --help": "methods, data sets, options",
     }
-    suggested = [caller.suggested(command) for command in commands]
-    width = min(max(map(len, suggested)), 72)
-    return [f"  {command:<{width}}  {why}" for command, why in zip(suggested, commands.values(), strict=True)]
+    typed_so = [suggested(command) for command in commands]
+    width = min(max(map(len, typed_so)), 72)
+    return [f"  {command:<{width}}  {why}" for command, why in zip(typed_so, commands.values(), strict=True)]
 
 
 def typed(run_dir: Path) -> tuple[str | None, list[str]]:
     """Return the --config-dir and the overrides of a run's command."""
     return config_dir_of(run_dir), [str(word) for word in _yaml(run_dir / ".hydra" / "overrides.yaml") or ()]
-
-
-def config_dir_of(run_dir: Path) -> str | None:
-    """Return the --config-dir of a run, relative if it is below the working directory; None if there is none or it is
-    unknown.
-    """
-    try:
-        sources = _yaml(run_dir / ".hydra" / "hydra.yaml")["hydra"]["runtime"]["config_sources"]
-        given = [Path(source["path"]) for source in sources if source["provider"] == "command-line"]
-    except (KeyError, TypeError, ValueError, OSError, yaml.YAMLError):  # the stored file may be damaged
-        return None
-    here = Path.cwd()
-    return str(given[0].relative_to(here) if given[0].is_relative_to(here) else given[0]) if given else None
 
 
 def _yaml(path: Path) -> Any:

@@ -24,7 +24,7 @@ from fedbench.simulation import build, checkpoint, evaluate, new_clients
 from fedbench.simulation.continuing import check_saved
 from fedbench.simulation.environment import synchronize
 from fedbench.simulation.partition_files import rewrite_damaged_partition, save_partition
-from fedbench.simulation.progress import NullProgress, Progress, ending
+from fedbench.simulation.progress import NullProgress, Progress
 from fedbench.simulation.recorder import MatrixLog, write_measured
 from fedbench.simulation.reporting import announce, output_marks, seal, summary
 from fedbench.simulation.run_state import Simulation
@@ -37,7 +37,11 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    cfg: DictConfig, run_dir: Path, resume: bool = False, origin: Mapping[str, Any] | None = None
+    cfg: DictConfig,
+    run_dir: Path,
+    resume: bool = False,
+    origin: Mapping[str, Any] | None = None,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Run or resume the experiment of a checked config in run_dir, and return the summary.
 
@@ -49,6 +53,7 @@ def run(
         resume: Whether to resume from the checkpoint.
         origin: Entries of the summary about the request: the `command` as typed, and `classes` by group that replace
             the options' own.
+        progress: Whether to show progress.
 
     Raises:
         ConfigError: A mistake that the user can repair.
@@ -58,7 +63,7 @@ def run(
     settings = nullcontext() if joint.current() else torch_settings.kept()  # runs that take turns keep them together
     try:
         with settings:
-            return _run(cfg, run_dir, resume, origin or {}, processes.current().first)
+            return _run(cfg, run_dir, resume, origin or {}, processes.current().first, progress)
     except PeerLost:
         raise
     except (Exception, SystemExit) as error:
@@ -66,8 +71,10 @@ def run(
         raise
 
 
-def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], writes: bool) -> dict[str, Any]:
-    """writes: whether this process is the one that writes files and prints."""
+def _run(
+    cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], writes: bool, shows: bool
+) -> dict[str, Any]:
+    """writes: whether this process is the one that writes files; shows: whether it shows progress."""
     began = time.monotonic()
     saved = checkpoint.load(run_dir) if resume else None
     sim = prepare(cfg, run_dir, saved, write=writes)
@@ -76,7 +83,7 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
     with (
         closing(sim.engine.executor),
         _tracker(sim, saved) if writes else NullTracker() as tracker,
-        _progress(sim) if writes else NullProgress() as progress,
+        _progress(sim) if writes and shows else NullProgress() as progress,
         StopSignals() as stop,
     ):
         tracker.summary(summary(sim, "running"))
@@ -89,8 +96,6 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
         result = summary(sim, "finished")
         if writes:
             tracker.summary(seal({**result, "files": {**tracker.marks(), **output_marks(run_dir)}}))
-    if writes:
-        ending(result, run_dir)
     return result
 
 

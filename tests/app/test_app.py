@@ -1,6 +1,5 @@
 """The command line: help, runs, sweeps, resuming and how each of them ends; the simulator is a stand-in here."""
 
-import functools
 import json
 import logging
 import os
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 import types
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,19 +18,20 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench.app import jobs
 from fedbench.app.app import main
 from fedbench.app.compose import Composer
-from fedbench.app.jobs import Console
-from fedbench.app.launch import make_folder, run_command
+from fedbench.app.launch import run_command
+from fedbench.app.single import make_folder
+from fedbench.app.sweep import Cell
 from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import load_config
+from fedbench.simulation.log import Console
+from fedbench.simulation.processes import TORCHRUN
+from fedbench.simulation.status import write_status
 
 # What ``name=`` says happens; otherwise a run that finishes.  Lines of calls.txt are the calls it got.
 STAND_IN = """
@@ -43,7 +42,7 @@ from fedbench.core.options import ConfigError
 class RunError(ConfigError):
     pass
 
-def run(cfg, run_dir, resume=False, origin=None):
+def run(cfg, run_dir, resume=False, origin=None, progress=True):
     with open(run_dir / "calls.txt", "a") as file:
         file.write(f"resume={resume} rounds={cfg.rounds} seed={cfg.seed} project={cfg.tracking.project}\\n")
     with open(run_dir / "executors.txt", "a") as file:
@@ -89,6 +88,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "fedbench.simulation.simulator", module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedbench"])
+    monkeypatch.setattr("fedbench.app.launch.ending", lambda summary, folder: None)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_completion_is_hydras(capsys: pytest.CaptureFixture[str], monkeypatch: p
         (["-m", "seed=0,1", "rounds=2,0"], "rounds must be a whole number >= 1, got 0"),
         (["-m", "algorithm=local,fedprox", "algorithm.mu=1"], "algorithm.mu is unknown: algorithm=local takes"),
         (["-m", "seed=1,1"], "the same cell twice: seed=1"),
-        (["-m", "hydra.job.name=a,b"], "hydra.job.name=a,b: Hydra's keys cannot be swept"),
+        (["-m", "hydra.job.name=a,b"], "configuration is not supported : 'hydra.job.name=a,b'"),
         (["-m", "resume=x"], "resume= is for one run"),
         (["resume=nowhere"], "resume=nowhere: there is no such run directory"),
     ],
@@ -233,7 +233,7 @@ def test_the_run_folder_may_be_named(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("run_id", ["none", "job-7"])
 def test_processes_that_torchrun_starts_again_go_on(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another id, another agent of torchrun (where there is no id), another configuration have folders of their own."""
-    monkeypatch.setenv(jobs.TORCHRUN, run_id)
+    monkeypatch.setenv(TORCHRUN, run_id)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
 
     def interrupted(*words: str) -> None:
@@ -296,7 +296,7 @@ def test_sigterm_is_an_interruption(elsewhere: dict[str, str], tmp_path: Path) -
 def test_an_output_path_below_a_file(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("mine")
     assert main(overrides) == 2
-    assert re.match(r"cannot make file/below.*(output_dir|sweep_dir)", sentence(capsys))
+    assert re.match(r"cannot make .*file/below.*(output_dir|sweep_dir)", sentence(capsys))
     assert Path("file").read_text() == "mine"
 
 
@@ -585,8 +585,7 @@ def test_a_long_check_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("fedbench.app.sweep.MOST_CELLS", 1)
     assert main(["-m", "seed=0,1"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("checking")]
-    values = [f"checking the swept values of 2 cells before the first one starts: {k} of 2 done" for k in (0, 1)]
-    assert lines == [*values, *(f"checking the cells before the first one starts: {k} of 2 done" for k in (0, 1))]
+    assert lines == [f"checking the swept values of 2 cells before the first one starts: {k} of 2 done" for k in (0, 1)]
 
 
 def test_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -658,15 +657,14 @@ def test_a_sweeper_gets_no_best_round_on_test_parts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     returned: list[float] = []
-    run_cell = jobs.run_cell
+    run = Cell.__call__
 
-    @functools.wraps(run_cell)
-    def recorded(cfg: DictConfig) -> float:
-        returned.append(run_cell(cfg))
+    def recorded(cell: Cell, cfg: DictConfig) -> float:
+        returned.append(run(cell, cfg))
         return returned[-1]
 
-    monkeypatch.setattr(jobs, "run_cell", recorded)
-    monkeypatch.setattr(jobs, "is_basic", lambda sweeper: False)  # as Optuna's
+    monkeypatch.setattr(Cell, "__call__", recorded)
+    monkeypatch.setattr("fedbench.app.sweep.BASIC", "another")  # as Optuna's
     assert main(["-m", "seed=0,1", *overrides]) == 0
     assert returned == pytest.approx(got)
     assert f"seed=0: the sweeper gets {got[0]:.4f}, {words}" in capsys.readouterr().out
@@ -764,31 +762,6 @@ def test_many_cells_are_checked_one_value_at_a_time(capsys: pytest.CaptureFixtur
     assert "optimizer.lr must be a number > 0 or a list, each entry a number > 0, got 'abc'" in sentence(capsys)
 
 
-@pytest.mark.parametrize("known, times", [(64, 1), (1, 2)])
-def test_a_sweep_reads_its_files_once_and_composes_what_was_checked_no_more(
-    monkeypatch: pytest.MonkeyPatch, known: int, times: int
-) -> None:
-    """Cells that were not all checked when the sweep began are composed by Hydra before the first one runs."""
-    composed, read = [], Counter()
-    compose, load = ConfigLoaderImpl.load_sweep_config, ConfigRepository.load_config
-
-    def composing(self: ConfigLoaderImpl, master_config: Any, sweep_overrides: list[str]) -> Any:
-        composed.append([text for text in sweep_overrides if text.startswith("seed=")])
-        return compose(self, master_config, sweep_overrides)
-
-    def loading(self: ConfigRepository, config_path: str) -> Any:
-        read[config_path] += 1
-        return load(self, config_path=config_path)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", composing)
-    monkeypatch.setattr(ConfigRepository, "load_config", loading)
-    monkeypatch.setattr("fedbench.app.sweep.MOST_CELLS", known)
-    assert main(["-m", "seed=0,1,2", "sweep_dir=three"]) == 0
-    assert sorted(composed) == sorted(times * [[f"seed={i}"] for i in range(3)])
-    assert read["algorithm/pgfed"] <= 4  # the command's check, Hydra's own start, the sweeper
-    assert len(runs("three")) == 3
-
-
 def test_a_sweeper_of_ones_choice() -> None:
     assert main(["-m", "hydra/sweeper=basic", "seed=0,1", "sweep_dir=own"]) == 0
     assert len(runs("own")) == 2
@@ -861,20 +834,18 @@ def test_a_cell_that_the_other_process_has_finished_meanwhile(
 def test_a_cell_that_another_command_finds_finished_meanwhile(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its status is then the other command's, and the table must not take it for a cell that never began."""
+    """Its status is then the other command's, and the table shows it."""
     module = sys.modules["fedbench.simulation.simulator"]
     run = module.run
 
     def meanwhile(cfg: Any, folder: Path, *how: Any) -> Any:
         if cfg.seed == 1:
-            with monkeypatch.context() as other:
-                other.setenv(jobs.TOKEN, "another command")
-                jobs.write_status(folder.with_name("seed=0"), "finished already", 0, 0.5)
+            write_status(folder.with_name("seed=0"), "finished", 0.5)
         return run(cfg, folder, *how)
 
     monkeypatch.setattr(module, "run", meanwhile)
     assert main(["-m", "seed=0,1"]) == 0
-    assert "2 cells: 1 finished already, 1 finished" in capsys.readouterr().out
+    assert "2 cells: 2 finished" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from tiny import compose
 
-from fedbench.app import jobs
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import save_config
@@ -22,6 +21,7 @@ from fedbench.data import _known as known
 from fedbench.data.base import Arrays
 from fedbench.partition.base import Split
 from fedbench.simulation import build, checkpoint
+from fedbench.simulation.run_folder import is_finished
 from fedbench.simulation.simulator import run
 
 OPTIONS = [
@@ -65,7 +65,7 @@ def as_the_whole(folder: Path, whole: Path) -> bool:
 
 
 def finished(folder: Path, whole: Path) -> bool:
-    return jobs.is_finished(folder, check(config(whole)))
+    return is_finished(folder, check(config(whole)))
 
 
 # -- tables ----------------------------------------------------------------------------------------------
@@ -255,29 +255,35 @@ def test_data_that_are_gone_are_said(data: Path, copy: Path, whole: Path, capsys
 
 
 def test_data_are_loaded_again_only_if_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set of BIG bytes is remembered in data_dir, a smaller one, or one of no file, by the process alone."""
+    """A set of BIG bytes is remembered in data_dir; a smaller one, or one of a user's class, is loaded again."""
     file, loads = tmp_path / "numbers.txt", []
+    data_dir = str(tmp_path / "data")
+    source = {"_target_": "fedbench.data.x.X", "path": str(file)}
     file.write_text("1")
 
     def make() -> Arrays:
         loads.append(1)
         return Arrays(np.full((2, 3), float(file.read_text()), np.float32), np.array([0, 1]), np.zeros(2, np.int8), 2)
 
-    for big, again in ((1, 0), (1 << 30, 1)):
+    def digest(source: dict[str, str]) -> str:
+        return known.digest(source, data_dir, make)
+
+    monkeypatch.setattr(known, "_known", {})
+    monkeypatch.setattr(known, "BIG", 1)
+    first = known.load(source, data_dir, make).digest
+    assert digest(source) == first and len(loads) == 1
+    known._known.clear()  # another process
+    assert digest(source) == first and len(loads) == 1
+    os.utime(file, ns=(1, 1))
+    assert [digest(source), digest(source)] == [first, first] and len(loads) == 2
+    file.write_text("2")
+    assert digest(source) != first and len(loads) == 3
+    (tmp_path / "data" / "new.txt").write_text("of another set, or of this one")
+    assert digest(source) != first and len(loads) == 4
+    for big, target in ((1, "mine.Source"), (1 << 30, "fedbench.data.y.Y")):
         monkeypatch.setattr(known, "BIG", big)
-        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        known._known.clear()
         loads.clear()
-        file.write_text("1")
-        first = known.load("key", str(tmp_path), make).digest
-        assert known.digest("key", str(tmp_path), make) == first and len(loads) == 1
-        known._known.clear()  # another process
-        assert known.digest("key", str(tmp_path), make) == first and len(loads) == 1 + again
-        os.utime(file, ns=(1, 1))
-        assert known.digest("key", str(tmp_path), make) == first and len(loads) == 2 + again
-        assert known.digest("key", str(tmp_path), make) == first and len(loads) == 2 + again
-        file.write_text("2")
-        assert known.digest("key", str(tmp_path), make) != first and len(loads) == 3 + again
+        assert digest({**source, "_target_": target}) == digest({**source, "_target_": target}) and len(loads) == 2
 
 
 def test_a_digest_is_of_everything() -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from fedbench.app import jobs
 from fedbench.app.app import main
 from fedbench.app.compose import Composer
+from fedbench.app.single import FAILED, MISTAKE
 from fedbench.commands import main as command
 from fedbench.core.options import ConfigError
+from fedbench.simulation.log import LogFile
 
 SMALL = [
     "rounds=3",
@@ -79,7 +80,7 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
         (["hydra.verbose=3"], "hydra.verbose must be true, false or names of loggers, got 3"),
         (["choices=1"], "choices is what a run notes of its groups"),
         (["+choices.algorithm=fedavg"], "choices is what a run notes of its groups"),
-        (["+seed=1"], "seed is there already: write it without the plus"),
+        (["+seed=1"], "Either remove + prefix: 'seed=1'"),
         (["seed=1", "seed=2"], "seed is given twice, in seed=1 and in seed=2"),
         (["seed=1", "++seed=2"], "seed is given twice, in seed=1 and in ++seed=2"),
         (["algorithm=fedprox", "algorithm=fedavg"], "algorithm is given twice"),
@@ -96,7 +97,7 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )  # fmt: skip
 def test_a_malformed_word_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == jobs.MISTAKE
+    assert main(words) == MISTAKE
     assert said in sentence(capsys)
     assert not list(Path().iterdir())
 
@@ -111,17 +112,17 @@ def test_what_is_said_twice_alike_is_no_mistake() -> None:
 def test_a_file_of_options_that_is_no_mapping(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine/algorithm").mkdir(parents=True)
     Path("mine/algorithm/bad.yaml").write_text("3\n")
-    assert main(["--config-dir", "mine", "algorithm=bad"]) == jobs.MISTAKE
+    assert main(["--config-dir", "mine", "algorithm=bad"]) == MISTAKE
     assert "algorithm/bad.yaml is no file of keys that can be read" in sentence(capsys)
 
 
 def test_a_mistake_that_only_the_launcher_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", "hydra/launcher=together", "hydra.launcher.at_once=0", "seed=0,1"]) == jobs.MISTAKE
+    assert main(["-m", "hydra/launcher=together", "hydra.launcher.at_once=0", "seed=0,1"]) == MISTAKE
     assert "hydra.launcher.at_once must be a whole number >= 1, got 0" in sentence(capsys)
 
 
 def test_a_part_of_the_config_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--cfg", "job", "--package", "nothing"]) == jobs.MISTAKE
+    assert main(["--cfg", "job", "--package", "nothing"]) == MISTAKE
     assert "nothing" in sentence(capsys)
 
 
@@ -140,14 +141,14 @@ def method(name: str, body: str) -> list[str]:
 def test_rows_that_are_nobodys_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     """A server that keeps the uploads where it should have their mean."""
     words = method("unmixed", "self.w = cohort.train(cohort.broadcast(w=self.w).w).theta")
-    assert main([*SMALL, *words]) == jobs.FAILED
+    assert main([*SMALL, *words]) == FAILED
     assert re.search(r"Own\.personalized gave \[\d+, \d+\] for \d+ clients: it is a row \[P\]", sentence(capsys))
 
 
 @pytest.mark.parametrize("code", ["", "0", "'done'"])
 def test_a_method_that_ends_the_process_is_a_failed_run(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = method(f"quits{len(code)}", f"sys.exit({code})")
-    assert main([*SMALL, *words]) == jobs.FAILED
+    assert main([*SMALL, *words]) == FAILED
     assert f"something in it called sys.exit({code or None})" in sentence(capsys)
     assert json.loads(Path("run/status.json").read_text())["status"] == "failed"
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
@@ -156,7 +157,7 @@ def test_a_method_that_ends_the_process_is_a_failed_run(code: str, capsys: pytes
 
 def test_a_sweep_goes_on_after_a_cell_that_ended_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     words = method("leaves", "sys.exit(0)")
-    assert main(["-m", *[word for word in SMALL if "hydra" not in word], *words, "seed=0,1"]) == jobs.FAILED
+    assert main(["-m", *[word for word in SMALL if "hydra" not in word], *words, "seed=0,1"]) == FAILED
     assert "2 cells: 2 failed" in capsys.readouterr().out
 
 
@@ -212,7 +213,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_where_it_was(
 ) -> None:
     with monkeypatch.context() as m:
         m.setattr(f"{owner}.{name}", failing(pkgutil.resolve_name(f"{owner}.{name}"), call))
-        assert main(SMALL) == jobs.FAILED
+        assert main(SMALL) == FAILED
     said = sentence(capsys)
     saved = Path("run/checkpoint.pt").exists()
     assert said.startswith("no room is left on the disk of ") and ("go on with" in said) is saved
@@ -251,7 +252,7 @@ def test_a_disk_that_is_really_full(
     """In config.yaml, partition.json, the first checkpoint, a later one."""
     folder = disk(kib) / "run"
     words = [*SMALL[:-1], f"hydra.run.dir={folder}"]
-    assert main(words) == jobs.FAILED
+    assert main(words) == FAILED
     assert sentence(capsys).startswith("no room is left on the disk of ")
     assert not [
         path
@@ -287,7 +288,7 @@ def test_what_a_killed_process_was_writing_is_removed(whole: Path) -> None:
 def test_a_log_that_cannot_be_written_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     for path in (Path("folder"), Path("/dev/full")):
-        handler = jobs.LogFile(path, delay=True)
+        handler = LogFile(path, delay=True)
         handler.emit(logging.LogRecord("a", logging.INFO, "", 0, "hello", None, None))
         handler.close()
     assert capsys.readouterr() == ("", "")

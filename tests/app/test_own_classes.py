@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import fedbench
-from fedbench.app import jobs
+from fedbench.api.commands import resume_call
 from fedbench.app.app import main
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError
 from fedbench.report.runs import find_runs
 from fedbench.report.summary import unfinished
+from fedbench.simulation.status import resume_command
 from fedbench.tools import export
 
 NET = '''
@@ -78,7 +79,7 @@ def test_each_kind_goes_on_by_the_printed_command(name: str, here: Path, tmp_pat
     """Also with more rounds, and with all that the first command gave."""
     shutil.copytree(name, tmp_path / name)
     folder = tmp_path / name
-    command = shlex.split(jobs.resume_command(folder))
+    command = shlex.split(resume_command(folder))
     assert command[:3] == ["python", "-m", "fedbench"]
     assert main(command[3:]) == 0
     typed = [word for word in RUNS[name] if word not in command and not word.startswith("model=")]
@@ -118,7 +119,5 @@ def test_the_command_is_that_of_the_report_of_a_cell_and_of_python(here: Path, m
     (cell / "summary.json").unlink()
     row = unfinished(find_runs([Path("sweep")])).rows[0]  # type: ignore[union-attr]
     assert row["command"] == f"python -m fedbench --config-dir options resume={shlex.quote(str(cell))}"
-    with jobs.caller.calling():
-        call = jobs.resume_command(cell)
-    assert call == f"fedbench.run(config_dir='options', resume={str(cell)!r})"
-    assert eval(call, {"fedbench": fedbench}).status == "finished"
+    assert resume_call(cell) == f"fedbench.run(config_dir='options', resume={str(cell)!r})"
+    assert eval(resume_call(cell), {"fedbench": fedbench}).status == "finished"

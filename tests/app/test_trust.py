@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedbench.app import jobs
 from fedbench.app.app import main
 from fedbench.config.targets import own_classes
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import load_config
+from fedbench.simulation.status import resume_command
 from fedbench.tools import export
 
 MARK = "open('ran', 'w').close()"
@@ -78,7 +78,7 @@ def test_a_pickle_is_trusted_by_the_command_alone(
         export.client_state("run", 0)
     assert not Path("ran").exists() and not Path("client0.pt").exists()
     Path("lists.pkl").write_bytes(pickle.dumps(lists))
-    assert jobs.resume_command(Path("run")).endswith("resume=run partition.trust=lists.pkl")
+    assert resume_command(Path("run")).endswith("resume=run partition.trust=lists.pkl")
     assert main(["resume=run", "partition.trust=lists.pkl", "rounds=2"]) == 0
     assert json.loads(Path("run/summary.json").read_text())["rounds"] == 2
     assert exported("run", "--client", "0", "partition.trust=lists.pkl") == 0

@@ -44,6 +44,7 @@ def test_a_run_begins_with_it(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys:
     from fedbench.simulation import simulator
 
     found = []
+    monkeypatch.setattr("fedbench.app.launch.ending", lambda *_: None)
     monkeypatch.setattr(simulator, "run", lambda *_: found.append(gc.isenabled()) or {})
     with collector.resting():
         commands.main(["rounds=1", "tracking=disabled", "hardware=cpu", f"hydra.run.dir={tmp_path}/run"])

@@ -1,20 +1,20 @@
 """What asks a run to stop is heard, what was ignored stays ignored, and a terminal that is gone is left."""
 
-import math
 import os
 import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedbench.app import jobs
+from fedbench.app import single
 from fedbench.core import signals
 from fedbench.core.files import read_json
+from fedbench.simulation.simulate import recorded
 from fedbench.simulation.stopping import StopSignals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,18 +47,28 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(name: str, stays: bool) -> No
         signal.signal(number, mine)
 
 
+def attempt(folder: Path, work: Callable[[], Any]) -> tuple[int, Any]:
+    """Do the work of a run as the command line does."""
+
+    def run() -> Any:
+        with recorded(folder):
+            return work()
+
+    return single.attempt(folder, run)
+
+
 @pytest.mark.parametrize("name", signals.STOPPING)
 def test_before_the_rounds_a_signal_is_an_interruption(name: str, tmp_path: Path) -> None:
     number = getattr(signal, name)
     mine = signal.signal(number, signal.SIG_DFL)
 
-    def work() -> tuple[str, float]:
+    def work() -> Any:
         os.kill(os.getpid(), number)
         pytest.fail("it went on")
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            jobs.attempt(tmp_path, work)
+            attempt(tmp_path, work)
     finally:
         signal.signal(number, mine)
     assert (read_json(tmp_path / "status.json") or {})["status"] == "interrupted"
@@ -81,7 +91,7 @@ def launcher() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("number", ALL)
 def test_a_launchers_handler_acts_on_a_run_that_is_saved(number: int, launcher: list[int], tmp_path: Path) -> None:
-    def work() -> tuple[str, float]:
+    def work() -> Any:
         with StopSignals() as stop:
             os.kill(os.getpid(), number)
             (tmp_path / "saved").touch()  # the round is finished first
@@ -89,7 +99,7 @@ def test_a_launchers_handler_acts_on_a_run_that_is_saved(number: int, launcher: 
         pytest.fail("it went on")
 
     with pytest.raises(SystemExit) as exited:
-        jobs.attempt(tmp_path, work)
+        attempt(tmp_path, work)
     assert exited.value.code == 144 and launcher == [number] and (tmp_path / "saved").exists()
     assert read_json(tmp_path / "status.json")["status"] == "interrupted"
 
@@ -99,7 +109,7 @@ def test_what_a_launcher_does_not_end_is_an_interruption(launcher: list[int], tm
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     with pytest.raises(KeyboardInterrupt):
-        jobs.attempt(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM) or ("finished", 0.0))
+        attempt(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM) or None)
     assert heard == [signal.SIGTERM] and launcher == []
 
 
@@ -109,12 +119,12 @@ def test_a_launcher_that_gives_up_is_heard(launcher: list[int], tmp_path: Path) 
 
     signal.signal(signal.SIGUSR2, gives_up)
     with pytest.raises(RuntimeError, match="too many times"):
-        jobs.attempt(tmp_path, lambda: os.kill(os.getpid(), signal.SIGUSR2) or ("finished", 0.0))
+        attempt(tmp_path, lambda: os.kill(os.getpid(), signal.SIGUSR2) or None)
     assert read_json(tmp_path / "status.json")["status"] == "interrupted"
 
 
 def test_a_methods_own_exit_is_a_failure(launcher: list[int], tmp_path: Path) -> None:
-    assert math.isnan(jobs.attempt(tmp_path, lambda: sys.exit(3)))
+    assert attempt(tmp_path, lambda: sys.exit(3)) == (1, None)
     assert read_json(tmp_path / "status.json")["status"] == "failed" and launcher == []
 
 
@@ -130,12 +140,12 @@ def test_warnings_may_come_again_and_a_second_request_stops_at_once(launcher: li
 
 
 def test_a_signal_of_a_run_that_finished_starts_nothing_again(launcher: list[int], tmp_path: Path) -> None:
-    def work() -> tuple[str, float]:
+    def work() -> Any:
         with StopSignals():
             os.kill(os.getpid(), signal.SIGUSR2)  # in the last round
-        return "finished", 0.5
+        return "finished"
 
-    assert jobs.attempt(tmp_path, work) == 0.5 and launcher == []
+    assert attempt(tmp_path, work) == (0, "finished") and launcher == []
 
 
 CLOSED = """

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from tiny import close, equal, mlp, seeded
 from torch import Tensor, nn
 
-from fedbench.app.jobs import sentence_of
 from fedbench.core.options import ConfigError, MissingColumns
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
 from fedbench.nn import rules
 from fedbench.nn.flat import Columns, FlatModel, is_frozen_norm
 from fedbench.nn.rules import ForwardContext
+from fedbench.simulation.status import sentence_of
 
 K = 3
 

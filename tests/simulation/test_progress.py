@@ -8,8 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fedbench.core import caller
-from fedbench.simulation.progress import Progress, duration, ending
+from fedbench.simulation.progress import Progress, duration, ending, ending_line
 
 
 def summary(**changes) -> dict:
@@ -180,25 +179,15 @@ def test_ending(capsys):
     assert rows["round"] == ["30", "21"]
 
 
-def test_the_ending_says_over_how_many_clients_a_mean_is(capsys, monkeypatch):
+def test_the_ending_says_over_how_many_clients_a_mean_is(capsys):
     values = summary()["last"] | {"personal/accuracy_clients": 3}
     few = summary(last=values, num_clients=6, evaluated_clients=5)
     ending(few, Path("run"))
     rows = {line[:30].strip(): line[30:].split() for line in capsys.readouterr().out.splitlines()}
     assert rows["clients in these means"] == ["3", "of", "6", "5", "of", "6"]
-    monkeypatch.setenv("FEDBENCH_CELLS", "2")
-    ending(few, Path("cell"))
-    ending(summary(best_val={"round": 2, "values": {"personal/accuracy": 0.85}}), Path("other"))
-    assert capsys.readouterr().out.splitlines() == [
-        "cell: mean personalized accuracy 0.9000 last (3 of 6 clients)",
-        "other: mean personalized accuracy 0.9000 last, 0.8500 best by validation",
-    ]
-
-
-def test_python_that_asked_for_a_run_gets_no_ending(capsys):
-    with caller.calling():
-        ending(summary(), Path("run"))
-    assert capsys.readouterr().out == ""
+    assert ending_line(few, Path("sweeps/cell")) == "cell: mean personalized accuracy 0.9000 last (3 of 6 clients)"
+    best = summary(best_val={"round": 2, "values": {"personal/accuracy": 0.85}})
+    assert ending_line(best, Path("c")) == "c: mean personalized accuracy 0.9000 last, 0.8500 best by validation"
 
 
 def test_paths_are_as_short_as_can_be_typed(capsys, tmp_path, monkeypatch):

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from tiny import compose
 
-from fedbench.app.jobs import resume_command
-from fedbench.core import caller
+from fedbench.core.suggest import suggested
 from fedbench.data.base import Arrays
 from fedbench.engine.federation import Federation
 from fedbench.partition.base import Ragged, Split
 from fedbench.report.paper import commands
-from fedbench.simulation.progress import clauses, next_lines
+from fedbench.simulation.progress import clauses, ending, next_lines
 from fedbench.simulation.reporting import what_is_learned
 from fedbench.simulation.simulator import run
+from fedbench.simulation.status import resume_command
 
 OPTIONS = [
     *("dataset=digits", "model=logistic", "partition.num_clients=6", "clients_per_round=2", "rounds=2"),
@@ -96,14 +96,16 @@ def test_what_noise_promises_is_said_in_lines(
 ) -> None:
     """At the start and at the end, the same words."""
     lines = said(caplog, tmp_path / "run", "privacy.epsilon=1", "hardware.executor=loop")
-    whole = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["guarantee"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    whole = summary["privacy"]["guarantee"]
     first, *rest = clauses(whole)
     assert len(rest) >= 3
     at = lines.index(f"privacy: {first}")
     assert lines[at + 1 : at + 1 + len(rest)] == [f"  {clause}" for clause in rest]
-    ending = capsys.readouterr().out.splitlines()
-    at = next(i for i, line in enumerate(ending) if line.startswith("  privacy: ") and line.endswith(first))
-    assert ending[at + 1 : at + 1 + len(rest)] == [f"    {clause}" for clause in rest]
+    ending(summary, tmp_path / "run")
+    closing = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(closing) if line.startswith("  privacy: ") and line.endswith(first))
+    assert closing[at + 1 : at + 1 + len(rest)] == [f"    {clause}" for clause in rest]
 
 
 def test_a_sentence_breaks_at_its_semicolons() -> None:
@@ -117,7 +119,7 @@ def test_commands_are_suggested_as_they_are_typed(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("UV", value)
         assert all(line.startswith(f"  {start} fedbench") for line in next_lines(summary, tmp_path))
         assert resume_command(tmp_path).startswith(f"{start} fedbench ")
-        assert caller.suggested("python -m fedbench") == f"{start} fedbench"
+        assert suggested("python -m fedbench") == f"{start} fedbench"
     assert commands("t", [], []) == ["Every cell has a run."]
 
 

@@ -1,0 +1,190 @@
+"""One run: its checked configuration, its folder, and what the terminal prints when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf.errors import OmegaConfBaseException
+
+from fedbench.config.check import check
+from fedbench.config.choices import with_choices
+from fedbench.config.run_keys import RESERVED
+from fedbench.core.files import read_json
+from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import config_hash, show
+from fedbench.simulation.log import notice
+from fedbench.simulation.processes import TORCHRUN, under_torchrun
+from fedbench.simulation.run_folder import check_files, has_begun
+from fedbench.simulation.simulate import Ended, interruptible
+from fedbench.simulation.status import interrupted, reason_of
+
+OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
+
+
+def checked(composed: DictConfig, hydra: DictConfig) -> dict[str, Any]:
+    """Return the values of a composed configuration, checked.
+
+    Args:
+        composed: The configuration.
+        hydra: Hydra's node, with the overrides and the chosen options.
+
+    Raises:
+        ConfigError: A value is wrong.
+    """
+    values = check(with_choices(composed, hydra))
+    fold, folds = values["fold"], values["folds"]
+    require(fold == 0 or folds is not None, f"fold={fold} names one of the parts that folds=... makes: give folds, too")
+    return values
+
+
+def check_processes(full: DictConfig, words: list[str]) -> None:
+    """Refuse hardware=ddp without torchrun, and several processes of torchrun without hardware=ddp."""
+    started, shares_run = under_torchrun(), bool(full.hardware.get("ddp"))
+    require(
+        started or not shares_run,
+        "hardware=ddp is for the processes that torchrun starts: torchrun "
+        f"--nproc-per-node=<number> -m fedbench {shlex.join(words)}",
+    )
+    size = os.environ.get("WORLD_SIZE", "1")
+    require(
+        shares_run or not started or size == "1",
+        f"torchrun started {size} processes: add hardware=ddp, so that they share the run",
+    )
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a single run.
+
+    Attributes:
+        path: The folder.
+        existing: The folder above it that was there before; None if the user named the run's folder.
+    """
+
+    path: Path
+    existing: Path | None
+
+    def remove_if_never_begun(self) -> None:
+        """Remove the folder of a run that never began, and the empty ones above it."""
+        if self.existing is None or has_begun(self.path):
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        for parent in self.path.parents:
+            if parent == self.existing:
+                break
+            with suppress(OSError):  # it holds other runs
+                parent.rmdir()
+
+
+def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
+    """Make the folder of a single run, hydra.run.dir.
+
+    A folder that is not named by the user is a new one, except after a restart by torchrun.
+    """
+    is_named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in full.hydra.overrides.hydra)
+    path = Path(_run_dir(full)).absolute()
+    starts_again = under_torchrun() and not is_named
+    if starts_again:
+        path = _torchruns_folder(path.parent, config)
+    existing = None if is_named else next(parent for parent in path.parents if parent.exists())
+    return RunFolder(
+        make_folder(path, fresh=not is_named and not starts_again).absolute(), existing and existing.absolute()
+    )
+
+
+def attempt(folder: Path, work: Callable[[], Ended]) -> tuple[int, Ended | None]:
+    """Do the work of a run, and print one sentence if it fails.
+
+    Returns:
+        The exit status, and what the work returned; None after a failure.
+
+    Raises:
+        KeyboardInterrupt: The run was stopped.
+        SystemExit: A launcher's signal handler ends the process.
+    """
+    with interruptible():
+        try:
+            return OK, work()
+        except KeyboardInterrupt:
+            notice(interrupted(folder))
+            raise
+        except (Exception, SystemExit) as error:
+            notice(reason_of(error, folder))
+            # A ConfigError itself is a mistake in the command; its subclasses are runs that could not go on.
+            return MISTAKE if type(error) is ConfigError else FAILED, None
+
+
+def make_folder(folder: Path, fresh: bool) -> Path:
+    """Make a run's folder.
+
+    Args:
+        folder: The folder.
+        fresh: Whether to add a number to its name if it exists: two runs may start in the same second.
+
+    Raises:
+        ConfigError: The folder cannot be made, or not written into.
+    """
+    names = (folder.with_name(f"{folder.name}-{k}") if k else folder for k in count())
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not fresh:
+            folder.mkdir(exist_ok=True)
+        made = next(name for name in names if _is_made(name)) if fresh else folder
+        require(os.access(made, os.W_OK), f"cannot write into {made}; set output_dir (sweep_dir for -m)")
+        check_files(made)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"cannot make {folder}: {why}; set output_dir (sweep_dir for -m)") from error
+    return made
+
+
+def folder_key(full: DictConfig, key: str) -> str:
+    """Return a key that names a folder, as text; "" would be the working directory."""
+    try:
+        value = OmegaConf.select(full, key, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
+    require(bool(str(value or "").strip()), f"{key} must name a folder, got {show(value)}")
+    return os.path.expanduser(str(value))
+
+
+def _is_made(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _run_dir(full: DictConfig) -> str:
+    """Return hydra.run.dir, where a class of the user stands under its name in ${hydra.runtime.choices}."""
+    ran, choices = with_choices(full, full.hydra).choices, full.hydra.runtime.choices
+    with flag_override(choices, ["struct", "readonly"], [False, False]):
+        choices.update({group: ran[group] for group in RESERVED})
+    return folder_key(full, "hydra.run.dir")
+
+
+def _torchruns_folder(folder: Path, config: dict[str, Any]) -> Path:
+    """Return the run folder of these torchrun processes, a new one beside finished runs.
+
+    The folder is found again after a restart, because its name contains TORCHELASTIC_RUN_ID and a hash of the
+    configuration.  Without --rdzv-id all commands have the id "none"; the host and torchrun's process id then
+    distinguish them.
+    """
+    run_id = os.environ[TORCHRUN]
+    agent = [socket.gethostname(), os.getppid()] if run_id in ("", "none") else []
+    name = hashlib.sha256(json.dumps([run_id, *agent, config_hash(config)]).encode()).hexdigest()[:8]
+    names = (folder / f"torchrun-{name}{f'-{k}' if k else ''}" for k in count())
+    return next(path for path in names if read_json(path / "summary.json").get("status") != "finished")

@@ -1,0 +1,83 @@
+"""One command in several processes: rank 0 reads it, the others take part in the runs that it begins."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from fedbench.core.options import ConfigError, PeerLost
+
+if TYPE_CHECKING:
+    from fedbench.engine.ranks import Ranks
+
+log = logging.getLogger(__name__)
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun
+
+
+def under_torchrun() -> bool:
+    """Return whether torchrun started this process, perhaps with others."""
+    return TORCHRUN in os.environ
+
+
+def take_part(command: Callable[[], int]) -> int:
+    """Run the command on rank 0, and its runs on the other ranks; return the exit status."""
+    from fedbench.engine.ranks import Stopped, connect, disconnect  # torch
+
+    ranks = connect()
+    if not ranks.first:
+        return _follow(ranks)
+    status = 1
+    try:
+        status = command()
+    finally:
+        with suppress(Stopped, PeerLost):
+            announce(None)
+            disconnect()
+    return status
+
+
+def announce(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
+    """Send the config, folder and resume of a run to the other ranks; None: there are no more runs.
+
+    Does nothing where this is the only process.
+    """
+    if not under_torchrun():
+        return
+    from fedbench.engine.ranks import current
+
+    message = None if run is None else (dict(run[0]), str(run[1].resolve()), run[2])
+    current().gather("beginning of a run", message)
+
+
+def _follow(ranks: Ranks) -> int:
+    """Take part in every run that rank 0 begins; print warnings only; return the exit status."""
+    from fedbench.engine.ranks import disconnect
+    from fedbench.simulation.simulator import run
+
+    logging.basicConfig(level=logging.WARNING, format=f"rank {ranks.rank}: %(message)s", stream=sys.stderr)
+    try:
+        while (message := ranks.gather("beginning of a run", None)[0]) is not None:
+            values, folder, resume = message
+            try:
+                config = OmegaConf.create(dict(values))
+                OmegaConf.set_readonly(config, True)
+                run(config, Path(folder), resume)
+            except PeerLost:
+                raise
+            except (ConfigError, KeyboardInterrupt):
+                continue  # rank 0 prints the sentence
+            except (Exception, SystemExit):
+                log.warning("%s", traceback.format_exc())  # rank 0 prints what failed, this prints where
+    except PeerLost as error:
+        log.error("%s", error)
+        return 1
+    disconnect()
+    return 0

@@ -1,0 +1,120 @@
+"""How a run ended, for people and reports: status.json, error.txt, and the sentence that says what to do next."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import shlex
+import traceback
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from fedbench.config.conf_tree import models_with
+from fedbench.config.targets import as_word, to_repeat
+from fedbench.core.files import replace_text
+from fedbench.core.options import ConfigError, MissingColumns, PeerLost
+from fedbench.core.settings import load_config
+from fedbench.core.suggest import suggested
+from fedbench.simulation.processes import under_torchrun
+from fedbench.simulation.run_folder import config_dir_of, is_resumable
+
+log = logging.getLogger(__name__)
+FILE, ERROR = "status.json", "error.txt"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_status(folder: Path, status: str, score: float = math.nan, sentence: str = "") -> None:
+    """Write status.json: running, finished, failed or interrupted, with the run's score and a sentence."""
+    values = {"status": status, "score": None if math.isnan(score) else score, "sentence": sentence}
+    _try_to_write(folder / FILE, json.dumps(values))
+
+
+def record_failure(folder: Path, error: BaseException) -> None:
+    """Write status.json and error.txt (the sentence, then the traceback) of a run that failed."""
+    _try_to_write(folder / ERROR, f"{sentence_of(error, folder)}\n\n{traceback.format_exc()}")
+    write_status(folder, "failed", sentence=sentence_of(error, folder))
+    log.debug("failed", exc_info=True)  # into run.log only
+
+
+def reason_of(error: BaseException, folder: Path) -> str:
+    """Return what went wrong in one line, with the file that holds the traceback."""
+    sentence = sentence_of(error, folder)
+    if isinstance(error, ConfigError) or not (folder / ERROR).is_file():
+        return sentence
+    return f"{sentence} (the traceback is in {folder / ERROR})"
+
+
+def record_interruption(folder: Path) -> None:
+    """Write status.json of a run that was stopped."""
+    write_status(folder, "interrupted", sentence=interrupted(folder))
+
+
+def interrupted(folder: Path) -> str:
+    """Return the sentence about a run that was stopped."""
+    return f"interrupted; it is {how_to_resume(folder)}"
+
+
+def sentence_of(error: BaseException, folder: Path) -> str:
+    """Return what went wrong in one line."""
+    if isinstance(error, PeerLost):
+        return f"{error}; up to its last checkpoint the run is {how_to_resume(folder)}"
+    if isinstance(error, MissingColumns) and (others := models_with(error.columns)):
+        return f"{error}, or take a model that does: {', '.join(others)}"
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"the run is not finished: something in it called sys.exit({error.code!r})"
+    if isinstance(error, OSError) and error.errno in FULL:
+        how = how_to_resume(folder)
+        return f"no room is left on the disk of {folder} ({error.strerror}): make some; the run is {how}"
+    first = next(iter(str(error).splitlines()), "no message")
+    return f"{type(error).__name__}: {first}"
+
+
+def how_to_resume(folder: Path) -> str:
+    """Return whether a stopped run is saved, with the command that resumes it."""
+    if not is_resumable(folder):
+        return f"not saved, as there was no checkpoint yet; {folder} holds what there is"
+    return f"saved, go on with: {resume_command(folder)}"
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that resumes the run in a folder."""
+    options, words = needed_to_resume(folder)
+    flags = [] if options is None else ["--config-dir", options]
+    return suggested(f"{started_by()} {shlex.join([*flags, f'resume={folder}', *words])}")
+
+
+def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:
+    """Return what a command must repeat to resume a run.
+
+    Returns:
+        The --config-dir, None if there is none; overrides that name classes of the user and trusted pickles.
+    """
+    config, options = folder / "config.yaml", config_dir_of(folder)
+    if options is not None and not Path(options).is_dir():
+        options = None
+    stored = OmegaConf.to_container(load_config(config)) if config.is_file() else {}
+    return options, [as_word(key, value) for key, value in to_repeat(stored, options)]  # type: ignore[arg-type]
+
+
+def started_by() -> str:
+    """Return the command that started this process, up to its first argument."""
+    if not under_torchrun():
+        return "python -m fedbench"
+    machines = os.environ.get("GROUP_WORLD_SIZE", "1")
+    many = f"--nnodes={machines} " if machines != "1" else ""
+    return f"torchrun {many}--nproc-per-node={os.environ.get('LOCAL_WORLD_SIZE', '1')} -m fedbench"
+
+
+def _try_to_write(path: Path, text: str) -> bool:
+    """Write a file as a whole, or leave it as it was and return False: a full disk must not hide the failure."""
+    try:
+        replace_text(path, [text], durable=False)
+    except OSError:
+        return False
+    return True

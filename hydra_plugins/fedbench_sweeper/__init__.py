@@ -1,1 +1,0 @@
-"""hydra/sweeper=planned: Hydra's basic sweeper, which does not compose anew what is known to compose."""

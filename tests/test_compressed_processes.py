@@ -26,6 +26,7 @@ from fedbench.engine.ranks import Ranks
 from fedbench.simulation import checkpoint
 from fedbench.simulation.run_state import Simulation
 
+pytestmark = pytest.mark.slow  # processes; tests/engine/test_ranks.py has some for every run of the tests
 ROUNDS = 4
 PAIRS = sampled(all_pairs(), slow_methods=ON_CLIP)
 

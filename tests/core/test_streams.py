@@ -20,6 +20,7 @@ def shell(line: str, within: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=within, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_reads_is_finished_and_drawn(tmp_path: Path) -> None:
     """The reader ends after a line; then both streams are closed from the start."""
     done = shell(f"$PY -m fedbench {SMALL} hydra.run.dir=piped | head -1", tmp_path)

@@ -50,6 +50,7 @@ def words(real: Path, *more: str) -> list[str]:
             "partition=domain", *more]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_written_is_read_as_extra_and_is_the_same_again(real: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert main([*words(real), *QUICK, "--out", str(tmp_path / name)]) == 0

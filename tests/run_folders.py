@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from omegaconf import OmegaConf
 
 from fedbench.config.conf_tree import target_of
-from fedbench.simulation.tracking import Tracker
+from fedbench.simulation.callbacks.tables import Tables
+from fedbench.simulation.reporting import write_summary
 
 BASE = np.array([0.5, 0.6, 0.7, 0.8])  # of four clients at round 1
 
@@ -42,19 +42,21 @@ def make_run(
     (path / "config.yaml").write_text(yaml.safe_dump(full))
     if clients is None:
         clients = BASE + np.array(curve)[:, None]
-    with Tracker(path, OmegaConf.create(full)) as tracker:
-        for t, accuracy in enumerate(clients, start=1):
-            tracker.metrics(t, {
-                "personal/accuracy": accuracy.mean(), "personal/accuracy_worst": accuracy.min(),
-                "personal/loss": 1 - accuracy.mean(),
-                **({} if algorithm == "local" else {"global/accuracy": accuracy.mean() - 0.3}),
-            })  # fmt: skip
-            tracker.clients(t, {"n_test": np.full(4, 9), "personal/accuracy": accuracy, "personal/loss": 1 - accuracy})
-            tracker.costs(t, {"train_s": 2.0 * t, "eval_s": 100.0, "images_per_s": 1000.0})
-        facts = {"status": status, "name": algorithm, "seed": seed, "rounds": 3, "rounds_done": 3}
-        facts |= {"num_clients": 4, "cohort": 2, "partition_hash": "p0", "best_val": None}
-        facts |= {"cost": {"images_per_s": 1000.0 + seed}, "finished": f"2026-01-01T00:00:{seed:02}"}
-        tracker.summary(facts | full["choices"] | (summary or {}))
+    tables = Tables()
+    tables.open(path)
+    for t, accuracy in enumerate(clients, start=1):
+        tables.add_metrics(t, {
+            "personal/accuracy": accuracy.mean(), "personal/accuracy_worst": accuracy.min(),
+            "personal/loss": 1 - accuracy.mean(),
+            **({} if algorithm == "local" else {"global/accuracy": accuracy.mean() - 0.3}),
+        })  # fmt: skip
+        tables.add_clients(t, {"n_test": np.full(4, 9), "personal/accuracy": accuracy, "personal/loss": 1 - accuracy})
+        tables.add_costs(t, {"train_s": 2.0 * t, "eval_s": 100.0, "images_per_s": 1000.0})
+    tables.close()
+    facts = {"status": status, "name": algorithm, "seed": seed, "rounds": 3, "rounds_done": 3}
+    facts |= {"num_clients": 4, "cohort": 2, "partition_hash": "p0", "best_val": None}
+    facts |= {"cost": {"images_per_s": 1000.0 + seed}, "finished": f"2026-01-01T00:00:{seed:02}"}
+    write_summary(path, facts | full["choices"] | (summary or {}))
     return path
 
 

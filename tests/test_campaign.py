@@ -53,10 +53,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "data.npz", X=arrays.inputs, y=arrays.targets)
     real = simulator.run_round
 
-    def play(sim: simulator.Simulation, *how: Any) -> None:
+    def play(sim: simulator.Simulation, *how: Any) -> Any:
         if sim.done == 5:
             raise KeyboardInterrupt
-        real(sim, *how)
+        return real(sim, *how)
 
     for method in METHODS:
         command = words(folder / "data.npz", method, folder)

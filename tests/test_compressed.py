@@ -22,10 +22,8 @@ from fedbench.engine import privacy
 from fedbench.engine.compression import Compression, Received
 from fedbench.engine.privacy import Privacy
 from fedbench.simulation import checkpoint, evaluate
-from fedbench.simulation.progress import NullProgress
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.simulator import run_round
-from fedbench.simulation.tracking import NullTracker
 from fedbench.testing.algorithm import other_data
 
 EXACT = ["topk share=1", "randk share=1", "qsgd levels=null", "lowrank rank=1000"]
@@ -323,7 +321,7 @@ def test_what_an_operator_learned_is_there_after_a_resume(tmp_path: Path) -> Non
 
     def play(sim: Simulation, stop: int) -> Simulation:
         while sim.done < stop:
-            run_round(sim, NullTracker(), NullProgress())
+            run_round(sim, [])
         return sim
 
     whole, first, second = play(new(), 4), play(new(), 2), new()
@@ -339,7 +337,7 @@ def test_what_an_operator_learned_is_there_after_a_resume(tmp_path: Path) -> Non
 def test_losses_that_are_told_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def bytes_up() -> float:
         sim = ready(simulated("fedavg", LOSSY))
-        run_round(sim, NullTracker(), NullProgress())
+        run_round(sim, [])
         return sim.cost["bytes_up"]
 
     silent = bytes_up()

@@ -315,7 +315,7 @@ class Composer:
             return
         options, plus = group_options(group, self.folders), "+" if group == "experiment" else ""
         require(
-            bool(plus) or not _is_list(override),
+            bool(plus) or group == "callbacks" or not _is_list(override),
             f"{override.input_line} is a list, and a run takes one option "
             f"of {group}; to run each of several: -m {group}=a,b",
         )

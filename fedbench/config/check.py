@@ -38,8 +38,19 @@ def check(cfg: DictConfig) -> dict[str, Any]:
         _check_kind(group, values[group].get("_target_"))
         owner = _owner(group, values)
         check_target(group, values[group], owner, INJECTED.get(group, ()), RESERVED[group])
+    _check_callbacks(values["callbacks"])
     _check_clients(values)
     return values
+
+
+def _check_callbacks(callbacks: Mapping[str, Any]) -> None:
+    """Check each callback against its constructor."""
+    for name, entry in callbacks.items():
+        key = f"callbacks.{name}"
+        require(
+            isinstance(entry, Mapping), f"{key} must name a class, as in {key}._target_=my.Callback, got {show(entry)}"
+        )
+        check_target(key, entry)
 
 
 def _check_kind(group: str, target: Any) -> None:

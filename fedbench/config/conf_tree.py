@@ -13,7 +13,7 @@ from fedbench.core.options import ConfigError
 
 GROUPS = (
     *("dataset", "task", "partition", "model", "adapter", "algorithm", "optimizer"),
-    *("compression", "hardware", "tracking", "experiment"),
+    *("compression", "hardware", "tracking", "callbacks", "experiment"),
 )
 
 

@@ -203,6 +203,7 @@ class RunConfig:
     compression: dict
     hardware: HardwareConfig
     tracking: TrackingConfig
+    callbacks: dict
     privacy: PrivacyConfig | None = None
     paper: dict | None = None
     choices: dict | None = None

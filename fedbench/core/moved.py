@@ -42,9 +42,9 @@ MOVED = {
     "build": "simulation.build",
     "evaluate": "simulation.evaluate",
     "checkpoint": "simulation.checkpoint",
-    "tracking": "simulation.tracking",
+    "tracking": "simulation.callbacks.tables",
     "progress": "simulation.progress",
-    "matrices": "simulation.recorder",
+    "matrices": "simulation.callbacks.matrices",
     "new_clients": "simulation.new_clients",
 }
 _ORIGINAL = {new: old for old, new in reversed(MOVED.items())}  # of two old names the first

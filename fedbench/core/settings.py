@@ -21,7 +21,7 @@ from fedbench.core.options import ConfigError, require
 # Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
 WHEREABOUTS = (
     *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
-    *("checkpoint.*", "tracking", "tracking.*", "hardware"),
+    *("checkpoint.*", "tracking", "tracking.*", "callbacks", "callbacks.*", "hardware"),
     *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.graphs", "hardware.ddp"),
     "hardware.data",
 )
@@ -56,6 +56,7 @@ NEUTRAL_GROUPS = {
         "none",
         {"_target_": "fedbench.compression.none.NoCompression", "memory": True, "direction": "up"},
     ),
+    "callbacks": ("none", {}),
 }
 # Former patterns of the words in adapter.places; other patterns of these words have no older form.
 FORMER_PLACES = {"attention": "*.attn", "mlp": "*.mlp"}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,23 +97,3 @@ def _check(path: Path, state: Any) -> None:
     with zipfile.ZipFile(path) as archive:
         require(archive.testzip() is None, "its content is not what was written")
     log.warning("%s is of a version of fedbench that kept no digests: what was edited cannot be noticed", path)
-
-
-class CheckpointSchedule:
-    """When to save: every n rounds, only at the end (0), or (None) as often as costs under 5% of the time."""
-
-    def __init__(self, every: int | None):
-        self.every, self.seconds, self.last = every, 0.0, -float("inf")
-
-    def is_due(self, done: int, final: bool) -> bool:
-        """Whether to save now.  done: rounds finished; final: no round follows in this process."""
-        if final or self.every:
-            return final or done % (self.every or 1) == 0
-        return self.every is None and time.monotonic() - self.last > 20 * self.seconds
-
-    def timed(self, save: Callable[[], None]) -> None:
-        """Save, and remember how long it took."""
-        began = time.monotonic()
-        save()
-        self.last = time.monotonic()
-        self.seconds = self.last - began

@@ -1,19 +1,11 @@
-"""What the user sees of a run: a bar on a terminal, one line that changes in a notebook, a line now and then elsewhere;
-and the closing screen.
-
-Nothing else in the round loop prints.
-"""
+"""The closing screen of a run: what ran, what came out, what to do next.  Imports nothing heavy."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 import shlex
-import sys
-import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
@@ -22,123 +14,7 @@ from fedbench.core.suggest import suggested
 from fedbench.simulation.result import primary_of
 from fedbench.simulation.run_folder import config_dir_of
 
-LINES = 20  # a run prints about so many where there is no terminal
 NOT_THE_SAME = ("algorithm", "seed", "hydra", "name")  # keys in which compared runs differ
-REDRAWN = 0.1  # s at least between two states of a notebook's line
-
-
-class Progress:
-    """Round, score, images/s and time left of a run of ``total_rounds``, ``start_round`` of them done.
-
-    ``label`` names one run of several at once, which get lines (in a notebook one each) and no bar; ``primary``: the
-    name of the score.
-    """
-
-    def __init__(self, total_rounds: int, start_round: int = 0, label: str = "", primary: str = "accuracy") -> None:
-        self.total, self.start, self.primary = total_rounds, start_round, primary
-        self.every = max(1, math.ceil(total_rounds / LINES))
-        self._began = time.monotonic()
-        self._bar = _bar(total_rounds, start_round, primary) if sys.stdout.isatty() and not label else None
-        self._line = None if self._bar else notebook_line()
-        self.label = f"{label}  " if label else ""
-
-    def update(self, round: int, score: float | None, images_per_s: float) -> None:
-        """Show that ``round`` (from 1) is done; ``score`` is None or NaN while unknown."""
-        known = score is not None and not math.isnan(score)
-        fields = {"score": f"{score:.4f}" if known else "-", "speed": f"{images_per_s:,.0f}"}
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=round, **fields)
-        elif self._line is not None:
-            self._line.show(self._text(round, fields), last=round == self.total)
-        elif round in (self.start + 1, self.total) or round % self.every == 0:
-            print(self._text(round, fields), flush=True)
-
-    def _text(self, round: int, fields: dict[str, str]) -> str:
-        seconds_left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
-        return (
-            f"{self.label}round {round:>{len(str(self.total))}}/{self.total}  {self.primary} {fields['score']:>6}  "
-            f"{fields['speed']:>9} images/s  {duration(seconds_left)} left"
-        )
-
-    def note(self, text: str) -> None:
-        """A line of text, above the bar."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, flush=True)
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class NullProgress:
-    """In place of a progress bar in processes that do not print: shows nothing."""
-
-    def update(self, round: int, score: float | None, images_per_s: float) -> None:
-        """Nothing."""
-
-    def __enter__(self) -> NullProgress:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-class NotebookLine:
-    """A line in the output of a notebook's cell; what is shown takes the place of what was.
-
-    display: IPython's function of that name.
-    """
-
-    def __init__(self, display: Any) -> None:
-        self._display, self._handle, self._shown = display, None, -math.inf
-
-    def show(self, text: str, last: bool = False) -> None:
-        """Show a text, unless another one was shown a moment ago; the last one in any case."""
-        now = time.monotonic()
-        if not last and now - self._shown < REDRAWN:
-            return
-        self._shown, line = now, {"text/plain": text}
-        if self._handle is None:
-            self._handle = self._display(line, raw=True, display_id=True)
-        else:
-            self._handle.update(line, raw=True)
-
-
-def notebook_line() -> NotebookLine | None:
-    """A line where standard output is that of a notebook's cell; None on a terminal, and where it goes to a file."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if getattr(shell, "kernel", None) is None or not type(sys.stdout).__module__.startswith("ipykernel"):
-        return None
-    return NotebookLine(importlib.import_module("IPython.display").display)
-
-
-def _bar(total: int, start: int, primary: str) -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-
-    bar = RichProgress(
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn(f"{primary} {{task.fields[score]}}"),
-        TextColumn("{task.fields[speed]} images/s"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    bar.add_task("", total=total, completed=start, score="-", speed="-")
-    bar.start()
-    return bar
 
 
 def ending(summary: dict[str, Any], run_dir: Path) -> None:

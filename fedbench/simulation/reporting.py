@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedbench.core.digests import Mark, digest, mark_of
+from fedbench.core.files import replace_text
 from fedbench.engine.federation import Federation
 from fedbench.simulation import new_clients
 from fedbench.simulation.environment import describe_environment, now, peak_memory
 from fedbench.simulation.progress import clauses
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.sampling import evaluated_clients
-from fedbench.simulation.tracking import json_values
 
 log = logging.getLogger(__name__)
 MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # limits of names printed at the start of a run
@@ -138,3 +141,22 @@ def seal(values: dict[str, Any]) -> dict[str, Any]:
 def output_marks(run_dir: Path) -> dict[str, Mark]:
     """The marks of what a finished run leaves beside its tables."""
     return {name: mark_of(run_dir / name) for name in OUTPUTS if (run_dir / name).is_file()}
+
+
+def write_summary(run_dir: Path, values: Mapping[str, Any]) -> None:
+    """Replace summary.json atomically.  Numbers that are not finite become null."""
+    text = json.dumps(json_values(dict(values)), indent=1, allow_nan=False) + "\n"
+    replace_text(run_dir / "summary.json", [text])
+
+
+def json_values(value: Any) -> Any:
+    """Return the value with NumPy scalars and arrays, paths and non-finite numbers replaced by what JSON can hold."""
+    if isinstance(value, dict):
+        return {str(name): json_values(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_values(item) for item in value]
+    if isinstance(value, (np.generic, np.ndarray)):
+        return json_values(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value

@@ -20,7 +20,6 @@ from fedbench.engine.cohort import Engine, Ledger
 from fedbench.partition.base import Split
 from fedbench.simulation import checkpoint
 from fedbench.simulation.environment import now, peak_memory
-from fedbench.simulation.recorder import MatrixLog
 from fedbench.tasks import scores
 
 COSTS = ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "bytes_up")
@@ -36,7 +35,7 @@ class Simulation:
         best: Metrics of the best evaluation by test score.
         best_val: Metrics of the best evaluation by validation score.
         new_clients: Scores of the clients that took no part in training.
-        matrices: None in processes that do not write.
+        is_last_round: Whether no round follows in this process.
         is_sound: Whether checkpoint.pt may become the previous checkpoint.
         ranks_differ: Whether a difference between processes was reported.
         counted: Metrics whose number of clients was logged.
@@ -58,8 +57,8 @@ class Simulation:
     personal_is_global: bool | None = None
     takes_means: bool = False
     new_clients: dict[str, Any] | None = None
-    matrices: MatrixLog | None = None
     data_hash: str = ""
+    is_last_round: bool = False
     is_sound: bool = True
     ranks_differ: bool = False
     counted: set[str] = field(default_factory=set)
@@ -91,7 +90,6 @@ class Simulation:
             "partition_hash": self.split.hash,
             "config": self.config_text,
             "data_hash": self.data_hash,
-            "matrices": json.dumps(self.matrices.digests if self.matrices else {}),
             "algorithm": self.algorithm.state_dict(),
             "compression": self.engine.compression.operator.state_dict() if self.engine.compression else {},
             "rows": self.engine.rows.state_dict(),

@@ -1,12 +1,15 @@
-"""The round loop: draw a cohort, algorithm.round, evaluate, track, save a checkpoint."""
+"""One run: prepare its parts, play its rounds, evaluate.
+
+What is written and shown beside the rounds is done by callbacks (callbacks/).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +17,22 @@ import numpy as np
 from omegaconf import DictConfig
 
 from fedbench.core import torch_settings
-from fedbench.core.digests import Mark
 from fedbench.core.options import PeerLost, require
 from fedbench.engine import joint
 from fedbench.engine import ranks as processes
 from fedbench.engine.cohort import Cohort, Ledger
 from fedbench.engine.compression import TINY
 from fedbench.simulation import build, checkpoint, evaluate, new_clients
+from fedbench.simulation.callbacks.base import Callback, Status
+from fedbench.simulation.callbacks.build import build as build_callbacks
 from fedbench.simulation.continuing import check_saved
 from fedbench.simulation.environment import synchronize
+from fedbench.simulation.measured import write_measured
 from fedbench.simulation.partition_files import rewrite_damaged_partition, save_partition
-from fedbench.simulation.progress import NullProgress, Progress
-from fedbench.simulation.recorder import MatrixLog, write_measured
-from fedbench.simulation.reporting import announce, output_marks, seal, summary
+from fedbench.simulation.reporting import announce, summary
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.sampling import draw_cohort, evaluated_clients, survivors
 from fedbench.simulation.stopping import StopSignals
-from fedbench.simulation.tracking import NullTracker, Tracker
 from fedbench.tasks import scores
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ def run(
     settings = nullcontext() if joint.current() else torch_settings.kept()  # runs that take turns keep them together
     try:
         with settings:
-            return _run(cfg, run_dir, resume, origin or {}, processes.current().first, progress)
+            return _run(cfg, run_dir, resume, origin or {}, progress)
     except PeerLost:
         raise
     except (Exception, SystemExit) as error:
@@ -71,62 +73,89 @@ def run(
         raise
 
 
-def _run(
-    cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], writes: bool, shows: bool
-) -> dict[str, Any]:
-    """writes: whether this process is the one that writes files; shows: whether it shows progress."""
-    began = time.monotonic()
+def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], progress: bool) -> dict[str, Any]:
+    began, first = time.monotonic(), processes.current().first
     saved = checkpoint.load(run_dir) if resume else None
-    sim = prepare(cfg, run_dir, saved, write=writes)
+    callbacks = build_callbacks(cfg, progress) if first else []
+    sim = prepare(cfg, run_dir, saved, write=first)
     sim.origin = origin
     announce(sim)
-    with (
-        closing(sim.engine.executor),
-        _tracker(sim, saved) if writes else NullTracker() as tracker,
-        _progress(sim) if writes and shows else NullProgress() as progress,
-        StopSignals() as stop,
-    ):
-        tracker.summary(summary(sim, "running"))
+    with closing(sim.engine.executor):
+        started: list[Callback] = []
         try:
-            run_rounds(sim, tracker, progress, stop, began)
-        except (Exception, SystemExit):  # a method that calls sys.exit() has not finished
-            with suppress(OSError):  # of a full disk: what failed first is what is told
-                tracker.summary(summary(sim, "failed"))
+            with StopSignals() as stop:
+                for callback in callbacks:
+                    started.append(callback)
+                    callback.on_start(sim, (saved or {}).get(callback.name))
+                run_rounds(sim, callbacks, stop, began)
+        except BaseException as error:
+            with suppress(OSError):  # of a full disk: the first error is reported
+                end(sim, started, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
             raise
-        result = summary(sim, "finished")
-        if writes:
-            tracker.summary(seal({**result, "files": {**tracker.marks(), **output_marks(run_dir)}}))
+        return end(sim, callbacks, "finished")
+
+
+def end(sim: Simulation, callbacks: Sequence[Callback], status: Status) -> dict[str, Any]:
+    """Call ``on_end`` of every callback, also if one raises, and return the summary."""
+    result = summary(sim, status)
+    with ExitStack() as last_first:
+        for callback in reversed(callbacks):
+            last_first.callback(callback.on_end, sim, status, result)
     return result
 
 
-def _tracker(sim: Simulation, saved: dict[str, Any] | None) -> Tracker:
-    """saved: the checkpoint that the run goes on from; its tables are cut where they ended then."""
-    if saved is None:
-        return Tracker(sim.run_dir, sim.cfg)
-    return Tracker(sim.run_dir, sim.cfg, sim.done, marks=saved.get("tables"))
+# -- prepare ---------------------------------------------------------------------------------------------
+def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write: bool = False) -> Simulation:
+    """Build every part of a run, and save the partition of a new one.
+
+    Args:
+        cfg: The checked config.
+        run_dir: The run folder.
+        saved: The checkpoint from which the run resumes.
+        write: Whether this process writes the run's files.
+    """
+    if saved is not None:
+        check_saved(cfg, run_dir, saved)
+    ranks = processes.current()
+    algorithm = build.algorithm(cfg)
+    build.check_settings(cfg, algorithm)
+    arrays = ranks.first_on_each_machine(lambda: build.data(cfg))
+    ranks.agree("data set", arrays.digest)
+    split = build.partition(cfg, arrays)
+    ranks.agree("partition", split.hash)
+    engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
+    algorithm.setup(engine.federation, engine.model, engine.rows)
+    sim = Simulation(cfg, run_dir, engine, algorithm, split, data_hash=arrays.digest)
+    if saved is not None:
+        sim.load(saved)
+        if write:
+            rewrite_damaged_partition(split, arrays, run_dir)
+    elif ranks.first:
+        save_partition(split, arrays, run_dir)
+    return sim
 
 
-def _progress(sim: Simulation) -> Progress:
-    label = sim.run_dir.name if joint.current() else ""
-    return Progress(sim.cfg.rounds, sim.done, label, sim.engine.task.primary)
+# -- rounds ----------------------------------------------------------------------------------------------
+def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals, began: float) -> None:
+    """Play the rounds that are left, and what follows the last one.
 
+    Args:
+        sim: The run.
+        callbacks: Called after each round, in this order.
+        stop: Whether a stop signal arrived.
+        began: When this process began with the run (time.monotonic).
 
-def run_rounds(
-    sim: Simulation, tracker: Tracker | NullTracker, progress: Progress | NullProgress, stop: StopSignals, began: float
-) -> None:
-    """All rounds that are left, checkpoints between them, and what follows the last one.
-
-    began: when this process began with the run (time.monotonic).  KeyboardInterrupt where a stop was asked for.
+    Raises:
+        KeyboardInterrupt: A stop signal arrived.
     """
     cfg, earlier = sim.cfg, sim.cost["total_s"]
-    schedule = checkpoint.CheckpointSchedule(cfg.checkpoint.every)
-    writes = isinstance(tracker, Tracker)
     while sim.done < cfg.rounds:
-        run_round(sim, tracker, progress)
+        costs = run_round(sim, callbacks)
         sim.cost["total_s"] = earlier + time.monotonic() - began
         stopping = stop.requested()
-        if writes and schedule.is_due(sim.done, final=stopping or sim.done == cfg.rounds):
-            schedule.timed(lambda: save_checkpoint(sim, tracker.marks()))
+        sim.is_last_round = stopping or sim.done == cfg.rounds
+        for callback in callbacks:
+            callback.on_round_end(sim, costs)
         if stopping and sim.done < cfg.rounds:
             raise KeyboardInterrupt
     write_measured(sim.run_dir, sim.algorithm, sim.engine, _evaluated(sim))
@@ -135,8 +164,8 @@ def run_rounds(
         sim.cost["total_s"] = earlier + time.monotonic() - began
 
 
-def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progress | NullProgress) -> None:
-    """One round: train, and, when it is due, evaluate."""
+def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float]:
+    """Train one round, evaluate it if it is due, and return its row of costs.csv."""
     engine, cfg = sim.engine, sim.cfg
     federation = engine.federation
     began = time.perf_counter()
@@ -156,14 +185,11 @@ def run_round(sim: Simulation, tracker: Tracker | NullTracker, progress: Progres
         check_ranks_agree(sim)
         values, clients = evaluate_round(sim, cohort.ledger)
         seconds["eval_s"] = time.perf_counter() - began
-        tracker.metrics(sim.done, values)
-        tracker.clients(sim.done, clients)
         sim.record_metrics(values)
         report_counts(sim, values, len(clients["client"]))
-        if sim.matrices is not None:
-            sim.matrices.note(sim.done)
-    tracker.costs(sim.done, row := sim.add_cost(cohort.ledger, seconds, len(ids)))
-    progress.update(sim.done, sim.last.get(sim.primary, float("nan")), row["images_per_s"])
+        for callback in callbacks:
+            callback.on_evaluation(sim, values, clients)
+    return sim.add_cost(cohort.ledger, seconds, len(ids))
 
 
 def check_used(sim: Simulation, ledger: Ledger) -> None:
@@ -186,6 +212,7 @@ def check_used(sim: Simulation, ledger: Ledger) -> None:
     )
 
 
+# -- evaluation ------------------------------------------------------------------------------------------
 def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """All metrics after the round just finished: over clients, and per client [n].
 
@@ -233,14 +260,6 @@ def check_ranks_agree(sim: Simulation) -> None:
         )
 
 
-def save_checkpoint(sim: Simulation, tables: dict[str, Mark]) -> None:
-    """Save all that a resumed run goes on from.  tables: the marks of those on the disk."""
-    if sim.matrices is not None:
-        sim.matrices.save()
-    checkpoint.save(sim.run_dir, {**sim.state(), "tables": tables}, sim.is_sound)
-    sim.is_sound = True
-
-
 def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
     """After the rounds: clients that took no part adapt the global model.  pause: called between epochs; may raise."""
     engine, options = sim.engine, sim.cfg.new_clients
@@ -256,34 +275,3 @@ def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
 
 def _evaluated(sim: Simulation) -> np.ndarray:
     return evaluated_clients(sim.cfg, sim.engine.federation.num_clients)
-
-
-def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write: bool = False) -> Simulation:
-    """Build every part of a run, a new one or that of a checkpoint; the partition is saved with a new run.
-
-    write: whether this process writes the run's files.
-    """
-    if saved is not None:
-        check_saved(cfg, run_dir, saved)
-    ranks = processes.current()
-    algorithm = build.algorithm(cfg)
-    build.check_settings(cfg, algorithm)
-    arrays = ranks.first_on_each_machine(lambda: build.data(cfg))
-    ranks.agree("data set", arrays.digest)
-    split = build.partition(cfg, arrays)
-    ranks.agree("partition", split.hash)
-    engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
-    algorithm.setup(engine.federation, engine.model, engine.rows)
-    matrices = MatrixLog(run_dir, algorithm, engine.federation.num_clients, cfg.rounds, cfg.eval.every)
-    sim = Simulation(
-        cfg, run_dir, engine, algorithm, split, matrices=matrices if ranks.first else None, data_hash=arrays.digest
-    )
-    if saved is not None:
-        sim.load(saved)
-        matrices.load(sim.done, json.loads(saved["matrices"]) if "matrices" in saved else None)
-        if write:
-            rewrite_damaged_partition(split, arrays, run_dir)
-    elif ranks.first:
-        save_partition(split, arrays, run_dir)
-        matrices.note(0)
-    return sim

@@ -199,9 +199,13 @@ def half_written(folder: Path) -> list[Path]:
         ("fedbench.core.settings.OmegaConf", "save", 1),  # config.yaml
         pytest.param("fedbench.partition.base.np", "savez", 1, marks=pytest.mark.slow),  # partition.npz
         ("fedbench.simulation.partition_files", "replace_text", 1),  # partition.json
-        pytest.param("fedbench.simulation.tracking.CsvTable", "append", 1, marks=pytest.mark.slow),  # metrics.csv
-        pytest.param("fedbench.simulation.tracking.CsvTable", "extend", 2, marks=pytest.mark.slow),  # clients.csv
-        ("fedbench.simulation.tracking.CsvTable", "append", 4),  # costs.csv
+        pytest.param(
+            "fedbench.simulation.callbacks.tables.CsvTable", "append", 1, marks=pytest.mark.slow
+        ),  # metrics.csv
+        pytest.param(
+            "fedbench.simulation.callbacks.tables.CsvTable", "extend", 2, marks=pytest.mark.slow
+        ),  # clients.csv
+        ("fedbench.simulation.callbacks.tables.CsvTable", "append", 4),  # costs.csv
         pytest.param("fedbench.simulation.checkpoint.os", "fsync", 3, marks=pytest.mark.slow),  # the first checkpoint
         ("fedbench.simulation.checkpoint.os", "fsync", 4),  # the second one
         pytest.param("fedbench.simulation.checkpoint", "dump", 2, marks=pytest.mark.slow),

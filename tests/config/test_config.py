@@ -48,6 +48,7 @@ def test_the_default_run_is_valid_and_names_its_choices(default: DictConfig) -> 
             "compression": "none",
             "hardware": "auto",
             "tracking": "auto",
+            "callbacks": "none",
             "experiment": None,
         },
     }
@@ -96,7 +97,7 @@ def test_composing_leaves_no_trace() -> None:
         ("rouns=3", "rouns is unknown: did you mean rounds?"),
         ("experimnt=debug", "experimnt is unknown: did you mean +experiment?"),
         ("lr=0.1", "lr is unknown: did you mean finetune.lr or new_clients.lr or optimizer.lr?"),
-        ("xyzzy=1", "xyzzy is unknown: the keys are adapter, algorithm, checkpoint"),
+        ("xyzzy=1", "xyzzy is unknown: the keys are adapter, algorithm, callbacks, checkpoint"),
         ("seed=-1", "seed must be a whole number >= 0"),
         ("~seed", "seed must be given"),
         ("~xyzzy", "Could not delete from config. 'xyzzy' does not exist"),

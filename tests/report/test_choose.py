@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from omegaconf import OmegaConf
 from tiny import compose
 
 from fedbench.config.check import check
@@ -17,8 +16,9 @@ from fedbench.report.choose import choice, choose, override
 from fedbench.report.command import main
 from fedbench.report.runs import find_runs
 from fedbench.report.table import Spread
+from fedbench.simulation.callbacks.tables import Tables
+from fedbench.simulation.reporting import write_summary
 from fedbench.simulation.simulator import run
-from fedbench.simulation.tracking import Tracker
 
 NAN = float("nan")
 VAL = {0.1: [0.9, 0.5, 0.6, 0.2], 0.5: [0.8, 0.5, 0.7, 0.6], 2: [0.8, 0.1, 0.9, 0.6]}  # averages 0.55, 0.65, 0.6
@@ -49,23 +49,23 @@ def make(
         "personal/accuracy": TEST.get(known, [0.5] * 4) if test is None else test,
         "val/accuracy": VAL.get(known, [0.5] * 4) if val is None else val,
     }
-    with Tracker(path, OmegaConf.create({**full, "tracking": {"mode": "disabled"}})) as tracker:
-        for t in (1, 2):
-            columns = {n: np.array(v if t == 2 else v[::-1]) for n, v in last.items() if v}
-            tracker.clients(t, {"n_test": np.full(4, 9), **columns})
-            tracker.metrics(t, {n: float(np.nanmean(v)) for n, v in columns.items()})
-        tracker.summary(
-            {
-                "status": "finished",
-                "name": "pgfed",
-                "seed": seed,
-                "num_clients": 4,
-                "partition_hash": "p0",
-                "finished": f"2026-01-01T00:00:{seed:02}",
-                "personal_is_global": False,
-            }
-            | (summary or {})
-        )
+    tables = Tables()
+    tables.open(path)
+    for t in (1, 2):
+        columns = {n: np.array(v if t == 2 else v[::-1]) for n, v in last.items() if v}
+        tables.add_clients(t, {"n_test": np.full(4, 9), **columns})
+        tables.add_metrics(t, {n: float(np.nanmean(v)) for n, v in columns.items()})
+    tables.close()
+    facts = {
+        "status": "finished",
+        "name": "pgfed",
+        "seed": seed,
+        "num_clients": 4,
+        "partition_hash": "p0",
+        "finished": f"2026-01-01T00:00:{seed:02}",
+        "personal_is_global": False,
+    }
+    write_summary(path, facts | (summary or {}))
     return path
 
 

@@ -21,8 +21,9 @@ from fedbench.data._files import read_npz
 from fedbench.report import method_figures as draw
 from fedbench.report.figures_command import main
 from fedbench.report.runs import Run
-from fedbench.simulation import new_clients, recorder, simulator
-from fedbench.simulation.recorder import MatrixLog
+from fedbench.simulation import new_clients, simulator
+from fedbench.simulation.callbacks import matrices
+from fedbench.simulation.callbacks.matrices import MatrixLog
 
 SMALL = [
     "hardware=cpu",
@@ -55,13 +56,13 @@ class Counter(Algorithm):
 
 
 def rounds_kept(tmp_path: Path, rounds: int, every: int, room: int, monkeypatch) -> list[int]:
-    monkeypatch.setattr(recorder, "BUDGET", 4 * 9 * room)
+    monkeypatch.setattr(matrices, "BUDGET", 4 * 9 * room)
     kept = MatrixLog(tmp_path, Counter(), 3, rounds, every)
     for r in range(0, rounds + 1):
         if r % every == 0 or r == rounds:
             kept.note(r)
     kept.save()
-    return read_npz(tmp_path / recorder.FILE)["rounds"].tolist() if kept.active else []
+    return read_npz(tmp_path / matrices.FILE)["rounds"].tolist() if kept.active else []
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_large_federations_are_not_even_asked(tmp_path: Path) -> None:
 def test_methods_say_what_they_learned(tmp_path: Path) -> None:
     """APPLE's d starts at the clients' shares of the data; entries of PGFed's A that no cohort touched stay."""
     run(tmp_path / "apple", "algorithm=apple", "sample_rate=1.0")
-    stored = read_npz(tmp_path / "apple" / recorder.FILE)
+    stored = read_npz(tmp_path / "apple" / matrices.FILE)
     sizes = np.array(json.loads((tmp_path / "apple" / "partition.json").read_text())["train"])
     assert stored["d"].shape == (5, 6, 6) and stored["rounds"].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(stored["d"][0], np.broadcast_to(sizes / sizes.sum(), (6, 6)), rtol=1e-6)
@@ -113,14 +114,14 @@ def test_a_resumed_run_has_the_matrices_of_all_its_rounds(method: tuple, tmp_pat
         if len(played) == 3:
             raise KeyboardInterrupt
         played.append(1)
-        play(sim, *rest)
+        return play(sim, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(simulator, "run_round", stop)
         run(tmp_path / "run", *options)
-    assert read_npz(tmp_path / "run" / recorder.FILE)["rounds"].tolist() == [0, 1, 2]
+    assert read_npz(tmp_path / "run" / matrices.FILE)["rounds"].tolist() == [0, 1, 2]
     run(tmp_path / "run", *options, resume=True)
-    a, b = (read_npz(tmp_path / name / recorder.FILE) for name in ("whole", "run"))
+    a, b = (read_npz(tmp_path / name / matrices.FILE) for name in ("whole", "run"))
     for name in a:
         np.testing.assert_array_equal(a[name], b[name])
 
@@ -137,7 +138,7 @@ def test_a_line_by_hand_and_numpys() -> None:
 
 
 def made(folder: Path, before: np.ndarray, after: np.ndarray, sizes: list[int]) -> Run:
-    np.savez(folder / recorder.FILE, rounds=np.array([0, 9]), A=np.stack([before, after]))
+    np.savez(folder / matrices.FILE, rounds=np.array([0, 9]), A=np.stack([before, after]))
     (folder / "partition.json").write_text(json.dumps({"train": sizes}))
     return Run(folder)
 
@@ -175,7 +176,7 @@ def test_the_command_draws_every_figure(tmp_path: Path, capsys) -> None:
 def test_losses_inside_rounds_are_the_recorded_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients' means; nothing of round 0; rounds that do not follow each other are not joined."""
     first = np.array([[9.0, 9], [4, 6], [3, 4], [2, 2]])
-    np.savez(tmp_path / recorder.FILE, rounds=np.array([0, 1, 2, 4]), first_loss=first, last_loss=first - 1)
+    np.savez(tmp_path / matrices.FILE, rounds=np.array([0, 1, 2, 4]), first_loss=first, last_loss=first - 1)
     rounds, losses = draw.inside_rounds(Run(tmp_path))
     assert rounds.tolist() == [1, 2, 4] and losses.tolist() == [[5, 4], [3.5, 2.5], [2, 1]]
     group = SimpleNamespace(name="fedpia", runs=[Run(tmp_path)])
@@ -200,7 +201,7 @@ def test_a_single_run_is_drawn_into_its_folder(tmp_path: Path) -> None:
 def test_many_clients_and_classes_are_drawn_too(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     one = made(tmp_path, np.zeros((50, 50)), rng.normal(size=(50, 50)), [7] * 50)  # equal sizes: no line
-    np.savez(tmp_path / recorder.FILE, **draw.matrices(one), d=rng.normal(size=(2, 50, 50)))
+    np.savez(tmp_path / matrices.FILE, **draw.matrices(one), d=rng.normal(size=(2, 50, 50)))
     assert is_picture(draw.draw_change(one, tmp_path / "a.png"))
     assert is_picture(draw.draw_relationships(one, tmp_path / "d.png"))  # labels are not recorded
     (tmp_path / "partition.json").write_text(json.dumps({"label_counts": np.ones((50, 30), int).tolist()}))
@@ -248,7 +249,7 @@ def test_the_command_is_light_until_it_draws() -> None:
 
 
 def test_new_clients_file_is_the_one_that_is_read() -> None:
-    assert draw.NEW_CLIENTS == new_clients.FILE and draw.MATRICES == recorder.FILE
+    assert draw.NEW_CLIENTS == new_clients.FILE and draw.MATRICES == matrices.FILE
 
 
 def test_a_run_says_whether_it_was_tuned_at_the_end(tmp_path: Path) -> None:

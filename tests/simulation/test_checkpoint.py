@@ -11,7 +11,7 @@ from tiny import equal, on_disk_first
 
 from fedbench.core.options import ConfigError
 from fedbench.simulation import checkpoint
-from fedbench.simulation.checkpoint import NAME, PREVIOUS, CheckpointSchedule
+from fedbench.simulation.checkpoint import NAME, PREVIOUS
 
 
 def state(round: int) -> dict:
@@ -121,22 +121,3 @@ def test_something_else_under_the_name_is_no_checkpoint(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(3)}, tmp_path / NAME)
     with pytest.raises(ConfigError, match=r"no checkpoint can be read.*not a checkpoint of fedbench"):
         checkpoint.load(tmp_path)
-
-
-def test_when_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every n rounds; only at the end; or so that writing takes less than a twentieth of the time."""
-    assert [d for d in range(1, 8) if CheckpointSchedule(3).is_due(d, d == 7)] == [3, 6, 7]
-    assert [d for d in range(1, 8) if CheckpointSchedule(0).is_due(d, d == 7)] == [7]
-    now = [0.0]
-    monkeypatch.setattr("fedbench.simulation.checkpoint.time.monotonic", lambda: now[0])
-
-    def write() -> None:
-        now[0] += 0.5
-
-    schedule, written = CheckpointSchedule(None), []
-    for done in range(1, 31):
-        now[0] += 1.0  # a round
-        if schedule.is_due(done, done == 30):
-            schedule.timed(write)
-            written.append(done)
-    assert written == [1, 12, 23, 30]  # more than 20 x 0.5 s apart

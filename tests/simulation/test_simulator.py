@@ -244,8 +244,8 @@ elif where == "between renames":            # checkpoint.pt has moved to checkpo
             die()
     os.replace = replace
 elif where == "during an evaluation":       # clients.csv lacks the second round's rows, metrics.csv has them
-    from fedbench.simulation.tracking import Tracker
-    Tracker.clients = after(Tracker.clients, 2)
+    from fedbench.simulation.callbacks.tables import Tables
+    Tables.add_clients = after(Tables.add_clients, 2)
 simulator.run(compose(sys.argv[2:]), Path(folder) / where)
 """
 PLACES = ("round", "before the checkpoint", "while writing", "between renames", "during an evaluation")

@@ -20,10 +20,9 @@ from fedbench.core.settings import add_later, config_hash, plain
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.training import LocalTraining
 from fedbench.partition.base import Split
-from fedbench.simulation.progress import NullProgress
+from fedbench.simulation.callbacks.checkpoint import Checkpoint
 from fedbench.simulation.sampling import draw_cohort, pace, survivors
-from fedbench.simulation.simulator import prepare, run, run_round, save_checkpoint
-from fedbench.simulation.tracking import NullTracker
+from fedbench.simulation.simulator import prepare, run, run_round
 
 OPTIONS = [
     *("dataset=digits", "model=logistic", "partition.num_clients=6", "partition.alpha=1", "clients_per_round=4"),
@@ -53,7 +52,7 @@ def rounds(cfg: DictConfig, folder: Path, upto: int) -> Any:
     folder.mkdir(exist_ok=True)
     sim = prepare(cfg, folder, None)
     for _ in range(upto):
-        run_round(sim, NullTracker(), NullProgress())
+        run_round(sim, [])
     return sim
 
 
@@ -134,7 +133,7 @@ def test_what_all_are_asked_before_is_charged_once(tmp_path: Path) -> None:
     left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
     sim = rounds(config("algorithm=fedsld", *LOST), tmp_path, 0)
     sim.done = r
-    run_round(sim, NullTracker(), NullProgress())
+    run_round(sim, [])
     counts = 4 * 10 * 6
     assert (sim.cost["bytes_up"], sim.cost["bytes_down"]) == (counts + 4 * SIZE * len(left), counts + 4 * SIZE * 4)
 
@@ -146,7 +145,7 @@ def test_weights_are_over_survivors(tmp_path: Path) -> None:
     trained = Cohort(sim.engine, left, r)
     rows = trained.train(sim.algorithm.global_row().expand(len(left), -1)).theta.double()
     n = torch.from_numpy(sim.engine.federation.num_samples[left]).double()
-    run_round(sim, NullTracker(), NullProgress())
+    run_round(sim, [])
     torch.testing.assert_close(sim.algorithm.global_row().double(), n @ rows / n.sum(), atol=1e-6, rtol=0)
 
 
@@ -159,7 +158,7 @@ def test_private_rows_of_the_lost_stay(method: str, tmp_path: Path) -> None:
     others = np.setdiff1d(np.arange(6), left)
     before = {name: rows[others].clone() for name, rows in sim.engine.rows.all.items()}
     theirs = {name: rows[left].clone() for name, rows in sim.engine.rows.all.items()}
-    run_round(sim, NullTracker(), NullProgress())
+    run_round(sim, [])
     for name, rows in before.items():
         assert torch.equal(sim.engine.rows.all[name][others], rows), name
     assert not theirs or any(not torch.equal(sim.engine.rows.all[n][left], rows) for n, rows in theirs.items())
@@ -172,7 +171,7 @@ def test_a_round_without_any_leaves_all_as_it_was(method: str, tmp_path: Path) -
     state = {name: value.clone() for name, value in sim.algorithm.state_dict().items()}
     rows = {name: each[np.arange(6)].clone() for name, each in sim.engine.rows.all.items()}
     cost = dict(sim.cost)
-    run_round(sim, NullTracker(), NullProgress())
+    run_round(sim, [])
     assert all(torch.equal(sim.algorithm.state_dict()[name], value) for name, value in state.items())
     assert all(torch.equal(sim.engine.rows.all[name][np.arange(6)], value) for name, value in rows.items())
     assert sim.done == r + 1 and sim.cost["bytes_down"] == cost["bytes_down"] and sim.cost["steps"] == cost["steps"]
@@ -201,7 +200,7 @@ def test_a_killed_run_and_another_executor_lose_the_same(method: str, tmp_path: 
         (tmp_path / name).mkdir()
     run(cfg, tmp_path / "whole")
     sim = rounds(cfg, tmp_path / "again", 2)
-    save_checkpoint(sim, {})
+    Checkpoint(None).save(sim)
     for executor in ("loop", "threads"):
         executed = ["system.dropout=0.3", *SLOW, f"hardware.executor={executor}"]
         other = rounds(config(f"algorithm={method}", *executed), tmp_path / executor, 2)
@@ -284,7 +283,7 @@ def test_a_run_with_drawn_epochs_resumes(tmp_path: Path) -> None:
     for name in ("whole", "again"):
         (tmp_path / name).mkdir()
     run(cfg, tmp_path / "whole")
-    save_checkpoint(rounds(cfg, tmp_path / "again", 2), {})
+    Checkpoint(None).save(rounds(cfg, tmp_path / "again", 2))
     run(cfg, tmp_path / "again", resume=True)
     assert table(tmp_path / "whole", "metrics")[2:] == table(tmp_path / "again", "metrics")
     assert len({r["steps"] for r in table(tmp_path / "whole")}) > 1

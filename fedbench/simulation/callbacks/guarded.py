@@ -1,0 +1,66 @@
+"""A callback that cannot end a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbench.core.faults import describe_error
+from fedbench.simulation.callbacks.base import Callback, Status
+
+if TYPE_CHECKING:
+    from fedbench.simulation.run_state import Simulation
+
+log = logging.getLogger(__name__)
+
+
+class Guarded(Callback):
+    """Call the hooks of a callback until one fails.  Then warn, and go on without it.
+
+    ``on_start`` may fail: no round is lost by then.  The state is stored as JSON, so that reading a checkpoint runs no
+    code.
+
+    Args:
+        key: The key of the callback in the group, as in ``callbacks.mine``.
+        callback: The callback.
+    """
+
+    def __init__(self, key: str, callback: Callback):
+        self.name, self.callback, self.failed = key, callback, False
+
+    def on_start(self, run: Simulation, saved: str | None) -> None:
+        """Start the callback."""
+        self.callback.on_start(run, None if saved is None else json.loads(saved))
+
+    def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
+        """Pass the scores on."""
+        self._call("on_evaluation", run, metrics, clients)
+
+    def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
+        """Pass the costs on."""
+        self._call("on_round_end", run, costs)
+
+    def on_checkpoint(self, run: Simulation) -> str | None:
+        """Return the callback's state as JSON, None if it has none or failed."""
+        return self._call("on_checkpoint", run)
+
+    def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
+        """Pass the end on."""
+        self._call("on_end", run, status, summary)
+
+    def _call(self, hook: str, *args: Any) -> str | None:
+        """Call a hook, and return its result as JSON."""
+        if self.failed:
+            return None
+        try:
+            result = getattr(self.callback, hook)(*args)
+            return None if result is None else json.dumps(result)
+        except Exception as error:  # of any kind
+            self.failed = True
+            log.warning("%s failed in %s (%s); the run goes on without it", self.name, hook, describe_error(error))
+            log.debug("%s failed", self.name, exc_info=True)  # into run.log only
+            return None

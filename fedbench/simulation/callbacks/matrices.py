@@ -1,0 +1,123 @@
+"""matrices.npz: small matrices between clients over the rounds, recorded for figures.
+
+Matrices are APPLE's directed relationships and PGFed's A.  Other small tensors are recorded with them, such as
+pFedNet's distances between clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.core.digests import digest
+from fedbench.core.options import require
+from fedbench.data._files import read_npz, write_npz
+from fedbench.simulation.callbacks.base import Callback
+
+if TYPE_CHECKING:
+    from fedbench.simulation.run_state import Simulation
+
+FILE = "matrices.npz"
+BUDGET = 16 << 20  # bytes of one name
+
+
+class Matrices(Callback):
+    """Record a method's matrices in matrices.npz.
+
+    The file holds `rounds` [R] int64 and each matrix under its name, [R, ...] float32.
+    """
+
+    name = "matrices"
+
+    def __init__(self) -> None:
+        self.log: MatrixLog | None = None
+
+    def on_start(self, run: Simulation, saved: str | None) -> None:
+        """Record the initial matrices, or read those of a resumed run.  saved: their digests as JSON."""
+        cfg = run.cfg
+        self.log = MatrixLog(run.run_dir, run.algorithm, run.engine.federation.num_clients, cfg.rounds, cfg.eval.every)
+        if run.done:
+            self.log.load(run.done, None if saved is None else json.loads(saved))
+        else:
+            self.log.note(0)
+
+    def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
+        """Record the matrices of an evaluated round."""
+        if self.log is not None:
+            self.log.note(run.done)
+
+    def on_checkpoint(self, run: Simulation) -> str:
+        """Write the file, and return its digests as JSON."""
+        if self.log is None:
+            return "{}"
+        self.log.save()
+        return json.dumps(self.log.digests)
+
+
+class MatrixLog:
+    """Matrices of as many evaluated rounds as fit into BUDGET, at equal distances.
+
+    The initial values and the last round are always among them.  Nothing is recorded if two rounds do not fit.
+
+    Args:
+        run_dir: The run folder.
+        algorithm: The method.
+        num_clients: N.
+        rounds: Number of rounds of the run.
+        every: Rounds between evaluations.
+    """
+
+    def __init__(self, run_dir: Path, algorithm: Algorithm, num_clients: int, rounds: int, every: int):
+        self.path, self.algorithm, self.last = run_dir / FILE, algorithm, rounds
+        most = BUDGET // (4 * num_clients**2)  # matrices of [N, N]
+        self.step = every * -(-rounds // (every * max(most - 2, 1)))
+        self.active = most >= 2 and bool(algorithm.matrices())
+        self.rounds: list[int] = []
+        self.recorded: list[dict[str, np.ndarray]] = []
+        self.digests: dict[str, str] = {}  # by round
+
+    def note(self, round: int) -> None:
+        """Record the matrices after a round (0: before the first), if it is one to be recorded."""
+        if self.active and self._is_recorded(round):
+            self._record(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
+
+    def _record(self, round: int, matrices: dict[str, np.ndarray]) -> None:
+        self.rounds.append(round)
+        self.recorded.append(matrices)
+        self.digests[str(round)] = digest(matrices)
+
+    def save(self) -> None:
+        """Replace the file."""
+        if self.active:
+            stacked = {name: np.stack([r[name] for r in self.recorded]) for name in self.recorded[0]}
+            write_npz(self.path, rounds=np.array(self.rounds, np.int64), **stacked)
+
+    def load(self, done: int, digests: Mapping[str, str] | None = None) -> None:
+        """Read the recorded matrices up to the round of the checkpoint.
+
+        Args:
+            done: The round of the checkpoint.
+            digests: Digest by round.  None: a checkpoint of an older version has none.
+
+        Raises:
+            ConfigError: The file does not hold what the digests say.
+        """
+        if self.active and self.path.is_file():
+            stored = read_npz(self.path)
+            for r, round in enumerate(stored.pop("rounds").tolist()):
+                if round <= done and self._is_recorded(round):
+                    self._record(round, {name: np.asarray(values[r]) for name, values in stored.items()})  # [] too
+        if self.active and digests is not None:
+            expected = {round: text for round, text in digests.items() if self._is_recorded(int(round))}
+            require(
+                self.digests == expected,
+                f"{self.path} is not what the run wrote up to round {done}, and what it held is nowhere else",
+            )
+
+    def _is_recorded(self, round: int) -> bool:
+        return round % self.step == 0 or round == self.last

@@ -1,0 +1,101 @@
+"""MLflow: a run in a local folder, or on a server.  ``mlflow ui --backend-store-uri runs/mlruns`` shows a folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbench.core.nested import flatten
+from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import plain, show
+from fedbench.simulation.callbacks.base import Callback, Status
+from fedbench.simulation.callbacks.wandb_names import run_names
+
+if TYPE_CHECKING:
+    from fedbench.simulation.run_state import Simulation
+
+LONGEST_PARAM = 500  # characters, the lowest limit among MLflow's stores
+MOST_IN_A_BATCH = 100  # params of a request
+
+
+class MLflow(Callback):
+    """Log the configuration, scores and costs of a run.
+
+    Args:
+        uri: Where runs are stored: a folder, or the address of a server.  Default: mlruns below output_dir.
+        experiment: Name of the experiment.  Default: the group that W&B would show.
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str | None = None):
+        require(
+            importlib.util.find_spec("mlflow") is not None,
+            "callbacks=mlflow needs the package mlflow: pip install mlflow-skinny, or choose callbacks=none",
+        )
+        self.uri, self.experiment = uri, experiment
+        self._id = ""
+
+    def on_start(self, run: Simulation, saved: str | None) -> None:
+        """Create a run, or continue the one whose id is in the checkpoint."""
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        uri = self.uri or str(Path(run.cfg.output_dir).expanduser().absolute() / "mlruns")
+        if "://" not in uri:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses folders without it
+            uri = Path(uri).expanduser().absolute().as_uri()
+        try:
+            self._client = MlflowClient(tracking_uri=uri)
+            self._id = saved if saved and self._exists(saved) else self._create(run)
+            self._client.update_run(self._id, status="RUNNING")
+        except MlflowException as error:
+            raise ConfigError(f"callbacks.mlflow.uri={uri} cannot be used: {str(error).splitlines()[0]}") from error
+
+    def _exists(self, id: str) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._client.get_run(id).info.lifecycle_stage == "active"
+        except MlflowException:
+            return False
+
+    def _create(self, run: Simulation) -> str:
+        from mlflow.entities import Param
+
+        names = run_names(run.cfg, run.run_dir)
+        name = self.experiment or names["group"]
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        tags = {"run_dir": str(run.run_dir.absolute()), "job_type": names["job_type"]}
+        id = self._client.create_run(experiment_id, run_name=names["name"], tags=tags).info.run_id
+        params = [Param(key, show(value)[:LONGEST_PARAM]) for key, value in flatten(plain(run.cfg)).items()]
+        for start in range(0, len(params), MOST_IN_A_BATCH):
+            self._client.log_batch(id, params=params[start : start + MOST_IN_A_BATCH])
+        return id
+
+    def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
+        """Log the scores."""
+        self._log(run.done, metrics)
+
+    def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
+        """Log the costs."""
+        self._log(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
+
+    def _log(self, round: int, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._client.log_batch(self._id, metrics=[Metric(k, float(v), now, round) for k, v in values.items()])
+
+    def on_checkpoint(self, run: Simulation) -> str:
+        """Return the id of the run in MLflow."""
+        return self._id
+
+    def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
+        """Set the status of the run."""
+        self._client.set_terminated(self._id, {"finished": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))

@@ -1,0 +1,124 @@
+"""The progress of a run: a bar on a terminal, one changing line in a notebook, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedbench.engine import joint
+from fedbench.simulation.callbacks.base import Callback, Status
+from fedbench.simulation.progress import duration
+
+if TYPE_CHECKING:
+    from fedbench.simulation.run_state import Simulation
+
+LINES = 20  # a run prints about so many if there is no terminal
+REDRAWN = 0.1  # s at least between two states of a notebook's line
+
+
+class Progress(Callback):
+    """Show round, score, images/s and time left."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def on_start(self, run: Simulation, saved: None) -> None:
+        """Open the bar."""
+        self.open(run.cfg.rounds, run.done, run.run_dir.name if joint.current() else "", run.engine.task.primary)
+
+    def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
+        """Show that a round is done."""
+        self.update(run.done, run.last.get(run.primary, math.nan), costs["images_per_s"])
+
+    def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
+        """Leave the terminal as it was."""
+        self.close()
+
+    def open(self, total: int, start: int = 0, label: str = "", primary: str = "accuracy") -> None:
+        """Begin to show a run.
+
+        Args:
+            total: Number of rounds.
+            start: Number of finished rounds.
+            label: The name of the run, if several run at once.  They get lines instead of a bar.
+            primary: The name of the score.
+        """
+        self.total, self.start, self.primary = total, start, primary
+        self.every = max(1, math.ceil(total / LINES))
+        self._began = time.monotonic()
+        self._bar = _bar(total, start, primary) if sys.stdout.isatty() and not label else None
+        self._line = None if self._bar else notebook_line()
+        self.label = f"{label}  " if label else ""
+
+    def update(self, round: int, score: float, images_per_s: float) -> None:
+        """Show that ``round`` (from 1) is done.  The score is NaN before the first evaluation."""
+        fields = {"score": "-" if math.isnan(score) else f"{score:.4f}", "speed": f"{images_per_s:,.0f}"}
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=round, **fields)
+        elif self._line is not None:
+            self._line.show(self._text(round, fields), last=round == self.total)
+        elif round in (self.start + 1, self.total) or round % self.every == 0:
+            print(self._text(round, fields), flush=True)
+
+    def _text(self, round: int, fields: dict[str, str]) -> str:
+        seconds_left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
+        return (
+            f"{self.label}round {round:>{len(str(self.total))}}/{self.total}  {self.primary} {fields['score']:>6}  "
+            f"{fields['speed']:>9} images/s  {duration(seconds_left)} left"
+        )
+
+    def close(self) -> None:
+        """Stop the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class NotebookLine:
+    """A line in the output of a notebook's cell; what is shown takes the place of what was.
+
+    display: IPython's function of that name.
+    """
+
+    def __init__(self, display: Any) -> None:
+        self._display, self._handle, self._shown = display, None, -math.inf
+
+    def show(self, text: str, last: bool = False) -> None:
+        """Show a text, unless another one was shown a moment ago; the last one in any case."""
+        now = time.monotonic()
+        if not last and now - self._shown < REDRAWN:
+            return
+        self._shown, line = now, {"text/plain": text}
+        if self._handle is None:
+            self._handle = self._display(line, raw=True, display_id=True)
+        else:
+            self._handle.update(line, raw=True)
+
+
+def notebook_line() -> NotebookLine | None:
+    """A line where standard output is that of a notebook's cell; None on a terminal, and where it goes to a file."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None or not type(sys.stdout).__module__.startswith("ipykernel"):
+        return None
+    return NotebookLine(importlib.import_module("IPython.display").display)
+
+
+def _bar(total: int, start: int, primary: str) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    bar = RichProgress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn(f"{primary} {{task.fields[score]}}"),
+        TextColumn("{task.fields[speed]} images/s"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    bar.add_task("", total=total, completed=start, score="-", speed="-")
+    bar.start()
+    return bar

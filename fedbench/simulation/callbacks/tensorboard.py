@@ -1,0 +1,61 @@
+"""TensorBoard: event files in the run folder.  ``tensorboard --logdir runs`` shows them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedbench.core.options import require
+from fedbench.simulation.callbacks.base import Callback, Status
+
+if TYPE_CHECKING:
+    from fedbench.simulation.run_state import Simulation
+
+
+class TensorBoard(Callback):
+    """Write scores and costs of each round as scalars, by torch.utils.tensorboard.
+
+    Args:
+        folder: Folder of the event files, relative to the run folder.
+        histograms: Whether to write the clients' scores of each evaluation as histograms.
+    """
+
+    def __init__(self, folder: str = "tensorboard", histograms: bool = False):
+        require(
+            importlib.util.find_spec("tensorboard") is not None,
+            "callbacks=tensorboard needs the package tensorboard: pip install tensorboard, or choose callbacks=none",
+        )
+        self.folder, self.histograms = folder, histograms
+
+    def on_start(self, run: Simulation, saved: None) -> None:
+        """Open an event file.  TensorBoard hides the rounds that a resumed run computes again."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run.run_dir / self.folder), purge_step=run.done + 1 if run.done else None)
+
+    def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
+        """Write the scores."""
+        self._write(run.done, metrics)
+        if self.histograms:
+            for name, values in clients.items():
+                if "/" in name and np.isfinite(values).any():
+                    self._writer.add_histogram(f"clients/{name}", values[np.isfinite(values)], run.done)
+
+    def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
+        """Write the costs."""
+        self._write(run.done, {f"cost/{name}": value for name, value in costs.items() if value is not None})
+
+    def _write(self, round: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
+
+    def on_checkpoint(self, run: Simulation) -> None:
+        """Write out what the checkpoint's rounds added."""
+        self._writer.flush()
+
+    def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
+        """Close the event file."""
+        self._writer.close()

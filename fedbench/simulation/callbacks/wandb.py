@@ -1,0 +1,174 @@
+"""Weights & Biases, which can neither prompt, hang nor end a run.
+
+Online, each round is sent as it comes.  Offline, the run is recorded from its tables when it ends, so that it starts
+without ``import wandb``.  W&B cannot continue an offline record (wandb/wandb#2423): a resumed run gets one record with
+all its rounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from fedbench.core.files import replace_text
+from fedbench.core.nested import flatten
+from fedbench.engine import joint
+from fedbench.simulation.callbacks.base import Callback, Status
+from fedbench.simulation.callbacks.wandb_names import run_names, wandb_mode
+from fedbench.simulation.csv_table import last_rows, read_rows
+from fedbench.simulation.reporting import json_values
+
+if TYPE_CHECKING:
+    from fedbench.simulation.run_state import Simulation
+
+log = logging.getLogger(__name__)
+SECONDS_TO_CONNECT = 20.0
+SECONDS_TO_UPLOAD = 60.0
+MOST_CLIENTS_IN_A_TABLE = 10_000  # of W&B; clients.csv has them all
+RESULTS = ("last", "best", "best_val", "new_clients", "cost")  # of the summary, to W&B's summary
+FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor", "command")  # to W&B's config
+
+
+class Wandb(Callback):
+    """Send a run to W&B, or record it offline when it ends.
+
+    Args:
+        mode: tracking.mode.
+        notice: Prints a line for the user.
+    """
+
+    def __init__(self, mode: str, notice: Callable[[str], None] = log.info):
+        self.mode, self.line = wandb_mode(mode)
+        self.notice = notice
+        self.run: Any = None
+
+    def on_start(self, run: Simulation, saved: None) -> None:
+        """Connect, if online."""
+        self.run_dir, self.cfg = run.run_dir, run.cfg
+        if self.line:
+            self.notice(self.line)
+        if self.mode == "online":
+            self._connect()
+
+    def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
+        """Send the scores of a round, if online."""
+        self._send(run.done, metrics)
+
+    def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
+        """Send the costs of a round, if online."""
+        self._send(run.done, {f"cost/{name}": value for name, value in costs.items()})
+
+    def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
+        """Finish the record.  An offline run is recorded now, unless it is to be resumed."""
+        values = json_values(dict(summary))
+        if self.mode == "offline" and status != "interrupted":
+            # CPython 3.11 maps and unmaps memory at each call if the stack ends at the edge of a chunk.  A thread has a
+            # stack that is short, however deep the caller is.
+            recording = threading.Thread(target=self._record, args=(status, values), daemon=True)
+            recording.start()
+            recording.join()
+        elif self.run is not None:
+            self._try("finishing", lambda: self._finish(status, values))
+        self.run = None
+
+    def _send(self, round: int, values: Mapping[str, Any]) -> None:
+        if self.run is not None:
+            defined = {name: value for name, value in values.items() if value is not None}
+            self._try("sending", lambda: self.run.log({"round": round, **defined}, step=round))
+
+    def _connect(self) -> None:
+        """Open, or continue, the run whose id is in wandb_id.txt; fall back to offline."""
+        id_file = self.run_dir / "wandb_id.txt"
+        known = id_file.read_text(encoding="utf-8").strip() if id_file.is_file() else None
+
+        def open_run() -> None:
+            self.run = self._init("online", id=known, resume="allow")
+            replace_text(id_file, [f"{self.run.id}\n"])
+            if known is None:
+                self._replay()
+
+        self._try("connecting", open_run)
+        if self.run is None:
+            self.mode = "offline"
+
+    def _record(self, status: Status, summary: Mapping[str, Any]) -> None:
+        def record() -> None:
+            self.run = self._init("offline")
+            self._replay()
+
+        self._try("recording", record)
+        if self.run is not None:
+            self._try("finishing", lambda: self._finish(status, summary))
+
+    def _init(self, mode: str, **options: Any) -> Any:
+        import wandb
+
+        run = wandb.init(
+            mode=mode,  # type: ignore[arg-type]
+            dir=str(self.run_dir),
+            config=OmegaConf.to_container(self.cfg, resolve=True, throw_on_missing=True),  # type: ignore[arg-type]
+            settings=wandb.Settings(**_settings(mode, wandb.Settings.model_fields)),
+            **run_names(self.cfg, self.run_dir),
+            **options,
+        )
+        run.define_metric("*", step_metric="round", summary="none")
+        if mode == "online":
+            self.notice(f"W&B: {run.url}")
+        return run
+
+    def _replay(self) -> None:
+        """Log the content of metrics.csv and costs.csv, a round at a time."""
+        rounds: dict[int, dict[str, float]] = {}
+        for name, prefix in (("metrics", ""), ("costs", "cost/")):
+            for row in read_rows(self.run_dir / f"{name}.csv"):
+                numbers = {prefix + key: float(value) for key, value in row.items() if key != "round" and value}
+                rounds.setdefault(int(row["round"]), {}).update(numbers)
+        for round in sorted(rounds):
+            self.run.log({"round": round, **rounds[round]}, step=round)
+
+    def _finish(self, status: Status, summary: Mapping[str, Any]) -> None:
+        import wandb
+
+        rows = last_rows(self.run_dir / "clients.csv")
+        if status == "finished" and 0 < len(rows) <= MOST_CLIENTS_IN_A_TABLE:
+            read = {"name": str}  # all others are numbers
+            cells = [[read.get(k, float)(value) if value else None for k, value in row.items()] for row in rows]
+            table = wandb.Table(columns=list(rows[0]), data=cells)  # type: ignore[arg-type]
+            self.run.log({"clients": table})
+        self.run.summary.update(
+            flatten({name: summary[name] for name in RESULTS if name in summary}, "/", drop_empty=True)
+        )
+        self.run.config.update({"facts": {name: summary[name] for name in FACTS if name in summary}})
+        record = Path(self.run.dir).parent  # offline-run-<time>-<id>, with files/ in it
+        self.run.finish(exit_code=1 if status == "failed" else 0)
+        if self.mode == "offline":
+            self.notice(f"W&B: recorded offline; to upload it: wandb sync {shlex.quote(str(record))}")
+
+    def _try(self, doing: str, action: Callable[[], None]) -> None:
+        """Do something with W&B.  An error is reported in one line, and the run goes on without W&B."""
+        try:
+            action()
+        except Exception as error:  # of any kind
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.notice(f"W&B: {doing} failed ({first}); the run goes on, its files have every number.")
+            self.run = None
+
+
+def _settings(mode: str, supported: Mapping[str, Any]) -> dict[str, Any]:
+    """Return W&B's settings.  Some are newer than the oldest version that fedbench allows."""
+    settings = {
+        "init_timeout": SECONDS_TO_CONNECT,
+        "finish_timeout": SECONDS_TO_UPLOAD,
+        "silent": True,
+        "console": "off",
+        "x_disable_stats": mode == "offline",  # the machine's load while the tables are read is not the run's
+        "reinit": "create_new" if joint.current() else None,  # the other runs of this process go on
+    }
+    return {name: value for name, value in settings.items() if name in supported and value is not None}

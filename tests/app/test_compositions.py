@@ -1,4 +1,4 @@
-"""How often a configuration is composed and checked between a command and its runs."""
+"""How often a configuration is composed and checked between a command and its runs, and what these print."""
 
 import os
 from pathlib import Path
@@ -47,6 +47,25 @@ def test_a_run_from_python_is_composed_and_checked_once(counts: dict[str, int]) 
 def test_a_sweep_composes_each_cell_once(counts: dict[str, int]) -> None:
     assert main(["-m", *QUICK, "seed=0,1,2,3"]) == 0
     assert counts == {"composed": 5, "checked": 8}  # before the first one runs, and each cell by itself
+
+
+def test_quiet_prints_the_final_table_only(counts: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quiet", *QUICK]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("\npgfed on digits") and "round 1/1" not in out and "partition dirichlet" not in out
+    assert main(["-q", "-m", *QUICK, "seed=0,1"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0] == "" and lines[1].startswith("cell ") and not [line for line in lines if "cell 1 of 2" in line]
+
+
+def test_a_sweep_prints_one_line_for_each_cell(counts: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", *QUICK, "seed=0,1"]) == 0
+    before, _, table = capsys.readouterr().out.partition("\n\n")
+    assert [line.split(":")[0] for line in before.splitlines()] == ["cell 1 of 2", "cell 2 of 2"]
+    assert table.startswith("cell ") and "2 cells: 2 finished" in table
+    assert main(["-m", *QUICK, "seed=0,1"]) == 0
+    before = capsys.readouterr().out.partition("\n\n")[0]
+    assert [line.rpartition(": ")[2] for line in before.splitlines()] == ["finished already"] * 2
 
 
 def test_no_environment_variable_is_a_messenger() -> None:

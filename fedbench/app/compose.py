@@ -253,7 +253,7 @@ class Composer:
         parsed = self.parse(overrides)
         for override in parsed:
             _check_swept(override)
-            self._check_choice(override)
+            self.check_choice(override)
             require(
                 multirun or not override.is_sweep_override(),
                 f"{override.input_line} is several values: add -m to run them all, or call fedbench.sweep in Python "
@@ -282,7 +282,7 @@ class Composer:
             ConfigError: Hydra refuses it.
         """
         for override in self.parse(overrides):
-            self._check_choice(override)
+            self.check_choice(override)
         try:
             return self.loader.keep_cell(master, overrides)
         except COMPLAINTS as error:
@@ -308,7 +308,7 @@ class Composer:
         """Return the keys that take several values."""
         return [o.key_or_group for o in self.parse(overrides) if o.is_sweep_override()]
 
-    def _check_choice(self, override: Override) -> None:
+    def check_choice(self, override: Override) -> None:
         """Refuse an unknown option of a group, and a plus where there must be none (or the reverse)."""
         group = override.key_or_group
         if group not in GROUPS or override.is_delete():

@@ -26,7 +26,7 @@ from fedbench.core.settings import (
 
 FREE = ("name", "paper", "paper.*", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
 # choices.* follow from the keys; hardware is kept as it was, whatever is asked
-KEPT_OR_FREE = (*FREE, "hardware.*", "choices.hardware", "choices.tracking", "choices.callbacks", "choices.experiment")
+KEPT_OR_FREE = (*FREE, "hardware.*", "choices.hardware", "choices.tracking", "choices.callbacks")
 ABSENT: Any = object()
 
 

@@ -454,9 +454,12 @@ def test_a_finished_run_is_not_run_again_unless_it_grows(stopped: Path, capsys: 
         (["algorithm=pgfed"], "it was run with algorithm='fedprox' (asked: 'pgfed')"),
         (["seed=1", "local.epochs=1"], "seed=0 (asked: 1)"),
         (["rounds=9"], "rounds=9 is below the run's 10"),
-        (["+experiment=debug"], "partition.num_clients=20 (asked: 24)"),
-        (["algorithm.muu=1"], "did you mean algorithm.mu?"),
-        (["model._target_=fedbench.models.logistic.Logistic", "~model.hidden"], "model='mlp' (asked: 'logistic')"),
+        (["+experiment=debug"], "experiment=null (asked: 'debug')"),
+        (["rounds=many"], "rounds must be a whole number"),
+        (["seed=0,1"], "several values"),
+        (["algorithm.muu=1"], "algorithm.muu is unknown to this run: did you mean algorithm.mu or"),
+        (["model._target_=fedbench.models.logistic.Logistic"], "(asked: 'fedbench.models.logistic.Logistic')"),
+        (["~model.hidden"], "~model.hidden deletes a key"),
     ],
 )
 def test_resume_refuses_another_config(

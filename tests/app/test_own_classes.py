@@ -106,10 +106,9 @@ def test_each_kind_is_taken_out_of_its_run(
             refused()
 
 
-def test_options_of_another_folder_are_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["resume=option", OWN, "model.width=5", "rounds=2"]) == 2
-    said = "whether model.width is as the run had it cannot be told, because model=tied is an option of another folder"
-    assert said in capsys.readouterr().err
+def test_options_of_another_folder_are_compared_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume=option", OWN, "model.width=6", "rounds=2"]) == 2
+    assert "it was run with model.width=5 (asked: 6)" in capsys.readouterr().err
 
 
 def test_the_command_is_that_of_the_report_of_a_cell_and_of_python(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

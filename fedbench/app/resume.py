@@ -135,7 +135,7 @@ def _asked(composer: Composer, overrides: Sequence[Override]) -> dict[str, Any]:
             composer.check_choice(override)
             asked[f"choices.{key}"] = ",".join(value) if isinstance(value, list) else value
             if is_matched(key, FREE):
-                asked[key] = plain(composer.compose([text])[key])
+                asked[key] = plain(composer.compose([str(text)])[key])
         elif not override.is_hydra_override():
             resolved = OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)
             asked |= flatten({key: with_home(resolved)["value"]})
@@ -149,10 +149,8 @@ def _check_same(folder: Path, stored: Mapping[str, Any], asked: Mapping[str, Any
         k for k, v in asked.items() if flat.get(k, ABSENT) != v and k != "rounds" and not is_matched(k, KEPT_OR_FREE)
     ]
     unknown = next((key for key in other if key not in flat), None)
-    require(
-        unknown is None,
-        f"{unknown} is unknown to this run:{nearest(str(unknown), [key for key in flat if not key.startswith('choices')])}",
-    )
+    keys = [key for key in flat if not key.startswith("choices")]
+    require(unknown is None, f"{unknown} is unknown to this run:{nearest(str(unknown), keys)}")
     lines = [f"{key.removeprefix('choices.')}={show(flat[key])} (asked: {show(asked[key])})" for key in other]
     before = f"resume={folder}: it was run with {', '.join(lines)}"
     require(not lines, f"{before}; a run goes on as it was, so leave these out or start a new one")

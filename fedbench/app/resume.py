@@ -41,6 +41,8 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
     parsed = composer.parse(overrides)
+    if "callbacks" in {override.key_or_group for override in parsed}:
+        stored["callbacks"] = {}  # those of the command replace them
     _check_repeated(folder, stored, parsed, config_dir)
     config = _checked(folder, stored)
     before = config["rounds"] = max([config["rounds"], *rounds_asked(folder)])

@@ -1,4 +1,4 @@
-"""The contract that methods, models, adapters, tasks, partitions and compression operators keep, checked for your own.
+"""The contract of methods, models, adapters, tasks, partitions, operators and callbacks, checked for your own.
 
 ``check_algorithm(MyMethod).raise_if_broken()`` in a test, or ``fedbench check my_package.MyMethod``.
 """
@@ -6,6 +6,7 @@
 from fedbench.testing._suite import Outcome, Report
 from fedbench.testing.adapter import check_adapter
 from fedbench.testing.algorithm import check_algorithm
+from fedbench.testing.callback import check_callback
 from fedbench.testing.compression import check_compression
 from fedbench.testing.model import check_model
 from fedbench.testing.partition import check_partition
@@ -16,6 +17,7 @@ __all__ = [
     "Report",
     "check_adapter",
     "check_algorithm",
+    "check_callback",
     "check_compression",
     "check_model",
     "check_partition",

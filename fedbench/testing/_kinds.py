@@ -14,6 +14,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Operator
 from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
+from fedbench.simulation.callbacks.base import Callback
 from fedbench.tasks.base import Task
 from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import object_at
@@ -21,6 +22,8 @@ from fedbench.testing.adapter import SUITE as ADAPTER
 from fedbench.testing.adapter import check_adapter
 from fedbench.testing.algorithm import SUITE as ALGORITHM
 from fedbench.testing.algorithm import check_algorithm
+from fedbench.testing.callback import SUITE as CALLBACK
+from fedbench.testing.callback import check_callback
 from fedbench.testing.compression import SUITE as COMPRESSION
 from fedbench.testing.compression import check_compression
 from fedbench.testing.model import SUITE as MODEL
@@ -53,6 +56,9 @@ KINDS = {
     "task": Kind(TASK, check_task, _is_subclass(Task), "a subclass of Task"),
     "compression": Kind(
         COMPRESSION, check_compression, _is_subclass(Operator), "a subclass of fedbench.compression.base.Operator"
+    ),
+    "callbacks": Kind(
+        CALLBACK, check_callback, _is_subclass(Callback), "a subclass of fedbench.simulation.callbacks.base.Callback"
     ),
     "partition": Kind(
         PARTITION,

@@ -38,4 +38,16 @@ def described(group: str, target: Target, options: Mapping[str, Any] | None) -> 
     if name not in group_options(group):
         return {"_target_": name, **given}
     text = (find_conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8")
-    return {**yaml.safe_load(text), **given}
+    return {**entry_of(group, yaml.safe_load(text)), **given}
+
+
+def entry_of(group: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of an option with its class; a file of conf/callbacks has them below the callback's name.
+
+    Raises:
+        ConfigError: The file names no callback, or several.
+    """
+    if group != "callbacks":
+        return values
+    require(len(values) == 1, f"the option names {len(values)} callbacks; one can be checked at a time")
+    return next(iter(values.values()))

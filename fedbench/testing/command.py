@@ -26,7 +26,7 @@ def parser() -> Arguments:
     """Return the parser of the command line."""
     p = arguments(
         "check",
-        "Check a method, model, task, partition or operator on tiny problems: what holds, and what does not.",
+        "Check a method, model, task, partition, operator or callback on tiny problems: what holds, and what does not.",
         EXAMPLES,
     )
     p.add_argument("target", nargs="?", help="the dotted path of a class, or group=option")
@@ -79,11 +79,14 @@ def _own_option(target: str, config_dir: str | None) -> tuple[str, dict[str, Any
     """Return group=class and the values of an option in --config-dir; any other target as it is."""
     import yaml
 
+    from fedbench.testing._targets import entry_of
+
     group, _, name = target.partition("=")
     if config_dir is None or group not in GROUPS or name in group_options(group) or "." in name:
         return target, {}
     texts = option_files(group, name, conf_dirs(config_dir)).values()
     values = {key: value for text in texts for key, value in (yaml.safe_load(text) or {}).items() if key != "defaults"}
+    values = entry_of(group, values)
     require("_target_" in values, f"{target}: its file in {config_dir} names no class in _target_")
     return f"{group}={values.pop('_target_')}", values
 

@@ -30,11 +30,12 @@ class Guarded(Callback):
     """
 
     def __init__(self, key: str, callback: Callback):
-        self.name, self.callback, self.failed = key, callback, False
+        self.name, self.callback, self.failed = key, callback, True  # until it has started
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
         """Start the callback."""
         self.callback.on_start(run, None if saved is None else json.loads(saved))
+        self.failed = False
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
         """Pass the scores on."""

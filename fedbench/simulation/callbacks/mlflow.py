@@ -45,6 +45,7 @@ class MLflow(Callback):
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # MLflow's 7 are minutes
         uri = self.uri or str(Path(run.cfg.output_dir).expanduser().absolute() / "mlruns")
         if "://" not in uri:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses folders without it
@@ -54,7 +55,8 @@ class MLflow(Callback):
             self._id = saved if saved and self._exists(saved) else self._create(run)
             self._client.update_run(self._id, status="RUNNING")
         except MlflowException as error:
-            raise ConfigError(f"callbacks.mlflow.uri={uri} cannot be used: {str(error).splitlines()[0]}") from error
+            first = str(error).splitlines()[0].partition(" with exception")[0]
+            raise ConfigError(f"callbacks.mlflow.uri={uri} cannot be used: {first}") from error
 
     def _exists(self, id: str) -> bool:
         from mlflow.exceptions import MlflowException

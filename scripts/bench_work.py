@@ -80,21 +80,19 @@ class Workload:
         federation.cohort_size = self.cohort
         model, work = self.flat(device), self.work
         engine = Engine(
-            federation,
-            model,
-            SGD(work["lr"], work["momentum"]),
-            Executor(candidates[0], device),
-            RowStore(federation.num_clients, device, *build.memory_limits(device)),
+            federation=federation,
+            model=model,
+            optimizer=SGD(work["lr"], work["momentum"]),
+            executor=Executor(candidates[0], device),
+            rows=RowStore(federation.num_clients, device, *build.memory_limits(device)),
             epochs=work["epochs"],
             batch_size=work["batch_size"],
             drop_last=work["drop_last"],
             eval_batch=build.evaluation_batch(device),
         )
         if len(candidates) > 1:
-            build.choose_executor(engine, list(candidates))
-        else:
-            build.use(engine, candidates[0])
-        return engine
+            return build.choose_executor(engine, list(candidates))
+        return build.use(engine, candidates[0])
 
     def cut(self, samples: int) -> Workload:
         """This workload with at most so many training samples a client."""

@@ -103,5 +103,5 @@ def work(e: Engine) -> dict[str, torch.Tensor]:
         "f": f,
         "candidates": cohort.loss(torch.stack([out.theta, out.theta + 0.1], 1)),
         "logits": torch.cat(cohort.forward(out.theta)),
-        "momentum": e.memories["optimizer/theta/momentum"][np.arange(6)],
+        "momentum": e.rows.all["optimizer/theta/momentum"][np.arange(6)],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedbench.engine import compression as channel
 from fedbench.engine import privacy
 from fedbench.engine.compression import Compression, Received
 from fedbench.engine.privacy import Privacy
-from fedbench.simulation import checkpoint, evaluate
+from fedbench.simulation import build, checkpoint, evaluate
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.simulator import run_round
 from fedbench.testing.algorithm import other_data
@@ -121,9 +122,9 @@ def test_a_checkpoint_holds_all_of_it(method: str, operator: str, tmp_path: Path
 
 # -- privacy ------------------------------------------------------------------------------------------------
 def private(sim: Simulation) -> Simulation:
-    sim.engine.privacy = Privacy(sim.engine.rows, 25, 0.05, 1.0, calibration="analytic")
+    sim.engine = replace(sim.engine, privacy=Privacy(sim.engine.rows, 25, 0.05, 1.0, calibration="analytic"))
     try:
-        privacy.check(sim.engine, sim.algorithm)
+        build.check_method(sim.engine, sim.algorithm)
     except Exception as refused:
         pytest.skip(str(refused))
     return sim
@@ -316,7 +317,7 @@ def test_what_an_operator_learned_is_there_after_a_resume(tmp_path: Path) -> Non
     def new() -> Simulation:
         sim = simulated("fedavg", LOSSY)
         e = sim.engine
-        e.compression = Compression(Counting(), e.rows, e.model, e.seed)
+        sim.engine = replace(e, compression=Compression(Counting(), e.rows, e.model, e.seed))
         return ready(sim)
 
     def play(sim: Simulation, stop: int) -> Simulation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,24 +18,39 @@ from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import Task
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What all cohorts of a run share.
+    """What all cohorts of a run share.  Its fields stay as they are; what rounds change is in `rows`.
 
-    epochs (of all, or [N]), batch_size, drop_last: the local.* keys.  rounds: of the run.  eval_batch: samples of a
-    client at once, outside training; shared_batch: of all clients, where they hold one row (None: as many).  memories:
-    the stores of kept optimizer buffers.  with_new_clients: the federation and its new clients, who come last and take
-    no part in the rounds.  privacy: what is done to uploads; compression: to all messages.  weights: of clients in a
-    mean that the server takes.  pace [N]: the share of its local
-    steps that each client does in rounds (None: all of them).  fewest_epochs: where its draws of epochs begin (None:
-    nothing is drawn).
+    Attributes:
+        federation: The clients that take part in the rounds, with their data.
+        with_new_clients: The same and, after them, the clients that are new when the rounds are over.
+        model: The model as a row.
+        optimizer: Of local steps.
+        executor: What runs the chunks of a cohort.
+        rows: The stores of all clients' states: the method's, optimizer buffers, residuals of compression.
+        privacy: What is done to uploads.
+        compression: What is done to all messages.
+        seed: The run's seed.
+        rounds: Number of rounds of the run.
+        epochs: local.epochs, one number for all or each client's.  # [N]
+        batch_size: local.batch_size.
+        drop_last: local.drop_last.
+        eval_batch: Samples of a client at once, outside of training.
+        shared_batch: The same of all clients, where they hold one row.  None: eval_batch.
+        weights: Of clients in a mean that the server takes.
+        pace: The share of its local steps that each client does in rounds.  None: all of them.  # [N]
+        fewest_epochs: The least number of epochs that a client draws.  None: epochs are not drawn.
     """
 
     federation: Federation
+    with_new_clients: Federation | None = None
     model: FlatModel
     optimizer: Optimizer
     executor: Executor
     rows: RowStore
+    privacy: Privacy | None = None
+    compression: Compression | None = None
     seed: int = 0
     rounds: int = 1
     epochs: int | np.ndarray = 1
@@ -43,10 +58,6 @@ class Engine:
     drop_last: bool = False
     eval_batch: int = 64
     shared_batch: int | None = None
-    memories: dict[str, Rows] = field(default_factory=dict)
-    with_new_clients: Federation | None = None
-    privacy: Privacy | None = None
-    compression: Compression | None = None
     weights: Literal["samples", "uniform"] = "samples"
     pace: np.ndarray | None = None
     fewest_epochs: int | None = None
@@ -62,9 +73,9 @@ class Engine:
         return self.federation.device
 
     def memory(self, owner: str, buffer: str, width: int) -> Rows:
-        """The kept optimizer buffers of all clients for the rows called owner (optimizer.reset=never)."""
+        """Return the kept optimizer buffers of all clients for the rows called owner (optimizer.reset=never)."""
         name = f"optimizer/{owner}/{buffer}"
-        if name not in self.memories:
-            sample, parameters = torch.zeros(1, width, device=self.device), len(self.model.parameter_spans(width))
-            self.memories[name] = self.rows(name, self.optimizer.new(buffer, sample, parameters)[0])
-        return self.memories[name]
+        if name in self.rows.all:
+            return self.rows.all[name]
+        sample, parameters = torch.zeros(1, width, device=self.device), len(self.model.parameter_spans(width))
+        return self.rows(name, self.optimizer.new(buffer, sample, parameters)[0])

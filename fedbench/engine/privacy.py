@@ -24,12 +24,11 @@ import torch
 from torch import Tensor
 
 from fedbench.core import rng
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import require
 from fedbench.engine.rows import RowStore
 
 if TYPE_CHECKING:
-    from fedbench.algorithms.base import Algorithm
-    from fedbench.engine.cohort import Cohort, Engine
+    from fedbench.engine.cohort import Cohort
     from fedbench.engine.optim import Optimizer
 
 BLOCK = 1 << 20  # numbers whose noise is drawn at a time
@@ -161,34 +160,6 @@ class Privacy:
             "epsilon_spent": total,
             "guarantee": self.guarantee(),
         }
-
-
-def check(engine: Engine, algorithm: Algorithm) -> None:
-    """The algorithm's own check, and, with privacy, what privacy cannot cover: one sentence each."""
-    privacy, parts = engine.privacy, (engine.federation, engine.model)
-    if privacy is None:
-        return algorithm.check(*parts, engine.optimizer)
-    try:
-        algorithm.check(*parts, privacy.clipping(engine.optimizer))
-    except ConfigError as refused:
-        algorithm.check(*parts, engine.optimizer)  # refused whatever privacy does: says so itself
-        raise ConfigError(
-            f"privacy.clip={privacy.clip:g} with privacy.calibration=paper clips every local step: "
-            f"{refused}; privacy.calibration=analytic clips uploads only"
-        ) from None
-    require(
-        algorithm.leaks is None,
-        f"privacy.epsilon={privacy.epsilon:g} asks for what this method cannot keep: {algorithm.leaks}",
-    )
-    require(
-        privacy.sensitivity != "lr_over_n" or engine.optimizer.schedule.per == "round",
-        "privacy.sensitivity=lr_over_n needs one learning rate for a round: optimizer.schedule.per=step has many",
-    )
-    require(
-        privacy.ratio == 0 or not engine.model.buffer_names,
-        f"privacy.epsilon={privacy.epsilon:g}: noise could make the variances of this model's BatchNorm negative; "
-        "use a model without running statistics, such as model.norm=group where the model has that option",
-    )
 
 
 def clipped_towards(value: Tensor, center: Tensor | None, radius: float) -> Tensor:

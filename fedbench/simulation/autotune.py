@@ -38,10 +38,10 @@ AGREE = 0.05  # relative distance of several clients' gradients from each one's 
 now: Callable[[], float] = time.perf_counter
 
 
-def use(engine: Engine, plan: Plan, ranks: Ranks | None = None) -> None:
-    """Compute by this plan from now on."""
-    engine.executor = Executor(plan, engine.device, ranks)
+def use(engine: Engine, plan: Plan, ranks: Ranks | None = None) -> Engine:
+    """Return the engine that computes by this plan, with the same model."""
     engine.model.convolution = plan.convolution  # type: ignore
+    return replace(engine, executor=Executor(plan, engine.device, ranks))
 
 
 # -- what can be done ------------------------------------------------------------------------------------------
@@ -81,8 +81,7 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
 def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
     """Why the model cannot do what methods ask of it (None: it can), for several clients at once or one by one; and
     the gradients of the two clients that it was tried on.  # [2, P]"""
-    small, before = _small(engine), _generators(engine.device)
-    small.executor = Executor(Plan("trial", 2 if many else 1, 1, 1), engine.device)
+    small, before = _small(engine, chunk=2 if many else 1), _generators(engine.device)
     cohort = Cohort(small, np.arange(small.federation.num_clients), 0, "trial")
     rows = engine.model.init_row().repeat(len(cohort), 1)
     gradient = torch.zeros_like(rows)
@@ -105,13 +104,19 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
     ), gradient
 
 
-def _small(engine: Engine) -> Engine:
-    """The engine of two clients, those with most samples, and two samples each."""
+def _small(engine: Engine, chunk: int) -> Engine:
+    """Return the engine of two clients, those with most samples, and two samples each, in chunks of so many clients."""
     federation = engine.federation
     ids = np.sort(np.argsort(-federation.num_samples, kind="stable")[:2])
     few = federation.among(ids)
     splits = {name: Ragged.from_lists([part[i][:2] for i in range(len(ids))]) for name, part in few.splits.items()}
-    return replace(engine, federation=replace(few, splits=splits), privacy=None, with_new_clients=None, memories={})
+    return replace(
+        engine,
+        federation=replace(few, splits=splits),
+        with_new_clients=None,
+        privacy=None,
+        executor=Executor(Plan("trial", chunk, 1, 1), engine.device),
+    )
 
 
 def _generators(device: torch.device) -> list[Tensor]:
@@ -190,7 +195,7 @@ class Trial:
 
         The first try touches memory and sets kernels up: where it took long, the better of two counts.
         """
-        use(self.engine, Plan("loop", 1, 1, 1))
+        self.engine = use(self.engine, Plan("loop", 1, 1, 1))
         first = self._time_steps(1)
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
@@ -213,7 +218,7 @@ class Trial:
             hopeless = best < took / 10 < float("inf")
             if hopeless or (again and self.budget < 2 * took):
                 continue
-            use(self.engine, plan)
+            self.engine = use(self.engine, plan)
             began = now()
             self._time(plan, best, self.budget / (len(tries) - i))
             self.engine.executor.close()

@@ -34,7 +34,6 @@ from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
 from fedbench.engine.privacy import Privacy
-from fedbench.engine.privacy import check as check_method
 from fedbench.engine.rows import RowStore
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import FlatModel
@@ -187,58 +186,101 @@ def algorithm(cfg: DictConfig) -> Algorithm:
 def engine(
     cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None, method: Algorithm | None = None
 ) -> Engine:
-    """Everything a cohort needs.
+    """Build everything a cohort needs.
 
-    stored: the executor's plan of a run that is resumed.  method: what the engine is for, which refuses what it cannot
-    run on before executors are timed.
+    Args:
+        cfg: The checked config.
+        arrays: The data set.
+        split: Its partition over clients.
+        stored: The executor's plan of a run that is resumed.  None: of several plans the fastest is chosen.
+        method: The method that the engine is for.  It refuses what it cannot run on before executors are timed.
+
+    Raises:
+        ConfigError: A part does not go with another one.
     """
-    device, ranks = device_of(cfg), processes.current()
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    set_precision(cfg.hardware.precision)
-    clients = ranks.first_on_each_machine(lambda: federation(cfg, arrays, split, device))  # writes features to disk
-    clients = replace(clients, task=task(cfg, arrays))  # runs of one process share tensors, not tasks
-    training = training_clients(clients, cfg.new_clients.count)
-    training.task.setup(training)
-    declare(training.task.directions())
-    training.cohort_size = cohort_size(cfg, training.num_clients)
+    device, ranks = _device(cfg), processes.current()
+    clients = _clients(cfg, arrays, split, device)
+    training = _training(cfg, clients)
     flat = ranks.first_on_each_machine(lambda: model(cfg, training))  # writes weights to disk
     flat.autocast = cfg.hardware.precision == "bf16"
     plans = [Plan(**stored)] if stored else _plans(cfg, training.cohort_size, flat, device)
-    store = RowStore(
-        training.num_clients, device, *memory_limits(device, ranks.local_size), cfg.rounds * training.cohort_size
-    )
-    optimizer = part(cfg, "optimizer")
-    optimizer.check(training.num_clients)
-    outputs = training.outputs_per_sample
-    built = Engine(
-        training,
-        flat,
-        optimizer,
-        Executor(plans[0], device, ranks),
-        store,
-        int(cfg.seed),
-        cfg.rounds,
-        epochs(cfg, training.num_clients),
-        cfg.local.batch_size,
-        cfg.local.drop_last,
-        cfg.eval.batch_size or smaller_for_masks(evaluation_batch(device), outputs),
-        cfg.eval.batch_size or smaller_for_masks(shared_evaluation_batch(device, training.sample_bytes), outputs),
-        with_new_clients=clients,
-        weights=cfg.weights,
-        pace=pace(cfg, training.num_clients),
-        fewest_epochs=cfg.system.fewest_epochs,
-    )
-    built.privacy = privacy(cfg, built.rows)
-    built.compression = compression(cfg, built)
-    flat.convolution = plans[0].convolution  # type: ignore
+    built = _assembled(cfg, clients, training, flat, plans[0])
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
         check_method(built, method)
     if not stored and (len(plans) > 1 or flat.mapped):
-        choose_executor(built, plans)
+        built = choose_executor(built, plans)
     join_runs(built, cfg)
     return built
+
+
+def _device(cfg: DictConfig) -> torch.device:
+    """Return the run's device, and set what torch keeps for the process: current GPU and precision."""
+    device = device_of(cfg)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    set_precision(cfg.hardware.precision)
+    return device
+
+
+def _clients(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
+    """Return the federation of all clients, new ones included, with the run's task."""
+    ranks = processes.current()
+    clients = ranks.first_on_each_machine(lambda: federation(cfg, arrays, split, device))  # writes features to disk
+    return replace(clients, task=task(cfg, arrays))  # runs of one process share tensors, not tasks
+
+
+def _training(cfg: DictConfig, clients: Federation) -> Federation:
+    """Return the federation of the clients that take part in the rounds, and set up its task."""
+    training = training_clients(clients, cfg.new_clients.count)
+    training.task.setup(training)
+    declare(training.task.directions())
+    training.cohort_size = cohort_size(cfg, training.num_clients)
+    return training
+
+
+def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat: FlatModel, plan: Plan) -> Engine:
+    """Return the engine of these parts that computes by this plan."""
+    rows, optimizer = _rows(cfg, training), part(cfg, "optimizer")
+    optimizer.check(training.num_clients)
+    flat.convolution = plan.convolution  # type: ignore
+    eval_batch, shared_batch = _evaluation_batches(cfg, training)
+    return Engine(
+        federation=training,
+        with_new_clients=clients,
+        model=flat,
+        optimizer=optimizer,
+        executor=Executor(plan, training.device, processes.current()),
+        rows=rows,
+        privacy=privacy(cfg, rows),
+        compression=compression(cfg, rows, flat),
+        seed=int(cfg.seed),
+        rounds=cfg.rounds,
+        epochs=epochs(cfg, training.num_clients),
+        batch_size=cfg.local.batch_size,
+        drop_last=cfg.local.drop_last,
+        eval_batch=eval_batch,
+        shared_batch=shared_batch,
+        weights=cfg.weights,
+        pace=pace(cfg, training.num_clients),
+        fewest_epochs=cfg.system.fewest_epochs,
+    )
+
+
+def _rows(cfg: DictConfig, training: Federation) -> RowStore:
+    """Return the store of clients' states, within the memory of this process."""
+    limits = memory_limits(training.device, processes.current().local_size)
+    return RowStore(training.num_clients, training.device, *limits, most=cfg.rounds * training.cohort_size)
+
+
+def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int]:
+    """Return how many samples are evaluated at once, of a client and of all clients that hold one row."""
+    if cfg.eval.batch_size:
+        return cfg.eval.batch_size, cfg.eval.batch_size
+    outputs = training.outputs_per_sample
+    of_one = evaluation_batch(training.device)
+    of_all = shared_evaluation_batch(training.device, training.sample_bytes)
+    return smaller_for_masks(of_one, outputs), smaller_for_masks(of_all, outputs)
 
 
 def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) -> list[Plan]:
@@ -289,22 +331,50 @@ def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
     return None if options is None or options.epsilon is None else Privacy(rows, **options)
 
 
-def compression(cfg: DictConfig, engine: Engine) -> Compression | None:
+def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compression | None:
     """What is done to messages; None with compression=none.  ConfigError where privacy does not allow it."""
-    operator = part(cfg, "compression")
+    operator, options = part(cfg, "compression"), cfg.get("privacy")
     if type(operator) is NoCompression:
         return None
     require(
-        engine.privacy is None or not operator.reads_losses,
+        options is None or options.epsilon is None or not operator.reads_losses,
         f"compression={cfg.choices.compression} has clients tell their training losses, which privacy.epsilon="
         f"{cfg.privacy.epsilon} does not cover; use another one",
     )
-    return Compression(operator, engine.rows, engine.model, engine.seed)
+    return Compression(operator, rows, model, int(cfg.seed))
 
 
-def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
-    """Use the plan that is the fastest for a few local steps of at most 8 clients (64 on a GPU) and 32 samples, of
-    those that the model can be trained by.
+def check_method(engine: Engine, method: Algorithm) -> None:
+    """Refuse what the method cannot run on, and, with privacy, what privacy cannot cover."""
+    privacy, parts = engine.privacy, (engine.federation, engine.model)
+    if privacy is None:
+        return method.check(*parts, engine.optimizer)
+    try:
+        method.check(*parts, privacy.clipping(engine.optimizer))
+    except ConfigError as refused:
+        method.check(*parts, engine.optimizer)  # what it refuses without privacy is reported as such
+        raise ConfigError(
+            f"privacy.clip={privacy.clip:g} with privacy.calibration=paper clips every local step: "
+            f"{refused}; privacy.calibration=analytic clips uploads only"
+        ) from None
+    require(
+        method.leaks is None,
+        f"privacy.epsilon={privacy.epsilon:g} asks for what this method cannot keep: {method.leaks}",
+    )
+    require(
+        privacy.sensitivity != "lr_over_n" or engine.optimizer.schedule.per == "round",
+        "privacy.sensitivity=lr_over_n needs one learning rate for a round: optimizer.schedule.per=step has many",
+    )
+    require(
+        privacy.ratio == 0 or not engine.model.buffer_names,
+        f"privacy.epsilon={privacy.epsilon:g}: noise could make the variances of this model's BatchNorm negative; "
+        "use a model without running statistics, such as model.norm=group where the model has that option",
+    )
+
+
+def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine:
+    """Return the engine with the plan that is the fastest for a few local steps of at most 8 clients (64 on a GPU) and
+    32 samples, of those that the model can be trained by.
 
     Where processes share the run, the first one times and all use its choice.
     """
@@ -312,7 +382,7 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> None:
     ids = draw_cohort(engine.seed, 0, engine.federation.num_clients, engine.federation.cohort_size)
     ids = ids[: 8 if engine.device.type == "cpu" else 64]
     best = autotune.fastest(engine, ids, plans, steps) if ranks.first else plans[0]
-    use(engine, ranks.decide("choice of the executor", best), ranks)
+    return use(engine, ranks.decide("choice of the executor", best), ranks)
 
 
 def _text(group: DictConfig) -> str:

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class Case:
             eval_batch=8,
             cohort_size=min(cohort_size(cfg, 6), federation.num_clients),
         )
-        engine.compression = build.compression(cfg, engine)
+        engine = replace(engine, compression=build.compression(cfg, engine.rows, engine.model))
         return Simulation(cfg, Path(), engine, build.algorithm(cfg), split)
 
     @property

@@ -98,11 +98,11 @@ def engine_on(
     federation.cohort_size = cohort_size or federation.num_clients
     model = module if isinstance(module, FlatModel) else FlatModel(module, columns)
     return Engine(
-        federation,
-        model,
-        optimizer or SGD(lr=0.1),
-        Executor(PLANS[plan] if isinstance(plan, str) else plan, CPU),
-        RowStore(federation.num_clients, CPU, limits, limits),
+        federation=federation,
+        model=model,
+        optimizer=optimizer or SGD(lr=0.1),
+        executor=Executor(PLANS[plan] if isinstance(plan, str) else plan, CPU),
+        rows=RowStore(federation.num_clients, CPU, limits, limits),
         **{"batch_size": 5, "rounds": 4, **options},
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -346,7 +347,8 @@ def other_data() -> Any:
 def references_are_what_was_sent(case: Case) -> None:
     """An upload is relative to what its clients were sent in this round."""
     sim = case.simulation()
-    sim.engine.compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, 0)
+    compression = Compression(TopK(0.5, direction="both"), sim.engine.rows, sim.engine.model, 0)
+    sim.engine = replace(sim.engine, compression=compression)
     try:
         with patch.object(channel, "TINY", 2):
             rounds(sim, 1)

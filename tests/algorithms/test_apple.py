@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -176,8 +177,7 @@ def test_apple_rates_follow_the_schedule() -> None:
     schedules = ({"name": "constant"}, {"name": "exponential", "gamma": 0.5})
     moves = []
     for schedule in schedules:
-        e = points([[1.0], [3.0]], lr=0.2)
-        e.optimizer = SGD(lr=0.2, schedule=schedule)
+        e = replace(points([[1.0], [3.0]], lr=0.2), optimizer=SGD(lr=0.2, schedule=schedule))
         a = play(e, APPLE(eta2=0.1, init="common"), rounds=0)
         a.exchange.cores = column(1.0, 2.0)
         again(e, a, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_what_compression_leaves_out_of_an_adapter_is_made_up_for_once() -> None
     """Clients whose adapters stand still: the server's mean comes to be theirs, though a quarter is sent at a time."""
     of = federation()
     e = engine_on(of, model_of(of=of), SGD(lr=1e-12), batch_size=5, epochs=1)
-    e.compression = Compression(TopK(0.25, memory=True), e.rows, e.model, e.seed)
+    e = replace(e, compression=Compression(TopK(0.25, memory=True), e.rows, e.model, e.seed))
     a = play(e, FedPIA(lam=0.0, server="average", client="identity"), 0)
     rows = spread(e.model, 3)
     a.own[np.arange(3)] = rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,11 @@ from fedbench.algorithms import _alignment as alignment
 from fedbench.algorithms.fedpia import FedPIA
 from fedbench.core.options import ConfigError
 from fedbench.engine import compression as channel
-from fedbench.engine import privacy
 from fedbench.engine.cohort import Cohort, Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.privacy import Privacy
-from fedbench.simulation import build_model as build
-from fedbench.simulation import checkpoint
+from fedbench.simulation import build, checkpoint
+from fedbench.simulation.build_model import model as build_model
 from fedbench.testing import algorithm
 from fedbench.testing._cases import go_on
 
@@ -163,7 +163,7 @@ def test_what_is_in_no_bottleneck_goes_on_from_the_servers() -> None:
     """It has no second one beside it, and is averaged as in FedPer."""
     of = federation()
     words = ["adapter=houlsby", "adapter.width=6", "adapter.twin=true", "adapter.train=[head.*,norm.*]"]
-    model = build.model(compose(["algorithm=fedavg", *SMALL, *words]), of)
+    model = build_model(compose(["algorithm=fedavg", *SMALL, *words]), of)
     e = engine_on(of, model, SGD(lr=1e-12), batch_size=5, epochs=1)
     a = begun(e)
     norm = model.columns["adapter"].rest(model.size) & a.shared
@@ -187,8 +187,8 @@ def test_privacy_acts_on_what_travels(calibration: str, tmp_path: Path, monkeypa
 
     def private(plan: str = "vmap") -> Any:
         sim = summed().simulation(plan, **{"optimizer.momentum": 0})
-        sim.engine.privacy = Privacy(sim.engine.rows, 25, 0.05, 1.0, calibration)
-        privacy.check(sim.engine, sim.algorithm)
+        sim.engine = replace(sim.engine, privacy=Privacy(sim.engine.rows, 25, 0.05, 1.0, calibration))
+        build.check_method(sim.engine, sim.algorithm)
         sim.algorithm.setup(sim.engine.federation, sim.engine.model, sim.engine.rows)
         return sim
 

@@ -30,8 +30,8 @@ def test_fedrep_keeps_counters_of_head_and_base_apart() -> None:
     play(e, FedRep(head_epochs=3), 2)
     steps = all_clients(e).train(e.model.init_row()).steps[:, None]  # of an epoch
     of_head = torch.tensor([name.startswith("head.") for name in e.model.spans])  # [S]
-    close(e.memories["optimizer/head/count"].whole(), torch.where(of_head, 6 * steps, 0))
-    close(e.memories["optimizer/theta/count"].whole(), torch.where(of_head, steps, 3 * steps))  # and above
+    close(e.rows.all["optimizer/head/count"].whole(), torch.where(of_head, 6 * steps, 0))
+    close(e.rows.all["optimizer/theta/count"].whole(), torch.where(of_head, steps, 3 * steps))  # and above
 
 
 def test_fedrep_counts_both_kinds_of_epochs() -> None:

@@ -1,5 +1,6 @@
 """L2GD: a round by hand, its averaging step, and its limits."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_full_mixing_ends_in_one_model() -> None:
 def test_the_servers_copies_are_made_of_what_clients_saw() -> None:
     """At mix = 1 a client's row is the mean as it saw it, to which its next upload adds; compressed both ways."""
     e = six_clients()
-    e.compression = Compression(TopK(0.25, direction="both"), e.rows, e.model, e.seed)
+    e = replace(e, compression=Compression(TopK(0.25, direction="both"), e.rows, e.model, e.seed))
     m = play(e, L2GD(mix=1.0, steps="epochs"), 3)
     everybody = np.arange(6)
     equal(m.sent[everybody], m.x[everybody])

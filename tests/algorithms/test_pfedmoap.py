@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -411,7 +412,7 @@ def test_an_averaged_gate_is_where_all_start():
     e, method = played(2, [[0, 1, 2], [1, 2, 3]], aggregate_gate=True)
     gate = method.gate_columns.take(method.w)
     close(gate, torch.tensor([12, 5]) / 17 @ method.gate[np.array([1, 2])])
-    e.optimizer, method.gate_lr = SGD(1e-30), 1e-30
+    e, method.gate_lr = replace(e, optimizer=SGD(1e-30)), 1e-30
     play(e, method, 1, [[0, 1, 3]], begin=2)
     equal(method.gate[np.array([0, 1, 3])], gate.expand(3, -1))
 
@@ -419,7 +420,7 @@ def test_an_averaged_gate_is_where_all_start():
 def test_a_gate_of_ones_own_is_where_a_client_goes_on():
     e, method = played(2)
     own = method.gate.whole()
-    e.optimizer, method.gate_lr = SGD(1e-30), 1e-30
+    e, method.gate_lr = replace(e, optimizer=SGD(1e-30)), 1e-30
     play(e, method, 1, begin=2)
     equal(method.gate.whole(), own)
     assert (own[0] != own[1]).any()
@@ -429,7 +430,7 @@ def test_a_gate_of_ones_own_is_where_a_client_goes_on():
 # -- privacy ---------------------------------------------------------------------------------------------
 def in_private(epsilon: float, clip: float | None, rounds: int, **options: Any) -> PFedMoAP:
     e = world()
-    e.privacy = Privacy(e.rows, epsilon, 0.05, clip)
+    e = replace(e, privacy=Privacy(e.rows, epsilon, 0.05, clip))
     return play(e, PFedMoAP(**options), rounds)  # type: ignore[return-value]
 
 
@@ -456,7 +457,7 @@ def test_the_gate_is_clipped_only_if_it_is_sent(aggregate: bool):
     for clip in (None, 1e-6):
         e = world()
         method = play(e, PFedMoAP(aggregate_gate=aggregate), 1)
-        e.privacy, e.epochs, e.optimizer = Privacy(e.rows, math.inf, 0.05, clip), 1, SGD(0.5)
+        e = replace(e, privacy=Privacy(e.rows, math.inf, 0.05, clip), epochs=1, optimizer=SGD(0.5))
         w = method.w
         play(e, method, 1, begin=1)
         moved.append(
@@ -565,7 +566,6 @@ def test_without_a_number_of_experts_there_are_as_many_as_clients_up_to_ten():
 
 
 def test_other_models_are_refused():
-    e = world()
-    e.model = FlatModel(seeded(lambda: torch.nn.Linear(D, C)), {"prompt": ["weight"]})
+    e = replace(world(), model=FlatModel(seeded(lambda: torch.nn.Linear(D, C)), {"prompt": ["weight"]}))
     with pytest.raises(ConfigError, match="algorithm=pfedmoap mixes text features: it needs model=clip_prompt"):
         play(e, PFedMoAP(), 0)

@@ -1,5 +1,6 @@
 """pFedNet: rounds by hand, its limits, and what is sent to whom."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def test_without_shared_columns_it_is_network_lasso(personal: str, columns: dict
     assert cohort.ledger.steps == 6
     close(deployed(e, a), deployed(f, play(f, Local(), 3)), 1e-6)
     h = six_clients(columns=columns, **FULL)
-    g.weights = "uniform"
+    g = replace(g, weights="uniform")
     fused = play(h, PFedNet(lam=1e6, personal=personal), 2)
     close(deployed(h, fused), deployed(g, play(g, FedAvg(), 2)), 1e-6)
     assert not torch.allclose(deployed(h, fused), deployed(e, a))
@@ -306,8 +307,7 @@ def test_the_rates_of_a_schedule_by_steps_add_up() -> None:
     """0.1 (1 + 3/4 + 1/2 + 1/4) in the one round of four steps, with momentum (1, 1.5, 1.75, 1.875) times that."""
     schedule = {"name": "linear", "per": "step"}
     for momentum, reach in ((0.0, [1, 1, 1, 1]), (0.5, [1, 1.5, 1.75, 1.875])):
-        e = least_squares(SGD(lr=0.1, momentum=momentum, schedule=schedule), 4)
-        e.rounds = 1
+        e = replace(least_squares(SGD(lr=0.1, momentum=momentum, schedule=schedule), 4), rounds=1)
         sums = all_clients(e).rate_sums()
         np.testing.assert_allclose(sums, 0.1 * np.dot(reach, [1, 3 / 4, 1 / 2, 1 / 4]))
 
@@ -427,7 +427,7 @@ def test_other_sketches_and_metrics(options: dict) -> None:
 def test_new_clients_start_from_their_neighbours() -> None:
     """Six train, of whom the last two are new too, by their data: their nearest ones are themselves, at distance 0."""
     e = six_clients()
-    e.with_new_clients = e.federation
+    e = replace(e, with_new_clients=e.federation)
     a = play(e, PFedNet(k=2), 2)
     newcomers = Cohort(e, np.array([4, 5]), 1, "new clients")
     rows = a.newcomer_rows(newcomers, [])
@@ -447,8 +447,7 @@ def test_new_clients_start_from_their_neighbours() -> None:
 def test_each_new_client_adapts_its_own_row() -> None:
     e = six_clients()
     a = play(e, PFedNet(k=1), 2)
-    e.with_new_clients, old = e.federation, e.federation.among(np.arange(4))
-    e.federation = old
+    e = replace(e, with_new_clients=e.federation, federation=e.federation.among(np.arange(4)))
     rows = new_clients.starting_rows(a, e)
     assert rows.shape == (2, e.model.size) and not torch.equal(rows[0], rows[1])
     ids, curves = new_clients.adapt(e, rows, 1, 0.1, 0.0)
@@ -462,9 +461,13 @@ def test_what_new_clients_tell_is_released_too() -> None:
     """Their sketches get noise, and stand in no count of the clients of the rounds."""
     e = six_clients()
     a = play(e, PFedNet(k=1))
-    e.with_new_clients, e.federation = e.federation, e.federation.among(np.arange(4))
     e.rows.num_clients = 4
-    e.privacy = Privacy(e.rows, 1.0, 0.05, 1.0, "analytic")
+    e = replace(
+        e,
+        with_new_clients=e.federation,
+        federation=e.federation.among(np.arange(4)),
+        privacy=Privacy(e.rows, 1.0, 0.05, 1.0, "analytic"),
+    )
     told: list[torch.Tensor] = []
     a.ask = lambda clients, ask=a.ask: told.append(ask(clients)) or told[-1]  # type: ignore[method-assign]
     assert torch.isfinite(new_clients.starting_rows(a, e)).all()

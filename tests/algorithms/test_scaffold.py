@@ -1,5 +1,7 @@
 """SCAFFOLD: what control variates sum to and learn, and rounds by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -91,8 +93,7 @@ def test_scaffold_refuses_what_its_variates_are_not_derived_for(optimizer: Optim
 
 def test_a_round_at_learning_rate_zero_teaches_no_variate() -> None:
     """A schedule may fall to 0, where (x - theta) / (steps lr) is 0 / 0."""
-    e = four_of_six(SGD(lr=LR, schedule={"name": "exponential", "gamma": 0.0}))
-    e.rounds = 2
+    e = replace(four_of_six(SGD(lr=LR, schedule={"name": "exponential", "gamma": 0.0})), rounds=2)
     algorithm = play(e, Scaffold(), 1, COHORTS_OF_FOUR)
     before = algorithm.c_i.whole()
     assert e.optimizer.rate(1, 2, e.federation.splits["train"].owners()[:1]) == 0

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
 from functools import partial
 
 import numpy as np
@@ -189,8 +190,7 @@ def test_a_row_of_all_clients_is_evaluated_in_batches_of_its_own() -> None:
 
     cohort, row = Cohort(e, IDS, 0), e.model.init_row()
     small = cohort.forward(row, fn)
-    e.shared_batch = 5
-    large = cohort.forward(row, fn)
+    large = Cohort(replace(e, shared_batch=5), IDS, 0).forward(row, fn)
     total = sum(TEST[i] for i in IDS)
     assert seen == [min(2, total - a) for a in range(0, total, 2)] + [min(5, total - a) for a in range(0, total, 5)]
     for a, b in zip(small, large, strict=True):
@@ -317,8 +317,7 @@ def test_a_closure_over_the_cohorts_rows_is_found(plan: str) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_loss_that_is_not_finite_names_client_and_round(plan: str) -> None:
-    e = build(plan=plan)
-    e.optimizer = SGD(lr=0.1)
+    e = replace(build(plan=plan), optimizer=SGD(lr=0.1))
     start = e.model.init_row().expand(4, -1).clone()
     start[2] = float("inf")
     with pytest.raises(RunError, match=r"client 5 is not finite in round 3: optimizer.lr=0.1"):
@@ -327,8 +326,7 @@ def test_a_loss_that_is_not_finite_names_client_and_round(plan: str) -> None:
 
 
 def test_a_step_that_blows_up_is_found_though_its_loss_was_finite() -> None:
-    e = build()
-    e.optimizer = SGD(lr=3e38)
+    e = replace(build(), optimizer=SGD(lr=3e38))
     with pytest.raises(RunError, match=r"round 1"):
         Cohort(e, IDS, 0).train(e.model.init_row(), how=LocalTraining(steps=1))
 
@@ -415,8 +413,8 @@ RATES = [0.05, 0.2, 0.01, 0.1, 0.3, 0.15]
 
 def personal(method: str, lr: float | list[float], plan: str) -> Tensor:
     """What clients IDS hold after a round (SCAFFOLD: their c_i; Per-FedAvg: one step from the initial row)."""
-    e = build("chain", plan)
-    e.optimizer, a = SGD(lr=lr), make(compose([f"algorithm={method}"]).algorithm)
+    e = replace(build("chain", plan), optimizer=SGD(lr=lr))
+    a = make(compose([f"algorithm={method}"]).algorithm)
     a.setup(e.federation, e.model, e.rows)
     if method != "per_fedavg":
         a.round(Cohort(e, np.sort(IDS), 0))
@@ -478,6 +476,14 @@ def test_a_list_of_rates_is_one_for_each_client() -> None:
         parts.engine(cfg, arrays, parts.partition(cfg, arrays))
     with pytest.raises(ConfigError, match=r"optimizer.lr must be .*, got \[0.1, -1\]"):
         check(compose(["optimizer.lr=[0.1,-1]"]))
+
+
+def test_an_engine_stays_as_it_is() -> None:
+    e = build()
+    with pytest.raises(FrozenInstanceError):
+        e.rounds = 2  # type: ignore[misc]
+    with pytest.raises(TypeError, match="positional"):
+        Engine(e.federation, e.model)  # type: ignore[misc]
 
 
 # -- means ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,7 @@ def small_messages_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def net(operator: Operator | None, module: nn.Module | None = None) -> Engine:
     e = engine(*ragged(), module or mlp(), columns=None if module else HEAD, cohort_size=3)
-    e.compression = None if operator is None else Compression(operator, e.rows, e.model, e.seed)
-    return e
+    return e if operator is None else replace(e, compression=Compression(operator, e.rows, e.model, e.seed))
 
 
 def top2(memory: bool = True, direction: Any = "up") -> TopK:
@@ -375,7 +375,8 @@ def test_an_exact_operator_changes_no_bit_and_keeps_nothing() -> None:
 
 def test_compression_is_built_from_the_configuration() -> None:
     def built(*overrides: str) -> Compression | None:
-        return build.compression(compose(list(overrides)), net(None))
+        e = net(None)
+        return build.compression(compose(list(overrides)), e.rows, e.model)
 
     assert built() is None and built("compression=none", "compression.direction=both") is None
     found = built("compression=topk", "compression.share=0.25", "compression.direction=both")
@@ -404,9 +405,8 @@ def test_losses_are_not_told_under_privacy() -> None:
     cfg = compose(["privacy.epsilon=1"])
     cfg.compression._target_ = f"{__name__}.Listener"
     e = net(None)
-    e.privacy = build.privacy(cfg, e.rows)
     with pytest.raises(ConfigError, match=r"tell their training losses, which privacy\.epsilon=1"):
-        build.compression(cfg, e)
+        build.compression(cfg, e.rows, e.model)
 
 
 # -- running statistics ----------------------------------------------------------------------------------
@@ -506,7 +506,7 @@ def test_draws_differ_by_message_round_and_client() -> None:
     Cohort(net(again), IDS[1:], 0).upload(a=rows(1, 2), relative_to={"a": None})
     equal(again.shown[0][1], spy.shown[0][1][1:])  # of a client whoever else takes part
     other, e = Spy(), net(None)
-    e.compression = Compression(other, e.rows, e.model, e.seed + 1)
+    e = replace(e, compression=Compression(other, e.rows, e.model, e.seed + 1))
     Cohort(e, IDS, 0).upload(a=rows(1, 2, 3), relative_to={"a": None})
     assert not (other.shown[0][1] == spy.shown[0][1]).any()
 
@@ -514,8 +514,7 @@ def test_draws_differ_by_message_round_and_client() -> None:
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_operators_are_given_each_clients_part_in_the_servers_mean(weights: Any) -> None:
     """DAdaQuant's levels keep the variance of that mean: with weights=uniform all clients have q_t."""
-    e = net(operator := DAdaQuant(8, 64))
-    e.weights = weights
+    e = replace(net(operator := DAdaQuant(8, 64)), weights=weights)
     cohort, given = Cohort(e, IDS, 0), []
     operator.levels_of = lambda message, rows: given.append(message) or DAdaQuant.levels_of(operator, message, rows)
     cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None})

@@ -178,7 +178,7 @@ def test_auto_keeps_the_fastest_and_says_so(caplog, monkeypatch: pytest.MonkeyPa
     Clock.steady(monkeypatch, 0.001)
     caplog.set_level("INFO", "fedbench")
     e = make()
-    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads" and "executors timed: " in caplog.text and "ms a step" in caplog.text
     assert Plan(**e.executor.state()) == e.executor.plan
     monkeypatch.undo()
@@ -194,7 +194,7 @@ def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) 
         return 0.3 if held_up else 0.2 if names[-1] == "vmap" else 0.01
 
     clock, e = Clock(monkeypatch, seconds), make(rounds=1000)
-    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads"
     assert [name for name, *_ in clock.calls[2:]] == ["vmap", "vmap", "threads", "vmap", "vmap", "threads", "threads"]
 
@@ -203,7 +203,7 @@ def test_auto_is_not_misled_by_another_process(monkeypatch: pytest.MonkeyPatch) 
 def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds, and two steps of one client from which that is known; the faster plan is found all the same."""
     clock, e = Clock.steady(monkeypatch, step), make(rounds=100_000)
-    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads"
     assert clock.now <= autotune.SECONDS + 2 * step
     assert all(clients * step <= autotune.SECONDS / 4 for name, clients, _ in clock.calls if name != "loop")
@@ -218,7 +218,7 @@ def test_timing_keeps_within_its_budget(step: float, monkeypatch: pytest.MonkeyP
 def test_a_short_run_is_timed_for_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of what its steps will take, of which there are 4 x 17."""
     clock, e = Clock.steady(monkeypatch, 0.3), make(rounds=4)
-    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads" and clock.now <= 0.1 * 4 * 17 * 0.3 + 2 * 0.3
 
 
@@ -226,7 +226,7 @@ def test_what_was_not_timed_is_said(caplog, monkeypatch: pytest.MonkeyPatch) -> 
     caplog.set_level("INFO", "fedbench")
     Clock.steady(monkeypatch, 30.0)
     e = make()
-    build.choose_executor(e, plans("auto", None, 2, CPU, 6))
+    e = build.choose_executor(e, plans("auto", None, 2, CPU, 6))
     assert e.executor.plan.name == "threads" and "executor not timed: a step of one client takes 30 s" in caplog.text
 
 

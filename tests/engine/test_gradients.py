@@ -253,11 +253,11 @@ def test_cuda_graphs_give_the_direct_rows(model: str) -> None:
         device = torch.device("cuda")
         federation = Federation.build(arrays, split, device)
         return Engine(
-            federation,
-            FlatModel(seeded(MODELS[model][0]), device=device),
-            SGD(lr=0.1, momentum=0.9, reset="never"),
-            Executor(Plan("vmap", 0, 1, 1, graphs), device),
-            RowStore(6, device, 1 << 30, 1 << 30),
+            federation=federation,
+            model=FlatModel(seeded(MODELS[model][0]), device=device),
+            optimizer=SGD(lr=0.1, momentum=0.9, reset="never"),
+            executor=Executor(Plan("vmap", 0, 1, 1, graphs), device),
+            rows=RowStore(6, device, 1 << 30, 1 << 30),
             batch_size=5,
             rounds=4,
             eval_batch=8,

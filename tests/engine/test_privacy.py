@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,8 +59,7 @@ IDS = np.array([4, 0, 5, 2])
 
 
 def private(e: Engine, epsilon: float = 25, delta: float = 0.05, clip: float | None = 1.0, **options: Any) -> Engine:
-    e.privacy = Privacy(e.rows, epsilon, delta, clip, **options)
-    return e
+    return replace(e, privacy=Privacy(e.rows, epsilon, delta, clip, **options))
 
 
 def net(optimizer: SGD | None = None, **options: Any) -> Engine:
@@ -278,8 +278,8 @@ def test_steps_are_clipped(options: dict, purpose: str, uploaded: bool, expected
 def test_the_smaller_of_two_clips_counts() -> None:
     e = private(points())
     for clip, factor in ((0.25, 0.25), (10.0, 1.0)):
-        e.optimizer = SGD(lr=1.0, clip=clip)
-        close(all_clients(e).train(torch.zeros(2)).theta[0], factor * CUT[0])
+        clipping = replace(e, optimizer=SGD(lr=1.0, clip=clip))
+        close(all_clients(clipping).train(torch.zeros(2)).theta[0], factor * CUT[0])
 
 
 def test_steps_are_clipped_over_the_columns_that_move_and_are_uploaded() -> None:
@@ -323,7 +323,8 @@ def test_personal_columns_are_not_clipped(name: str, kept: str) -> None:
     for on in (False, True):
         e = net(SGD(lr=1.0), batch_size=100)
         method = build.algorithm(compose([f"algorithm={name}"]))
-        a = play(private(e, math.inf, clip=1e-3) if on else e, method, rounds=0)
+        e = private(e, math.inf, clip=1e-3) if on else e
+        a = play(e, method, rounds=0)
         before = deployed(e, a)
         play(e, a, 1, begin=1)
         own = e.model.columns[kept]
@@ -342,7 +343,7 @@ def test_personal_prompts_and_gates_are_not_clipped(name: str, kept: str) -> Non
         a = play(e, build.algorithm(compose([f"algorithm={name}"])), 1)
         before = rows_of(deployed(e, a))
         if on:
-            private(e, math.inf, clip=1e-4)
+            e = private(e, math.inf, clip=1e-4)
         play(e, a, 1, begin=1)
         moved.append([e.model.columns[c].take(rows_of(deployed(e, a, 1)) - before) for c in (kept, "prompt")])
     (kept_free, sent_free), (kept_on, sent_on) = moved
@@ -512,7 +513,7 @@ class Leaky(FedAvg):
 
 def refused(e: Engine, algorithm: Algorithm) -> str:
     with pytest.raises(ConfigError) as caught:
-        privacy.check(e, algorithm)
+        build.check_method(e, algorithm)
     return str(caught.value)
 
 
@@ -521,7 +522,7 @@ def test_a_method_that_leaks_is_refused() -> None:
         assert refused(private(net()), method) == (
             "privacy.epsilon=25 asks for what this method cannot keep: algorithm=leaky whispers"
         )
-        privacy.check(net(), method)
+        build.check_method(net(), method)
 
 
 def test_running_statistics_are_refused() -> None:
@@ -529,7 +530,7 @@ def test_running_statistics_are_refused() -> None:
     for norm, fails in (("batch", True), ("group", False)):
         e = private(engine(arrays, split, ResNet((1, 8, 8), 3, [4], norm)))
         with pytest.raises(ConfigError, match="BatchNorm") if fails else contextlib.nullcontext():
-            privacy.check(e, FedAvg())
+            build.check_method(e, FedAvg())
 
 
 @pytest.mark.parametrize("name", ["algorithm=scaffold", "algorithm=pgfed_ce algorithm.mode=pseudo_gradient"])
@@ -537,7 +538,7 @@ def test_a_method_that_forbids_clipped_steps_is_refused_with_them_only(name: str
     method = build.algorithm(compose(name.split()))
     words = refused(private(net()), method)
     assert words.startswith("privacy.clip=1 with privacy.calibration=paper clips every local step: algorithm")
-    privacy.check(private(net(), calibration="analytic"), method)
+    build.check_method(private(net(), calibration="analytic"), method)
     with_momentum = refused(private(net(SGD(lr=0.1, momentum=0.9, weight_decay=0.1))), method)
     assert with_momentum.startswith("algorithm")  # refused without privacy, too
 
@@ -549,9 +550,9 @@ def prepared(
     """The method's simulation with privacy, checked and set up; skips those that it refuses."""
     sim = found.simulation(plan, **values)
     if calibration is not None:
-        private(sim.engine, epsilon, calibration=calibration)
+        sim.engine = private(sim.engine, epsilon, calibration=calibration)
     try:
-        privacy.check(sim.engine, sim.algorithm)
+        build.check_method(sim.engine, sim.algorithm)
     except ConfigError as words:
         pytest.skip(str(words))
     sim.algorithm.setup(sim.engine.federation, sim.engine.model, sim.engine.rows)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -395,9 +396,8 @@ def test_auto_is_tried_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Ranks, "gather", lambda self, what, value: told.append(value) or [value or LOOP] * 2)
     arrays, split = ragged()
     for rank in range(2):
-        e = engine(arrays, split, mlp())
-        e.executor = Executor(LOOP, CPU, two(rank))
-        build.choose_executor(e, [LOOP, Plan("threads", 1, 2, 1)])
+        e = replace(engine(arrays, split, mlp()), executor=Executor(LOOP, CPU, two(rank)))
+        e = build.choose_executor(e, [LOOP, Plan("threads", 1, 2, 1)])
         assert e.executor.ranks.size == 2 and e.executor.plan == (told[0] if rank == 0 else LOOP)
     assert isinstance(told[0], Plan) and told[1] is None
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -214,7 +215,7 @@ def test_a_client_without_samples_stays_where_it_is() -> None:
 @pytest.mark.parametrize("model", ["chain", "batch norm"])
 def test_clipping_sees_the_trained_columns(model: str) -> None:
     e = build(model)
-    e.optimizer = SGD(lr=0.1, clip=0.05)
+    e = replace(e, optimizer=SGD(lr=0.1, clip=0.05))
     start = e.model.init_row()
     plain, pulled = (
         all_clients(e).train(start),
@@ -246,8 +247,8 @@ def test_a_step_along_the_gradient_and_more(
     monkeypatch.setattr(compiled, "LARGE", 0)
     given, give = [], Product.give
     monkeypatch.setattr(Product, "give", lambda self, *factors: (given.append(self.start), give(self, *factors)))
-    e = build(model, plan=PLANS[plan])
-    e.optimizer, e.model.autocast = optimizer, low
+    e = replace(build(model, plan=PLANS[plan]), optimizer=optimizer)
+    e.model.autocast = low
     start = e.model.init_row()
     plus, along = torch.randn(2, *start.shape, generator=torch.Generator().manual_seed(0)) * 0.1
 
@@ -274,7 +275,7 @@ def test_what_a_step_adds_outside_the_trained_columns_changes_nothing() -> None:
     """A method may add lam (theta - w) over the whole row, running statistics included: they are neither moved by
     the optimizer, nor counted in a clipped norm, nor left in the gradient of the next step."""
     e = build("batch norm")
-    e.optimizer = SGD(lr=0.1, clip=0.05, momentum=0.9, weight_decay=0.1)
+    e = replace(e, optimizer=SGD(lr=0.1, clip=0.05, momentum=0.9, weight_decay=0.1))
     trained = e.model.trained
     seen = []
 
@@ -328,9 +329,9 @@ def test_only_rounds_leave_buffers_behind(purpose: str) -> None:
     e.optimizer.reset = "never"
     start = e.model.init_row()
     all_clients(e, 0).train(start)
-    kept = e.memories["optimizer/theta/momentum"].state_dict()
+    kept = e.rows.all["optimizer/theta/momentum"].state_dict()
     all_clients(e, 0, purpose).train(start)
-    equal(e.memories["optimizer/theta/momentum"].state_dict(), kept)
+    equal(e.rows.all["optimizer/theta/momentum"].state_dict(), kept)
     fresh = build(optimizer="momentum")
     fresh.optimizer.reset = "never"
     equal(all_clients(fresh, 1, purpose).train(start).theta, all_clients(e, 1, purpose).train(start).theta)
@@ -396,7 +397,7 @@ def test_adam_counts_the_steps_of_every_parameter() -> None:
     start = e.model.init_row()
     rows = all_clients(e).train(start, step=in_turn).theta
     rows = Cohort(e, np.arange(len(split.train)), 1).train(rows, step=in_turn).theta
-    assert e.memories["optimizer/theta/count"].default.shape == (len(e.model.spans),)
+    assert e.rows.all["optimizer/theta/count"].default.shape == (len(e.model.spans),)
     for i in IDS:
         bare = Bare(e, i, start, "adam")
         named = dict(bare.module.named_parameters())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +56,8 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 def with_newcomers(e: Engine, count: int) -> Engine:
     """The engine of a federation whose last clients are new."""
-    e.with_new_clients = e.federation
-    e.federation = e.federation.among(np.arange(e.federation.num_clients - count))
-    return e
+    old = e.federation.among(np.arange(e.federation.num_clients - count))
+    return replace(e, federation=old, with_new_clients=e.federation)
 
 
 def test_the_last_clients_are_not_in_the_federation_that_trains() -> None:
@@ -132,7 +132,7 @@ def test_adaptation_by_hand(monkeypatch) -> None:
     e = engine_on(
         targets_federation([np.zeros((4, 2)), m + np.zeros((3, 2)), np.ones((5, 2))]), Point([5.0, 6.0]), batch_size=10
     )
-    with_newcomers(e, 2)
+    e = with_newcomers(e, 2)
     losses = []
 
     def score(cohort, rows, predict, part):

@@ -50,7 +50,7 @@ from fedbench.engine.training import LocalTraining
 from fedbench.models.resnet import ResNet
 from fedbench.nn.flat import Columns
 from fedbench.simulation import build, checkpoint, evaluate, simulator
-from fedbench.simulation.progress import privacy_lines
+from fedbench.simulation.progress import ending_lines, privacy_lines
 from fedbench.simulation.simulator import Simulation
 from fedbench.testing.algorithm import leaking
 
@@ -424,17 +424,18 @@ def test_off_is_no_part_of_the_hash() -> None:
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_the_record_of_a_run(calibration: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys) -> None:
+def test_the_record_of_a_run(calibration: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """PGFed uploads theta, g, c, and from the second round a client's own coefficients: 3 and then 4 tensors."""
     caplog.set_level("INFO", "fedbench")
-    found = run(
+    summary = run(
         tmp_path, "algorithm=pgfed", "clients_per_round=6", "privacy.epsilon=25", f"privacy.calibration={calibration}"
-    )["privacy"]
+    )
+    found = summary["privacy"]
     assert json.loads((tmp_path / "summary.json").read_text())["privacy"] == found
     assert found["releases"] == 3 + 4 + 4 and (found["epsilon"], found["delta"], found["clip"]) == (25, 0.05, 1.0)
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("privacy: ")]
     assert [" ".join(line.split()) for line in said] == [f"privacy: {found['guarantee']}"]
-    ending = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  privacy: "))
+    ending = next(line for line in ending_lines(summary, tmp_path) if line.startswith("  privacy: "))
     lines = privacy_lines(found)
     assert ending == lines[0] and " ".join(" ".join(lines).split()).endswith(found["guarantee"])
     if calibration == "paper":

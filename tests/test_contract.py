@@ -1,4 +1,4 @@
-"""What every method, model, adapter, task, partition and operator keeps, found by listing conf: new files are tested.
+"""What every method, model, adapter, task, partition, operator and callback keeps.  New files of conf are found.
 
 The checks are those of fedbench.testing, which everybody's own class gets too.
 """
@@ -16,7 +16,7 @@ from cases import METHODS, case
 from contract import require_held, skipped
 
 from fedbench.config.conf_tree import group_options
-from fedbench.testing import adapter, algorithm, compression, model, partition, task
+from fedbench.testing import adapter, algorithm, callback, compression, model, partition, task
 
 ADAPTERS = [  # every file of conf/adapter, and options that take another path
     *group_options("adapter"),
@@ -27,6 +27,11 @@ ADAPTERS = [  # every file of conf/adapter, and options that take another path
     "fusion places=['*.proj','optional:embed'] adapters=3 activation=gelu scale=2.0",
 ]
 MODELS = group_options("model")
+CALLBACKS = [  # importing MLflow takes seconds
+    pytest.param(name, marks=pytest.mark.slow) if name == "mlflow" else name
+    for name in group_options("callbacks")
+    if name != "none"
+]
 PARTITIONS = group_options("partition")
 TASKS = [  # every file of conf/task, and options that take another path
     *group_options("task"),
@@ -126,6 +131,17 @@ def parsed(words: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("check", compression.SUITE.checks)
 def test_an_operator_keeps(check: str, words: str) -> None:
     require_held(compression.SUITE, check, words, compression.case_for(*parsed(words)))
+
+
+@functools.cache
+def callback_case(name: str) -> Any:
+    return callback.case_for(name)
+
+
+@pytest.mark.parametrize("check", callback.SUITE.checks)
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_callback_keeps(check: str, name: str) -> None:
+    require_held(callback.SUITE, check, name, callback_case(name))
 
 
 @pytest.mark.parametrize("words", ADAPTERS)

@@ -23,9 +23,9 @@ from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
 from fedbench.simulation.log import notice
 from fedbench.simulation.processes import take_part, under_torchrun
-from fedbench.simulation.progress import ending
 from fedbench.simulation.simulate import Ended, simulate, skip, start
 from fedbench.simulation.status import started_by
+from fedbench.simulation.summary_text import ending
 
 REFUSED = ("--config-name", "--config-path", "--experimental-rerun")
 

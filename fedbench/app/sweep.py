@@ -27,10 +27,10 @@ from fedbench.core.streams import lasting
 from fedbench.core.suggest import suggested
 from fedbench.simulation.log import notice
 from fedbench.simulation.processes import under_torchrun
-from fedbench.simulation.progress import clients_of, ending_line
 from fedbench.simulation.result import has_validation, primary_of, score_of, value_in
 from fedbench.simulation.simulate import Ended, interruptible, recorded, start
 from fedbench.simulation.status import FILE as STATUS
+from fedbench.simulation.summary_text import clients_of, ending_line
 
 BASIC = "BasicSweeper"  # Hydra's, which lists all cells before they run and uses no scores
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...

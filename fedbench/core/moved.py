@@ -43,7 +43,7 @@ MOVED = {
     "evaluate": "simulation.evaluate",
     "checkpoint": "simulation.checkpoint",
     "tracking": "simulation.callbacks.tables",
-    "progress": "simulation.progress",
+    "progress": "simulation.summary_text",
     "matrices": "simulation.callbacks.matrices",
     "new_clients": "simulation.new_clients",
 }

@@ -17,9 +17,9 @@ from fedbench.core.files import replace_text
 from fedbench.engine.federation import Federation
 from fedbench.simulation import new_clients
 from fedbench.simulation.environment import describe_environment, now, peak_memory
-from fedbench.simulation.progress import clauses
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.sampling import evaluated_clients
+from fedbench.simulation.summary_text import clauses
 
 log = logging.getLogger(__name__)
 MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # limits of names printed at the start of a run

@@ -50,8 +50,8 @@ from fedbench.engine.training import LocalTraining
 from fedbench.models.resnet import ResNet
 from fedbench.nn.flat import Columns
 from fedbench.simulation import build, checkpoint, evaluate, simulator
-from fedbench.simulation.progress import ending_lines, privacy_lines
 from fedbench.simulation.simulator import Simulation
+from fedbench.simulation.summary_text import ending_lines, privacy_lines
 from fedbench.testing.algorithm import leaking
 
 CALIBRATIONS = ("paper", "analytic")

@@ -15,10 +15,10 @@ from fedbench.data.base import Arrays
 from fedbench.engine.federation import Federation
 from fedbench.partition.base import Ragged, Split
 from fedbench.report.paper import commands
-from fedbench.simulation.progress import clauses, ending, next_lines
 from fedbench.simulation.reporting import what_is_learned
 from fedbench.simulation.simulator import run
 from fedbench.simulation.status import resume_command
+from fedbench.simulation.summary_text import clauses, ending, next_lines
 
 OPTIONS = [
     *("dataset=digits", "model=logistic", "partition.num_clients=6", "clients_per_round=2", "rounds=2"),

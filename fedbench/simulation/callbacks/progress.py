@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.engine import joint
 from fedbench.simulation.callbacks.base import Callback, Status
-from fedbench.simulation.progress import duration
+from fedbench.simulation.summary_text import duration
 
 if TYPE_CHECKING:
     from fedbench.simulation.run_state import Simulation

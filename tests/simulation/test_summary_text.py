@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.simulation.progress import duration, ending, ending_line
+from fedbench.simulation.summary_text import duration, ending, ending_line
 
 
 def summary(**changes) -> dict:
@@ -35,7 +35,7 @@ def summary(**changes) -> dict:
 
 
 def test_importing_progress_does_not_import_rich():
-    code = "import sys, fedbench.simulation.progress; assert not {'rich', 'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, fedbench.simulation.summary_text; assert not {'rich', 'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -471,10 +471,10 @@ def test_a_resumed_run_has_the_same_noise_and_account(calibration: str, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         real = simulator.run_round
 
-        def stop(sim: Simulation, *more: Any) -> None:
+        def stop(sim: Simulation, *more: Any) -> Any:
             if sim.done == 2:
                 raise KeyboardInterrupt
-            real(sim, *more)
+            return real(sim, *more)
 
         patch.setattr(simulator, "run_round", stop)
         with pytest.raises(KeyboardInterrupt):

@@ -83,7 +83,7 @@ def _config_dir(words: list[str]) -> str | None:
 def _option(group: str, option: str, folders: list[Path]) -> str:
     """Return the comments at the head of an option's file, and its keys with their defaults and comments."""
     files = option_files(group, option, folders)
-    if group == "experiment":
+    if group in ("experiment", "callbacks"):  # their files have keys of several parts
         return "\n".join(f"{group}={name}\n{textwrap.indent(text.rstrip(), '  ')}" for name, text in files.items())
     head = [f"{group}={option}"]
     for name, text in reversed(files.items()):

@@ -320,8 +320,6 @@ def test_apple_resumes_with_kept_momentum(tmp_path: Path) -> None:
     sim = simulator.prepare(cfg, tmp_path, None)
     play(sim.engine, sim.algorithm, 2, [[0, 1], [1, 3]], begin=1)
     sim.done = 2
-    assert sim.matrices is not None
-    sim.matrices.save()
     other = simulator.prepare(cfg, tmp_path, sim.state())
     assert {n: s.default.shape[0] for n, s in other.engine.rows.all.items() if "optimizer" in n} == {
         "optimizer/core/momentum": sim.engine.model.size,

@@ -53,10 +53,10 @@ class IFCA(Algorithm):
         pick = self.nearest(cohort, theta)  # k_i  [K]
         out = cohort.train(theta[pick])
         chosen = one_hot(pick, self.clusters).to(theta)  # [K, M]
-        told = cohort.upload(k=chosen, replaces={"k": None}, plain=["k"]).k.argmax(1)  # [K]
+        choice = cohort.upload(k=chosen, replaces={"k": None}, plain=["k"]).k.argmax(1)  # [K]
         change = out.theta - theta[pick]  # [K, P]
         change = cohort.upload(change=change, relative_to={"change": None}).change
-        step = cohort.mean(change, groups=one_hot(told, self.clusters).T)  # [M, P], 0 for a k of nobody
+        step = cohort.mean(change, groups=one_hot(choice, self.clusters).T)  # [M, P], 0 for a k of nobody
         if self.shared_body:
             step = self.body.put(step, cohort.mean(self.body.take(change)).expand(self.clusters, -1))
         self.theta = self.theta + step

@@ -261,7 +261,7 @@ def _outcome(cell: Path, changed: bool) -> dict[str, Any]:
     if not changed:
         return {"status": "not started", "score": None, "sentence": ""}
     if status["status"] == "running":
-        return {**status, "status": "died", "sentence": "its process ended without a word"}
+        return {**status, "status": "died", "sentence": "its process was killed"}
     return status
 
 

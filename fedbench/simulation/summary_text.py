@@ -152,9 +152,9 @@ def next_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         **({} if "dataset" in classes and not words else {sweep: "compare methods over seeds"}),
         "python -m fedbench --help": "methods, data sets, options",
     }
-    typed_so = [suggested(command) for command in commands]
-    width = min(max(map(len, typed_so)), 72)
-    return [f"  {command:<{width}}  {why}" for command, why in zip(typed_so, commands.values(), strict=True)]
+    lines = [suggested(command) for command in commands]
+    width = min(max(map(len, lines)), 72)
+    return [f"  {command:<{width}}  {why}" for command, why in zip(lines, commands.values(), strict=True)]
 
 
 def typed(run_dir: Path) -> tuple[str | None, list[str]]:

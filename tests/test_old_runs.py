@@ -114,6 +114,27 @@ def test_a_sweep_goes_on_where_it_was_killed(name: str, old: Path, capsys: pytes
         same_tables(old / sweep / cell, old / "whole", cells[cell])
 
 
+def test_a_cell_of_a_launcher_that_is_gone_resumes_and_is_reported(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stored folder names its launcher, which nothing reads."""
+    sweep = old / "sweeps" / "killed"
+    for stored in (sweep / "multirun.yaml", *sweep.glob("*/.hydra/hydra.yaml")):
+        text = stored.read_text()
+        gone = text.replace(
+            "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+            "hydra_plugins.fedbench_together.launcher.Together\n    at_once: 8",
+        ).replace("hydra/launcher: basic", "hydra/launcher: together")
+        assert gone.count("ogether") == 3
+        stored.write_text(gone)
+    killed = next(path for path in sweep.glob("*pgfed*"))
+    assert main([f"resume={killed}"]) == 0
+    assert main(["report", "sweeps/killed"]) == 0
+    assert "PGFed" in capsys.readouterr().out
+    assert main(["-m", *SWEEPS["killed"], "sweep_dir=sweeps/killed"]) == 0
+    assert "2 cells: 2 finished already" in capsys.readouterr().out
+
+
 def test_old_runs_are_reported(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "runs", "sweeps", "--group", "algorithm,model"]) == 0
     printed = capsys.readouterr().out

@@ -15,7 +15,7 @@ MODULES = {
     "fedbench/models/_private_open_clip.py",
     "fedbench/data/_private_torchvision.py",
 }
-FILES = sorted(path for folder in ("fedbench", "hydra_plugins", "scripts") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(path for folder in ("fedbench", "scripts") for path in (ROOT / folder).rglob("*.py"))
 NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # public, whatever they look like
 OWNERS = ("self", "cls")
 

@@ -32,7 +32,6 @@ MOVED = {
     "executor": "engine.executor",
     "balance": "engine.threads",
     "ranks": "engine.ranks",
-    "together": "engine.joint",
     "per_client": "engine.per_client",
     "privacy": "engine.privacy",
     "cohort": "engine.cohort",

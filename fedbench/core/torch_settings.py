@@ -13,7 +13,7 @@ def kept() -> Iterator[None]:
     So that the next run of the process begins as one in a process of its own, where sums over other numbers of threads
     would have other last digits.
     """
-    import torch  # jobs that wait for a gradient ask for this module before torch is needed
+    import torch
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     allow_tf32 = torch.backends.cudnn.allow_tf32

@@ -65,8 +65,6 @@ class GraphedGradients(DirectGradients):
     (`disabled`), and said so.  record(work) -> replay: what records (default: CudaGraphs()).
     """
 
-    overwrites_results = True
-
     def __init__(self, record: Callable[[Work], Work] | None = None):
         self.record = record or CudaGraphs()
         self.disabled = False

@@ -1,8 +1,8 @@
 """The gradient of a step's batch losses: what is requested, and the direct way to compute it.
 
 `DirectGradients` computes a request at once: by a plain chain's own backward pass where there is one, else by autograd.
-`GraphedGradients` (cuda_graphs.py) replays the same operations as CUDA graphs, and joint.py joins the requests of
-several runs.  All give the same rows; the executor has one of them.
+`GraphedGradients` (cuda_graphs.py) replays the same operations as CUDA graphs.  Both give the same rows; the executor
+has one of them.
 
 Running statistics (the float buffers of BatchNorm) are columns of a row too.  A pass in training mode updates them, but
 autograd does not allow that in place: it updates copies, which are then written into the row.
@@ -79,12 +79,7 @@ class GradientRequest:
 
 
 class DirectGradients:
-    """Every gradient when it is requested, by the model's chain or by autograd.
-
-    overwrites_results: a result's memory is written again at the next request of the same number.
-    """
-
-    overwrites_results = False
+    """Every gradient when it is requested, by the model's chain or by autograd."""
 
     def free_memory(self) -> None:
         """Give back what is held for later requests."""

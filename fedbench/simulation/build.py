@@ -7,7 +7,6 @@ model.columns, ...) are taken out (instantiate.py).
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +25,6 @@ from fedbench.data import _known as known
 from fedbench.data._scales import warn_of_scales
 from fedbench.data.base import Arrays
 from fedbench.engine import executor as executors
-from fedbench.engine import joint
 from fedbench.engine import ranks as processes
 from fedbench.engine.cohort import Engine
 from fedbench.engine.compression import Compression
@@ -41,7 +39,7 @@ from fedbench.partition._folds import hold_out
 from fedbench.partition.base import Split, build_split
 from fedbench.simulation import autotune
 from fedbench.simulation.autotune import use
-from fedbench.simulation.build_model import build_module, constants_hash, has_convolutions, model, reads_inputs
+from fedbench.simulation.build_model import build_module, has_convolutions, model, reads_inputs
 from fedbench.simulation.devices import (
     cuda_graphs,
     device_of,
@@ -85,9 +83,9 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
 
 
 def data(cfg: DictConfig) -> Arrays:
-    """The data set; runs of one process share it, and its digest is kept beside it (data/_known.py)."""
+    """The data set, whose digest is kept beside it (data/_known.py)."""
     dataset, folder = plain_values(cfg.dataset), os.path.expanduser(cfg.data_dir)
-    return joint.load_once(("data", known.key_of(dataset)), lambda: known.load(dataset, folder, lambda: load(cfg)))
+    return known.load(dataset, folder, lambda: load(cfg))
 
 
 def load(cfg: DictConfig) -> Arrays:
@@ -146,16 +144,8 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
     """All clients' data on the device.
 
     A model with a frozen part that reads the inputs (an image tower) says so by a method `prepare`: the federation
-    then holds what that part makes of them.  Runs that share a process share the tensors.
+    then holds what that part makes of them.
     """
-    features_of = (_text(cfg.model), int(cfg.seed), str(cfg.algorithm._target_)) if reads_inputs(cfg) else ()
-    divided = (_text(cfg.dataset), _text(cfg.partition), cfg.folds, cfg.fold)
-    key = ("federation", *divided, str(device), cfg.hardware.get("data"), features_of)
-    built = joint.load_once(key, lambda: _federation(cfg, arrays, split, device))
-    return replace(built, splits=dict(built.splits)) if joint.current() else built
-
-
-def _federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
     augment = plain_values(cfg.dataset.augment)
     arrays = arrays.for_split(split, cfg.dataset.normalize)
     warn_of_scales(arrays, split)
@@ -210,7 +200,6 @@ def engine(
         check_method(built, method)
     if not stored and (len(plans) > 1 or flat.mapped):
         built = choose_executor(built, plans)
-    join_runs(built, cfg)
     return built
 
 
@@ -227,7 +216,7 @@ def _clients(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device
     """Return the federation of all clients, new ones included, with the run's task."""
     ranks = processes.current()
     clients = ranks.first_on_each_machine(lambda: federation(cfg, arrays, split, device))  # writes features to disk
-    return replace(clients, task=task(cfg, arrays))  # runs of one process share tensors, not tasks
+    return replace(clients, task=task(cfg, arrays))
 
 
 def _training(cfg: DictConfig, clients: Federation) -> Federation:
@@ -298,33 +287,6 @@ def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) 
     )
 
 
-def join_runs(engine: Engine, cfg: DictConfig) -> None:
-    """Where several runs share the process: compute this one's gradients with those of the runs that have the same
-    model on the same kind of data (engine/joint.py)."""
-    runs, plan = joint.current(), engine.executor.plan
-    if runs is None:
-        return
-    precision = cfg.hardware.precision
-    require(
-        runs.load_once(("precision",), lambda: precision) == precision,
-        f"hardware.precision={precision}: runs that "
-        "are computed together have one precision; use another hydra/launcher",
-    )
-    if plan.workers == 1 and plan.chunk != 1:
-        f = engine.federation
-        kind = (
-            _text(cfg.model),
-            _text(cfg.adapter),
-            constants_hash(engine.model),
-            str(f.input_shape),
-            f.num_classes,
-            tuple(f.class_names or ()),
-            f.template,
-            str(engine.device),
-        )
-        engine.executor.gradients = runs.gradients(engine.executor.gradients, kind)
-
-
 def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
     """What is done to uploads; None with privacy.epsilon=null."""
     options = cfg.get("privacy")
@@ -383,8 +345,3 @@ def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine
     ids = ids[: 8 if engine.device.type == "cpu" else 64]
     best = autotune.fastest(engine, ids, plans, steps) if ranks.first else plans[0]
     return use(engine, ranks.decide("choice of the executor", best), ranks)
-
-
-def _text(group: DictConfig) -> str:
-    """A group's values, as a key."""
-    return json.dumps(plain_values(group), sort_keys=True)

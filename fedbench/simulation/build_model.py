@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -125,12 +124,3 @@ def reads_inputs(cfg: DictConfig) -> bool:
 def has_convolutions(model: FlatModel) -> bool:
     """Whether convolutions of several clients have more than one way to be computed: not in a mapped module."""
     return model.program is not None and any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules())
-
-
-def constants_hash(model: FlatModel) -> str:
-    """A hash of what a model holds beside its rows: frozen parameters and constant buffers."""
-    sha = hashlib.sha256()
-    for name, t in (*model.module.named_parameters(), *model.module.named_buffers()):
-        if not t.requires_grad and name not in model.buffer_names:
-            sha.update(name.encode() + t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()

@@ -20,7 +20,6 @@ from fedbench.core import collector, signals
 from fedbench.core.files import read_json
 from fedbench.core.lock import writing
 from fedbench.core.settings import config_hash
-from fedbench.engine import joint
 from fedbench.simulation.log import logged
 from fedbench.simulation.processes import announce
 from fedbench.simulation.result import score_of
@@ -134,7 +133,7 @@ def interruptible() -> Iterator[None]:
 
     Signals are passed on to the launcher's handlers when the block ends (core/signals.py).
     """
-    if threading.current_thread() is not threading.main_thread() or joint.current():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 

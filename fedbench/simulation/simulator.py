@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from omegaconf import DictConfig
 
 from fedbench.core import torch_settings
 from fedbench.core.options import PeerLost, require
-from fedbench.engine import joint
 from fedbench.engine import ranks as processes
 from fedbench.engine.cohort import Cohort, Ledger
 from fedbench.engine.compression import TINY
@@ -62,9 +61,8 @@ def run(
         KeyboardInterrupt: A stop signal arrived, and the state is saved (core/signals.py).  The current round is
             finished first; a second signal stops at once.
     """
-    settings = nullcontext() if joint.current() else torch_settings.kept()  # runs that take turns keep them together
     try:
-        with settings:
+        with torch_settings.kept():
             return _run(cfg, run_dir, resume, origin or {}, progress)
     except PeerLost:
         raise

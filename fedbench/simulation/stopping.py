@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from fedbench.core import signals
-from fedbench.engine import joint
 from fedbench.engine import ranks as processes
 
 log = logging.getLogger(__name__)
@@ -17,21 +16,18 @@ log = logging.getLogger(__name__)
 class StopSignals:
     """Context manager that stops after the current round when a signal arrives (core/signals.py).
 
-    A second signal interrupts at once, unless the first was a warning of a scheduler.  Runs that share a process share
-    one listener (engine/joint.py).
+    A second signal interrupts at once, unless the first was a warning of a scheduler.
     """
 
     def __enter__(self) -> StopSignals:
         self.received, self._is_last, self._handlers = False, False, ExitStack()
-        if threading.current_thread() is threading.main_thread() and not joint.current():
+        if threading.current_thread() is threading.main_thread():
             self._handlers.enter_context(signals.handled(self._receive))
         return self
 
     def requested(self) -> bool:
         """Whether a stop was asked for, of this process or of another one of the run.  Every process must call it."""
-        runs = joint.current()
-        here = self.received or (runs is not None and runs.stop)
-        return bool(processes.current().synchronize("end of a round", int(here)))
+        return bool(processes.current().synchronize("end of a round", int(self.received)))
 
     def raise_if_requested(self) -> None:
         """Raise KeyboardInterrupt if a stop was asked for.  Every process must call it."""

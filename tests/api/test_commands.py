@@ -162,7 +162,7 @@ def test_nothing_is_left_behind(application: None, tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             fedbench.run("rounds=none")
         assert {**state(), "process": None} == {**before, "process": None}
-        fedbench.sweep("seed=0,1", launcher="together", **CELLS)
+        fedbench.sweep("seed=0,1", launcher="basic", **CELLS)
         assert state()["hydra"] == before["hydra"] and state()["torch"] == before["torch"]
         logging.getLogger("theirs").warning("still heard")
         assert (tmp_path / "mine.log").read_text().endswith("still heard\n")

@@ -800,10 +800,9 @@ def test_a_second_run_in_a_named_folder_is_refused(capsys: pytest.CaptureFixture
         assert everything(Path()) == before
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("basic", marks=pytest.mark.slow), "together"])
-def test_a_sweep_goes_on_with_the_cells_that_nobody_has(launcher: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_goes_on_with_the_cells_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
     Path("sweeps/seed=1").mkdir(parents=True)
-    command = ["-m", "seed=0,1,2", f"hydra/launcher={launcher}"]
+    command = ["-m", "seed=0,1,2"]
     with writing(Path("sweeps/seed=1")):
         assert main(command) == 1
         out, error = capsys.readouterr()

@@ -116,9 +116,9 @@ def test_a_file_of_options_that_is_no_mapping(capsys: pytest.CaptureFixture[str]
     assert "algorithm/bad.yaml is no file of keys that can be read" in sentence(capsys)
 
 
-def test_a_mistake_that_only_the_launcher_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-m", "hydra/launcher=together", "hydra.launcher.at_once=0", "seed=0,1"]) == MISTAKE
-    assert "hydra.launcher.at_once must be a whole number >= 1, got 0" in sentence(capsys)
+def test_a_launcher_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-m", "hydra/launcher=together", "seed=0,1"]) == MISTAKE
+    assert "hydra/launcher=together is not an option: hydra/launcher has basic, joblib" in sentence(capsys)
 
 
 def test_a_part_of_the_config_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedbench.engine import joint
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.summary_text import duration
 
@@ -28,7 +27,7 @@ class Progress(Callback):
 
     def on_start(self, run: Simulation, saved: None) -> None:
         """Open the bar."""
-        self.open(run.cfg.rounds, run.done, run.run_dir.name if joint.current() else "", run.engine.task.primary)
+        self.open(run.cfg.rounds, run.done, run.engine.task.primary)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
         """Show that a round is done."""
@@ -38,21 +37,19 @@ class Progress(Callback):
         """Leave the terminal as it was."""
         self.close()
 
-    def open(self, total: int, start: int = 0, label: str = "", primary: str = "accuracy") -> None:
+    def open(self, total: int, start: int = 0, primary: str = "accuracy") -> None:
         """Begin to show a run.
 
         Args:
             total: Number of rounds.
             start: Number of finished rounds.
-            label: The name of the run, if several run at once.  They get lines instead of a bar.
             primary: The name of the score.
         """
         self.total, self.start, self.primary = total, start, primary
         self.every = max(1, math.ceil(total / LINES))
         self._began = time.monotonic()
-        self._bar = _bar(total, start, primary) if sys.stdout.isatty() and not label else None
+        self._bar = _bar(total, start, primary) if sys.stdout.isatty() else None
         self._line = None if self._bar else notebook_line()
-        self.label = f"{label}  " if label else ""
 
     def update(self, round: int, score: float, images_per_s: float) -> None:
         """Show that ``round`` (from 1) is done.  The score is NaN before the first evaluation."""
@@ -67,7 +64,7 @@ class Progress(Callback):
     def _text(self, round: int, fields: dict[str, str]) -> str:
         seconds_left = (time.monotonic() - self._began) / (round - self.start) * (self.total - round)
         return (
-            f"{self.label}round {round:>{len(str(self.total))}}/{self.total}  {self.primary} {fields['score']:>6}  "
+            f"round {round:>{len(str(self.total))}}/{self.total}  {self.primary} {fields['score']:>6}  "
             f"{fields['speed']:>9} images/s  {duration(seconds_left)} left"
         )
 

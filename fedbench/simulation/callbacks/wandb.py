@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 
 from fedbench.core.files import replace_text
 from fedbench.core.nested import flatten
-from fedbench.engine import joint
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.wandb_names import run_names, wandb_mode
 from fedbench.simulation.csv_table import last_rows, read_rows
@@ -169,6 +168,5 @@ def _settings(mode: str, supported: Mapping[str, Any]) -> dict[str, Any]:
         "silent": True,
         "console": "off",
         "x_disable_stats": mode == "offline",  # the machine's load while the tables are read is not the run's
-        "reinit": "create_new" if joint.current() else None,  # the other runs of this process go on
     }
-    return {name: value for name, value in settings.items() if name in supported and value is not None}
+    return {name: value for name, value in settings.items() if name in supported}

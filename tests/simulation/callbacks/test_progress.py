@@ -12,9 +12,9 @@ import pytest
 from fedbench.simulation.callbacks.progress import Progress
 
 
-def opened(total: int, start: int = 0, label: str = "") -> Progress:
+def opened(total: int, start: int = 0) -> Progress:
     progress = Progress()
-    progress.open(total, start, label)
+    progress.open(total, start)
     return progress
 
 
@@ -110,15 +110,6 @@ def test_a_notebook_is_not_flooded(monkeypatch):
     for t in range(1, 1001):
         progress.update(t, 0.5, 1000.0)
     assert [[state.split()[1] for state in states] for states in displays] == [["1/1000", "1000/1000"]]
-
-
-def test_each_of_several_runs_has_its_line_in_a_notebook(monkeypatch):
-    displays = in_a_notebook(monkeypatch)
-    runs = [opened(2, label="seed=0"), opened(2, label="seed=1")]
-    for t in (1, 2):
-        for run in runs:
-            run.update(t, 0.5, 1000.0)
-    assert [states[-1].split()[:3] for states in displays] == [["seed=0", "round", "2/2"], ["seed=1", "round", "2/2"]]
 
 
 @pytest.mark.parametrize("where", ["file", "ipython on a terminal"])

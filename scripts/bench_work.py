@@ -17,12 +17,13 @@ from torch import nn
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.app.compose import compose
+from fedbench.core.rows import RowStore
 from fedbench.data.base import Arrays
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import NAMES, Executor, Plan, plans
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
-from fedbench.engine.rows import RowStore
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.mlp import MLP
 from fedbench.nn.flat import FlatModel
@@ -185,7 +186,7 @@ class Ours:
     def round(self, round: int) -> int:
         cohort = Cohort(self.engine, np.array(sorted(self.work.schedule[round])), round)
         self.algorithm.round(cohort)
-        return cohort.ledger.samples
+        return cohort.cost.samples
 
 
 def ours(

@@ -12,7 +12,7 @@ from tiny import CPU, compose, engine_on, ragged
 from torch import Tensor
 
 from fedbench.algorithms import _alignment as alignment
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
 from fedbench.nn.flat import FlatModel

@@ -15,7 +15,8 @@ from tiny import HEAD, SIZES, Point, engine, engine_on, mlp, ragged, targets_fed
 from torch import Tensor, nn
 
 from fedbench.algorithms.base import Algorithm
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD, Optimizer
 from fedbench.nn.flat import FlatModel
 

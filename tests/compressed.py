@@ -19,7 +19,7 @@ from fedbench.simulation.run_state import Simulation
 
 OPERATORS = [*(name for name in group_options("compression") if name != "none"), "lowrank warm_start=true"]
 ON_CLIP = ("fedotp", "pfedmoap", "pfedprompt", "zero_shot")  # a process that imports open_clip needs 6 s longer
-TWO = 2  # for fedbench.engine.compression.TINY: a head has 27 numbers here
+TWO = 2  # for fedbench.channel.compression.TINY: a head has 27 numbers here
 
 
 def sampled(pairs: list[tuple[str, str]], slow_methods: Collection[str] = ()) -> list[Any]:

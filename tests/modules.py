@@ -5,7 +5,7 @@ import torch
 from tiny import all_clients, engine, mlp, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Plan
 from fedbench.engine.optim import SGD
 from fedbench.models.fedavg_cnn import FedAvgCNN

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tiny import CPU, engine_on, seeded, split_of
 from torch import Tensor
 
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import SGD, Optimizer
 from fedbench.models.clip_prompt import CLIPPrompt

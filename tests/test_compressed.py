@@ -15,13 +15,14 @@ from compressed import TWO, all_pairs, compressed, sampled, simulated, without_c
 from torch import Tensor
 
 from fedbench.algorithms.pgfed_ce import PseudoGradient
+from fedbench.channel import compression as channel
+from fedbench.channel import privacy
+from fedbench.channel.compression import Compression, Received
+from fedbench.channel.privacy import Privacy
 from fedbench.compression.base import FLOAT, Message, Operator
 from fedbench.compression.topk import TopK
 from fedbench.core import rng
-from fedbench.engine import compression as channel
-from fedbench.engine import privacy
-from fedbench.engine.compression import Compression, Received
-from fedbench.engine.privacy import Privacy
+from fedbench.core.round_context import RoundContext
 from fedbench.simulation import build, checkpoint, evaluate
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.simulator import run_round
@@ -158,8 +159,8 @@ def test_what_is_sent_depends_on_what_privacy_released_alone(
     sent: list[Tensor] = []
     real = {name: getattr(Compression, name) for name in ("broadcast", "download")}
 
-    def release(self: Privacy, cohort: Any, name: str, value: Tensor, expected: Any, again: int) -> Tensor:
-        keys = torch.from_numpy(rng.client_keys(rng.key(name, cohort.round, again), cohort.ids))
+    def release(self: Privacy, context: RoundContext, name: str, value: Tensor, _: Any, call: int, rate: Any) -> Tensor:
+        keys = torch.from_numpy(rng.client_keys(rng.key(name, context.round, call), context.ids))
         return rng.RowRandom(keys).uniform(*value.shape[1:]).to(value)
 
     def spy(name: str) -> Any:

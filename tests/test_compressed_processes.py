@@ -20,7 +20,7 @@ from compressed import ON_CLIP, TWO, all_pairs, sampled, simulated, without_comp
 from conftest import ROOT
 from tiny import once
 
-from fedbench.engine import compression as channel
+from fedbench.channel import compression as channel
 from fedbench.engine import ranks
 from fedbench.engine.ranks import Ranks
 from fedbench.simulation import checkpoint

@@ -64,7 +64,7 @@ def test_the_table_of_calls_is_complete() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_paths_in_the_pages_exist(page: Path) -> None:
-    """`engine/rows.py` is in fedbench/, `conf/algorithm` at the top; x stands for any name."""
+    """`core/rows.py` is in fedbench/, `conf/algorithm` at the top; x stands for any name."""
     words = re.findall(r"`([\w./-]+)`", page.read_text())
     paths = [w for w in words if "/" in w and re.search(r"\.(py|md|yaml)$|/$", w)]
     paths = [w for w in paths if not re.search(r"/(test_)?x\.", w)]

@@ -21,7 +21,8 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.app.compose import Composer
 from fedbench.config.choices import with_choices
 from fedbench.data.base import Arrays
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import Optimizer

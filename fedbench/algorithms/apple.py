@@ -33,8 +33,8 @@ from fedbench.algorithms.base import (
 )
 from fedbench.core.linalg import dot
 from fedbench.core.options import Count, NonNegative, Probability, require
+from fedbench.core.rows import memory
 from fedbench.engine.per_client import per_client
-from fedbench.engine.rows import memory
 
 
 class APPLE(Algorithm):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedbench.core.options import require
+from fedbench.core.rows import Rows, RowStore
 from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import Optimizer
 from fedbench.engine.per_client import PerClient
-from fedbench.engine.rows import Rows, RowStore
 from fedbench.engine.step import Step
 from fedbench.engine.training import LocalTraining
 from fedbench.nn.flat import Columns, FlatModel, require_group
@@ -129,11 +129,11 @@ class Algorithm:
         row = self.global_row()
         if row is not None:
             return row
-        total = sum(float(c.mass.sum()) for c in cohorts)
+        total = sum(float(c.client_weights.sum()) for c in cohorts)
         parts = []
         for c in cohorts:
             up = c.upload(newcomer=self._rows(c), replaces={"newcomer": c.model.init_row()})
-            share = torch.from_numpy(c.mass).float().to(c.device) / total
+            share = torch.from_numpy(c.client_weights).float().to(c.device) / total
             parts.append(c.mean(up.newcomer, weights=share))
         return torch.stack(parts).sum(0)
 

@@ -43,7 +43,7 @@ class FedDyn(Algorithm):
         self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
         self.h = self.h - cohort.sum(alpha * (up.theta - self.w)) / cohort.num_clients  # over all N
-        mean_theta = cohort.mean(up.theta, weights=fractions(self.alpha, cohort))  # [P]
+        mean_theta = cohort.mean(up.theta, weights=fractions(self.alpha, cohort.context))  # [P]
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -80,7 +80,7 @@ class FedFomo(Algorithm):
         omega = self.weights(cohort, others, ref)  # [K, M]
         total = omega.sum(1, keepdim=True)  # [K, 1]
         omega = torch.where(total > 0, omega / total, 0)
-        uploaded = cohort.upload(omega=omega, replaces={"omega": None}, plain=["omega"]).omega
+        uploaded = cohort.upload(omega=omega, replaces={"omega": None}, uncompressed=["omega"]).omega
         self.pref[cohort.ids] = self.pref[cohort.ids].scatter_add(1, self.prev[chosen], uploaded)
         mixture = (omega[:, None] @ others)[:, 0]  # [K, P]
         return torch.where(total > 0, mixture, theta)

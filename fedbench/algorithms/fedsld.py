@@ -66,12 +66,12 @@ class FedSLD(FedAvg):
         if over_all and not is_first_round:
             return prior  # sent before
         receivers = cohort.all_clients() if over_all else cohort
-        return receivers.broadcast(prior=prior, plain=["prior"]).prior
+        return receivers.broadcast(prior=prior, uncompressed=["prior"]).prior
 
     def ask_counts(self, clients: Cohort) -> Tensor:
         """Label counts of all clients, C numbers each; noise (privacy) may have taken some below 0.  # [N, C]"""
         counts = torch.from_numpy(self.true_counts).to(self.w)
-        told = clients.upload(counts=counts, replaces={"counts": None}, plain=["counts"])
+        told = clients.upload(counts=counts, replaces={"counts": None}, uncompressed=["counts"])
         return told.counts.clamp_min(0)
 
     def ratio(self, batch: Batch, prior: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.core.options import NonNegative, Positive, require
-from fedbench.engine.rows import memory
+from fedbench.core.rows import memory
 
 
 class FPFC(Algorithm):
@@ -76,8 +76,8 @@ class FPFC(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1."""
         if self.merge is not None:
-            self.n = torch.from_numpy(cohort.all_clients().mass)
-            cohort.ledger.takes_means = True  # of clusters, in `personalized`
+            self.n = torch.from_numpy(cohort.all_clients().client_weights)
+            cohort.cost.takes_means = True  # of clusters, in `personalized`
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
         columns, rho = self.columns, self.rho
 

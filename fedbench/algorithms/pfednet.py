@@ -43,7 +43,7 @@ from fedbench.algorithms.base import (
     RowStore,
 )
 from fedbench.core.options import Count, Natural, NonNegative, Positive, require
-from fedbench.engine.rows import memory
+from fedbench.core.rows import memory
 
 SHOWN = 1001  # of the values of SDWD in matrices.npz
 EVERYBODY = "all"  # of `personal`: every column
@@ -196,7 +196,7 @@ class PFedNet(Algorithm):
     def ask(self, clients: Cohort) -> Tensor:
         """Their sketches as the server sees them.  # [K, q]"""
         sketch = similarity.sketches(clients, self.compared, self.samples)
-        return clients.upload(sketch=sketch, replaces={"sketch": None}, plain=["sketch"]).sketch
+        return clients.upload(sketch=sketch, replaces={"sketch": None}, uncompressed=["sketch"]).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
         """Everyone at (x_t, z_i): whoever took part in the last round has them, and the others are sent them (in the

@@ -70,7 +70,7 @@ class PGFed(Algorithm):
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """ClientUpdate from round 2 on, lines 4 to 11."""
         aux = self.download_auxiliary(cohort)  # [K, P]
-        server = cohort.broadcast(gbar=self.gbar, c=self.c, plain=["c"])  # [P], [K']
+        server = cohort.broadcast(gbar=self.gbar, c=self.c, uncompressed=["c"])  # [P], [K']
 
         def step(s: Step, batch: Batch) -> None:
             """theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i); gbar . theta_i is taken before it."""
@@ -114,7 +114,7 @@ class PGFed(Algorithm):
 
     def upload_coefficients(self, cohort: Cohort, new: Tensor, old: Tensor) -> None:
         """Clients send a_ij [K, K'], which noise (privacy) may take out of their range."""
-        up = cohort.upload(alpha=new, replaces={"alpha": old}, plain=["alpha"])
+        up = cohort.upload(alpha=new, replaces={"alpha": old}, uncompressed=["alpha"])
         self.keep_coefficients(cohort, bounded(up.alpha, cohort.value(self.alpha_max)))
 
     def keep_coefficients(self, cohort: Cohort, alpha: Tensor) -> None:

@@ -63,7 +63,7 @@ class DropMean(PGFed):
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """PGFed's, but for what is recorded."""
-        aux, c = self.download_auxiliary(cohort), cohort.broadcast(c=self.c, plain=["c"]).c  # [K, P], [K']
+        aux, c = self.download_auxiliary(cohort), cohort.broadcast(c=self.c, uncompressed=["c"]).c  # [K, P], [K']
 
         def step(s: Step, batch: Batch) -> None:
             s.record("aux_theta", s.descend_and_project(batch, offset=s.aux, direction=s.aux))

@@ -7,7 +7,6 @@ al., 2019), and needs no bound on omega to be known.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,7 @@ from fedbench.compression._stream import Reader, Writer
 from fedbench.compression._sums import total
 from fedbench.compression.base import FLOAT, Message, Operator, Sent
 from fedbench.core.rng import RowRandom
-
-if TYPE_CHECKING:
-    from fedbench.engine.rows import RowStore
+from fedbench.core.rows import RowStore
 
 FACTOR = "damped/factor"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from torch import Tensor
 
 from fedbench.compression._stream import Reader, Writer
 from fedbench.core.rng import RowRandom
-
-if TYPE_CHECKING:
-    from fedbench.engine.rows import RowStore
+from fedbench.core.rows import RowStore
 
 Direction = Literal["up", "both"]
 Span = tuple[int, int, tuple[int, ...]]  # a parameter's columns in the row, a to b, and its shape

@@ -6,7 +6,6 @@ numbers' mean magnitude and their signs.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +14,7 @@ from fedbench.compression._stream import Reader, Writer
 from fedbench.compression.base import Direction, Message, Operator, Sent
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom
-
-if TYPE_CHECKING:
-    from fedbench.engine.rows import RowStore
+from fedbench.core.rows import RowStore
 
 
 class Chain(Operator):

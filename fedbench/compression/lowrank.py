@@ -9,7 +9,7 @@ no smaller, are sent as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from fedbench.compression._sums import l2_norm, total
 from fedbench.compression.base import LIMIT, Direction, Message, Operator, Sent
 from fedbench.core.options import Count
 from fedbench.core.rng import RowRandom
-
-if TYPE_CHECKING:
-    from fedbench.engine.rows import Rows, RowStore
+from fedbench.core.rows import Rows, RowStore
 
 DEPENDENT = 1e-5  # of a column's norm: what is left of it beside the others' span is rounding
 

@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.channel import aggregate
+from fedbench.channel.channel import Channel
+from fedbench.channel.cost import RoundCost
 from fedbench.core import rng
 from fedbench.core.options import RunError
+from fedbench.core.round_context import Mode, RoundContext
 from fedbench.engine import whole_split
 from fedbench.engine.chunk import Loss, StepFunction
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
-from fedbench.engine.messages import Ledger, Messages
 from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.per_client import PerClient
 from fedbench.engine.step import Step, plain_step
@@ -37,21 +40,64 @@ DIVERGED = 1e8  # a mean training loss beyond this has left every useful scale, 
 class Cohort:
     """Some clients in one round.
 
-    ids [K] (ascending, host), round (from 0), num_clients N, rounds: of the run.  purpose: "round", or what else
-    is computed, "evaluation" say, which leaves no trace in what clients keep.  lost: how many were drawn beside these,
-    and were lost after their download.
+    Args:
+        engine: What all cohorts of a run share.
+        ids: The clients, ascending.  # [K], host
+        round: The round, from 0.
+        mode: What is computed.  Only "round" may change the state of clients.
+        dropped: Number of clients that dropped out after their download.
+
+    Attributes:
+        context: The clients and the round, for the channel.
+        num_clients: N.
+        rounds: Number of rounds of the run.
     """
 
-    def __init__(self, engine: Engine, ids: np.ndarray, round: int, purpose: str = "round", lost: int = 0):
-        self.engine, self.ids, self.round, self.purpose = engine, np.asarray(ids, np.int64), round, purpose
-        self.federation, self.model = engine.federation, engine.model
+    def __init__(self, engine: Engine, ids: np.ndarray, round: int, mode: Mode = "round", dropped: int = 0):
+        self.engine, self.federation, self.model = engine, engine.federation, engine.model
         self.num_clients, self.rounds = engine.federation.num_clients, engine.rounds
-        self._messages = Messages(engine.privacy, engine.compression, (len(ids) + lost) / max(len(ids), 1))
-        if purpose == "round":
+        self.context = self._context(np.asarray(ids, np.int64), round, mode)
+        self._channel = Channel(engine.privacy, engine.compression, (len(ids) + dropped) / max(len(ids), 1))
+        if mode == "round":
             engine.rows.setting_up = False
+
+    def _context(self, ids: np.ndarray, round: int, mode: Mode) -> RoundContext:
+        num_samples = self.federation.num_samples[ids]
+        by_samples = self.engine.weights == "samples"
+        return RoundContext(
+            ids=ids,
+            num_samples=num_samples,
+            client_weights=num_samples.astype(np.float64) if by_samples else np.ones(len(ids)),
+            num_clients=self.num_clients,
+            round=round,
+            mode=mode,
+            seed=self.engine.seed,
+            device=self.engine.device,
+        )
+
+    def _of(self, ids: np.ndarray) -> Cohort:
+        """Return a cohort of other clients in this round, with the same channel."""
+        other = copy.copy(self)
+        other.context = self._context(ids, self.round, self.mode)
+        return other
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The clients, ascending.  # [K] int64, host"""
+        return self.context.ids
+
+    @property
+    def round(self) -> int:
+        """The round, from 0."""
+        return self.context.round
+
+    @property
+    def mode(self) -> Mode:
+        """What is computed.  Only "round" may change the state of clients."""
+        return self.context.mode
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +107,7 @@ class Cohort:
     @property
     def num_samples(self) -> Tensor:
         """Training samples per client.  # [K] float32"""
-        return torch.from_numpy(self.federation.num_samples[self.ids]).float().to(self.device)
+        return torch.from_numpy(self.context.num_samples).float().to(self.device)
 
     @property
     def num_steps(self) -> np.ndarray:
@@ -76,7 +122,7 @@ class Cohort:
         drawn anew in every round where system.fewest_epochs says from where on.  # [K]"""
         e = self.engine
         most = e.epochs if isinstance(e.epochs, int) else e.epochs[self.ids]
-        if e.fewest_epochs is None or self.purpose != "round":
+        if e.fewest_epochs is None or self.mode != "round":
             return most
         chance = rng.bits(rng.key(e.seed, "epochs", self.round), self.ids) / 2.0**64  # [K] in [0, 1)
         return e.fewest_epochs + (chance * (most - e.fewest_epochs + 1)).astype(np.int64)
@@ -85,7 +131,7 @@ class Cohort:
     def pace(self) -> np.ndarray | None:
         """The share of its local steps that each client does (None: all do all); no device is slow outside of rounds.
         # [K]"""
-        return None if self.engine.pace is None or self.purpose != "round" else self.engine.pace[self.ids]
+        return None if self.engine.pace is None or self.mode != "round" else self.engine.pace[self.ids]
 
     @property
     def longest(self) -> int:
@@ -97,16 +143,14 @@ class Cohort:
         return torch.zeros(len(self), self.longest, device=self.device)
 
     @property
-    def mass(self) -> np.ndarray:
-        """What each client counts in a mean that the server takes: n_i, or with weights=uniform 1.  # [K] float64"""
-        n = self.federation.num_samples[self.ids].astype(np.float64)
-        return n if self.engine.weights == "samples" else np.ones_like(n)
+    def client_weights(self) -> np.ndarray:
+        """Weights in a mean, not normalized: n_i, or 1 in a run with weights=uniform.  # [K] float64"""
+        return self.context.client_weights
 
     @property
     def weights(self) -> Tensor:
-        """Each client's part in a mean that the server takes: n_i / sum over the cohort, or 1 / K.  # [K]"""
-        n = self.mass
-        return torch.from_numpy(n / n.sum()).float().to(self.device)
+        """Weights in a mean: n_i / sum over the cohort, or 1 / K.  # [K]"""
+        return self.context.mean_weights
 
     @property
     def index(self) -> Tensor:
@@ -134,16 +178,12 @@ class Cohort:
         return torch.arange(len(self), device=self.device)
 
     def all_clients(self) -> Cohort:
-        """All clients, in this round and on its account, the lost too: for methods that begin with everybody."""
-        whole = copy.copy(self)
-        whole.ids = np.arange(self.num_clients)
-        return whole
+        """Return all clients in this round, dropped ones included, with the same channel."""
+        return self._of(np.arange(self.num_clients))
 
     def subset(self, which: np.ndarray) -> Cohort:
-        """Some of these clients, which [K] bool, in this round and on this cohort's account: for what not all do."""
-        some = copy.copy(self)
-        some.ids = self.ids[which]
-        return some
+        """Return some of these clients, which [K] bool, in this round, with the same channel."""
+        return self._of(self.ids[which])
 
     def generator(self, *purpose: int | str) -> np.random.Generator:
         """A keyed generator for a method's own draws in this round."""
@@ -156,58 +196,66 @@ class Cohort:
 
     # -- communication -----------------------------------------------------------------------------------
     @property
-    def ledger(self) -> Ledger:
-        """What the round has cost so far."""
-        return self._messages.ledger
+    def cost(self) -> RoundCost:
+        """The cost of the round so far."""
+        return self._channel.cost
 
     @property
     def is_lossless(self) -> bool:
-        """Whether every upload is seen as it was sent."""
-        return self._messages.is_lossless
+        """Whether the server sees every upload as it was sent."""
+        return self._channel.is_lossless
 
-    def broadcast(self, *, plain: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
-        """Send the same tensors to every client of the cohort; returns what they see (in an evaluation: would see).
+    def broadcast(self, *, uncompressed: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
+        """Send the same tensors to every client.
 
-        plain, here, in `download` and in `upload`: names of what is never compressed, such as counts and coefficients,
-        which no operator for a model's numbers suits, however many there are.
+        Args:
+            uncompressed: Names of tensors that are sent uncompressed, such as counts and coefficients.
+            **tensors: The tensors, by name.  # [...]
+
+        Returns:
+            The tensors as the clients see them.
         """
-        return self._messages.broadcast(self, tensors, plain)
+        return self._channel.broadcast(self.context, tensors, uncompressed)
 
-    def download(self, *, plain: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
-        """Send each client its own row of tensors [K, ...]; returns what they see."""
-        return self._messages.download(self, tensors, plain)
+    def download(self, *, uncompressed: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
+        """Send each client its row of tensors [K, ...].  Arguments and result as in `broadcast`."""
+        return self._channel.download(self.context, tensors, uncompressed)
 
     def fetch(self, which: Tensor, **rows: Tensor) -> SimpleNamespace:
-        """Client i downloads one row of each tensor [n, ...] for every True in which[i]; returns what they see.
+        """Let clients download rows that they choose.
 
-        One tensor for all: that a client reads only the rows it fetched is the method's to respect.
+        Args:
+            which: The rows that each client downloads.  # [K, n] bool
+            **rows: Tensors, by name.  A method must not use rows of a client that it did not download.  # [n, ...]
+
+        Returns:
+            The tensors, uncompressed.
         """
-        return self._messages.fetch(self, which, rows)
+        return self._channel.fetch(self.context, which, rows)
 
     def upload(
         self,
         *,
         relative_to: Mapping[str, str | None] | None = None,
         replaces: Mapping[str, Tensor | None] | None = None,
-        plain: Collection[str] = (),
+        uncompressed: Collection[str] = (),
         **tensors: Tensor,
     ) -> SimpleNamespace:
         """Send each client's row of the tensors [K, ...] to the server.
 
-        Every floating-point tensor stands in relative_to or in replaces.  Privacy clips what it adds to this reference,
-        and compression sends that.
+        Every floating-point tensor stands in relative_to or in replaces.  Privacy clips the row minus this reference,
+        and compression sends that difference.
 
         Args:
             relative_to: The name by which `broadcast` or `download` sent, in this round, the tensor that a row was
                 trained from; None for a difference.  {"theta": "w"}: theta was trained from w.  If clients saw a
-                version of w that lags behind the server's, the row is shifted by the difference, so that for the
-                server they trained from its own.  Compression adds the residual of an upload to the client's next one
-                (compression.memory).
-            replaces: The server's version, [...] or [K, ...], that a tensor replaces; None where it has none.  A row
-                that a client keeps and trains on replaces its last version, so that the next upload makes up for the
-                residual of this one.  Gradients, coefficients and counts are new in each upload, and their residual is
-                lost.  The version must not depend on values that the server does not have.
-            plain: Names of tensors that are sent uncompressed.
+                version of w that lags behind the server's, the row is shifted by the lag.  Compression adds the
+                residual of an upload to the client's next one (compression.memory).
+            replaces: The server's version, [...] or [K, ...], that a tensor replaces; None if it has none.  Use it for
+                a row that a client keeps and trains on: its next upload makes up for the residual of this one.  The
+                residual of gradients, coefficients and counts is lost.  The version must not depend on values that
+                the server does not have.
+            uncompressed: Names of tensors that are sent uncompressed.
             **tensors: The rows, by name.
 
         Returns:
@@ -216,9 +264,11 @@ class Cohort:
         Raises:
             UnknownReference: These clients were not sent a tensor by that name in this round.
         """
-        return self._messages.upload(self, tensors, relative_to or {}, replaces or {}, plain)
+        return self._channel.upload(
+            self.context, tensors, relative_to or {}, replaces or {}, uncompressed, first_rate=self.rate
+        )
 
-    # -- aggregation: the only place where the server combines clients' uploads into one ---------------------
+    # -- aggregation -------------------------------------------------------------------------------------
     def mean(
         self,
         uploads: Tensor,
@@ -231,22 +281,17 @@ class Cohort:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
             weights: "samples": by the number of training samples, or 1 / K in a run with weights=uniform.  "uniform":
                 1 / K.  A tensor: these weights, as they are.  # [K]
-            groups: Which clients count in each of M means; a group without clients has the mean 0.  # [M, K]
+            groups: The members of each of M groups.  A group without clients has the mean 0.  # [M, K]
 
         Returns:
-            The mean.  # [...], or with groups [M, ...]
+            The mean, or the mean of each group.  # [...] or [M, ...]
         """
-        if not isinstance(weights, Tensor):
-            self.ledger.takes_means = True
-            weights = {"samples": self.weights, "uniform": torch.full_like(self.num_samples, 1 / len(self))}[weights]
-        if groups is not None:
-            members = groups.to(weights) * weights  # [M, K]
-            weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
-        return weights @ uploads
+        self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
+        return aggregate.mean(self.context, uploads, weights, groups)
 
     def sum(self, uploads: Tensor) -> Tensor:
         """Return the server's sum of the clients' uploads [K, ...].  # [...]"""
-        return uploads.sum(0)
+        return aggregate.total(uploads)
 
     # -- training ----------------------------------------------------------------------------------------
     def rate_sums(self, how: LocalTraining | None = None) -> np.ndarray:
@@ -286,16 +331,16 @@ class Cohort:
         return out
 
     def _account(self, schedule: BatchSchedule, counted: float, out: SimpleNamespace) -> None:
-        """Write into the ledger what a training took; RunError where it diverged."""
-        self.ledger.steps += int(schedule.steps.sum())
-        self.ledger.samples += round(counted * int(schedule.samples.sum()))
+        """Add a training to the cost of the round.  Raises RunError if it diverged."""
+        self.cost.steps += int(schedule.steps.sum())
+        self.cost.samples += round(counted * int(schedule.samples.sum()))
         trained = torch.from_numpy(np.flatnonzero(schedule.steps)).to(out.loss.device)
         if len(trained):
             sound = (out.loss.abs() < DIVERGED) & torch.isfinite(out.theta.sum(1))
             if not bool(sound.all()):
                 self._refuse_divergence(int(torch.nonzero(~sound)[0].item()), out.loss)
-            self.ledger.loss = float(out.loss[trained].mean())
-            self.ledger.losses = out.loss
+            self.cost.loss = float(out.loss[trained].mean())
+            self.cost.losses = out.loss
 
     def _refuse_divergence(self, position: int, loss: Tensor) -> None:
         value = float(loss[position])

@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedbench.engine.compression import Compression
+from fedbench.channel.compression import Compression
+from fedbench.channel.privacy import Privacy
+from fedbench.core.rows import Rows, RowStore
 from fedbench.engine.executor import Executor
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import Optimizer
-from fedbench.engine.privacy import Privacy
-from fedbench.engine.rows import Rows, RowStore
 from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import Task
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.mapped import EntryReader, blocks, can_read_entries, is_read_only_file
+from fedbench.core.rows import memory
 from fedbench.data.base import Arrays
-from fedbench.engine.rows import memory
 
 DEVICE_SHARE = 0.5  # of the device's free memory that inputs may take by hardware.data=auto
 

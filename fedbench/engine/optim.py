@@ -107,6 +107,14 @@ class Optimizer:
         """A fresh buffer for rows theta [k, P] of S parameters."""
         return torch.zeros_like(theta)
 
+    def with_clip(self, norm: float | None) -> Optimizer:
+        """Return this optimizer with gradients clipped to a norm; None: unchanged."""
+        if norm is None:
+            return self
+        other = copy.copy(self)
+        other.clip, other.plain = norm, False
+        return other
+
     def clipped(self, grad: Tensor, moving: Tensor) -> Tensor:
         """grad [k, P] scaled down where the norm of its part that moves the rows, moving [k, p], is above clip."""
         assert self.clip is not None

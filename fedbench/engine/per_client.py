@@ -14,22 +14,13 @@ it is one number.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-
-class Clients(Protocol):
-    """Some clients: their ids [K], and where tensors about them lie."""
-
-    ids: np.ndarray
-
-    @property
-    def device(self) -> torch.device:
-        """The compute device."""
-        ...
+from fedbench.core.round_context import RoundContext
 
 
 class PerClient:
@@ -69,10 +60,10 @@ def per_client(value: float | Sequence[float] | None) -> Any:
     return PerClient(value) if isinstance(value, Sequence) else value
 
 
-def fractions(value: float | PerClient, clients: Clients) -> Tensor:
+def fractions(value: float | PerClient, context: RoundContext) -> Tensor:
     """value_i / sum over these clients: 1 / K where all have one number.  # [K]"""
-    each = value.values[clients.ids] if isinstance(value, PerClient) else np.ones(len(clients.ids))
-    return torch.from_numpy(each / each.sum()).float().to(clients.device)
+    each = value.values[context.ids] if isinstance(value, PerClient) else np.ones(len(context))
+    return torch.from_numpy(each / each.sum()).float().to(context.device)
 
 
 def mean(value: float | PerClient) -> float:

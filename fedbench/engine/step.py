@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.channel.privacy import clipped_towards
 from fedbench.core.linalg import dot
 from fedbench.core.rng import RowRandom, client_keys, key
 from fedbench.engine.batch import Batch, to_device
@@ -30,7 +31,6 @@ from fedbench.engine.gradients import (
 )
 from fedbench.engine.optim import Memory, Rate, StepGroups
 from fedbench.engine.per_client import PerClient
-from fedbench.engine.privacy import clipped_towards
 from fedbench.nn import compiled
 from fedbench.nn.compiled import Product
 from fedbench.nn.flat import Columns, FlatModel

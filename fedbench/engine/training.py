@@ -254,7 +254,7 @@ class CohortTraining:
     def _kept_buffers(self) -> dict[str, dict[str, Tensor]]:
         """What clients kept of the optimizer; what is trained for an evaluation or a trial leaves no trace."""
         cohort, optimizer = self.cohort, self.setup.optimizer
-        if optimizer.reset != "never" or not optimizer.buffers or cohort.purpose != "round":
+        if optimizer.reset != "never" or not optimizer.buffers or cohort.mode != "round":
             return {}
         moved = {"theta": self.start, **self.state}
         return {
@@ -278,7 +278,7 @@ class CohortTraining:
 def _step_clip(cohort: Cohort, how: LocalTraining) -> tuple[Columns, float] | None:
     """The columns that will be uploaded and the norm to which privacy clips a step's gradient in them, if any."""
     privacy, uploaded = cohort.engine.privacy, how.uploaded
-    if privacy is None or privacy.step_clip is None or cohort.purpose != "round":
+    if privacy is None or privacy.step_clip is None or cohort.mode != "round":
         return None
     if not isinstance(uploaded, Columns):
         uploaded = cohort.model.all if uploaded else Columns([])

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from fedbench.core import rng
 from fedbench.core.faults import running_layer
 from fedbench.core.options import ConfigError, RunError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.ranks import Ranks
 from fedbench.engine.training import LocalTraining

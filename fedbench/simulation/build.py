@@ -17,22 +17,22 @@ from omegaconf import DictConfig
 
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
+from fedbench.channel.compression import Compression
+from fedbench.channel.privacy import Privacy
 from fedbench.compression.none import NoCompression
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
+from fedbench.core.rows import RowStore
 from fedbench.core.settings import clients_to_train
 from fedbench.data import _known as known
 from fedbench.data._scales import warn_of_scales
 from fedbench.data.base import Arrays
 from fedbench.engine import executor as executors
 from fedbench.engine import ranks as processes
-from fedbench.engine.cohort import Engine
-from fedbench.engine.compression import Compression
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
-from fedbench.engine.privacy import Privacy
-from fedbench.engine.rows import RowStore
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import FlatModel
 from fedbench.partition._folds import hold_out
@@ -312,7 +312,7 @@ def check_method(engine: Engine, method: Algorithm) -> None:
     if privacy is None:
         return method.check(*parts, engine.optimizer)
     try:
-        method.check(*parts, privacy.clipping(engine.optimizer))
+        method.check(*parts, engine.optimizer.with_clip(privacy.step_clip))
     except ConfigError as refused:
         method.check(*parts, engine.optimizer)  # what it refuses without privacy is reported as such
         raise ConfigError(

@@ -6,8 +6,8 @@ import torch
 from omegaconf import DictConfig
 
 from fedbench.core.options import require
+from fedbench.core.rows import disk_space, memory
 from fedbench.engine import ranks as processes
-from fedbench.engine.rows import disk_space, memory
 
 MANY_OUTPUTS = 1024  # of a sample: more than lists of classes have
 MOST_OUTPUTS = 1 << 17  # of a client's batch

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.core.options import RunError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.whole_split import select_rows
 
 SLICE_BYTES = 256 << 20  # of personalized rows held at a time
@@ -92,7 +93,7 @@ def score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.nd
     """
 
     def score_positions(positions: np.ndarray) -> dict[str, np.ndarray]:
-        subset = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.purpose)
+        subset = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.mode)
         subset_rows = rows if len(subset) == len(cohort) else _rows_at(rows, positions, cohort.device)
         return _score(subset, subset_rows, predict, part)
 
@@ -117,7 +118,7 @@ def _score(cohort: Cohort, rows: Any, predict: Any, part: str) -> dict[str, np.n
     for positions in groups:
         group, group_rows = cohort, rows
         if len(groups) > 1:
-            group = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.purpose)
+            group = Cohort(cohort.engine, cohort.ids[positions], cohort.round, cohort.mode)
             group_rows = _rows_at(rows, positions, cohort.device)
         mask = cohort.federation.class_mask
         mask = None if mask is None else mask[group.index].cpu().numpy()  # [k, C]

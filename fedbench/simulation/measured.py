@@ -9,7 +9,8 @@ import torch
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.data._files import write_npz
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.simulation import evaluate
 
 FILE = "measured.npz"

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.core.options import RunError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.training import LocalTraining
 from fedbench.simulation import evaluate

@@ -13,10 +13,11 @@ import torch
 from omegaconf import DictConfig
 
 from fedbench.algorithms.base import Algorithm
+from fedbench.channel.cost import RoundCost
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import config_hash, plain
-from fedbench.engine.cohort import Engine, Ledger
+from fedbench.engine.engine import Engine
 from fedbench.partition.base import Split
 from fedbench.simulation import checkpoint
 from fedbench.simulation.environment import now, peak_memory
@@ -159,20 +160,20 @@ class Simulation:
         if scores.is_better(validation, score, best):
             self.best_val = {"metric": validation, "round": self.done, "values": values}
 
-    def add_cost(self, ledger: Ledger, seconds: dict[str, float], survivors: int) -> dict[str, float]:
+    def add_cost(self, cost: RoundCost, seconds: dict[str, float], survivors: int) -> dict[str, float]:
         """Add a round to the totals; returns its row of costs.csv.  seconds: round_s, and eval_s where it was
         evaluated.  survivors: how many of its clients were not lost."""
         row = {
             "cohort": self.engine.federation.cohort_size,
             **({"survivors": survivors} if self.cfg.system.dropout else {}),
-            "steps": ledger.steps,
-            "samples": ledger.samples,
+            "steps": cost.steps,
+            "samples": cost.samples,
             "train_s": seconds["round_s"],
             "eval_s": seconds.get("eval_s", 0.0),
-            "images_per_s": ledger.samples / max(seconds["round_s"], 1e-9),
-            "bytes_down": ledger.bytes_down,
-            "bytes_up": ledger.bytes_up,
-            **({"dense_down": ledger.dense_down, "dense_up": ledger.dense_up} if self.engine.compression else {}),
+            "images_per_s": cost.samples / max(seconds["round_s"], 1e-9),
+            "bytes_down": cost.bytes_down,
+            "bytes_up": cost.bytes_up,
+            **({"dense_down": cost.dense_down, "dense_up": cost.dense_up} if self.engine.compression else {}),
             "peak_memory_mb": peak_memory(self.engine.device),
         }
         for name in row.keys() & (*COSTS, "dense_down", "dense_up"):

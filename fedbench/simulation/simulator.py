@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from fedbench.channel.compression import TINY
+from fedbench.channel.cost import RoundCost
 from fedbench.core import torch_settings
 from fedbench.core.options import PeerLost, require
 from fedbench.engine import ranks as processes
-from fedbench.engine.cohort import Cohort, Ledger
-from fedbench.engine.compression import TINY
+from fedbench.engine.cohort import Cohort
 from fedbench.simulation import build, checkpoint, evaluate, new_clients
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.build import build as build_callbacks
@@ -169,35 +170,35 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
     began = time.perf_counter()
     drawn = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
     ids = survivors(engine.seed, sim.done, drawn, cfg.system.dropout)
-    cohort = Cohort(engine, ids, sim.done, lost=len(drawn) - len(ids))
+    cohort = Cohort(engine, ids, sim.done, dropped=len(drawn) - len(ids))
     if len(ids):  # else the server stays as it was
         sim.algorithm.round(cohort)
-        check_used(sim, cohort.ledger)
-    if engine.compression is not None and cohort.ledger.losses is not None:
-        cohort.ledger.bytes_up += engine.compression.observe(cohort.ledger.losses)
+        check_used(sim, cohort.cost)
+    if engine.compression is not None and cohort.cost.losses is not None:
+        cohort.cost.bytes_up += engine.compression.observe(cohort.cost.losses)
     synchronize(engine.device)
     seconds = {"round_s": time.perf_counter() - began}
     sim.done += 1
     if sim.done % cfg.eval.every == 0 or sim.done == cfg.rounds:
         began = time.perf_counter()
         check_ranks_agree(sim)
-        values, clients = evaluate_round(sim, cohort.ledger)
+        values, clients = evaluate_round(sim, cohort.cost)
         seconds["eval_s"] = time.perf_counter() - began
         sim.record_metrics(values)
         report_counts(sim, values, len(clients["client"]))
         for callback in callbacks:
             callback.on_evaluation(sim, values, clients)
-    return sim.add_cost(cohort.ledger, seconds, len(ids))
+    return sim.add_cost(cohort.cost, seconds, len(ids))
 
 
-def check_used(sim: Simulation, ledger: Ledger) -> None:
+def check_used(sim: Simulation, cost: RoundCost) -> None:
     """Refuse, after the first round, options that had no effect.
 
     A round without local steps may send nothing.  Compression is then checked after the next round, if there is one.
     """
     engine, choices = sim.engine, sim.cfg.choices
-    sim.takes_means |= ledger.takes_means
-    waits = not ledger.steps and sim.done + 1 < sim.cfg.rounds
+    sim.takes_means |= cost.takes_means
+    waits = not cost.steps and sim.done + 1 < sim.cfg.rounds
     require(
         engine.weights == "samples" or sim.takes_means,
         f"weights={engine.weights}: algorithm={choices.algorithm} takes no mean of clients weighted by "
@@ -211,16 +212,16 @@ def check_used(sim: Simulation, ledger: Ledger) -> None:
 
 
 # -- evaluation ------------------------------------------------------------------------------------------
-def evaluate_round(sim: Simulation, ledger: Ledger) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """All metrics after the round just finished: over clients, and per client [n].
 
-    ledger: of the round's cohort.  Names begin with their scope: personal (what clients deploy), global (the server's
+    cost: of the round's cohort.  Names begin with their scope: personal (what clients deploy), global (the server's
     row, where there is one), val (what clients deploy, on validation samples, where there are any).
     """
     engine, ids, round = sim.engine, _evaluated(sim), sim.done - 1
     final = sim.done == sim.cfg.rounds
     sizes = {part: engine.federation.splits[part].sizes_of(ids) for part in ("train", "val", "test")}
-    values: dict[str, float] = {"train/loss": ledger.loss}
+    values: dict[str, float] = {"train/loss": cost.loss}
     names = {} if sim.split.names is None else {"name": np.array(sim.split.names)[ids]}
     columns: dict[str, np.ndarray] = {"client": ids, **names, "n_train": sizes["train"], "n_test": sizes["test"]}
     scopes, same = evaluate.personal_and_global(sim.algorithm, engine, ids, round, final)

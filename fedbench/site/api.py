@@ -14,7 +14,7 @@ PUBLIC = {  # what users call, by heading: names by file
         "engine/step.py": "Step",
         "engine/training.py": "LocalTraining",
     },
-    "Rows": {"engine/rows.py": "Rows RowStore", "nn/flat.py": "FlatModel", "engine/federation.py": "Federation"},
+    "Rows": {"core/rows.py": "Rows RowStore", "nn/flat.py": "FlatModel", "engine/federation.py": "Federation"},
     "Data, partitions, tasks": {
         "data/base.py": "Arrays",
         "data/spec.py": "DataSpec",

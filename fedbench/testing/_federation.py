@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.core.round_context import Mode
+from fedbench.core.rows import RowStore
 from fedbench.data.base import Arrays
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD, Optimizer
-from fedbench.engine.rows import RowStore
 from fedbench.nn.flat import FlatModel
 from fedbench.partition.base import Ragged, Split
 
@@ -107,9 +109,9 @@ def engine_on(
     )
 
 
-def all_clients(e: Engine, round: int = 0, purpose: str = "round") -> Cohort:
+def all_clients(e: Engine, round: int = 0, mode: Mode = "round") -> Cohort:
     """The cohort of everybody."""
-    return Cohort(e, np.arange(e.federation.num_clients), round, purpose)
+    return Cohort(e, np.arange(e.federation.num_clients), round, mode)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:

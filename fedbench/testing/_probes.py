@@ -23,7 +23,8 @@ from fedbench.core import rng
 from fedbench.core.private_torch import TorchDispatchMode
 from fedbench.engine import federation as federation_module
 from fedbench.engine.batch import Batch
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.step import plain_step
 from fedbench.engine.threads import Steps
 
@@ -115,7 +116,7 @@ def uploads_of_nothing(sent: list[Tensor]) -> Iterator[None]:
     asks for, is added to the list."""
 
     def upload(
-        self: Cohort, *, relative_to: Any = None, replaces: Any = None, plain: Any = (), **tensors: Tensor
+        self: Cohort, *, relative_to: Any = None, replaces: Any = None, uncompressed: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
         def draw(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))

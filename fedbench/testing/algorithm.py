@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.channel import compression as channel
+from fedbench.channel.channel import UnknownReference
+from fedbench.channel.compression import Compression
 from fedbench.compression.topk import TopK
 from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError, RunError
-from fedbench.engine import compression as channel
 from fedbench.engine.cohort import Cohort
-from fedbench.engine.compression import Compression
-from fedbench.engine.messages import UnknownReference
 from fedbench.partition.base import Ragged, Split
 from fedbench.simulation import checkpoint, evaluate
 from fedbench.simulation.instantiate import make
@@ -254,7 +254,7 @@ def _trains(case: Case) -> bool:
     sim = ready(case.simulation())
     cohort = Cohort(sim.engine, np.array(COHORTS[0]), 0)
     sim.algorithm.round(cohort)
-    return cohort.ledger.steps > 0
+    return cohort.cost.steps > 0
 
 
 @SUITE.check
@@ -292,7 +292,7 @@ def bytes_are_counted(case: Case) -> None:
             cohort = Cohort(sim.engine, EVERYBODY, r)
             sim.algorithm.round(cohort)
             sim.done += 1
-            sent.append((cohort.ledger.bytes_up, cohort.ledger.bytes_down))
+            sent.append((cohort.cost.bytes_up, cohort.cost.bytes_down))
         state = everything(sim)
         shown = {n: t[1:] if n != "/global" and len(t) == 6 else t for n, t in state.items() if n[1] in "dg"}
         states.append(shown)

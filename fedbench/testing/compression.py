@@ -17,7 +17,7 @@ from fedbench.compression._damped import contracting
 from fedbench.compression.base import FLOAT, Message, Operator, Span
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom
-from fedbench.engine.rows import RowStore
+from fedbench.core.rows import RowStore
 from fedbench.simulation.instantiate import make
 from fedbench.testing import _probes as probes
 from fedbench.testing._federation import CPU

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
 from fedbench.data.base import Arrays
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import SGD
 from fedbench.nn.flat import Batched, FlatModel

@@ -19,7 +19,7 @@ from tiny import (
 from fedbench.algorithms.apfl import APFL
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.local import Local
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 
 

@@ -274,7 +274,7 @@ def test_bytes_of_a_round(name: str) -> None:
     e = six_clients()
     a = play(e, method(name), rounds=0)
     for r, (down, up) in enumerate(BYTES[name]):
-        ledger = again(e, a, r, [1, 4]).ledger
+        ledger = again(e, a, r, [1, 4]).cost
         assert (ledger.bytes_down, ledger.bytes_up) == (2 * 4 * down, 2 * 4 * up)
 
 
@@ -300,4 +300,4 @@ def test_what_a_client_exchanges_in_a_round(name: str) -> None:
     assert (e.model.size, e.model.without("head").size) == (P, BASE)
     cohort = Cohort(e, np.array(COHORTS_OF_FOUR[1]), 1)
     algorithm.round(cohort)
-    assert (cohort.ledger.bytes_down / 16, cohort.ledger.bytes_up / 16) == SENT[name]  # 4 clients x 4 bytes
+    assert (cohort.cost.bytes_down / 16, cohort.cost.bytes_up / 16) == SENT[name]  # 4 clients x 4 bytes

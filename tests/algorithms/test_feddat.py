@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedbench.algorithms.feddat import FedDAT, distance
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
 from fedbench.simulation import build_model as build

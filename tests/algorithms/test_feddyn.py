@@ -15,7 +15,7 @@ from tiny import (
 
 from fedbench.algorithms.feddyn import FedDyn
 from fedbench.algorithms.fedprox import FedProx
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 
 

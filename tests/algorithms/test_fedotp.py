@@ -17,7 +17,8 @@ from fedbench.algorithms import _transport
 from fedbench.algorithms.fedotp import FedOTP, similarities
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.models.clip_prompt import CLIPPrompt
 from fedbench.simulation import build, evaluate
@@ -254,12 +255,12 @@ def test_who_trains_in_round_one(first_round: Any, trained: list[int]):
     a.round(cohort)
     equal(a.w, play(f, FedOTP(first_round="cohort"), 1, [trained]).w)  # type: ignore
     assert e.rows.all["p_l"].touched().tolist() == trained
-    assert cohort.ledger.bytes_up == cohort.ledger.bytes_down == len(trained) * 4 * PROMPT
-    assert cohort.ledger.samples == sum(SIZES[i] for i in trained)
+    assert cohort.cost.bytes_up == cohort.cost.bytes_down == len(trained) * 4 * PROMPT
+    assert cohort.cost.samples == sum(SIZES[i] for i in trained)
     assert cohort.ids.tolist() == COHORTS[0]
     later = Cohort(e, np.array(COHORTS[1]), 1)
     a.round(later)
-    assert later.ledger.bytes_up == later.ledger.bytes_down == 2 * 4 * PROMPT
+    assert later.cost.bytes_up == later.cost.bytes_down == 2 * 4 * PROMPT
     assert e.rows.all["p_l"].touched().tolist() == sorted({*trained, *COHORTS[1]})
 
 
@@ -267,7 +268,7 @@ def test_what_is_sent_of_a_whole_prompt_is_32_kib():
     e = prompts(tokens=5, sizes=[5], model={"context": 16})
     cohort = all_clients(e)
     play(e, FedOTP(), rounds=0).round(cohort)
-    assert cohort.ledger.bytes_up == 16 * 64 * 4  # 16 x 512: 32 KiB
+    assert cohort.cost.bytes_up == 16 * 64 * 4  # 16 x 512: 32 KiB
 
 
 def test_global_numbers_are_those_of_p_g_alone():

@@ -18,10 +18,11 @@ from fedbench.algorithms import _alignment as alignment
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.fedpia import FedPIA
 from fedbench.algorithms.local import Local
+from fedbench.channel.compression import Compression
 from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
-from fedbench.engine.compression import Compression
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.simulation import build_model as build
 

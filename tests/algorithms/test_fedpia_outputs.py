@@ -19,11 +19,13 @@ from torch import Tensor
 
 from fedbench.algorithms import _alignment as alignment
 from fedbench.algorithms.fedpia import FedPIA
+from fedbench.channel import compression as channel
+from fedbench.channel.privacy import Privacy
 from fedbench.core.options import ConfigError
-from fedbench.engine import compression as channel
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.core.round_context import RoundContext
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
-from fedbench.engine.privacy import Privacy
 from fedbench.simulation import build, checkpoint
 from fedbench.simulation.build_model import model as build_model
 from fedbench.testing import algorithm
@@ -134,7 +136,7 @@ def test_one_adapter_travels_and_two_are_deployed() -> None:
     equal(a.shared.take(rows), sent[0])
     equal(a.second.take(rows), a.first.take(a.shared.put(rows[0], G)).expand(3, -1))
     assert sent[0].shape[1] == len(a.G) == e.model.size - len(a.second) - len(e.model.columns["head"])
-    assert cohort.ledger.bytes_up == cohort.ledger.bytes_down == 3 * 4 * len(a.G)
+    assert cohort.cost.bytes_up == cohort.cost.bytes_down == 3 * 4 * len(a.G)
 
 
 @pytest.mark.parametrize("init", ["common", "per_client"])
@@ -195,9 +197,9 @@ def test_privacy_acts_on_what_travels(calibration: str, tmp_path: Path, monkeypa
     clean: list[Tensor] = []
     real = Privacy.release
 
-    def release(self: Privacy, cohort: Cohort, name: str, value: Tensor, *more: Any) -> Tensor:
+    def release(self: Privacy, context: RoundContext, name: str, value: Tensor, *more: Any) -> Tensor:
         clean.append(value)
-        return real(self, cohort, name, value, *more)
+        return real(self, context, name, value, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(Privacy, "release", release)
@@ -227,7 +229,7 @@ def test_compressed_runs_go_on_to_the_same_bytes(operator: str, tmp_path: Path, 
     for name, sim in (("plain", ready(summed().simulation())), ("compressed", ready(run()))):
         cohort = Cohort(sim.engine, np.array(COHORTS[0]), 0)
         sim.algorithm.round(cohort)
-        setattr(sent, name, cohort.ledger.bytes_up)
+        setattr(sent, name, cohort.cost.bytes_up)
     assert 0 < sent.compressed < sent.plain
 
 

@@ -39,7 +39,7 @@ def test_fedrep_counts_both_kinds_of_epochs() -> None:
     a = play(e, FedRep(head_epochs=3, body_epochs=1), rounds=0)
     cohort = all_clients(e)
     a.round(cohort)
-    assert cohort.ledger.samples == (3 + 1) * sum(e.federation.num_samples)
+    assert cohort.cost.samples == (3 + 1) * sum(e.federation.num_samples)
 
 
 def test_fedrep_without_head_epochs_is_fedbabu() -> None:

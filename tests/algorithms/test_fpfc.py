@@ -177,7 +177,7 @@ def test_a_cluster_deploys_its_mean_by_samples(weights: Any, mean: float) -> Non
     m.own[np.arange(3)] = m.W
     m.delta, m.s = torch.tensor([[0.5], [89.0], [85.0]]), torch.ones(3)
     close(deployed(e, m, 0, True), column(mean, mean, 90.0))
-    assert cohort.ledger.takes_means  # weights=uniform is used
+    assert cohort.cost.takes_means  # weights=uniform is used
 
 
 def test_running_statistics_and_the_others_rows_stay_with_the_client() -> None:

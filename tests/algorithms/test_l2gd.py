@@ -13,10 +13,10 @@ from torch import Tensor
 from fedbench.algorithms.base import LocalTraining
 from fedbench.algorithms.l2gd import L2GD
 from fedbench.algorithms.local import Local
+from fedbench.channel.compression import Compression
 from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
-from fedbench.engine.compression import Compression
 
 
 def test_a_round_by_hand() -> None:
@@ -95,7 +95,7 @@ def test_averaging_steps_without_local_ones_before_cost_nothing() -> None:
         cohort = Cohort(e, np.arange(6), r)
         before, runs = m.x[cohort.ids].clone(), [*runs, m.run_length(cohort)]
         m.round(cohort)
-        assert (cohort.ledger.bytes_up, cohort.ledger.bytes_down) == ((row, row) if runs[-1] else (0, 0))
+        assert (cohort.cost.bytes_up, cohort.cost.bytes_down) == ((row, row) if runs[-1] else (0, 0))
         if not runs[-1]:
             close(m.x[cohort.ids], before.lerp(before.mean(0), m.mix))  # and it is an averaging step
     assert runs.count(0) == 5
@@ -109,7 +109,7 @@ def test_a_cohort_that_does_not_know_its_mean_is_sent_it() -> None:
     for r, ids, down in zip(idle, ([0, 1, 2], [0, 1, 2], [0, 1, 3]), (3 * row, 0, 3 * row)):
         cohort = Cohort(e, np.array(ids), r)
         m.round(cohort)
-        assert (cohort.ledger.bytes_up, cohort.ledger.bytes_down) == (0, down)
+        assert (cohort.cost.bytes_up, cohort.cost.bytes_down) == (0, down)
 
 
 def test_lengths_of_runs_are_geometric_and_bounded() -> None:

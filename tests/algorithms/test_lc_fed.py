@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fedbench.algorithms.lc_fed import LCFed, calibrated, outputs_of, pcs_layers, pixelwise
 from fedbench.algorithms.lc_fed_lcrepnet import LCFedLCRepNet
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
 from fedbench.models.unet import UNet

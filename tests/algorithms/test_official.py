@@ -47,7 +47,8 @@ from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
 from fedbench.core import rng
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.models.applenet import AppleNet
 from fedbench.models.mlp import MLP

@@ -79,7 +79,7 @@ def test_per_fedavg_takes_a_step_per_double_batch() -> None:
     a = play(e, PerFedAvg(), rounds=0)
     cohort = all_clients(e)
     a.round(cohort)
-    assert cohort.ledger.steps == 1 + 2 + 1 + 1 + 1 + 1
+    assert cohort.cost.steps == 1 + 2 + 1 + 1 + 1 + 1
 
 
 def test_per_fedavg_deploys_one_keyed_step() -> None:

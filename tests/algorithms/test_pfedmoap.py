@@ -21,13 +21,14 @@ from torch import Tensor
 from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pfedmoap import PFedMoAP
+from fedbench.channel.privacy import Privacy
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.data._files import read_npz
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
-from fedbench.engine.privacy import Privacy
 from fedbench.models.clip_prompt import CLIPPrompt
 from fedbench.nn.flat import FlatModel
 from fedbench.report.figures_command import main
@@ -405,7 +406,7 @@ def test_bytes(aggregate: bool):
     for r, ids in enumerate([[0, 1, 2], [1, 2, 3], [1, 5]]):
         cohort = Cohort(e, np.array(ids), r)
         method.round(cohort)
-        assert (cohort.ledger.bytes_down, cohort.ledger.bytes_up) == expected[r]
+        assert (cohort.cost.bytes_down, cohort.cost.bytes_up) == expected[r]
 
 
 def test_an_averaged_gate_is_where_all_start():

@@ -28,10 +28,11 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedrep import FedRep
 from fedbench.algorithms.local import Local
 from fedbench.algorithms.pfednet import PFedNet, ordered
+from fedbench.channel.privacy import Privacy
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
-from fedbench.engine.privacy import Privacy
 from fedbench.engine.training import LocalTraining
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.layout import layout_of
@@ -92,7 +93,7 @@ def test_gradients_by_hand() -> None:
     one = PFedNet(lam=0.1, mode="gradient")
     e.rows.all.clear()
     cohort = again(e, play(e, one, 0), 0)
-    assert cohort.ledger.steps == 2 * 2
+    assert cohort.cost.steps == 2 * 2
 
 
 # -- limits ----------------------------------------------------------------------------------------------
@@ -136,8 +137,8 @@ def test_without_shared_columns_it_is_network_lasso(personal: str, columns: dict
     a = play(e, PFedNet(lam=0, personal=personal), 2)
     cohort = again(e, a, 2)
     numbers = 4 * 6 * e.model.size
-    assert (cohort.ledger.bytes_down, cohort.ledger.bytes_up) == (numbers, numbers)
-    assert cohort.ledger.steps == 6
+    assert (cohort.cost.bytes_down, cohort.cost.bytes_up) == (numbers, numbers)
+    assert cohort.cost.steps == 6
     close(deployed(e, a), deployed(f, play(f, Local(), 3)), 1e-6)
     h = six_clients(columns=columns, **FULL)
     g = replace(g, weights="uniform")
@@ -320,13 +321,13 @@ def test_bytes_of_a_round() -> None:
     """x once more, and the sketches of all, in the first round; then d1 + d2 both ways; (x_t, z_t) for late ones."""
     e = six_clients()
     a = play(e, PFedNet(), 0)
-    first = again(e, a, 0, [1, 4]).ledger
+    first = again(e, a, 0, [1, 4]).cost
     assert (first.bytes_down, first.bytes_up) == (4 * 2 * (2 * BASE + D2), 4 * (2 * (BASE + D2) + 6 * 3))
-    second = again(e, a, 1, [1, 4]).ledger
+    second = again(e, a, 1, [1, 4]).cost
     assert (second.bytes_down, second.bytes_up) == (4 * 2 * (BASE + D2), 4 * 2 * (BASE + D2))
-    third = again(e, a, 2, [0, 4]).ledger
+    third = again(e, a, 2, [0, 4]).cost
     assert third.bytes_down == 4 * 3 * (BASE + D2)
-    back = again(e, a, 3, [1, 4]).ledger  # client 1 missed a round: what it holds is old
+    back = again(e, a, 3, [1, 4]).cost  # client 1 missed a round: what it holds is old
     assert back.bytes_down == 4 * 3 * (BASE + D2)
 
 
@@ -379,7 +380,7 @@ def test_running_statistics_of_z_stay_with_their_client() -> None:
     cohort = again(e, a, 0)
     buffers = sum(b - a for name, (a, b) in e.model.spans.items() if name in e.model.buffer_names)
     assert buffers == 12 and a.fused.size == a.columns.size - buffers
-    assert cohort.ledger.bytes_up == 4 * 6 * (e.model.size - buffers)
+    assert cohort.cost.bytes_up == 4 * 6 * (e.model.size - buffers)
     rows = deployed(e, a)
     equal(a.fused.take(rows), a.fused.take(rows)[:1].expand(6, -1))
     statistics = rows[:, -buffers:]

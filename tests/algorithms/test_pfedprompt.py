@@ -17,7 +17,8 @@ from fedbench.algorithms.pfedprompt import PFedPrompt
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom
 from fedbench.engine.batch import Batch
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
 from fedbench.simulation import evaluate
@@ -139,8 +140,8 @@ def test_the_memory_is_never_sent(in_training: bool):
     mine, theirs = all_clients(e), all_clients(f)
     ready(e, in_training=in_training).round(mine)
     play(f, FedAvg(), rounds=0).round(theirs)
-    assert (mine.ledger.bytes_up, mine.ledger.bytes_down) == (theirs.ledger.bytes_up, theirs.ledger.bytes_down)
-    assert mine.ledger.bytes_up == 4 * 4 * 64 * 4
+    assert (mine.cost.bytes_up, mine.cost.bytes_down) == (theirs.cost.bytes_up, theirs.cost.bytes_down)
+    assert mine.cost.bytes_up == 4 * 4 * 64 * 4
 
 
 def test_training_is_promptfls_unless_asked():

@@ -18,7 +18,7 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_exact import PGFedExact
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 
 

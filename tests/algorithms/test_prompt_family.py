@@ -23,7 +23,8 @@ from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.local import Local
 from fedbench.config.check import check
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.training import LocalTraining
 from fedbench.simulation import build, evaluate
@@ -40,7 +41,7 @@ def sent(e: Engine, a: Any, round: int = 0) -> tuple[float, float]:
     """Numbers that a client of a round receives and sends."""
     cohort = all_clients(e, round)
     a.round(cohort)
-    return cohort.ledger.bytes_down / 16, cohort.ledger.bytes_up / 16
+    return cohort.cost.bytes_down / 16, cohort.cost.bytes_up / 16
 
 
 # -- CoOp ------------------------------------------------------------------------------------------------

@@ -13,14 +13,15 @@ from tiny import all_clients, close, play, split_of
 
 from fedbench.algorithms.zero_shot import ZeroShot
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.models import clip as towers
 from fedbench.partition.base import Split
 from fedbench.simulation import evaluate
 
 
 def logits(e: Engine, a: ZeroShot) -> list[torch.Tensor]:
-    cohort = all_clients(e, purpose="evaluation")
+    cohort = all_clients(e, mode="evaluation")
     return cohort.forward(a.personalized(cohort, True), a.predict, "test")
 
 
@@ -44,7 +45,7 @@ def test_nothing_is_trained_and_nothing_is_sent():
     a.round(cohort)
     for found, was in zip(logits(e, a), before):  # type: ignore
         assert torch.equal(found, was)
-    ledger = cohort.ledger
+    ledger = cohort.cost
     assert (ledger.bytes_down, ledger.bytes_up, ledger.steps, ledger.samples) == (0, 0, 0, 0)
 
 

@@ -15,7 +15,7 @@ from fedbench.compression.sign import Sign
 from fedbench.compression.ternary import Ternary
 from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
-from fedbench.engine.rows import RowStore
+from fedbench.core.rows import RowStore
 
 
 def test_signs_of_the_kept_numbers() -> None:

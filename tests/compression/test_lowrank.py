@@ -7,7 +7,7 @@ from operators import draws, message, rows, seen
 
 from fedbench.compression.base import LIMIT
 from fedbench.compression.lowrank import LowRank
-from fedbench.engine.rows import RowStore
+from fedbench.core.rows import RowStore
 
 SPANS = {"weight": (0, 12, (3, 4)), "bias": (12, 15, (3,))}
 

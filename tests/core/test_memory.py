@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.memory import is_in_memory, scratch_folder
-from fedbench.engine.rows import disk_space
+from fedbench.core.rows import disk_space
 
 
 def test_a_temporary_folder_in_memory_is_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, RunError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.per_client import PerClient
 from fedbench.engine.training import LocalTraining
@@ -230,7 +231,7 @@ def test_all_clients_are_on_the_cohorts_account() -> None:
     assert (whole.ids.tolist(), whole.round, cohort.ids.tolist()) == (list(range(6)), 3, IDS.tolist())
     whole.broadcast(w=torch.zeros(10))
     cohort.broadcast(w=torch.zeros(10))
-    assert cohort.ledger.bytes_down == (6 + 4) * 40
+    assert cohort.cost.bytes_down == (6 + 4) * 40
     close(whole.train(e.model.init_row()).theta[IDS], cohort.train(e.model.init_row()).theta)
 
 
@@ -248,15 +249,15 @@ def test_exchanges_are_metered_and_pass_values() -> None:
     cohort = Cohort(build(), IDS, 0)
     w, rows = torch.zeros(10), torch.arange(12.0).view(4, 3)
     assert cohort.broadcast(w=w).w is w
-    assert cohort.ledger.bytes_down == 4 * 10 * 4
+    assert cohort.cost.bytes_down == 4 * 10 * 4
     sent = cohort.download(a=rows, b=torch.zeros(4))
     equal(sent.a, rows)
-    assert cohort.ledger.bytes_down == 160 + 4 * 12 + 4 * 4
+    assert cohort.cost.bytes_down == 160 + 4 * 12 + 4 * 4
     which = torch.tensor([[True, False, True], [False] * 3, [True] * 3, [False] * 3])
     cohort.fetch(which, core=torch.zeros(3, 5))
-    assert cohort.ledger.bytes_down == 224 + 5 * 5 * 4 and cohort.ledger.bytes_up == 0
+    assert cohort.cost.bytes_down == 224 + 5 * 5 * 4 and cohort.cost.bytes_up == 0
     equal(cohort.upload(theta=rows, relative_to={"theta": None}).theta, rows)
-    assert cohort.ledger.bytes_up == 48
+    assert cohort.cost.bytes_up == 48
     for send in (cohort.download, cohort.upload):
         with pytest.raises(ValueError, match=r"10 rows for 4 clients"):
             send(w=w)
@@ -266,12 +267,12 @@ def test_training_is_counted() -> None:
     e = build(epochs=2)
     cohort = Cohort(e, IDS, 0)
     out = cohort.train(e.model.init_row())
-    assert cohort.ledger.samples == 2 * sum(SIZES[i] for i in IDS)
-    assert cohort.ledger.steps == out.steps.sum() == 2 * (4 + 2 + 2 + 3)
-    assert cohort.ledger.loss == pytest.approx(out.loss.mean().item())
+    assert cohort.cost.samples == 2 * sum(SIZES[i] for i in IDS)
+    assert cohort.cost.steps == out.steps.sum() == 2 * (4 + 2 + 2 + 3)
+    assert cohort.cost.loss == pytest.approx(out.loss.mean().item())
     for share, samples in ((0.5, 3), (0, 3)):  # what a batch serves beside its update is no sample more
         cohort.train(e.model.init_row(), how=LocalTraining(counted=share))
-        assert cohort.ledger.samples == samples * sum(SIZES[i] for i in IDS)
+        assert cohort.cost.samples == samples * sum(SIZES[i] for i in IDS)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,7 @@ def test_methods_that_read_a_sample_twice_count_it_once(make: Callable[[], Algor
     algorithm.setup(e.federation, e.model, e.rows)
     cohort = all_clients(e)
     algorithm.round(cohort)
-    assert cohort.ledger.samples == 4 * 12 * share
+    assert cohort.cost.samples == 4 * 12 * share
 
 
 # -- mistakes that must not stay hidden ------------------------------------------------------------------
@@ -298,7 +299,7 @@ def test_the_training_loss_is_of_those_who_trained() -> None:
     cohort = Cohort(e, IDS, 0)
     out = cohort.train(e.model.init_row(), how=LocalTraining(split="some"))
     assert out.steps.tolist() == [1, 1, 0, 0] and (out.loss > 0.1).tolist() == [True, True, False, False]
-    assert cohort.ledger.loss == pytest.approx(float(out.loss[:2].mean()))
+    assert cohort.cost.loss == pytest.approx(float(out.loss[:2].mean()))
 
 
 @pytest.mark.parametrize("plan", ["loop", "threads", "vmap", "pairs"])
@@ -512,12 +513,13 @@ def test_only_a_mean_notes_that_the_runs_weights_are_used() -> None:
     """Reading the weights, and a mean by a method's own, do not."""
     cohort = Cohort(build(weights="uniform"), IDS, 0)
     close(cohort.weights, torch.full((4,), 0.25))
-    close(torch.from_numpy(cohort.mass), torch.ones(4).double())
+    close(torch.from_numpy(cohort.client_weights), torch.ones(4).double())
     cohort.mean(torch.ones(4, 2), weights=cohort.weights)
+    cohort.mean(torch.ones(4, 2), weights="uniform")
     cohort.sum(torch.ones(4, 2))
-    assert not cohort.ledger.takes_means
+    assert not cohort.cost.takes_means
     cohort.subset(np.array([True, True, False, False])).mean(torch.ones(2, 2))
-    assert cohort.ledger.takes_means
+    assert cohort.cost.takes_means
 
 
 @pytest.mark.parametrize("plan", PLANS)

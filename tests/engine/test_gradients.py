@@ -19,14 +19,14 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_exact import PGFedExact
+from fedbench.core.rows import RowStore
 from fedbench.engine import cuda_graphs
-from fedbench.engine.cohort import Engine
 from fedbench.engine.cuda_graphs import GraphedGradients
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.gradients import DirectGradients
 from fedbench.engine.optim import SGD
-from fedbench.engine.rows import RowStore
 from fedbench.engine.training import LocalTraining
 from fedbench.nn.flat import FlatModel
 

@@ -30,7 +30,8 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.feddyn import FedDyn
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.per_client import PerClient, fractions, mean, per_client
 from fedbench.simulation.build import make
@@ -204,8 +205,8 @@ def test_the_numbers_of_a_cohort() -> None:
     values = PerClient([1, 2, 3, 4, 6, 5])
     equal(cohort.value(values), torch.tensor([[2.0], [6.0]]))
     assert cohort.value(0.3) == 0.3 and cohort.value(None) is None
-    equal(fractions(values, cohort), torch.tensor([0.25, 0.75]))
-    equal(fractions(0.3, cohort), torch.tensor([0.5, 0.5]))
+    equal(fractions(values, cohort.context), torch.tensor([0.25, 0.75]))
+    equal(fractions(0.3, cohort.context), torch.tensor([0.5, 0.5]))
     assert mean(values) == 3.5 and mean(0.3) == 0.3
 
 

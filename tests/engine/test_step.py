@@ -17,7 +17,8 @@ from fedbench.core import rng
 from fedbench.core.linalg import dot
 from fedbench.core.options import ConfigError
 from fedbench.engine.batch import Batch
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Augment
 from fedbench.engine.optim import SGD, Adam, Optimizer
 from fedbench.engine.training import LocalTraining
@@ -322,19 +323,19 @@ def test_two_personal_rows_keep_buffers_of_their_own() -> None:
         equal(one.theta, two.theta)
 
 
-@pytest.mark.parametrize("purpose", ["evaluation", "trial"])
-def test_only_rounds_leave_buffers_behind(purpose: str) -> None:
+@pytest.mark.parametrize("mode", ["evaluation", "trial"])
+def test_only_rounds_leave_buffers_behind(mode: str) -> None:
     """What is trained for an evaluation, or to time an executor, is thrown away with its momentum."""
     e = build(optimizer="momentum")
     e.optimizer.reset = "never"
     start = e.model.init_row()
     all_clients(e, 0).train(start)
     kept = e.rows.all["optimizer/theta/momentum"].state_dict()
-    all_clients(e, 0, purpose).train(start)
+    all_clients(e, 0, mode).train(start)
     equal(e.rows.all["optimizer/theta/momentum"].state_dict(), kept)
     fresh = build(optimizer="momentum")
     fresh.optimizer.reset = "never"
-    equal(all_clients(fresh, 1, purpose).train(start).theta, all_clients(e, 1, purpose).train(start).theta)
+    equal(all_clients(fresh, 1, mode).train(start).theta, all_clients(e, 1, mode).train(start).theta)
 
 
 @pytest.mark.parametrize("model", ["chain", "batch norm"])

@@ -421,12 +421,12 @@ def test_the_family_plays_on_the_real_architectures(backbone: str, tmp_path: Pat
         a = build.algorithm(cfg)
         a.check(f, e.model, e.optimizer)
         a.setup(f, e.model, e.rows)
-        ledgers = [Cohort(e, np.arange(3), r) for r in range(2)]
-        for cohort in ledgers:
+        cohorts = [Cohort(e, np.arange(3), r) for r in range(2)]
+        for cohort in cohorts:
             a.round(cohort)
         scores = evaluate.personal(a, e, np.arange(3), 1, True)
         assert np.isfinite(scores["loss"]).all(), method
-        down, up = ([getattr(c.ledger, part) / 3 / 32768 for c in ledgers] for part in ("bytes_down", "bytes_up"))
+        down, up = ([getattr(c.cost, part) / 3 / 32768 for c in cohorts] for part in ("bytes_down", "bytes_up"))
         nothing, half = [0, 0], [0.5, 0.5]
         assert (down, up) == {
             "local": (nothing, nothing),

@@ -24,7 +24,7 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Engine
+from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Plan, plans
 from fedbench.engine.optim import SGD
 from fedbench.nn.flat import FlatModel

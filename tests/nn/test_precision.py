@@ -12,7 +12,8 @@ from prompts import prompts
 from tiny import all_clients, close, compose, engine, equal, mlp, ragged, seeded
 from torch import Tensor, nn
 
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.training import LocalTraining
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet

@@ -35,7 +35,7 @@ def counted(algorithm: Algorithm) -> list[int]:
     for r in range(3):
         cohort = Cohort(e, np.arange(len(SIZES)), r)
         algorithm.round(cohort)
-        found.append(cohort.ledger.samples)
+        found.append(cohort.cost.samples)
     return found
 
 

@@ -21,7 +21,8 @@ from fedbench.algorithms.local import Local
 from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, RunError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.report import scores
 from fedbench.report.recipes import RECIPES, Question

@@ -23,9 +23,10 @@ from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_ce import PGFedCE
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.core.rows import RowStore
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
-from fedbench.engine.rows import RowStore
 from fedbench.partition.base import Ragged
 from fedbench.simulation import build, evaluate
 from fedbench.tasks.base import task_for
@@ -116,7 +117,7 @@ def test_a_matrix_between_clients_that_fits_nowhere_is_refused_in_numbers(
     name: str, crowds: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of millions of clients, before round 1; a few thousand are told what they take."""
-    monkeypatch.setattr("fedbench.engine.rows.disk_space", lambda: 100 << 30)
+    monkeypatch.setattr("fedbench.core.rows.disk_space", lambda: 100 << 30)
 
     def state(e: Engine) -> RowStore:
         algorithm = N_BY_N[name]()

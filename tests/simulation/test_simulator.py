@@ -28,7 +28,8 @@ from fedbench.config.choices import named_classes
 from fedbench.core.options import ConfigError, RunError
 from fedbench.core.settings import plain
 from fedbench.data.base import Arrays
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.partition.base import Split
 from fedbench.simulation import build, checkpoint, simulator
 from fedbench.simulation.simulator import Simulation, run
@@ -514,10 +515,10 @@ def test_every_method_meets_the_same_clients(monkeypatch: pytest.MonkeyPatch, tm
     for name, seen in met.items():
         real = Cohort.__init__
 
-        def init(self, engine: Engine, ids, round, purpose="round", lost=0, real=real, seen=seen) -> None:
-            if purpose == "round":
+        def init(self, engine: Engine, ids, round, mode="round", dropped=0, real=real, seen=seen) -> None:
+            if mode == "round":
                 seen.append(list(ids))
-            real(self, engine, ids, round, purpose, lost)
+            real(self, engine, ids, round, mode, dropped)
 
         (tmp_path / name).mkdir()
         with monkeypatch.context() as m:

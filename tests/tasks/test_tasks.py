@@ -12,7 +12,8 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedper import FedPer
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.core.options import ConfigError
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.training import LocalTraining
 from fedbench.simulation import evaluate
 from fedbench.tasks.base import task_for

@@ -11,6 +11,9 @@ import torch
 from tiny import HEAD, close, compose, engine, equal, mlp, ragged
 from torch import Tensor, nn
 
+from fedbench.channel import compression as channel
+from fedbench.channel.channel import UnknownReference
+from fedbench.channel.compression import Compression
 from fedbench.compression.base import Operator, Sent
 from fedbench.compression.dadaquant import DAdaQuant
 from fedbench.compression.lowrank import LowRank
@@ -18,10 +21,8 @@ from fedbench.compression.none import NoCompression
 from fedbench.compression.qsgd import QSGD
 from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError, RunError
-from fedbench.engine import compression as channel
-from fedbench.engine.cohort import Cohort, Engine
-from fedbench.engine.compression import Compression
-from fedbench.engine.messages import UnknownReference
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.simulation import build
 
 N = 8
@@ -61,7 +62,7 @@ def test_an_upload_is_the_reference_and_what_the_operator_leaves_of_the_rest() -
     up = cohort.upload(theta=w + rows(1, 2, 3), relative_to={"theta": "w"}).theta
     kept = torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0])
     equal(up, w + torch.stack([kept, 2 * kept, 3 * kept]))
-    assert cohort.ledger.bytes_up == 3 * in_bytes(TOP2) and cohort.ledger.dense_up == 3 * 4 * N
+    assert cohort.cost.bytes_up == 3 * in_bytes(TOP2) and cohort.cost.dense_up == 3 * 4 * N
     other = Cohort(net(top2()), IDS, 0)
     each = other.download(each=rows(1, 1, 1)).each
     close(other.upload(theta=each + rows(1, 2, 3), relative_to={"theta": "each"}).theta, each + up - w)
@@ -115,8 +116,8 @@ def test_votes_integers_and_other_precisions_pass_as_they_are() -> None:
     for got, sent in ((up.few, few), (up.whole, whole), (up.double, double), (down.few, few), (down.whole, whole)):
         equal(got, sent)
     equal(told.few, few[0])
-    assert cohort.ledger.bytes_up == cohort.ledger.dense_up == 3 * (3 * 4 + N * 8 + N * 8)
-    assert cohort.ledger.bytes_down == cohort.ledger.dense_down == 4 * 3 * (3 * 4 + N * 8)
+    assert cohort.cost.bytes_up == cohort.cost.dense_up == 3 * (3 * 4 + N * 8 + N * 8)
+    assert cohort.cost.bytes_down == cohort.cost.dense_down == 4 * 3 * (3 * 4 + N * 8)
     assert e.compression is not None and not e.compression.acted
 
 
@@ -162,7 +163,7 @@ def test_what_clients_pay_who_missed_broadcasts() -> None:
 
     def say(r: int, value: Tensor, ids: list[int]) -> tuple[Tensor, int]:
         cohort = Cohort(e, np.array(ids), r)
-        return cohort.broadcast(w=value).w, cohort.ledger.bytes_down
+        return cohort.broadcast(w=value).w, cohort.cost.bytes_down
 
     w = torch.zeros(N)
     seen, size = say(0, w, [0, 1, 2])
@@ -195,7 +196,7 @@ def test_a_part_of_the_cohort_moves_its_own_counters_only() -> None:
     cohort.subset(np.array([True, False, False])).broadcast(w=2 * ROW)
     last = Cohort(e, IDS, 2)
     last.broadcast(w=2 * ROW)
-    assert last.ledger.bytes_down == in_bytes(TOP2, 2 * TOP2, 2 * TOP2)
+    assert last.cost.bytes_down == in_bytes(TOP2, 2 * TOP2, 2 * TOP2)
 
 
 def test_two_messages_of_one_name_in_a_round_have_a_reference_each() -> None:
@@ -211,12 +212,12 @@ def test_a_download_is_what_came_to_the_clients_own_row() -> None:
     e = net(top2(direction="both"))
     first = Cohort(e, IDS, 0)
     equal(first.download(u=rows(1, 2, 3)).u, rows(1, 2, 3))
-    assert first.ledger.bytes_down == 3 * in_bytes(WHOLE)
+    assert first.cost.bytes_down == 3 * in_bytes(WHOLE)
     later = Cohort(e, np.array([2, 4]), 3)
     seen = later.download(u=rows(5, 7)).u
     equal(seen[0], 2 * ROW + torch.tensor([24.0, -21, 0, 0, 0, 0, 0, 0]))
     equal(seen[1], 7 * ROW)
-    assert later.ledger.bytes_down == in_bytes(TOP2, WHOLE) and later.ledger.dense_down == 2 * 4 * N
+    assert later.cost.bytes_down == in_bytes(TOP2, WHOLE) and later.cost.dense_down == 2 * 4 * N
 
 
 def test_an_evaluation_sees_what_clients_would_and_leaves_no_trace() -> None:
@@ -245,7 +246,7 @@ def test_fetched_rows_and_uploads_alone_are_left_as_they_are() -> None:
         assert cohort.broadcast(w=w).w is w
         equal(cohort.download(u=rows(1, r, 3)).u, rows(1, r, 3))
         cohort.fetch(torch.ones(3, 2, dtype=torch.bool), cores=rows(1, 2))
-        assert cohort.ledger.bytes_down == cohort.ledger.dense_down == 3 * 4 * N + 3 * 4 * N + 6 * 4 * N
+        assert cohort.cost.bytes_down == cohort.cost.dense_down == 3 * 4 * N + 3 * 4 * N + 6 * 4 * N
 
 
 def test_what_is_made_up_for_later_is_damped() -> None:
@@ -316,15 +317,15 @@ def test_plain_messages_pass_as_they_are() -> None:
     e = net(top2(direction="both"))
     for r in range(2):
         cohort = Cohort(e, IDS, r)
-        equal(cohort.broadcast(c=(r + 1) * ROW, plain=["c"]).c, (r + 1) * ROW)
-        equal(cohort.download(c=rows(1, 2, 3), plain=["c"]).c, rows(1, 2, 3))
-        up = cohort.upload(a=rows(1, 2, 3), d=rows(1, 2, 3), relative_to={"a": None, "d": None}, plain=["a"])
+        equal(cohort.broadcast(c=(r + 1) * ROW, uncompressed=["c"]).c, (r + 1) * ROW)
+        equal(cohort.download(c=rows(1, 2, 3), uncompressed=["c"]).c, rows(1, 2, 3))
+        up = cohort.upload(a=rows(1, 2, 3), d=rows(1, 2, 3), relative_to={"a": None, "d": None}, uncompressed=["a"])
         equal(up.a, rows(1, 2, 3))
         assert (up.d != 0).sum() == 6
-        assert cohort.ledger.bytes_down == cohort.ledger.dense_down == 2 * 3 * 4 * N
+        assert cohort.cost.bytes_down == cohort.cost.dense_down == 2 * 3 * 4 * N
     for call in (cohort.broadcast, cohort.download, cohort.upload):
         with pytest.raises(ValueError, match="there is no x among what is sent"):
-            call(plain=["x"])
+            call(uncompressed=["x"])
 
 
 def test_what_would_be_sent_in_full_is_counted_beside_it() -> None:
@@ -334,8 +335,8 @@ def test_what_would_be_sent_in_full_is_counted_beside_it() -> None:
         cohort.broadcast(w=(r + 1) * ROW)
         cohort.download(u=rows(1, 2, 3))
         cohort.upload(d=rows(1, 2, 3), relative_to={"d": None})
-        assert cohort.ledger.dense_down == 2 * 3 * 4 * N and cohort.ledger.dense_up == 3 * 4 * N
-    assert cohort.ledger.bytes_down == in_bytes(*[TOP2] * 3) + in_bytes(*[69] * 3)  # of zeros the first two positions
+        assert cohort.cost.dense_down == 2 * 3 * 4 * N and cohort.cost.dense_up == 3 * 4 * N
+    assert cohort.cost.bytes_down == in_bytes(*[TOP2] * 3) + in_bytes(*[69] * 3)  # of zeros the first two positions
 
 
 def test_who_sent_a_name_before_decides_which_of_its_messages_it_is() -> None:
@@ -369,7 +370,7 @@ def test_an_exact_operator_changes_no_bit_and_keeps_nothing() -> None:
         equal(cohort.broadcast(w=x[0]).w, x[0])
         equal(cohort.download(u=x).u, x)
         equal(cohort.upload(d=x, replaces={"d": x[0] / 7}).d, x)
-        assert cohort.ledger.bytes_up == cohort.ledger.dense_up == 3 * 4 * N
+        assert cohort.cost.bytes_up == cohort.cost.dense_up == 3 * 4 * N
     assert not e.rows.all and e.compression is not None and e.compression.acted
 
 
@@ -443,7 +444,7 @@ def test_running_statistics_pass_uncompressed() -> None:
     up = cohort.upload(theta=x, relative_to={"theta": "w"}).theta
     close(up[:, :-buffers], (w + 2 * (x - w))[:, :-buffers], 1e-6)
     equal(up[:, -buffers:], x[:, -buffers:])
-    assert cohort.ledger.bytes_up == 3 * 4 * size
+    assert cohort.cost.bytes_up == 3 * 4 * size
     cohort.broadcast(w=w)
     seen = cohort.broadcast(w=w).w  # another one of this round: whole
     equal(seen, w)

@@ -9,7 +9,7 @@ import torch
 from tiny import CPU, equal
 
 from fedbench.core.options import ConfigError
-from fedbench.engine.rows import Rows, RowStore
+from fedbench.core.rows import Rows, RowStore
 
 PLACES = ("device", "host", "disk")
 DEFAULT = torch.tensor([1.0, 2.0, 3.0])
@@ -131,7 +131,7 @@ def test_saving_takes_neither_memory_nor_what_was_not_written(
 
 
 def test_a_checkpoint_is_read_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedbench.engine.rows.BLOCK", 2 * 12)  # two rows
+    monkeypatch.setattr("fedbench.core.rows.BLOCK", 2 * 12)  # two rows
     old, new = rows(), rows()
     old[ids(*range(7))] = torch.arange(21.0).view(7, 3)
     new.load_state_dict(old.state_dict())
@@ -229,7 +229,7 @@ def test_a_big_store_has_room_for_what_the_rounds_can_write_and_no_more(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All the rows that are expected at once, where the first write is of all of them, too."""
-    monkeypatch.setattr("fedbench.engine.rows.BIG", 0)
+    monkeypatch.setattr("fedbench.core.rows.BIG", 0)
     for first in (1, 4, 5):
         r = Rows("x", 50, DEFAULT, CPU, place, most=5)
         r[ids(*range(first))] = torch.zeros(first, 3)
@@ -241,7 +241,7 @@ def test_a_big_store_has_room_for_what_the_rounds_can_write_and_no_more(
 
 def test_a_store_that_grows_big_has_room_for_what_the_rounds_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Doubling 12 rows would leave 4 of 24 unused."""
-    monkeypatch.setattr("fedbench.engine.rows.BIG", 20 * 12)
+    monkeypatch.setattr("fedbench.core.rows.BIG", 20 * 12)
     r = Rows("x", 50, DEFAULT, CPU, most=20)
     r[ids(*range(12))] = torch.zeros(12, 3)
     r[ids(*range(20))] = torch.ones(20, 3)
@@ -250,7 +250,7 @@ def test_a_store_that_grows_big_has_room_for_what_the_rounds_can_write(monkeypat
 
 def test_what_fits_nowhere_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An N x N method of a million clients: before round 1, not when the disk is full."""
-    monkeypatch.setattr("fedbench.engine.rows.disk_space", lambda: 100 << 30)
+    monkeypatch.setattr("fedbench.core.rows.disk_space", lambda: 100 << 30)
     store = RowStore(1_000_000, CPU, 10 << 30, 0, most=50_000)
     with pytest.raises(
         ConfigError,
@@ -280,7 +280,7 @@ def test_rows_of_a_gpu_wherever_they_live(place: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_big_stores_get_their_room_at_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Growing would copy them; room that nobody writes to costs nothing."""
-    monkeypatch.setattr("fedbench.engine.rows.BIG", 12 * 16)
+    monkeypatch.setattr("fedbench.core.rows.BIG", 12 * 16)
     r = Rows("x", 1000, DEFAULT, CPU, place, most=400)
     sizes = []
     for i in range(40):

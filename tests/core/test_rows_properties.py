@@ -10,7 +10,7 @@ from properties import the_same_every_time
 from tiny import CPU, equal
 
 from fedbench.core import rng
-from fedbench.engine.rows import Rows, RowStore
+from fedbench.core.rows import Rows, RowStore
 
 N = 9
 PLACES = st.sampled_from(["device", "host", "disk"])

@@ -38,14 +38,16 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.local import Local
+from fedbench.channel import privacy
+from fedbench.channel.calibration import analytic_ratio, classic_ratio, delta_of, epsilon_of
+from fedbench.channel.privacy import Privacy, clipped_towards
 from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash
-from fedbench.engine import privacy
-from fedbench.engine.cohort import Cohort, Engine
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
-from fedbench.engine.privacy import Privacy, analytic_ratio, classic_ratio, clipped_towards, delta_of, epsilon_of
 from fedbench.engine.training import LocalTraining
 from fedbench.models.resnet import ResNet
 from fedbench.nn.flat import Columns
@@ -107,7 +109,8 @@ def test_the_rate_of_lr_over_n_is_the_rounds() -> None:
     """2 lr C / n_i sqrt(2 ln 25) / 25 with the rate halved from round to round."""
     e = private(net(SGD(lr=0.1, schedule={"name": "exponential", "gamma": 0.5})), sensitivity="lr_over_n")
     expected = 2 * 0.05 / torch.from_numpy(e.federation.num_samples[IDS]).float() * 2.537272 / 25
-    close(e.privacy.sigmas(Cohort(e, IDS, 1)), expected, 1e-6)
+    cohort = Cohort(e, IDS, 1)
+    close(e.privacy.sigmas(cohort.context, cohort.rate), expected, 1e-6)
     assert e.privacy.sigma is None
 
 
@@ -255,7 +258,7 @@ FREE = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
 
 
 @pytest.mark.parametrize(
-    "options, purpose, uploaded, expected",
+    "options, mode, uploaded, expected",
     [
         ({}, "round", True, CUT),
         ({}, "round", False, FREE),
@@ -265,8 +268,8 @@ FREE = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
         ({"epsilon": math.inf, "clip": None}, "round", True, FREE),
     ],
 )
-def test_steps_are_clipped(options: dict, purpose: str, uploaded: bool, expected: Tensor) -> None:
-    cohort = all_clients(private(points(), **options), purpose=purpose)
+def test_steps_are_clipped(options: dict, mode: str, uploaded: bool, expected: Tensor) -> None:
+    cohort = all_clients(private(points(), **options), mode=mode)
     close(cohort.train(torch.zeros(2), how=LocalTraining(uploaded=uploaded)).theta, expected)
 
     def step(s: Any, batch: Any) -> None:
@@ -594,7 +597,7 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
 
     def upload(self: Cohort, **tensors: Any) -> SimpleNamespace:
         up = real(self, **tensors)
-        tensors = {name: t for name, t in tensors.items() if name not in ("relative_to", "replaces", "plain")}
+        tensors = {name: t for name, t in tensors.items() if name not in ("relative_to", "replaces", "uncompressed")}
         seen.extend(tensors)
         for name, t in tensors.items():
             got = getattr(up, name)
@@ -609,7 +612,7 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
     plain = prepared(method, None)
     cohort = Cohort(plain.engine, np.array(COHORTS[0]), 0)
     plain.algorithm.round(cohort)
-    assert bool(seen) == (cohort.ledger.bytes_up > 0)  # no byte goes up without its noise
+    assert bool(seen) == (cohort.cost.bytes_up > 0)  # no byte goes up without its noise
 
 
 def test_every_plan_gives_the_same_rows_and_noise(other_method: Case) -> None:

@@ -1,0 +1,1 @@
+"""The channel between server and clients: broadcast, upload, aggregation, privacy, compression, and their cost."""

@@ -1,0 +1,42 @@
+"""Aggregation: the only place where the server combines the uploads of clients into one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.core.round_context import RoundContext
+
+
+def mean(
+    context: RoundContext,
+    uploads: Tensor,
+    weights: Literal["samples", "uniform"] | Tensor = "samples",
+    groups: Tensor | None = None,
+) -> Tensor:
+    """Return the mean of the clients' uploads.
+
+    Args:
+        context: The clients.
+        uploads: One row for each client.  # [K, ...]
+        weights: "samples": by the number of training samples, or 1 / K in a run with weights=uniform.  "uniform":
+            1 / K.  A tensor: these weights, as they are.  # [K]
+        groups: The members of each of M groups.  A group without clients has the mean 0.  # [M, K]
+
+    Returns:
+        The mean, or the mean of each group.  # [...] or [M, ...]
+    """
+    if not isinstance(weights, Tensor):
+        uniform = torch.full((len(context),), 1 / len(context), device=uploads.device)
+        weights = context.mean_weights if weights == "samples" else uniform
+    if groups is not None:
+        members = groups.to(weights) * weights  # [M, K]
+        weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
+    return weights @ uploads
+
+
+def total(uploads: Tensor) -> Tensor:
+    """Return the sum of the clients' uploads [K, ...].  # [...]"""
+    return uploads.sum(0)

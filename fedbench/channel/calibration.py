@@ -1,0 +1,63 @@
+"""Calibration of the Gaussian mechanism: sigma / Delta for an (epsilon, delta), and epsilon for several releases.
+
+References:
+    Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem A.1 (classic).
+    Balle and Wang, ICML 2018, Theorem 8 (analytic).
+    Bun and Steinke, TCC 2016 (releases add up in rho); Dong, Roth and Su, JRSS-B 2022 (Gaussian releases together are
+    one Gaussian release of the summed rho).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+
+def classic_ratio(epsilon: float, delta: float) -> float:
+    """Return sigma / Delta of the classical Gaussian mechanism, a theorem for epsilon < 1 only."""
+    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+
+
+def delta_of(epsilon: float, ratio: float) -> float:
+    """Return the least delta for which noise of sigma = ratio Delta is (epsilon, delta)-private.
+
+    It is Phi(a) - e^epsilon Phi(-b), with a = 1/(2 ratio) - epsilon ratio and b = 1/(2 ratio) + epsilon ratio.  The
+    second term is computed as phi(a) times Mills' ratio of b, which cannot overflow: e^epsilon = phi(a) / phi(b).
+    """
+    a, b = 1 / (2 * ratio) - epsilon * ratio, 1 / (2 * ratio) + epsilon * ratio
+    density = 0.5 * math.exp(-a * a / 2)
+    if a > 0:
+        return 0.5 * math.erfc(-a / math.sqrt(2)) - density * _erfcx(b / math.sqrt(2))
+    return density * (_erfcx(-a / math.sqrt(2)) - _erfcx(b / math.sqrt(2)))
+
+
+def _erfcx(x: float) -> float:
+    """exp(x^2) erfc(x), for x >= 0."""
+    return float(torch.special.erfcx(torch.tensor(x, dtype=torch.float64)))
+
+
+def analytic_ratio(epsilon: float, delta: float) -> float:
+    """Return the least sigma / Delta that is (epsilon, delta)-private, rounded up."""
+    return _least(lambda ratio: delta_of(epsilon, ratio) <= delta)
+
+
+def epsilon_of(rho: float, delta: float) -> float:
+    """Return the least epsilon, rounded up, of Gaussian releases with the sum rho of Delta^2 / (2 sigma^2)."""
+    if rho == 0 or delta_of(0, ratio := 1 / math.sqrt(2 * rho)) <= delta:
+        return 0.0
+    return _least(lambda epsilon: delta_of(epsilon, ratio) <= delta)
+
+
+def _least(holds: Callable[[float], bool]) -> float:
+    """Return the least x > 0 for which holds(x), by bisection, rounded up by at most 1e-12 of it."""
+    low = high = 1.0
+    while not holds(high):
+        high *= 2
+    while holds(low):
+        low /= 2
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high

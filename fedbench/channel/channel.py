@@ -1,0 +1,214 @@
+"""The channel between the server and the clients of one round.
+
+Every tensor that a method sends passes here.  Privacy comes first, then compression, then the bytes are counted.  The
+other side sees what these calls return.
+
+Letters: K clients, N of the federation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.channel.compression import Compression, num_bytes
+from fedbench.channel.cost import RoundCost
+from fedbench.channel.privacy import FirstRate, Privacy
+from fedbench.core.round_context import RoundContext
+
+
+class Payload(NamedTuple):
+    """A tensor that clients were sent under a name.
+
+    Attributes:
+        ids: The clients.  # [k]
+        seen: The tensor that they saw: one for all, or a row each.  None in a run that leaves uploads as they are.
+        value: The server's version of it, the same tensor if nothing was compressed.
+        by_client: Whether seen and value have a row for each client.
+    """
+
+    ids: np.ndarray
+    seen: Tensor | None
+    value: Tensor | None
+    by_client: bool
+
+    @property
+    def lag(self) -> Tensor | None:
+        """The server's version minus the clients', or None if they are the same."""
+        return None if self.seen is None or self.value is None or self.seen is self.value else self.value - self.seen
+
+    def of(self, ids: np.ndarray) -> Payload:
+        """Return the payload of some of these clients."""
+        if self.seen is None or self.value is None or not self.by_client or np.array_equal(ids, self.ids):
+            return self
+        rows = torch.from_numpy(np.searchsorted(self.ids, ids)).to(self.seen.device)
+        seen = self.seen[rows]
+        return Payload(ids, seen, seen if self.seen is self.value else self.value[rows], True)
+
+
+class Channel:
+    """The messages of one round.
+
+    Args:
+        privacy: Clips uploads and adds noise, or None.
+        compression: Compresses messages, or None.
+        download_factor: Clients that are sent a download for each client that takes part.  It exceeds 1 if clients
+            drop out after their download.
+    """
+
+    def __init__(self, privacy: Privacy | None, compression: Compression | None, download_factor: float = 1.0):
+        self.privacy, self.compression, self.download_factor = privacy, compression, download_factor
+        self.cost = RoundCost()
+        self._broadcasts: Counter[str] = Counter()  # number of broadcasts by name
+        self._calls: dict[tuple[str, str], list[np.ndarray]] = {}  # the clients of each earlier message, by name
+        self._payloads: dict[str, list[Payload]] = {}  # by name
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the server sees every upload as it was sent."""
+        private = self.privacy is not None and not self.privacy.is_lossless
+        return not private and (self.compression is None or self.compression.operator.exact)
+
+    def broadcast(
+        self, context: RoundContext, tensors: dict[str, Tensor], uncompressed: Collection[str]
+    ) -> SimpleNamespace:
+        """Send the same tensors to every client."""
+        _check_names("broadcast", tensors, uncompressed)
+        seen = dict(tensors)
+        for name, value in tensors.items():
+            dense = size = len(context) * num_bytes(value)
+            if self.compression is not None and name not in uncompressed:
+                seen[name], size = self.compression.broadcast(context, name, value, self._broadcasts[name])
+                self._broadcasts[name] += 1
+            self._remember(name, Payload(context.ids, seen[name], value, by_client=False))
+            self._count_download(context, size, dense)
+        return SimpleNamespace(**seen)
+
+    def download(
+        self, context: RoundContext, tensors: dict[str, Tensor], uncompressed: Collection[str]
+    ) -> SimpleNamespace:
+        """Send each client its row of tensors [K, ...]."""
+        _check_rows("download", context, tensors)
+        _check_names("download", tensors, uncompressed)
+        seen = dict(tensors)
+        for name, value in tensors.items():
+            size = num_bytes(value)
+            if self.compression is not None and name not in uncompressed:
+                call = self._count_call("down", context, name)
+                seen[name], size = self.compression.download(context, name, value, call)
+            self._remember(name, Payload(context.ids, seen[name], value, by_client=True))
+            self._count_download(context, size, num_bytes(value))
+        return SimpleNamespace(**seen)
+
+    def fetch(self, context: RoundContext, which: Tensor, rows: dict[str, Tensor]) -> SimpleNamespace:
+        """Send one row of each tensor [n, ...], uncompressed, for every True in which [K, ...]."""
+        _check_rows("fetch", context, {"which": which})
+        size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())
+        self._count_download(context, size, size)
+        return SimpleNamespace(**rows)
+
+    def upload(
+        self,
+        context: RoundContext,
+        tensors: dict[str, Tensor],
+        relative_to: Mapping[str, str | None],
+        replaces: Mapping[str, Tensor | None],
+        uncompressed: Collection[str],
+        first_rate: FirstRate,
+    ) -> SimpleNamespace:
+        """Send each client's row of tensors [K, ...] to the server.  See `Cohort.upload`.
+
+        A client trains from the version of a row that it saw, which lags behind the server's if downloads are
+        compressed.  The server sees the trained row shifted by that lag: otherwise what a download left out would
+        be lost in the mean.
+        """
+        _check_rows("upload", context, tensors)
+        _check_names("upload", tensors, {*relative_to, *replaces, *uncompressed})
+        _check_references(tensors, relative_to, replaces)
+        seen = dict(tensors)
+        for name, value in tensors.items():
+            sent = self._payload(relative_to.get(name), context, name)
+            reference = replaces.get(name) if sent is None else sent.seen
+            size, call = num_bytes(value), self._count_call("up", context, name)
+            if self.privacy is not None:
+                seen[name] = self.privacy.release(context, name, value, reference, call, first_rate)
+            if self.compression is not None and context.changes_state and name not in uncompressed:
+                accumulates = name not in replaces
+                seen[name], size = self.compression.upload(context, name, seen[name], reference, call, accumulates)
+                if sent is not None and (lag := sent.lag) is not None:
+                    seen[name] = seen[name] + lag
+            self.cost.bytes_up += size
+            self.cost.dense_up += num_bytes(value)
+        return SimpleNamespace(**seen)
+
+    def _remember(self, name: str, payload: Payload) -> None:
+        changes_uploads = self.privacy is not None or self.compression is not None
+        payload = payload if changes_uploads else payload._replace(seen=None, value=None)  # frees the tensors
+        self._payloads.setdefault(name, []).append(payload)
+
+    def _payload(self, handle: str | None, context: RoundContext, name: str) -> Payload | None:
+        """Return the last payload by the name `handle` of these clients, for the upload of `name` relative to it."""
+        if handle is None:
+            return None
+        if isinstance(handle, str):
+            for payload in reversed(self._payloads.get(handle, [])):
+                if np.isin(context.ids, payload.ids).all():
+                    return payload.of(context.ids)
+        given = repr(handle) if isinstance(handle, str) else f"a {type(handle).__name__}"
+        raise UnknownReference(
+            f"upload({name}=..., relative_to=...): {given} is not the name of a tensor that these clients were sent in "
+            f"this round ({', '.join(map(repr, self._payloads)) or 'they were sent none'}); give the name that "
+            "cohort.broadcast or cohort.download sent it by, or None for a difference"
+        )
+
+    def _count_download(self, context: RoundContext, size: int, dense: int) -> None:
+        """Count the bytes that these clients and those that dropped out were sent."""
+        factor = 1.0 if len(context) == context.num_clients else self.download_factor
+        self.cost.bytes_down += round(factor * size)
+        self.cost.dense_down += round(factor * dense)
+
+    def _count_call(self, direction: str, context: RoundContext, name: str) -> int:
+        """Return how many messages of a name these clients had in this round before, and count this one."""
+        calls = self._calls.setdefault((direction, name), [])
+        before = np.zeros(len(context), np.int64)
+        for ids in calls:
+            before += np.isin(context.ids, ids)
+        calls.append(context.ids)
+        return int(before.max(initial=0))
+
+
+class UnknownReference(ValueError):
+    """An upload is relative to a tensor that its clients were not sent in this round."""
+
+
+def _check_rows(call: str, context: RoundContext, tensors: dict[str, Tensor]) -> None:
+    for name, t in tensors.items():
+        if not isinstance(t, Tensor):
+            raise ValueError(f"{call}({name}=...): a tensor [K, ...] can be sent, not a {type(t).__name__}")
+        if len(t) != len(context):
+            raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(context)} clients")
+
+
+def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) -> None:
+    if unknown := set(named) - tensors.keys():
+        raise ValueError(f"{call}({', '.join(tensors)}): there is no {' or '.join(sorted(unknown))} among what is sent")
+
+
+def _check_references(
+    tensors: dict[str, Tensor], relative_to: Mapping[str, str | None], replaces: Mapping[str, Tensor | None]
+) -> None:
+    """Refuse a floating-point tensor without a reference, or with two."""
+    for name, t in tensors.items():
+        if name in relative_to and name in replaces:
+            raise ValueError(f"upload({name}=...): it stands in relative_to and in replaces; name it in one of them")
+        if t.is_floating_point() and name not in relative_to and name not in replaces:
+            raise ValueError(
+                f'upload({name}=...): say what it adds to: relative_to={{"{name}": "w"}} for a row that was trained '
+                f'from w, {{"{name}": None}} for a difference, or replaces={{"{name}": ...}} for a new version'
+            )

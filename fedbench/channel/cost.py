@@ -1,0 +1,34 @@
+"""The cost of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class RoundCost:
+    """Computation and communication of a round, and its training loss.
+
+    Attributes:
+        steps: Local steps of all clients.
+        samples: Samples that all clients trained on.
+        bytes_down: Bytes that the server sent.
+        bytes_up: Bytes that clients sent.
+        dense_down: The same as bytes_down without compression.
+        dense_up: The same as bytes_up without compression.
+        loss: Mean training loss of the last training.
+        losses: Training loss of each client.  # [K]
+        takes_means: Whether the server took a mean by the run's `weights`.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    dense_down: int = 0
+    dense_up: int = 0
+    loss: float = float("nan")
+    losses: Tensor | None = None
+    takes_means: bool = False

@@ -1,0 +1,193 @@
+"""Local differential privacy of uploads, for any method: clipping and Gaussian noise.
+
+calibration=paper is a reconstruction of Luo et al., ICLR 2025 (pFedMoAP), Table 6.  The paper clips "the gradients of
+the prompts" and adds noise "to the uploaded prompts" with delta = 0.05; its released code has neither.  Here each local
+step clips a client's batch gradient to l2 norm C, and uploads get N(0, sigma^2) with
+sigma = Delta sqrt(2 ln(1.25/delta)) / epsilon (Dwork and Roth, 2014, Theorem A.1), Delta = C or 2 lr C / n_i.  This is
+noise robustness, not a guarantee: the theorem asks for epsilon < 1 and for a Delta that bounds the upload.
+
+calibration=analytic: each upload minus its reference is clipped to norm C, so that any two data sets of a client are at
+most Delta = 2 C apart.  sigma is the least that makes one release (epsilon, delta)-private (channel/calibration.py).
+
+Tensors that are not uploaded (a personal row, a gate) have no noise: clients evaluate them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbench.channel.calibration import analytic_ratio, classic_ratio, epsilon_of
+from fedbench.core import rng
+from fedbench.core.options import require
+from fedbench.core.round_context import RoundContext
+from fedbench.core.rows import RowStore
+
+FirstRate = Callable[[], float | Tensor]  # the learning rate of the first local step: one, or one a client [K, 1]
+BLOCK = 1 << 20  # numbers of a draw
+UNPROTECTED = (
+    "numbers of samples, who takes part when and the scores reported here are not protected, and the noise "
+    "is a simulation's, drawn from the run's seed"
+)
+
+
+class Privacy:
+    """Clips uploads and adds noise to them.
+
+    Its state are the rows "privacy": the number of releases of each client.  # [N, 1]
+
+    Args:
+        rows: Creates the state.
+        epsilon: Of one release, a tensor that a client uploads once.  inf: no noise.
+        delta: Of one release.
+        clip: C.  None or inf: nothing is clipped, which needs epsilon = inf.
+        calibration: "paper" or "analytic".
+        sensitivity: Delta of calibration=paper: "clip" for C, "lr_over_n" for 2 lr C / n_i.
+    """
+
+    def __init__(
+        self,
+        rows: RowStore,
+        epsilon: float,
+        delta: float,
+        clip: float | None,
+        calibration: str = "paper",
+        sensitivity: str = "clip",
+    ):
+        self.epsilon, self.delta = epsilon, delta
+        self.clip = None if clip is None or math.isinf(clip) else clip
+        self.calibration, self.sensitivity = calibration, "2 clip" if calibration == "analytic" else sensitivity
+        ratio = analytic_ratio if calibration == "analytic" else classic_ratio
+        self.ratio = 0.0 if math.isinf(epsilon) else ratio(epsilon, delta)  # sigma / Delta
+        self.releases = rows("privacy", default=torch.zeros(1))
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether a release is what was uploaded."""
+        return self.ratio == 0 and self.clip is None
+
+    @property
+    def step_clip(self) -> float | None:
+        """Largest norm of a client's gradient in a local step, or None if steps are not clipped."""
+        return self.clip if self.calibration == "paper" else None
+
+    @property
+    def sigma(self) -> float | None:
+        """Standard deviation of the noise, or None if it differs by client (lr_over_n)."""
+        if self.ratio == 0:
+            return 0.0
+        width = {"clip": self.clip, "2 clip": 2 * (self.clip or 0)}.get(self.sensitivity)
+        return None if width is None else width * self.ratio
+
+    def sigmas(self, context: RoundContext, first_rate: FirstRate) -> Tensor:
+        """Return the standard deviation of the noise of each client in this round.  # [K]"""
+        if self.sigma is not None:
+            return torch.full((len(context),), self.sigma, device=context.device)
+        rate = torch.as_tensor(first_rate(), device=context.device).reshape(-1)  # [1] or [K]
+        num_samples = torch.from_numpy(context.num_samples).float().to(context.device)
+        return 2 * rate * (self.clip or 0) * self.ratio / num_samples.clamp_min(1)
+
+    def release(
+        self,
+        context: RoundContext,
+        name: str,
+        value: Tensor,
+        reference: Tensor | None,
+        call: int,
+        first_rate: FirstRate,
+    ) -> Tensor:
+        """Return an upload as the server sees it.
+
+        Args:
+            context: The clients.
+            name: Name of the message.
+            value: A row for each client.  # [K, ...]
+            reference: The tensor that the server has, [...] or [K, ...].  None: 0.
+            call: Earlier uploads by this name in this round.
+            first_rate: Returns the learning rate of the first local step.
+        """
+        require(
+            value.is_floating_point(),
+            f"privacy.epsilon={self.epsilon:g}: noise needs floating-point numbers, and "
+            f"the method uploads {name!r} as {str(value.dtype).removeprefix('torch.')}",
+        )
+        if self.calibration == "analytic" and self.clip is not None:
+            value = clipped_towards(value, reference, self.clip)
+        counted = context.ids[context.ids < self.releases.num_clients]  # not new clients, which release least
+        self.releases[counted] = self.releases[counted] + 1
+        if self.ratio == 0:
+            return value
+        key = rng.key(context.seed, "privacy", name, context.round, call)
+        keys = torch.from_numpy(rng.client_keys(key, context.ids)).to(value.device)
+        return noisy(value, self.sigmas(context, first_rate), keys)
+
+    # -- report ------------------------------------------------------------------------------------------
+    def spent(self) -> tuple[int, float | None]:
+        """Return the most releases of a client, and their epsilon together at delta; None if no finite one is known."""
+        most = int(self.releases.store[: self.releases.used].max()) if self.releases.used else 0
+        has_bound = self.calibration == "analytic" and self.ratio > 0
+        return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if has_bound else None
+
+    def guarantee(self) -> str:
+        """Return one sentence that says what the noise of this run guarantees, and what it does not."""
+        given = f"epsilon={self.epsilon:g}, delta={self.delta:g}"
+        if self.ratio == 0:
+            clip = "nothing is clipped" if self.clip is None else f"only the clip at {self.clip:g}"
+            return f"no guarantee: epsilon is infinite, so that there is no noise, {clip}"
+        if self.calibration == "analytic":
+            return (
+                f"each upload of a tensor, by itself, is differentially private ({given}) for a client's whole "
+                f"data set, towards the server too: clipped to norm {self.clip:g}, Gaussian noise of standard "
+                f"deviation {self.sigma:.4g}; tensors and rounds add up, and the sum is accounted for; "
+                f"{UNPROTECTED}"
+            )
+        delta = "C" if self.sensitivity == "clip" else "2 lr C / n_i"
+        size = f" = {self.sigma:.4g}" if self.sigma is not None else ""
+        return (
+            f"noise robustness, not a certified guarantee: gradients are clipped to norm C = {self.clip:g} by "
+            f"batch, not by sample, and uploads get Gaussian noise of standard deviation {delta} sqrt(2 "
+            f"ln(1.25/delta)) / epsilon{size} ({given}); the formula is valid for epsilon < 1 only, for one "
+            f"release, and where {delta} bounds an upload, which nothing ensures here; tensors and rounds are not "
+            f"accounted for; {UNPROTECTED}"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the values for summary.json.
+
+        epsilon is null if it is infinite, sigma if it differs by client.  releases and epsilon_spent are those of the
+        client with the most releases.
+        """
+        most, total = self.spent()
+        return {
+            "calibration": self.calibration,
+            "epsilon": None if math.isinf(self.epsilon) else self.epsilon,
+            "delta": self.delta,
+            "clip": self.clip,
+            "sensitivity": self.sensitivity,
+            "sigma": self.sigma,
+            "releases": most,
+            "epsilon_spent": total,
+            "guarantee": self.guarantee(),
+        }
+
+
+def clipped_towards(value: Tensor, center: Tensor | None, radius: float) -> Tensor:
+    """Clip each row of value [K, ...] to a ball of this radius around center ([...] or [K, ...]; None: 0)."""
+    offset = value if center is None else value - center
+    norm = offset.reshape(len(value), math.prod(value.shape[1:])).norm(dim=1).view(-1, *(1,) * (value.dim() - 1))
+    clipped = offset * (radius / norm.clamp_min(1e-30)).clamp_max(1)
+    return torch.where(norm <= radius, value, clipped if center is None else center + clipped)
+
+
+def noisy(value: Tensor, sigma: Tensor, keys: Tensor) -> Tensor:
+    """Add N(0, sigma_i^2), drawn by keys[i], to every number of row i of value [K, ...].  sigma, keys: [K]."""
+    numbers = math.prod(value.shape[1:])
+    out = value.reshape(len(value), numbers).clone()  # [K, n]
+    for some in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(numbers, 1))):
+        draws = rng.RowRandom(keys[some]).normal(numbers)
+        out[some] += (sigma[some, None] * draws).to(out.dtype)
+    return out.view(value.shape)

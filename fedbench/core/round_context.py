@@ -1,0 +1,50 @@
+"""The clients that are computed together, and in which round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Mode = Literal["round", "evaluation", "trial", "new clients"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundContext:
+    """Some clients in one round.
+
+    Attributes:
+        ids: The clients, ascending.  # [K] int64
+        num_samples: Their numbers of training samples.  # [K] int64
+        client_weights: Their weights in a mean, not normalized: n_i, or 1 in a run with weights=uniform.  # [K] float64
+        num_clients: Number of clients of the federation.
+        round: The round, from 0.
+        mode: What is computed.  Only "round" may change the state of clients.
+        seed: The run's seed.
+        device: The device that computes.
+    """
+
+    ids: np.ndarray
+    num_samples: np.ndarray
+    client_weights: np.ndarray
+    num_clients: int
+    round: int
+    mode: Mode
+    seed: int
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def changes_state(self) -> bool:
+        """Whether clients may keep what is computed."""
+        return self.mode == "round"
+
+    @property
+    def mean_weights(self) -> Tensor:
+        """Weights that sum to 1.  # [K] float32"""
+        return torch.from_numpy(self.client_weights / self.client_weights.sum()).float().to(self.device)

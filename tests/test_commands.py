@@ -42,7 +42,7 @@ FEWER = {  # by pattern, what a run is given, in place of its own word for the s
     r"num_clients=1000000": ["partition.num_clients=1000", "dataset.n=10000", "eval.clients=100"],
     r"tiny_clip": ["model.pretrained=null", "seed=0"],
     r"new_clients": ["new_clients.epochs=1"],
-    r"image_folder|image_table": ["dataset.resize=8"],
+    r"image_folder|image_table": ["dataset.resize=16"],
     r"pytest": ["--collect-only"],
 }
 TUMOURS = ["dataset=tumours", "model=unet", "model.width=2", "partition=iid", "local.epochs=1"]
@@ -113,10 +113,23 @@ def folder(tmp_path: Path) -> Path:
         path = tmp_path / "DIR" / f"class {label}" / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+    make_nih(tmp_path / "nih", rng)
     for name, source in [of for page in PAGES for of in files(page.read_text()).items()]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
     return tmp_path
+
+
+def make_nih(folder: Path, rng: np.random.Generator) -> None:
+    """Write pictures and a table of labels in the layout of NIH ChestX-ray14."""
+    rows = ["Image Index,Finding Labels,Patient ID"]
+    for i in range(200):
+        name = f"{i // 2:08}_{i % 2:03}.png"
+        path = folder / f"images_{1 + i // 100:03}" / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (16, 16), np.uint8)).save(path)
+        rows.append(f"{name},{('No Finding', 'Mass', 'Mass|Nodule')[i % 3]},{i // 2}")
+    (folder / "Data_Entry_2017.csv").write_text("\n".join(rows) + "\n")
 
 
 @pytest.mark.slow

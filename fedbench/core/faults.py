@@ -37,6 +37,11 @@ def running_layer(error: BaseException, module: Any = None) -> tuple[str, nn.Mod
     return next(((names[id(m)], m) for m in reversed(running) if id(m) in names), None)
 
 
+def is_raised_here(error: BaseException) -> bool:
+    """Return whether the innermost line is one of fedbench."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGES[-1])
+
+
 def _line_of(error: BaseException) -> str:
     """The innermost line outside of torch, Hydra and this package; '' where there is none."""
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core import rng
-from fedbench.core.faults import running_layer
+from fedbench.core.faults import is_raised_here, running_layer
 from fedbench.core.options import ConfigError, RunError
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
@@ -93,8 +93,10 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
         cohort.forward(rows, split="train")
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a module's own code raises what it likes
+    except Exception as error:  # of any kind: the code of a module
         layer = running_layer(error)
+        if layer is None and is_raised_here(error):
+            raise  # a mistake of fedbench, not of the model
         return Fault(_in_words(*layer) if layer else "the model", _first_line(error)), gradient
     if all(map(torch.equal, before, _generators(engine.device))):
         return None, gradient

@@ -24,6 +24,7 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
 from fedbench.core.options import ConfigError
+from fedbench.engine import whole_split
 from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Plan, plans
 from fedbench.engine.optim import SGD
@@ -457,6 +458,12 @@ def test_a_trial_leaves_no_trace() -> None:
     assert autotune.try_training(e, True)[0] is None and autotune.try_training(e, False)[0] is None
     equal(e.model.init_row(), start)
     assert e.federation.num_clients == 3 and not e.rows.all
+
+
+def test_a_mistake_of_fedbench_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_split, "gradient", lambda cohort: None)
+    with pytest.raises(TypeError, match="positional"):
+        autotune.try_training(make("transformer"), True)
 
 
 # -- networks of torchvision and timm --------------------------------------------------------------------------

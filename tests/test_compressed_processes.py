@@ -96,7 +96,11 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     def make(folder: Path) -> None:
         done = subprocess.run(
             [sys.executable, __file__, str(folder), *names],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]),
+            },
             timeout=1800,
             capture_output=True,
             text=True,

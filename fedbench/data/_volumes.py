@@ -131,7 +131,7 @@ def read_nifti(path: Path) -> Nifti:
         from nibabel.orientations import OrientationError
         from nibabel.spatialimages import HeaderDataError
     except ImportError as error:
-        raise ConfigError("NIfTI files are read by nibabel: pip install fedbench[medical]") from error
+        raise ConfigError("NIfTI files are read by nibabel: pip install nibabel") from error
     try:
         image: Any = nibabel.as_closest_canonical(_checked(path, nibabel.load(path)))
         return Nifti(np.asarray(image.dataobj, np.float32), np.asarray(image.affine))

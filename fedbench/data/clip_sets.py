@@ -126,7 +126,7 @@ class PictureSet:
         try:
             from torchvision import datasets
         except ImportError as error:
-            raise ConfigError(f"dataset={self.name} needs torchvision: pip install 'fedbench[vision]'") from error
+            raise ConfigError(f"dataset={self.name} needs torchvision: pip install torchvision") from error
         return getattr(datasets, self.kind)
 
     def _reading(self, read: Callable[[], Any]) -> Any:

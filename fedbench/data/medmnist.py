@@ -84,7 +84,7 @@ def _package() -> tuple[dict[str, Any], str | None]:
     try:
         from medmnist.info import DEFAULT_ROOT, INFO
     except ImportError as error:
-        raise ConfigError("the sets of MedMNIST need the medmnist package: pip install fedbench[medical]") from error
+        raise ConfigError("the sets of MedMNIST need the medmnist package: pip install medmnist") from error
     return INFO, DEFAULT_ROOT
 
 

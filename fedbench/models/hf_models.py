@@ -31,7 +31,7 @@ class HFModel(Backbone):
             from transformers import AutoConfig, AutoModelForImageClassification
             from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as KNOWN
         except ImportError as error:
-            raise ConfigError("model=hf needs transformers: pip install fedbench[backbones]") from error
+            raise ConfigError("model=hf needs transformers: pip install transformers") from error
         # eager: what torch.vmap and autograd can follow
         how = {"attn_implementation": "eager"}
         channels = input_shape[0]

@@ -44,7 +44,7 @@ def _network(weights: str | None) -> nn.Module:
     try:
         from torchvision.models import ResNet18_Weights, resnet18
     except ImportError as error:
-        raise ConfigError("model=resnet18 needs torchvision: pip install fedbench[vision]") from error
+        raise ConfigError("model=resnet18 needs torchvision: pip install torchvision") from error
     if weights in (None, "imagenet"):
         return resnet18(weights=ResNet18_Weights.IMAGENET1K_V1 if weights else None)
     net, path = resnet18(weights=None), Path(weights)

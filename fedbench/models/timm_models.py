@@ -27,7 +27,7 @@ class TimmModel(Backbone):
         try:
             import timm
         except ImportError as error:
-            raise ConfigError("model=timm needs timm: pip install fedbench[backbones]") from error
+            raise ConfigError("model=timm needs timm: pip install timm") from error
         require_name(name, timm.list_models(), "timm")
         channels = 3 if weights is not None else input_shape[0]
         given = {"in_chans": channels, **(options or {})}

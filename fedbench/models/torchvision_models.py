@@ -26,7 +26,7 @@ class TorchvisionModel(Backbone):
         try:
             from torchvision import models
         except ImportError as error:
-            raise ConfigError("model=torchvision needs torchvision: pip install fedbench[vision]") from error
+            raise ConfigError("model=torchvision needs torchvision: pip install torchvision") from error
         require_name(name, models.list_models(module=models), "torchvision.models")
         given = {"weights": None, **(options or {})}
         if name.startswith("vit_"):

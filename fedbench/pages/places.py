@@ -317,7 +317,7 @@ def _jinja() -> tuple[Any, Any]:
         from jinja2 import nodes
         from jinja2.ext import Extension
     except ImportError as error:
-        raise ConfigError("pages need jinja2: pip install 'fedbench[report]'") from error
+        raise ConfigError("pages need jinja2: pip install jinja2") from error
 
     class Said(Extension):
         """What is said by hand, and why."""

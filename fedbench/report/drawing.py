@@ -25,7 +25,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ConfigError("figures need matplotlib: pip install 'fedbench[report]'") from error
+        raise ConfigError("figures need matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")
     matplotlib.rcParams |= {"pdf.fonttype": 42, "svg.fonttype": "none"}  # text that can be searched and edited
     import matplotlib.pyplot as plt

@@ -27,7 +27,7 @@ class Renderer:
         try:
             from markdown_it import MarkdownIt
         except ImportError as error:
-            raise ConfigError("the site needs markdown-it-py: pip install 'fedbench[site]'") from error
+            raise ConfigError("the site needs markdown-it-py: pip install markdown-it-py") from error
         self.pages, self.exists, self.copied = pages, exists, set[str]()
         self._parser = MarkdownIt("commonmark", {"html": True}).enable("table")
 

@@ -130,7 +130,7 @@ def load_inception(path: Path) -> Any:
     try:
         from torchvision.models import inception_v3
     except ImportError as error:
-        raise ConfigError("--network inception needs torchvision: pip install 'fedbench[vision]'") from error
+        raise ConfigError("--network inception needs torchvision: pip install torchvision") from error
     model = inception_v3(weights=None, init_weights=False, aux_logits=False, transform_input=False)
     model.fc = torch.nn.Identity()  # type: ignore[assignment]
     try:

@@ -145,7 +145,7 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
-        raise ConfigError("--figure needs matplotlib: pip install 'fedbench[report]'") from error
+        raise ConfigError("--figure needs matplotlib: pip install matplotlib") from error
 
     table, names = counts(arrays, split)
     clients, classes = table.shape

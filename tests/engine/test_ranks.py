@@ -45,7 +45,7 @@ LOOP = Plan("loop", 1, 1, 1)
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "helpers")]),
     "WANDB_MODE": "disabled",
 }
 

@@ -12,7 +12,7 @@ from fedbench.pages import build
 from fedbench.pages.figures import as_svg, make_drawing
 from fedbench.pages.store import KEYS, Page, as_csv, as_json, cell, read_page, write_page
 
-pytest.importorskip("jinja2", reason="pages need jinja2: pip install 'fedbench[report]'")
+pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
 BASE = {"part": "main", "status": "finished", "form": "full"}
 
 

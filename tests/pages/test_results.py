@@ -8,7 +8,7 @@ from conftest import ROOT
 
 from fedbench.pages import build
 
-pytest.importorskip("jinja2", reason="pages need jinja2: pip install 'fedbench[report]'")
+pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
 RESULTS = ROOT / "results"
 PAGES = build.find_pages(RESULTS)
 

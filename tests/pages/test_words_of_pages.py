@@ -11,7 +11,7 @@ from fedbench.pages.store import KEYS, Page, read_page, write_page
 from fedbench.report.drawing import SPREAD, TUNED_HERE
 from fedbench.report.words import TUNED
 
-pytest.importorskip("jinja2", reason="pages need jinja2: pip install 'fedbench[report]'")
+pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
 BASE = {"part": "main", "status": "finished", "form": "full", "n": 1}
 TABLE = "pgfed_table1_cifar"
 CELL = {"table": TABLE, "setting": "Dir(0.3); sample 25%", "dataset": "CIFAR10", "clients": 25,

@@ -14,7 +14,7 @@ from fedbench.pages.command import main
 from fedbench.pages.store import Page, read_page, write_page
 from fedbench.report.command import main as report
 
-pytest.importorskip("jinja2", reason="pages need jinja2: pip install 'fedbench[report]'")
+pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
 TABLE = "pgfed_table1_cifar"
 
 

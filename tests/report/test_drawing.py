@@ -16,7 +16,7 @@ from fedbench.report.figures_command import main as figures_main
 from fedbench.report.runs import find_runs
 from fedbench.report.summary import Options, group_runs
 
-pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install 'fedbench[report]'")
+pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install matplotlib")
 
 
 @pytest.fixture

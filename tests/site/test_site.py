@@ -18,8 +18,8 @@ from fedbench.site.methods import Released, departures, methods
 from fedbench.site.printed import printed_tables
 from fedbench.site.results import key, option_of, results_of
 
-pytest.importorskip("markdown_it", reason="needs markdown-it-py: pip install 'fedbench[site]'")
-pytest.importorskip("jinja2", reason="needs jinja2: pip install 'fedbench[site]'")
+pytest.importorskip("markdown_it", reason="needs markdown-it-py: pip install markdown-it-py")
+pytest.importorskip("jinja2", reason="needs jinja2: pip install jinja2")
 
 
 @pytest.fixture(scope="module")

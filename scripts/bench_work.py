@@ -73,7 +73,7 @@ class Workload:
 
     def plans(self, executor: str, device: torch.device) -> list[Plan]:
         """The candidates for hardware.executor."""
-        return plans(executor, None, None, device, self.cohort, convolutions=build.has_convolutions(self.flat()))
+        return plans(executor, None, None, device, self.cohort)
 
     def engine(self, candidates: Sequence[Plan], device: torch.device) -> Engine:
         """Everything a cohort needs; of several plans the fastest is chosen as a run does."""

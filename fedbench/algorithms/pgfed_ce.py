@@ -66,7 +66,9 @@ class DropMean(PGFed):
         aux, c = self.download_auxiliary(cohort), cohort.broadcast(c=self.c, uncompressed=["c"]).c  # [K, P], [K']
 
         def step(s: Step, batch: Batch) -> None:
-            s.record("aux_theta", s.descend_and_project(batch, offset=s.aux, direction=s.aux))
+            g = s.grad(batch)  # [k, P]
+            s.record("aux_theta", dot(s.theta, s.aux))
+            s.descend(g.add_(s.aux))
 
         out = self.local_training(cohort, w, step, aux=aux, aux_theta=cohort.step_record())
         alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)  # [K, K']

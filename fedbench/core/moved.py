@@ -22,7 +22,6 @@ MOVED = {
     "flat": "nn.flat",
     "network": "nn.program",
     "chain": "nn.chain",
-    "fused": "nn.compiled",
     "rows": "core.rows",
     "engine.rows": "core.rows",
     "federation": "engine.federation",

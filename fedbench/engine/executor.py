@@ -11,9 +11,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +36,7 @@ class Plan:
     """One way to compute a cohort.
 
     name: loop, threads or vmap.  chunk: clients per chunk (0: all).  workers: chunks at a time.  intra: torch threads
-    inside a chunk.  graphs: gradients are replayed as CUDA graphs.  convolution: of several clients at once
-    (FlatModel.convolution).
+    inside a chunk.  graphs: gradients are replayed as CUDA graphs.
     """
 
     name: str
@@ -44,18 +44,21 @@ class Plan:
     workers: int
     intra: int
     graphs: bool = False
-    convolution: str = "grouped"
+
+    @classmethod
+    def stored(cls, state: Mapping[str, Any]) -> Plan:
+        """Return the plan that a run stored (`Executor.state`), without the keys of earlier releases."""
+        return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})
 
     def __str__(self) -> str:
         size = "all clients" if self.chunk == 0 else f"{self.chunk} client{'s' * (self.chunk > 1)}"
-        more = ", CUDA graphs" * self.graphs + ", unfolded convolutions" * (self.convolution == "unfold")
-        return f"{self.name}: {size} a chunk, {self.workers} at a time, {self.intra} intra-op thread(s){more}"
+        graphs = ", CUDA graphs" * self.graphs
+        return f"{self.name}: {size} a chunk, {self.workers} at a time, {self.intra} intra-op thread(s){graphs}"
 
     @property
     def short(self) -> str:
         """For the line that says what was timed."""
-        more = "/graphs" * self.graphs + f"/{self.convolution}" * (self.convolution != "grouped")
-        return f"{self.name}/{self.chunk or 'all'}/{self.workers}x{self.intra}{more}"
+        return f"{self.name}/{self.chunk or 'all'}/{self.workers}x{self.intra}" + "/graphs" * self.graphs
 
 
 def plans(
@@ -66,12 +69,10 @@ def plans(
     cohort: int,
     processes: int = 1,
     graphs: bool | None = None,
-    convolutions: bool = False,
 ) -> list[Plan]:
     """The candidates for a cohort of that many clients where so many processes share the machine.
 
-    name: hardware.executor; "auto": of several.  graphs: hardware.graphs, None: with and without.  convolutions:
-    whether the model has some, of which several clients' may be computed in two ways.
+    name: hardware.executor; "auto": of several.  graphs: hardware.graphs, None: with and without.
     """
     workers = threads or max(1, cores() // processes)
     loop, vmap = Plan("loop", 1, 1, threads or 1), Plan("vmap", chunk or 0, 1, 1)
@@ -86,13 +87,8 @@ def plans(
         # more than one intra-op thread on small operations waits for spinning threads: up to 100 times slower whenever
         # another process runs, so it is a candidate only where clients cannot fill the cores
         candidates = [vmap, in_threads, Plan("loop", 1, 1, workers)]
-    if device.type == "cpu":
-        return candidates  # unfolding was never the faster convolution there, and there are no graphs
     return [
-        replace(plan, convolution=convolution, graphs=with_graphs)
-        for plan in candidates
-        for convolution in (("grouped", "unfold") if convolutions and plan.chunk != 1 else ("grouped",))
-        for with_graphs in _graph_choices(plan, device, graphs)
+        replace(plan, graphs=with_graphs) for plan in candidates for with_graphs in _graph_choices(plan, device, graphs)
     ]
 
 

@@ -12,15 +12,14 @@ Letters: k clients still training, K of the chunk, P numbers of a row, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbench.core.options import require
-from fedbench.nn.compiled import Product
 from fedbench.nn.flat import Columns, FlatModel
 from fedbench.nn.rules import ForwardContext
 from fedbench.tasks.base import Task
@@ -57,8 +56,7 @@ class GradientRequest:
 
     rows [k, P]: their running statistics are updated in place.  parameters: those that have numbers in `columns`.
     new_gradient() gives [k, P] to write into.  dropout_keys [k]: seeds, or None.  number: how many gradients this step
-    asked for before.  named: model.named, or something that remembers what it gave.  products: weights, of one row,
-    whose gradient may be given as its two factors, in which case it is not written.
+    asked for before.  named: model.named, or something that remembers what it gave.
     """
 
     model: FlatModel
@@ -71,7 +69,6 @@ class GradientRequest:
     dropout_keys: Tensor | None = None
     number: int = 0
     named: Callable[[Tensor], dict[str, Tensor]] | None = None
-    products: dict[str, Product] = field(default_factory=dict)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Views of rows [k, P] by parameter name."""
@@ -101,18 +98,13 @@ def _by_chain(request: GradientRequest) -> tuple[Tensor, Tensor]:
         gradient.zero_()
     params, grads = request.views(request.rows), request.views(gradient)
     out = {name: grads[name] for name in names}
-    return gradient, chain_gradient(model, request.task, params, request.batch, out, request.products)
+    return gradient, chain_gradient(model, request.task, params, request.batch, out)
 
 
 def chain_gradient(
-    model: FlatModel,
-    task: Task,
-    named: dict[str, Tensor],
-    batch: Batch,
-    out: dict[str, Tensor],
-    products: Mapping[str, Product] | None = None,
+    model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor]
 ) -> Tensor:
-    """Fill out (or products) with the gradient of each client's weighted batch loss; returns the losses.  # [k]
+    """Fill out with the gradient of each client's weighted batch loss; returns the losses.  # [k]
 
     named, out: parameters and their gradients by name, [k, ...] each.  One client takes the plain, unbatched kernels.
     """
@@ -125,7 +117,7 @@ def chain_gradient(
     logits, tape = model.chain.forward(params, x, many)
     logits = logits if many else logits[None]
     losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
-    model.chain.backward(params, tape, grad if many else grad[0], many, {**out, **(products or {})})
+    model.chain.backward(params, tape, grad if many else grad[0], many, out)
     return (losses.detach() * batch.weight).sum(1)
 
 

@@ -15,12 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.core.linalg import dot
 from fedbench.core.options import NonNegative, Positive, Probability, check_each, require
 from fedbench.core.private_torch import fused_sgd
-from fedbench.nn import compiled
 from fedbench.nn.columns import Columns
-from fedbench.nn.compiled import Product
 
 Memory = dict[str, Tensor]  # buffer name -> [k, P] (or [k, 1])
 Rate = float | Tensor  # one learning rate, or one per row [k, 1]
@@ -138,31 +135,6 @@ class Optimizer:
         """Move theta [k, p] in place; grad [k, p] is left alone; memory holds self.buffers, [k, p] each."""
         raise NotImplementedError
 
-    def compiles(self, theta: Tensor, *others: Tensor) -> bool:
-        """Whether `descend_and_project` goes over such rows once, and takes products."""
-        return False
-
-    def descend_and_project(
-        self,
-        theta: Tensor,
-        grad: Tensor,
-        offset: Tensor,
-        direction: Tensor,
-        memory: Memory,
-        lr: Rate,
-        products: Sequence[Product] = (),
-    ) -> Tensor:
-        """One step by grad + offset; returns theta_i . direction_i as it was before the step.  # [k]
-
-        theta, grad, offset [k, P]; direction [P] or [k, P].  theta and memory move in place; grad is used up (what it
-        holds afterwards is not defined).  Here as an inner product, a sum and `update`, one after the other; a
-        subclass that `compiles` may do all in one pass, and take products for grad in the columns of these weights.
-        """
-        assert not products
-        projections = dot(theta, direction)
-        self.update(theta, grad.add_(offset), memory, lr)
-        return projections
-
 
 def _subtract(theta: Tensor, lr: Rate, step: Tensor) -> None:
     """theta <- theta - lr step, in place; lr: one or [k, 1]."""
@@ -225,26 +197,6 @@ class SGD(Optimizer):
             return np.full(steps, 1 / (1 - m))
         v = (1 - m ** np.arange(1, steps + 1)) / (1 - m)
         return 1 + m * v if self.nesterov else v
-
-    def compiles(self, theta: Tensor, *others: Tensor) -> bool:
-        """Whether nn/compiled.py takes these rows: large ones, on a CPU, with numba."""
-        return compiled.fits(theta, *others)
-
-    def descend_and_project(
-        self,
-        theta: Tensor,
-        grad: Tensor,
-        offset: Tensor,
-        direction: Tensor,
-        memory: Memory,
-        lr: Rate,
-        products: Sequence[Product] = (),
-    ) -> Tensor:
-        """As for every optimizer; by the loops of nn/compiled.py where they take these rows."""
-        if not self.compiles(theta, grad, offset, direction, *memory.values()):
-            return super().descend_and_project(theta, grad, offset, direction, memory, lr, products)
-        rule = compiled.SGDRule(lr, self.momentum, self.weight_decay, self.nesterov)
-        return compiled.descend_and_project(theta, grad, offset, direction, memory.get("momentum"), rule, products)
 
 
 def _fused_kernel_takes(*rows: Tensor) -> bool:

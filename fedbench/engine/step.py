@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedbench.channel.privacy import clipped_towards
-from fedbench.core.linalg import dot
 from fedbench.core.rng import RowRandom, client_keys, key
 from fedbench.engine.batch import Batch, to_device
 from fedbench.engine.chunk import Chunk, Loss, StepFunction, StepProgress, TrainingSetup
@@ -31,8 +30,6 @@ from fedbench.engine.gradients import (
 )
 from fedbench.engine.optim import Memory, Rate, StepGroups
 from fedbench.engine.per_client import PerClient
-from fedbench.nn import compiled
-from fedbench.nn.compiled import Product
 from fedbench.nn.flat import Columns, FlatModel
 from fedbench.tasks.base import Task
 
@@ -162,17 +159,6 @@ class Step:
         loss(s, rows, batch) -> per-sample losses [k, B] (weighted here by batch.weight) or per-client ones [k].
         The result lives until the next step.  Running statistics (BatchNorm) of rows are updated in place.
         """
-        return self._grad(batch, rows, loss, columns, {})
-
-    def _grad(
-        self,
-        batch: Batch,
-        rows: Tensor | None,
-        loss: Loss | None,
-        columns: Columns | None,
-        products: dict[str, Product],
-    ) -> Tensor:
-        """`grad`, but for what is given as products."""
         rows = self.theta if rows is None else rows
         loss = loss or self._setup.loss
         columns = self.columns if columns is None else columns & self.model.trained
@@ -181,19 +167,13 @@ class Step:
         if self.model.batch_statistics and not batch.full:
             grad, losses = self._gradient_by_batch_size(batch, rows, loss, columns, number)
         else:
-            grad, losses = self._gradient(batch, rows, loss, columns, number, products)
+            grad, losses = self._gradient(batch, rows, loss, columns, number)
         if number == 0:  # the first gradient of a step is the training loss
             self._chunk.loss[: len(losses)] += losses
         return grad
 
     def _gradient(
-        self,
-        batch: Batch,
-        rows: Tensor,
-        loss: Loss | None,
-        columns: Columns,
-        number: int,
-        products: dict[str, Product] | None = None,
+        self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, number: int
     ) -> tuple[Tensor, Tensor]:
         """Gradient [k, P] and losses [k] of the task's loss, or of the given one."""
         request = GradientRequest(
@@ -207,7 +187,6 @@ class Step:
             self._dropout_keys,
             number,
             self._named,
-            products or {},
         )
         if loss is None:
             return self.engine.executor.gradients(request)
@@ -329,33 +308,6 @@ class Step:
             for a, b in part.slices:
                 some = {n: m if n == "count" else m[:, a:b] for n, m in buffers.items()}
                 optimizer.update(rows[:, a:b], grad[:, a:b], some, rate)
-
-    def descend_and_project(self, batch: Batch, offset: Tensor, direction: Tensor) -> Tensor:
-        """`descend(grad(batch) + offset)`; returns theta_i . direction_i as it was before that step.  # [k]
-
-        offset [k, P]; direction [P] or [k, P].  Both at once, as rows larger than a cache cost what is read and
-        written of them: a compiled loop (nn/compiled.py), where it has a form for the step, goes over them once.
-        """
-        optimizer = self._setup.optimizer
-        clipped = optimizer.clip is not None or self._setup.clip is not None
-        if clipped or "count" in optimizer.buffers or self.columns.slices != [(0, self.model.size)]:
-            grad, projections = self.grad(batch), dot(self.theta, direction)
-            self.descend(grad.add_(offset))
-            return projections
-        memory = self._memory("theta")
-        compiles = optimizer.compiles(self.theta, offset, direction, *memory.values())
-        products = self._products(batch) if compiles else {}
-        grad = self._grad(batch, None, None, None, products)
-        factored = [p for p in products.values() if p.y is not None]
-        return optimizer.descend_and_project(self.theta, grad, offset, direction, memory, self.lr, factored)
-
-    def _products(self, batch: Batch) -> dict[str, Product]:
-        """Weights whose gradient is better not written before a compiled step: large ones, of few samples."""
-        model = self.model
-        if self.k > 1 or model.chain is None or batch.weight.shape[1] > compiled.FEW:
-            return {}
-        spans = {name: model.spans[name] for name in model.chain.linear if name in model.spans}
-        return {name: Product(a) for name, (a, b) in spans.items() if b - a >= compiled.LARGE}
 
     def _memory(self, name: str) -> Memory:
         """The optimizer's buffers of the named rows, of the clients still training."""

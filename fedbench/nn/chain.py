@@ -21,12 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedbench.nn.compiled import Product
 from fedbench.nn.program import Program
-from fedbench.nn.rules import LOW, Convolution, Params, convolve, cut_windows, layout, unfolds
+from fedbench.nn.rules import LOW, Params, layout
 
-Out = dict[str, Any]  # by parameter name, views to write gradients into, or a Product to give factors to;
-# a missing name is not wanted
+Out = dict[str, Tensor]  # by parameter name, the views that gradients are written into; others are not computed
 aten = torch.ops.aten
 LARGE, NARROW, FEW = 600_000, 64, range(8, 33)  # see `weight_goes_first`
 
@@ -59,11 +57,8 @@ class Linear:
 
     def backward(self, p: Params, x: Tensor, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
         """The gradient of the input (None unless onward); those of the parameters go into out."""
-        target = out.get(self.weight)
-        if isinstance(target, Product):
-            target.give(grad, x)
-        elif target is not None:
-            torch.matmul(grad.transpose(-2, -1), x, out=target)
+        if self.weight in out:
+            torch.matmul(grad.transpose(-2, -1), x, out=out[self.weight])
         if self.bias in out:
             torch.sum(grad, -2, out=out[self.bias])
         return torch.matmul(grad, p[self.weight]) if onward else None
@@ -99,39 +94,6 @@ class Conv2d:
             if name in out:
                 out[name].copy_(value.view(out[name].shape) if many else value)
         return gx.unflatten(1, (k, -1)).transpose(0, 1) if many and onward else gx
-
-
-class Unfolded(Conv2d):
-    """The same, for many parameter sets by one strided copy and one batched matrix product each way."""
-
-    def __init__(self, name: str, module: nn.Conv2d):
-        super().__init__(name, module)
-        self.module = module
-
-    def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, Any]:
-        """The output, and what `backward` needs."""
-        if not many:
-            return super().forward(p, x, many)
-        windows = cut_windows(x, self.module)
-        return convolve(windows, p[self.weight], p[self.bias] if self.bias else None), (windows, x.shape)
-
-    def backward(self, p: Params, saved: Any, grad: Tensor, many: bool, out: Out, onward: bool) -> Tensor | None:
-        """The gradient of the input (None unless onward); those of the parameters go into out."""
-        if not many:
-            return super().backward(p, saved, grad, many, out, onward)
-        (windows, shape), w = saved, p[self.weight]
-        grad = grad.permute(0, 2, 1, 3, 4).flatten(2)  # [k, O, B * H' * W']
-        if self.weight in out:
-            gw = torch.bmm(grad, windows.flatten(4).flatten(1, 3))  # [k, O, kh * kw * C]
-            out[self.weight].copy_(gw.unflatten(2, windows.shape[4:]).permute(0, 1, 4, 2, 3))
-        if self.bias in out:
-            torch.sum(grad, 2, out=out[self.bias])
-        if not onward:
-            return None
-        gx = torch.bmm(w.flatten(2).transpose(1, 2), grad).unflatten(2, (shape[1], -1))
-        gx = gx.transpose(1, 2).flatten(0, 1)  # [k * B, C * kh * kw, H' * W']
-        m = self.module
-        return F.fold(gx, shape[3:], m.kernel_size, 1, m.padding, m.stride).view(shape)  # type: ignore[arg-type]
 
 
 class ReLU:
@@ -228,7 +190,7 @@ class Chain:
         self.links = links
 
     @classmethod
-    def of(cls, program: Program | None, convolution: Convolution = "grouped") -> Chain | None:
+    def of(cls, program: Program | None) -> Chain | None:
         """The program as a chain, or None: every operation in LINKS, each fed by the one before."""
         if program is None or len(program.inputs) != 1:
             return None
@@ -237,17 +199,10 @@ class Chain:
             module = program.modules.get(str(node.target)) if node.op == "call_module" else None
             if module is None or type(module) not in LINKS or node.args != (before,):
                 return None
-            unfolded = convolution == "unfold" and isinstance(module, nn.Conv2d) and unfolds(module)
-            link: Any = Unfolded if unfolded else LINKS[type(module)]
-            links.append(link(str(node.target), module))
+            links.append(LINKS[type(module)](str(node.target), module))
             before = node
         ends_in_logits = isinstance(before, fx.Node) and program.output is before
         return cls(pooled_first(links)) if ends_in_logits and _is_plain(links) else None
-
-    @property
-    def linear(self) -> list[str]:
-        """The weights whose gradient may be asked for as a Product."""
-        return [link.weight for link in self.links if isinstance(link, Linear)]
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
         """Logits, and what the backward pass needs."""
@@ -258,7 +213,7 @@ class Chain:
         return x, tape
 
     def predict(self, p: Params, x: Tensor, many: bool) -> Tensor:
-        """Logits alone: what a backward pass needs (windows, indices) is given back layer by layer."""
+        """Logits alone: what a backward pass needs (inputs, indices) is given back layer by layer."""
         for link in self.links:
             x = link.forward(p, x, many)[0]
         return x
@@ -280,11 +235,6 @@ class Chain:
 class LowChain(Chain):
     """The same in bfloat16: parameters and input are rounded to it, logits and gradients come out as they were asked
     for.  Each is cast once, where autocast under autograd casts for every operation."""
-
-    @property
-    def linear(self) -> list[str]:
-        """None: a gradient is rounded after it has been multiplied out."""
-        return []
 
     def forward(self, p: Params, x: Tensor, many: bool) -> tuple[Tensor, list[Any]]:
         """Logits in float32, and what `backward` needs."""

@@ -24,7 +24,7 @@ from fedbench.core.private_torch import BatchNorm
 from fedbench.nn.chain import Chain, LowChain
 from fedbench.nn.columns import Columns, require_group
 from fedbench.nn.program import layers_of, never_called, trace
-from fedbench.nn.rules import CONVOLUTIONS, LOW, Convolution, ForwardContext, Tap
+from fedbench.nn.rules import LOW, ForwardContext, Tap
 from fedbench.nn.vmapped import VmappedModule
 
 
@@ -37,17 +37,8 @@ class FlatModel:
     seed: of what `keyed` draws.  freeze: patterns of parameters and buffers that stay outside the row; layers whose
     parameters they would match stay in evaluation mode.
 
-    Two attributes say how to compute, and can be set at any time.  convolution: of several clients at once, as one
-    "grouped" convolution or by "unfold", a copy of all windows and one batched product (any stride and padding; layers
-    with groups or dilation stay grouped).  autocast: forward and backward in bfloat16, while rows, logits, features
-    and gradients stay float32.  The chain gradient of FedAvgCNN on 3x32x32 in batches of 10, on one CPU thread with
-    AVX512_BF16 (medians of 15, interleaved), is so many times as fast as a loop over the clients in float32:
-
-        6 clients: grouped 0.87, unfold 0.73; autocast: loop 1.40, grouped 1.19, unfold 1.09
-        25 clients: grouped 0.87, unfold 0.77; autocast: loop 1.43, grouped 1.20, unfold 1.18
-
-    Unfolding is meant for GPUs, where a grouped convolution of many groups is slow.  It keeps the windows until the
-    backward pass, 5.6 MB a client there.
+    autocast can be set at any time: forward and backward in bfloat16, while rows, logits, features and gradients stay
+    float32.
     """
 
     def __init__(
@@ -71,11 +62,8 @@ class FlatModel:
         self.program = None if self._batched else trace(module)
         if layers := layers_of(module):
             layers.trace_all()
-        self.convolution: Convolution = "grouped"
         self.autocast = False
-        self._chains = {
-            (way, kind is LowChain): kind.of(self.program, way) for way in CONVOLUTIONS for kind in (Chain, LowChain)
-        }
+        self._chain, self._low_chain = Chain.of(self.program), LowChain.of(self.program)
         self.mapped = self.program is None and not self._batched
         self.has_dropout = self.mapped or any(isinstance(m, nn.Dropout) for m in module.modules())
         self._lay_out()
@@ -277,7 +265,9 @@ class FlatModel:
     @property
     def chain(self) -> Chain | None:
         """The model's written-out gradient, or None where there is none."""
-        return None if self._taps else self._chains[self.convolution, self.autocast]
+        if self._taps:
+            return None
+        return self._low_chain if self.autocast else self._chain
 
     def _precision(self) -> AbstractContextManager:
         # no cache of casts: it would keep tensors of one CUDA graph for the next
@@ -336,10 +326,8 @@ class FlatModel:
 
         The context is left what the pass captured, and the extra losses of a module that returns them.
         """
-        if context.convolution != self.convolution or self._frozen or self._taps:
-            context = replace(
-                context, convolution=self.convolution, frozen=self._frozen, resting=self._resting, taps=self._taps
-            )
+        if self._frozen or self._taps:
+            context = replace(context, frozen=self._frozen, resting=self._resting, taps=self._taps)
         with self._precision():
             out = self._apply(params, inputs, many, context, until)
         if isinstance(out, tuple):

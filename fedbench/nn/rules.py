@@ -1,7 +1,7 @@
 """A layer's forward pass on many parameter sets at once: one rule for every kind of layer that a Program knows.
 
 Each rule has two forms: for one parameter set, the plain torch call; for k parameter sets, the batched one (a linear
-layer is one baddbmm, a convolution one grouped convolution or, by choice, one copy and one bmm).  A layer that is
+layer is one baddbmm, a convolution one grouped convolution).  A layer that is
 frozen has one parameter set for all clients, who are then part of the batch: it is never multiplied by k.  All are pure
 functions of their arguments, so that threads can share them.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +20,8 @@ from torch import Tensor, nn
 
 from fedbench.core.rng import RowRandom, key
 
-Convolution = Literal["grouped", "unfold"]
-CONVOLUTIONS: tuple[Convolution, ...] = get_args(Convolution)
 LOW = torch.bfloat16  # what autocast computes in
 ONEDNN_BLOCK = 16  # channels that oneDNN handles at once, at most
-WINDOWS_BYTES = 256 << 20  # unfolded at a time, where no gradient needs them afterwards
-
 
 Params = dict[str, Tensor]
 Tap = Callable[[Tensor, Params], Tensor]  # (a layer's output [B, ...], a client's row by name) -> what goes on [B, ...]
@@ -35,15 +31,14 @@ Tap = Callable[[Tensor, Params], Tensor]  # (a layer's output [B, ...], a client
 class ForwardContext:
     """What an operation may need besides its input, and what a pass leaves beside its logits.
 
-    train: training mode, of all layers but the `resting` ones.  keys [k] int64: of the clients' dropout.  convolution:
-    of many clients.  frozen: names of parameters and statistics that are one for all, without an axis k.  taps: by
-    layer, what changes its output.  wanted: layers whose outputs are to be left in `captured` ([k, B, ...] if many).
+    train: training mode, of all layers but the `resting` ones.  keys [k] int64: of the clients' dropout.  frozen:
+    names of parameters and statistics that are one for all, without an axis k.  taps: by layer, what changes its
+    output.  wanted: layers whose outputs are to be left in `captured` ([k, B, ...] if many).
     extra_losses: what a module that returns (logits, extra loss [B]) has left, [k, B] if many.
     """
 
     train: bool = False
     keys: Tensor | None = None
-    convolution: Convolution = "grouped"
     frozen: Collection[str] = ()
     resting: Collection[str] = ()
     taps: Mapping[str, Tap] = field(default_factory=dict)
@@ -118,8 +113,6 @@ def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Forwar
         )
         return _plus(_conv2d(m, name, parameters, x.flatten(0, 1), False, context).unflatten(0, (k, -1)), own, 2)
     bias = _for_each(bias, f"{name}.bias", k, context)
-    if context.convolution == "unfold" and unfolds(m):
-        return _unfolded(m, x, weight, bias)
     side_by_side = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
     y = F.conv2d(
         side_by_side,
@@ -175,44 +168,6 @@ def layout(weight: Tensor, stride: Any) -> torch.memory_format:
     strided_pointwise = weight.shape[2:] == (1, 1) and max(stride) > 1
     few = weight.shape[1] < ONEDNN_BLOCK
     return torch.contiguous_format if strided_pointwise and few else torch.channels_last
-
-
-def unfolds(m: nn.Conv2d) -> bool:
-    """Whether convolution="unfold" covers this layer; the others stay grouped."""
-    return m.groups == 1 and m.dilation == (1, 1)
-
-
-def cut_windows(x: Tensor, m: nn.Conv2d) -> Tensor:
-    """Every window of x [k, B, C, H, W] that a kernel of m meets, in one strided copy.  # [k, B, H', W', kh, kw, C]
-
-    Channels come last, in memory also in what `convolve` makes of them: the runs copied are the longest (1.8 times as
-    fast as pixels last, 5x5 on 32 channels, one CPU thread), and pooling is over ten times as fast.  F.unfold would
-    be a launch for every image on CUDA.
-    """
-    (height, width), (down, right) = m.padding, m.stride  # type: ignore[misc]
-    pixels = x.permute(0, 1, 3, 4, 2)  # [k, B, H, W, C]
-    if height or width:
-        pixels = F.pad(pixels, (0, 0, width, width, height, height))  # type: ignore[arg-type]
-    windows = pixels.contiguous().unfold(2, m.kernel_size[0], down).unfold(3, m.kernel_size[1], right)
-    return windows.permute(0, 1, 2, 3, 5, 6, 4).contiguous()
-
-
-def convolve(windows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """windows of `cut_windows`, weight [k, O, C, kh, kw], bias [k, O] -> [k, B, O, H', W']."""
-    kernels = weight.permute(0, 3, 4, 2, 1).flatten(1, 3)  # [k, kh * kw * C, O]
-    flat = windows.flatten(4).flatten(1, 3)  # [k, B * H' * W', kh * kw * C]
-    y = torch.bmm(flat, kernels) if bias is None else torch.baddbmm(bias[:, None], flat, kernels)
-    return y.unflatten(1, windows.shape[1:4]).permute(0, 1, 4, 2, 3)
-
-
-def _unfolded(m: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    x, weight, bias = as_autocast(x, weight, bias)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        return convolve(cut_windows(x, m), weight, bias)
-    image = x[:, 0].numel() * weight[0, 0, 0].numel() * x.element_size()  # its windows at stride 1
-    some = max(1, WINDOWS_BYTES // max(1, image))
-    parts = [convolve(cut_windows(part, m), weight, bias) for part in x.split(some, 1)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def as_autocast(*tensors: Any) -> Any:

@@ -41,7 +41,6 @@ now: Callable[[], float] = time.perf_counter
 
 def use(engine: Engine, plan: Plan, ranks: Ranks | None = None) -> Engine:
     """Return the engine that computes by this plan, with the same model."""
-    engine.model.convolution = plan.convolution  # type: ignore
     return replace(engine, executor=Executor(plan, engine.device, ranks))
 
 

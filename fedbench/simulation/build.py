@@ -39,7 +39,7 @@ from fedbench.partition._folds import hold_out
 from fedbench.partition.base import Split, build_split
 from fedbench.simulation import autotune
 from fedbench.simulation.autotune import use
-from fedbench.simulation.build_model import build_module, has_convolutions, model, reads_inputs
+from fedbench.simulation.build_model import build_module, model, reads_inputs
 from fedbench.simulation.devices import (
     cuda_graphs,
     device_of,
@@ -193,7 +193,7 @@ def engine(
     training = _training(cfg, clients)
     flat = ranks.first_on_each_machine(lambda: model(cfg, training))  # writes weights to disk
     flat.autocast = cfg.hardware.precision == "bf16"
-    plans = [Plan(**stored)] if stored else _plans(cfg, training.cohort_size, flat, device)
+    plans = [Plan.stored(stored)] if stored else _plans(cfg, training.cohort_size, flat, device)
     built = _assembled(cfg, clients, training, flat, plans[0])
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
@@ -232,7 +232,6 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
     """Return the engine of these parts that computes by this plan."""
     rows, optimizer = _rows(cfg, training), part(cfg, "optimizer")
     optimizer.check(training.num_clients)
-    flat.convolution = plan.convolution  # type: ignore
     eval_batch, shared_batch = _evaluation_batches(cfg, training)
     return Engine(
         federation=training,
@@ -283,7 +282,6 @@ def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) 
         -(-cohort // ranks.size),
         ranks.local_size,
         cuda_graphs(hardware.graphs, device),
-        has_convolutions(flat),
     )
 
 

@@ -119,8 +119,3 @@ def reads_inputs(cfg: DictConfig) -> bool:
     """Whether the model has a frozen part that reads the inputs (an image tower)."""
     target = target_of(cfg, "model")
     return inspect.isclass(target) and issubclass(target, FrozenEncoder)
-
-
-def has_convolutions(model: FlatModel) -> bool:
-    """Whether convolutions of several clients have more than one way to be computed: not in a mapped module."""
-    return model.program is not None and any(isinstance(m, torch.nn.Conv2d) for m in model.module.modules())

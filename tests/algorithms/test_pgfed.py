@@ -24,7 +24,6 @@ from fedbench.algorithms.pgfed import PGFed
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.optim import SGD
 from fedbench.engine.training import LocalTraining
-from fedbench.nn import compiled
 
 
 def test_pgfed_without_mu_is_fedavg_local_bit_for_bit() -> None:
@@ -111,15 +110,8 @@ PAIRS = [[0, 1], [1, 2], [0, 2], [0, 1], [1, 2]]
     "mu, eta2, momentum, beta",
     [(0.5, 0.05, 0.0, 0.0), (1.0, 0.2, 0.9, 0.0), (0.3, 0.0, 0.9, 0.0), (0.5, 0.05, 0.0, 0.5), (0.5, 0.05, 0.9, 1.0)],
 )
-@pytest.mark.parametrize("in_one_pass", [False, True])
-def test_pgfed_is_its_spec_written_out(
-    mu: float, eta2: float, momentum: float, beta: float, in_one_pass: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Five rounds of two clients out of three, two local steps, kept momentum, PGFedMo included; steps in operations
-    of torch, or in the compiled pass that large rows take on a CPU."""
-    if in_one_pass:
-        pytest.importorskip("numba", reason="the compiled pass needs numba")
-        monkeypatch.setattr(compiled, "LARGE", 0)
+def test_pgfed_is_its_spec_written_out(mu: float, eta2: float, momentum: float, beta: float) -> None:
+    """Five rounds of two clients out of three, two local steps, momentum that clients keep, PGFedMo included."""
     e = squares(steps=2, numbers=(1, 1, 1), cohort_size=2, optimizer=SGD(lr=LR, momentum=momentum, reset="never"))
     algorithm = play(e, PGFed(mu, eta2, beta), 5, PAIRS)
     expected = reference_pgfed(B, PAIRS, 2, mu, eta2, momentum, beta)

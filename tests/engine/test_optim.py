@@ -1,7 +1,6 @@
 """Row optimizers are torch.optim's, row by row; schedules and clipping."""
 
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import plain
 from fedbench.engine.optim import SGD, Adam, Optimizer, Schedule
-from fedbench.nn import compiled
-from fedbench.nn.compiled import Product
 
 K, P, STEPS = 3, 7, 6
 GENERATOR = torch.Generator().manual_seed(0)
@@ -76,87 +73,6 @@ def test_a_learning_rate_per_row(name: str) -> None:
     theta = run(optimizer, START, GRADIENTS, rates)
     for i in range(K):
         close(theta[i : i + 1], run(optimizer, START[i : i + 1], GRADIENTS[:, i : i + 1], rates[i].item()))
-
-
-@pytest.mark.parametrize("in_one_pass", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_a_step_by_a_sum_is_its_parts(name: str, in_one_pass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """update by grad + offset, and the products before it, in one compiled pass or apart; more numbers than it sums
-    at a time, one vector for all rows or one each, one rate or one each."""
-    optimizer, _ = CASES[name]
-    if in_one_pass:
-        pytest.importorskip("numba", reason="the compiled pass needs numba")
-        monkeypatch.setattr(compiled, "LARGE", 0)
-    width, calls, descend = 2 * compiled.BLOCK + 100, [], compiled.descend_and_project
-    monkeypatch.setattr(compiled, "descend_and_project", lambda *args: (calls.append(1), descend(*args))[1])
-    draws = torch.Generator().manual_seed(1)
-    start, offset, each = (torch.randn(K, width, generator=draws) for _ in range(3))
-    gradients = torch.randn(STEPS, K, width, generator=draws)
-    for direction, lr in ((each, 0.1), (each[0], 0.1), (each, torch.tensor([[0.1], [0.02], [0.3]]))):
-        theta, other = start.clone(), start.clone()
-        memory, apart = ({b: optimizer.new(b, theta) for b in optimizer.buffers} for _ in range(2))
-        for g in gradients:
-            count(memory)
-            count(apart)
-            expected = (other.double() * direction.double()).sum(1).float()
-            optimizer.update(other, g + offset, apart, lr)
-            products = optimizer.descend_and_project(theta, g.clone(), offset, direction, memory, lr)
-            torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-3)
-            close(theta, other)
-        for b in optimizer.buffers:
-            close(memory[b], apart[b])
-    assert len(calls) == (3 * STEPS if in_one_pass and isinstance(optimizer, SGD) else 0)
-
-
-@pytest.mark.parametrize("samples", [1, 5, 13])
-@pytest.mark.parametrize("name", [n for n, (o, _) in CASES.items() if isinstance(o, SGD) and o.clip is None])
-def test_a_gradient_given_as_its_factors(name: str, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two weights of a row, of 5 x 7 and 8 x 300 numbers, whose gradients are multiplied out within the step: what is
-    written for them does not matter."""
-    pytest.importorskip("numba", reason="the compiled pass needs numba")
-    monkeypatch.setattr(compiled, "LARGE", 0)
-    optimizer, _ = CASES[name]
-    draws = torch.Generator().manual_seed(2)
-    theta, offset, direction, grad = (torch.randn(1, 5 * 7 + 40 + 2400 + 3, generator=draws) for _ in range(4))
-    weights = [(0, 5, 7), (75, 8, 300)]
-    for begin, end in ((0, 2), (1, 2), (0, 1)):
-        one, other, written = theta.clone(), theta.clone(), grad.clone()
-        memory, apart = ({b: optimizer.new(b, theta) for b in optimizer.buffers} for _ in range(2))
-        for _ in range(2):
-            products = []
-            for start, rows, columns in weights[begin:end]:
-                y, x = torch.randn(samples, rows, generator=draws), torch.randn(samples, columns, generator=draws)
-                written[0, start : start + rows * columns] = (y.T @ x).flatten()
-                products.append(Product(start))
-                products[-1].give(y, x)
-            unread = written.clone()
-            for start, rows, columns in weights[begin:end]:
-                unread[0, start : start + rows * columns] = torch.nan
-            found = optimizer.descend_and_project(one, unread, offset, direction, memory, 0.1, products[::-1])
-            expected = optimizer.descend_and_project(other, written.clone(), offset, direction, apart, 0.1)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-            close(one, other)
-        for b in optimizer.buffers:
-            close(memory[b], apart[b])
-
-
-def test_rows_that_the_compiled_pass_leaves_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba", reason="the compiled pass needs numba")
-    rows = torch.zeros(2, compiled.LARGE)
-    assert compiled.fits(rows, rows, rows[0])
-    assert not compiled.fits(rows[:, 1:]) and not compiled.fits(rows, rows[:, ::2]) and not compiled.fits(rows.double())
-    assert not compiled.fits(rows.to("meta"))
-    monkeypatch.setattr(compiled, "installed", lambda: False)
-    assert not compiled.fits(rows)
-
-
-def test_without_numba_torch_does_it_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    with caplog.at_level("INFO"):
-        assert not compiled.installed.__wrapped__()
-    assert "pip install 'fedbench[fast]'" in caplog.text
 
 
 def test_clipping_is_per_row() -> None:

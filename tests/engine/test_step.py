@@ -14,7 +14,6 @@ from tiny import HEAD, PLANS, SIZES, all_clients, close, engine, equal, mlp, rag
 from torch import Tensor, nn
 
 from fedbench.core import rng
-from fedbench.core.linalg import dot
 from fedbench.core.options import ConfigError
 from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
@@ -22,8 +21,6 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Augment
 from fedbench.engine.optim import SGD, Adam, Optimizer
 from fedbench.engine.training import LocalTraining
-from fedbench.nn import compiled
-from fedbench.nn.compiled import Product
 from fedbench.nn.flat import FlatModel
 
 IDS = np.arange(len(SIZES))
@@ -225,51 +222,6 @@ def test_clipping_sees_the_trained_columns(model: str) -> None:
     for i in IDS:
         close(plain.theta[i], Bare(e, i, start, "sgd").train(clip=0.05)[0])
     equal(pulled.theta, plain.theta)
-
-
-@pytest.mark.parametrize("low", [False, True])
-@pytest.mark.parametrize("plan", ["threads", "pairs"])
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [
-        ("chain", SGD(lr=0.1)),
-        ("convolutions", SGD(lr=0.1, momentum=0.9)),
-        ("batch norm", SGD(lr=0.1, momentum=0.9)),
-        ("chain", SGD(lr=0.1, momentum=0.9, clip=0.05)),
-        ("chain", Adam(lr=0.01, eps=1e-3)),
-    ],
-)
-def test_a_step_along_the_gradient_and_more(
-    model: str, optimizer: Optimizer, plan: str, low: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one pass, or by three operations: the same rows, products and buffers, whatever is clipped or frozen.  The
-    weights of a chain that trains alone give the factors of their gradients, but not where these are rounded."""
-    pytest.importorskip("numba", reason="the compiled pass needs numba")
-    monkeypatch.setattr(compiled, "LARGE", 0)
-    given, give = [], Product.give
-    monkeypatch.setattr(Product, "give", lambda self, *factors: (given.append(self.start), give(self, *factors)))
-    e = replace(build(model, plan=PLANS[plan]), optimizer=optimizer)
-    e.model.autocast = low
-    start = e.model.init_row()
-    plus, along = torch.randn(2, *start.shape, generator=torch.Generator().manual_seed(0)) * 0.1
-
-    def apart(s, batch: Batch) -> None:
-        g = s.grad(batch)  # which moves running statistics
-        s.sum += dot(s.theta, along)
-        s.descend(g + s.plus)
-
-    def at_once(s, batch: Batch) -> None:
-        s.sum += s.descend_and_project(batch, offset=s.plus, direction=along)
-
-    states = {"plus": plus.expand(len(IDS), -1), "sum": torch.zeros(len(IDS))}
-    one, other = (all_clients(e).train(start, step=step, **states) for step in (at_once, apart))
-    close(one.theta, other.theta, 5e-4 if low else 1e-5)  # a last bit may round a weight the other way
-    torch.testing.assert_close(one.sum, other.sum, rtol=1e-4, atol=1e-3 if low else 1e-4)
-    assert (one.sum != 0).all()
-    plain = isinstance(optimizer, SGD) and optimizer.clip is None
-    alone = plain and not low and plan == "threads" and model in ("chain", "convolutions")
-    linear = {e.model.spans[n][0] for n, s in e.model.shapes.items() if len(s) == 2}
-    assert set(given) == linear if alone else plan == "pairs" or not given
 
 
 def test_what_a_step_adds_outside_the_trained_columns_changes_nothing() -> None:

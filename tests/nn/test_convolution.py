@@ -1,21 +1,17 @@
-"""Convolutions of many clients, unfolded: forward and gradient equal to grouped ones and to a loop over clients."""
+"""Convolutions of many clients: forward pass and gradient equal those of a loop over the clients."""
 
 from __future__ import annotations
-
-import threading
 
 import numpy as np
 import pytest
 import torch
-from tiny import all_clients, close, engine, equal, ragged, seeded
+from tiny import close, equal, seeded
 from torch import Tensor, nn
 
 from fedbench.engine.batch import Batch
 from fedbench.engine.gradients import chain_gradient
-from fedbench.engine.training import LocalTraining
-from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.nn import chain, rules
+from fedbench.nn import chain
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.rules import layout
 from fedbench.tasks.classification import Classification
@@ -30,8 +26,9 @@ LAYERS = {  # each on 2 channels of 9 x 7 pixels
     "oblong": {"kernel_size": (3, 2), "stride": (2, 1), "padding": (0, 1)},
     "1x1": {"kernel_size": 1},
     "1x1 stride": {"kernel_size": 1, "stride": 2},
+    "groups": {"kernel_size": 3, "groups": 2},
+    "dilation": {"kernel_size": 3, "dilation": 2},
 }
-GROUPED = {"groups": {"kernel_size": 3, "groups": 2}, "dilation": {"kernel_size": 3, "dilation": 2}}
 
 
 def double(module: nn.Module) -> FlatModel:
@@ -81,45 +78,12 @@ def one_by_one(model: FlatModel, rows: Tensor, batch: Batch, way=by_autograd) ->
 
 @pytest.mark.parametrize("way", [by_chain, by_autograd])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("layer", [*LAYERS, *GROUPED])
-def test_unfolded_is_grouped_is_a_loop(layer: str, bias: bool, way) -> None:
-    model = net(bias, **(LAYERS | GROUPED)[layer])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_many_clients_are_a_loop(layer: str, bias: bool, way) -> None:
+    model = net(bias, **LAYERS[layer])
     rows, batch = problem(model)
-    alone, grouped = one_by_one(model, rows, batch), way(model, rows, batch)
-    logits = model.predict(rows, batch.x)
-    model.convolution = "unfold"
-    close(way(model, rows, batch), alone, 1e-12)
-    close(way(model, rows, batch), grouped, 1e-12)
-    close(model.predict(rows, batch.x), logits, 1e-12)
-    equal(one_by_one(model, rows, batch, way)[1], one_by_one(net_like(model), rows, batch, way)[1])
-
-
-def net_like(model: FlatModel) -> FlatModel:
-    """The same module, at its defaults."""
-    return FlatModel(model.module)
-
-
-@pytest.mark.parametrize("layer", [*LAYERS, *GROUPED])
-def test_only_plain_layers_are_unfolded(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which path computes is seen by the number of F.conv2d calls of a chain's and of a program's forward pass."""
-    model = net(**(LAYERS | GROUPED)[layer])
-    rows, batch = problem(model)
-    calls, real = [], rules.F.conv2d
-    monkeypatch.setattr(rules.F, "conv2d", lambda *args: calls.append(1) or real(*args))
-    for convolution, left in (("grouped", 2), ("unfold", 1 if layer in GROUPED else 0), ("grouped", 2)):
-        model.convolution = convolution
-        for way in (by_chain, by_autograd, lambda model, rows, batch: model.predict(rows, batch.x)):
-            calls.clear()
-            way(model, rows, batch)
-            assert len(calls) == left
-
-
-def test_one_client_is_computed_as_ever() -> None:
-    model = net(**LAYERS["padded"])
-    rows, batch = problem(model)
-    before = one_by_one(model, rows, batch, by_chain)
-    model.convolution = "unfold"
-    equal(one_by_one(model, rows, batch, by_chain)[1], before[1])
+    close(way(model, rows, batch), one_by_one(model, rows, batch), 1e-12)
+    close(model.predict(rows, batch.x), torch.stack([model.forward(r, x) for r, x in zip(rows, batch.x)]), 1e-12)
 
 
 def test_the_first_layer_alone_learns() -> None:
@@ -127,7 +91,7 @@ def test_the_first_layer_alone_learns() -> None:
     model = net(**LAYERS["stride"])
     rows, batch = problem(model)
     whole = by_chain(model, rows, batch)[1]
-    model.convolution, part = "unfold", torch.zeros_like(rows)
+    part = torch.zeros_like(rows)
     into = {n: t for n, t in model.named(part).items() if n.startswith("0.")}
     with torch.no_grad():
         chain_gradient(model, Classification(), model.named(rows), batch, into)
@@ -146,11 +110,10 @@ def test_pooling_goes_before_relu(pool: dict) -> None:
     rows, batch.x, batch.weight = rows.float().round(decimals=1), batch.x.float().round(), batch.weight.float()
     found, alone = by_chain(model, rows, batch), one_by_one(model, rows, batch, by_chain)
     close(found[1], by_autograd(model, rows, batch)[1], 1e-5)
-    for written in model._chains.values():
-        if written is not None:
-            kinds = [type(link).__name__ for link in written.links]
-            assert kinds[:6] == ["Conv2d" if "Conv2d" in kinds else "Unfolded", "MaxPool2d", "ReLU"] * 2
-            written.links[1:6] = [written.links[i] for i in (2, 1, 3, 5, 4)]
+    assert model.chain is not None
+    written = model.chain.links
+    assert [type(link).__name__ for link in written[:6]] == ["Conv2d", "MaxPool2d", "ReLU"] * 2
+    written[1:6] = [written[i] for i in (2, 1, 3, 5, 4)]
     equal(by_chain(model, rows, batch)[1], found[1])
     equal(one_by_one(model, rows, batch, by_chain)[1], alone[1])
 
@@ -188,61 +151,7 @@ def test_networks_that_are_no_chain() -> None:
     assert model.chain is None
     rows, batch = problem(model, (3, 8, 8))
     rows = rows * 0.1 + model.init_row().double()
-    grouped = by_autograd(model, rows, batch)
-    model.convolution = "unfold"
-    close(by_autograd(model, rows, batch), grouped, 1e-10)
     close(by_autograd(model, rows, batch), one_by_one(model, rows, batch), 1e-10)
-
-
-def test_a_gradient_of_the_input() -> None:
-    model = net(**LAYERS["stride"])
-    rows, batch = problem(model)
-    found = []
-    for model.convolution in rules.CONVOLUTIONS:
-        x = batch.x.clone().requires_grad_()
-        found.append(torch.autograd.grad(model.predict(rows, x).square().sum(), x)[0])
-    close(*found, 1e-12)
-
-
-def test_large_inputs_are_unfolded_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a gradient no more windows are held than WINDOWS_BYTES: here two images of four."""
-    model = net(**LAYERS["plain"])
-    rows, batch = problem(model)
-    model.convolution, sizes, real = "unfold", [], rules.cut_windows
-    whole = model.predict(rows, batch.x)
-    monkeypatch.setattr(rules, "cut_windows", lambda x, m: sizes.append(x.shape[1]) or real(x, m))
-    monkeypatch.setattr(rules, "WINDOWS_BYTES", 2 * K * 2 * 9 * 7 * 9 * 8)
-    close(model.predict(rows, batch.x), whole, 1e-12)
-    assert sizes == [2, 2, 2, 2]  # of either layer
-    sizes.clear()
-    by_autograd(model, rows, batch)
-    assert sizes == [B, B]
-
-
-def test_threads_share_a_model() -> None:
-    model = net(**LAYERS["padded"])
-    rows, batch = problem(model)
-    model.convolution = "unfold"
-    expected, found = by_chain(model, rows, batch)[1], {}
-    workers = [
-        threading.Thread(target=lambda i=i: found.update({i: by_chain(model, rows, batch)[1]})) for i in range(4)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    for i in range(4):
-        equal(found[i], expected)
-
-
-@pytest.mark.parametrize("plan", ["vmap", "pairs", "threaded pairs"])
-def test_training_gives_the_loops_rows(plan: str) -> None:
-    def train(plan: str, convolution: rules.Convolution) -> Tensor:
-        e = engine(*ragged(shape=(3, 16, 16)), seeded(lambda: FedAvgCNN((3, 16, 16), 3, width=8)), plan=plan)
-        e.model.convolution = convolution
-        return all_clients(e).train(e.model.init_row(), how=LocalTraining(epochs=1)).theta
-
-    close(train(plan, "unfold"), train("loop", "grouped"), 1e-5)
 
 
 def test_strided_pointwise_convolutions_of_few_channels_stay_in_the_ordinary_layout() -> None:

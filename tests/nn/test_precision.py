@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +16,6 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.training import LocalTraining
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.nn.rules import Convolution
 from fedbench.simulation import build, evaluate
 
 
@@ -69,17 +67,11 @@ def test_a_way_for_every_kind_of_model() -> None:
     assert {n for n, m in e.items() if m.program is None} == {"mapped", "prompt"}
 
 
-WAYS = [
-    *itertools.product([*MODELS, "prompt"], ["vmap", "loop"], ["grouped"]),
-    *itertools.product(["cnn", "batch norm", "group norm"], ["vmap"], ["unfold"]),
-]
-
-
 @pytest.mark.parametrize("custom", [False, True])
-@pytest.mark.parametrize("name, plan, convolution", WAYS)
-def test_gradients_are_close_to_float32s(name: str, plan: str, convolution: Convolution, custom: bool) -> None:
+@pytest.mark.parametrize("plan", ["vmap", "loop"])
+@pytest.mark.parametrize("name", [*MODELS, "prompt"])
+def test_gradients_are_close_to_float32s(name: str, plan: str, custom: bool) -> None:
     e = build_engine(name, plan)
-    e.model.convolution = convolution
     exact, low = gradients(e, False, custom), gradients(e, True, custom)
     assert low.dtype == torch.float32
     assert torch.cosine_similarity(exact.flatten(), low.flatten(), dim=0) > 0.99

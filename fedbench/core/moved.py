@@ -30,7 +30,6 @@ MOVED = {
     "optim": "engine.optim",
     "gradients": "engine.gradients",
     "executor": "engine.executor",
-    "balance": "engine.threads",
     "ranks": "engine.ranks",
     "per_client": "engine.per_client",
     "privacy": "channel.privacy",

@@ -2,7 +2,7 @@
 
 A chunk of clients is computed with batched operations over its clients; chunks run one after the other or in threads.
 So `loop` is chunks of one, `vmap` is one chunk, `threads` is chunks of one (or more) in as many Python threads as there
-are cores (threads.py), each with one intra-op thread: the kernels release the interpreter lock, and spinning OpenMP
+are cores, each with one intra-op thread: the kernels release the interpreter lock, and spinning OpenMP
 threads are avoided.  Where several processes share a run (ranks.py), each cuts its own part of the cohort into chunks.
 """
 
@@ -12,11 +12,11 @@ import ctypes
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields, replace
+from threading import Event
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedbench.core.cores import cores
@@ -24,11 +24,14 @@ from fedbench.core.options import RunError
 from fedbench.engine.cuda_graphs import GraphedGradients
 from fedbench.engine.gradients import DirectGradients
 from fedbench.engine.ranks import Ranks
-from fedbench.engine.threads import Steps, run_items, run_steps
 
 log = logging.getLogger(__name__)
 NAMES = ("loop", "threads", "vmap")
-Job = Callable[[int, int], Steps | None]  # of the clients start to stop of a cohort; it yields between its steps
+Job = Callable[[int, int], None]  # of the clients start to stop of a cohort
+
+
+class Stopped(Exception):
+    """Another chunk of the cohort has failed, or the run was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class Executor:
         )
         if device.type == "cpu":
             keep_freed_memory()
+        self._stop = Event()  # set when a chunk has failed
         self.claim()  # for the server's algebra too, from the first round of a resumed run on
         # oneDNN's OpenMP takes its thread count from the calling thread, so every worker has to set its own
         self.pool = (
@@ -142,31 +146,69 @@ class Executor:
         if self.device.type == "cpu":
             torch.set_num_threads(self.plan.intra)
 
-    def run(self, job: Job, count: int, steps: np.ndarray | None = None, single: bool = False) -> None:
+    def run(self, job: Job, count: int, single: bool = False) -> None:
         """Call job on [0, count) cut into chunks, without gradients.
 
-        steps [count]: of each client, most first, so that a chunk has as many as its first one (None: one each); a job
-        that yields between them can go on in another thread.  single: chunks of one, whatever the plan says.
-        A chunk that does not fit in memory is halved and run again, so a job must leave its inputs alone and write its
-        results last.
+        Threads take the chunks in order: the one with most steps should come first.  A chunk that does not fit in
+        memory is halved and run again, so a job must not change its inputs, and must write its results last.
+
+        Args:
+            job: Computes the clients from start to stop.  It calls `raise_if_stopped` between its steps.
+            count: Number of clients.
+            single: Whether chunks have one client, whatever the plan.
+
+        Raises:
+            RunError: A single client does not fit in memory.
+            Exception: The first one that a job raised.
+            KeyboardInterrupt: A signal arrived.  All threads have ended their step.
         """
         if count == 0:
             return
         self.claim()  # another executor may have run since
+        self._stop.clear()
         size = 1 if single else self.chunk or count
         chunks = [(a, min(a + size, count)) for a in range(0, count, size)]
         if self.pool is not None and len(chunks) > 1:
-            lengths = [1 if steps is None else int(steps[a]) for a, _ in chunks]
-            run_items(self.pool, self.plan.workers, lambda i: self._steps_within_memory(job, *chunks[i]), lengths)
+            self._run_in_threads(self.pool, job, chunks)
         else:
             for a, b in chunks:
-                run_steps(self._steps_within_memory(job, a, b))
+                self._run_within_memory(job, a, b)
 
-    def _steps_within_memory(self, job: Job, a: int, b: int) -> Steps:
-        """The steps of a chunk; where it does not fit in memory, of its halves, one after the other."""
+    def raise_if_stopped(self) -> None:
+        """Raise Stopped if another chunk of the cohort has failed."""
+        if self._stop.is_set():
+            raise Stopped
+
+    def _run_in_threads(self, pool: ThreadPoolExecutor, job: Job, chunks: list[tuple[int, int]]) -> None:
+        errors: list[BaseException] = []
+
+        def run(a: int, b: int) -> None:
+            try:
+                self.raise_if_stopped()
+                self._run_within_memory(job, a, b)
+            except Stopped:
+                pass
+            except BaseException as error:
+                errors.append(error)
+                self._stop.set()
+
+        futures: list[Future[None]] = []
         try:
-            yield from job(a, b) or ()
-            return
+            for a, b in chunks:
+                futures.append(pool.submit(run, a, b))
+            wait(futures)
+        except BaseException:  # an interrupt, or no thread could be started
+            self._stop.set()
+            wait(futures)
+            raise
+        if errors:
+            raise errors[0]
+
+    @torch.no_grad()
+    def _run_within_memory(self, job: Job, a: int, b: int) -> None:
+        """Run a chunk, or its halves one after the other if it does not fit in memory."""
+        try:
+            return job(a, b)
         except (torch.OutOfMemoryError, MemoryError):
             if b - a == 1:
                 raise RunError(
@@ -180,7 +222,7 @@ class Executor:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         for start in range(a, b, half):
-            yield from self._steps_within_memory(job, start, min(start + half, b))
+            self._run_within_memory(job, start, min(start + half, b))
 
     def close(self) -> None:
         """End the threads, if there are any."""

@@ -20,7 +20,6 @@ from fedbench.engine.batch import BatchLoader
 from fedbench.engine.chunk import Chunk, Loss, StepFunction, TrainingSetup
 from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.step import Step
-from fedbench.engine.threads import Steps
 from fedbench.nn.flat import Columns
 
 if TYPE_CHECKING:
@@ -208,10 +207,10 @@ class CohortTraining:
     def run(self) -> None:
         """Train this rank's clients, chunk by chunk."""
         order = self.schedule.order
-        self.cohort.engine.executor.run(self._train_chunk, len(order), self.schedule.steps[order])
+        self.cohort.engine.executor.run(self._train_chunk, len(order))
 
-    def _train_chunk(self, a: int, b: int) -> Steps:
-        """Train the clients at order[a:b], yielding after every local step."""
+    def _train_chunk(self, a: int, b: int) -> None:
+        """Train the clients at order[a:b]."""
         schedule, cohort, executor = self.schedule, self.cohort, self.cohort.engine.executor
         positions = schedule.order[a:b]
         where = torch.from_numpy(positions).to(cohort.device)
@@ -227,7 +226,7 @@ class CohortTraining:
         )
         index, counts = schedule.index[:, a:b], schedule.counts[:, a:b]
         loader = BatchLoader(cohort.federation, chunk.ids, index, counts, draw_key=self.setup.step_key)
-        yield from train_chunk(self.setup, chunk, loader, self.step)
+        train_chunk(self.setup, chunk, loader, self.step)
         self._write(where, chunk)
 
     def _write(self, where: Tensor, chunk: Chunk) -> None:
@@ -285,12 +284,12 @@ def _step_clip(cohort: Cohort, how: LocalTraining) -> tuple[Columns, float] | No
     return uploaded, privacy.step_clip
 
 
-def train_chunk(setup: TrainingSetup, chunk: Chunk, loader: BatchLoader, step: StepFunction) -> Steps:
-    """Run all local steps of a chunk, in place, yielding after each."""
+def train_chunk(setup: TrainingSetup, chunk: Chunk, loader: BatchLoader, step: StepFunction) -> None:
+    """Run all local steps of a chunk, in place."""
     s, longest = Step(setup, chunk), int(chunk.num_steps.max(initial=0))
     active = (chunk.num_steps[None] > np.arange(longest)[:, None]).sum(1)  # [T]
     for t, k in enumerate(active.tolist()):
+        setup.engine.executor.raise_if_stopped()
         s.begin(t, k)
         step(s, loader(t, k))
-        yield
     chunk.loss /= torch.from_numpy(np.maximum(chunk.num_steps, 1)).to(chunk.loss)

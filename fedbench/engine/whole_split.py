@@ -18,7 +18,6 @@ from torch import Tensor
 from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import chain_gradient, plus_extra
-from fedbench.engine.threads import Steps
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.rules import ForwardContext
 from fedbench.partition.base import Ragged
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 # (model, rows, inputs x [k, b, ...], targets y [k, b, ...], class mask [k, C] or None) -> by name [k, b, ...]
 SampleFunction = Callable[[FlatModel, Any, Inputs, Tensor, Tensor | None], Tally]
-ChunkWork = Callable[[Tensor, Iterator[Batch]], Steps]  # (positions [k] in the cohort, blocks); yields after each block
+ChunkWork = Callable[[Tensor, Iterator[Batch]], None]  # (positions [k] in the cohort, blocks)
 
 
 def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple[Tensor, Tensor]:
@@ -38,7 +37,7 @@ def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple
     gradients = torch.zeros(len(cohort), rows.shape[1], device=cohort.device)
     losses = torch.zeros(len(cohort), device=cohort.device)
 
-    def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
+    def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
         theta = rows[where]  # [k, P]
         total, loss = torch.zeros_like(theta), losses.new_zeros(len(theta))
         scratch = None  # [k, P], for the second block and all after it: each overwrites what the one before left there
@@ -50,7 +49,6 @@ def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple
             loss[:k] += _block_gradient(cohort, theta[:k], block, target[:k])
             if target is not total:
                 total[:k] += target[:k]
-            yield
         gradients[where], losses[where] = total, loss
 
     assigned = _run_chunks(cohort, chunk, cohort.federation.splits[split], drop_last)
@@ -86,13 +84,12 @@ def loss(cohort: Cohort, rows: Tensor, split: str) -> Tensor:
     rows = rows.expand(len(cohort), -1) if rows.dim() == 1 else rows
     losses = torch.zeros(len(cohort), device=cohort.device)
 
-    def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
+    def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
         theta, total = rows[where], losses.new_zeros(len(where))
         for block in blocks:
             logits = cohort.model.predict(theta[: len(block.weight)], block.x)
             each = cohort.engine.task.loss(logits, block.y, block.class_mask)
             total[: len(each)] += (each * block.weight).sum(1)
-            yield
         losses[where] = total
 
     cohort.engine.executor.ranks.exchange(_run_chunks(cohort, chunk, cohort.federation.splits[split]), {"loss": losses})
@@ -109,7 +106,7 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_
     each = {name: [t] * len(cohort) for name, t in of_none.items()}
     sizes = part.sizes_of(cohort.ids)
 
-    def chunk(where: Tensor, blocks: Iterator[Batch]) -> Steps:
+    def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
         positions = where.tolist()
         destinations = _Destinations(sizes[positions], cohort.device)
         made: Tally = {}  # of all samples of the chunk, as in _each_sample_by_one_row
@@ -122,7 +119,6 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_
                     made[name] = flat.new_empty(destinations.total, *flat.shape[1:])
                 made[name].index_copy_(0, to, flat)
             destinations.advance(block)
-            yield
         for name, whole in made.items():
             for position, of_client in zip(positions, whole.split(sizes[positions].tolist())):
                 each[name][position] = of_client
@@ -210,11 +206,11 @@ def _run_chunks(cohort: Cohort, work: ChunkWork, part: Ragged, drop_last: bool =
     assigned = ranks.assign(sizes)
     order = assigned[ranks.rank]
 
-    def job(a: int, b: int) -> Steps:
+    def job(a: int, b: int) -> None:
         positions = order[a:b]
-        return work(torch.from_numpy(positions).to(cohort.device), _blocks(cohort, part, positions, sizes[positions]))
+        work(torch.from_numpy(positions).to(cohort.device), _blocks(cohort, part, positions, sizes[positions]))
 
-    engine.executor.run(job, len(order), -(-sizes[order] // engine.eval_batch))
+    engine.executor.run(job, len(order))
     return assigned
 
 
@@ -224,6 +220,7 @@ def _blocks(cohort: Cohort, part: Ragged, positions: np.ndarray, sizes: np.ndarr
     longest, width = int(sizes.max(initial=0)), cohort.engine.eval_batch
     size = -(-longest // max(1, -(-longest // width)))  # the last block as long as the others
     for at in range(0, longest, max(1, size)):
+        cohort.engine.executor.raise_if_stopped()
         k = int((sizes > at).sum())
         counts = np.minimum(sizes[:k] - at, size)
         slot = np.minimum(at + np.arange(counts.max()), sizes[:k, None] - 1)

@@ -26,7 +26,6 @@ from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.step import plain_step
-from fedbench.engine.threads import Steps
 
 # -- what is trained -------------------------------------------------------------------------------------
 Training = Callable[..., SimpleNamespace]
@@ -238,11 +237,11 @@ def no_step_waits(seen: list[int]) -> Iterator[None]:
     def train(real: Training, cohort: Cohort, start: Tensor, given: dict[str, Any]) -> SimpleNamespace:
         run = cohort.engine.executor.run
 
-        def watched(job: Callable[[int, int], Steps], *args: Any, **how: Any) -> None:
-            def chunk(a: int, b: int) -> Steps:
+        def watched(job: Callable[[int, int], None], *args: Any, **how: Any) -> None:
+            def chunk(a: int, b: int) -> None:
                 seen.append(a)
                 with NoWaiting():
-                    yield from job(a, b)
+                    job(a, b)
 
             run(chunk, *args, **how)
 

@@ -1,6 +1,7 @@
 """How the work is cut changes nothing but time and memory."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -9,8 +10,9 @@ from modules import MODELS, make, work
 from tiny import CPU, PLANS, all_clients, close, equal
 
 from fedbench.core.options import RunError
+from fedbench.engine import executor as executor_module
 from fedbench.engine.cohort import Cohort
-from fedbench.engine.executor import Executor, Plan, cores, plans
+from fedbench.engine.executor import Executor, Plan, Stopped, cores, plans
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import autotune, build
 
@@ -242,3 +244,85 @@ def test_an_executor_sets_the_threads_before_it_runs_anything():
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+# -- threads ---------------------------------------------------------------------------------------------
+def in_steps(executor: Executor, steps: list[int], begun: threading.Event) -> None:
+    """Go through ten minutes of steps, as a job that nobody stops would."""
+    for t in range(60_000):
+        executor.raise_if_stopped()
+        steps.append(t)
+        begun.set()
+        time.sleep(0.01)
+
+
+def test_threads_begin_with_the_first_chunk() -> None:
+    executor, order = Executor(Plan("threads", 2, 2, 1), CPU), []
+    executor.run(lambda a, b: order.append(a), 9)
+    assert sorted(order) == [0, 2, 4, 6, 8] and order[0] in (0, 2)
+    executor.close()
+
+
+def test_a_failure_ends_the_other_threads_at_their_step() -> None:
+    executor, begun, steps = Executor(Plan("threads", 1, 2, 1), CPU), threading.Event(), []
+
+    def job(a: int, b: int) -> None:
+        if a == 0:
+            in_steps(executor, steps, begun)
+        elif a == 1:
+            assert begun.wait(60)
+            raise ZeroDivisionError
+        else:
+            raise AssertionError("no chunk begins after a failure")
+
+    with pytest.raises(ZeroDivisionError):
+        executor.run(job, 4)
+    assert 0 < len(steps) < 60_000
+    for count in (1, 4):  # the next cohort is not stopped
+        executor.run(lambda a, b: executor.raise_if_stopped(), count)
+    executor.close()
+
+
+def test_the_first_failure_in_time_is_raised() -> None:
+    executor = Executor(Plan("threads", 1, 2, 1), CPU)
+
+    def job(a: int, b: int) -> None:
+        if a == 1:
+            raise ZeroDivisionError
+        try:
+            while True:
+                executor.raise_if_stopped()
+        except Stopped:
+            raise ValueError from None
+
+    with pytest.raises(ZeroDivisionError):
+        executor.run(job, 2)
+    executor.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("can't start new thread")])
+def test_an_interrupt_leaves_no_thread_running(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, begun, steps = Executor(Plan("threads", 1, 2, 1), CPU), threading.Event(), []
+    real = executor_module.wait
+
+    def interrupted(futures: list) -> None:
+        monkeypatch.setattr(executor_module, "wait", real)
+        assert begun.wait(60)
+        raise error
+
+    monkeypatch.setattr(executor_module, "wait", interrupted)
+    with pytest.raises(type(error)):
+        executor.run(lambda a, b: in_steps(executor, steps, begun), 3)
+    assert 0 < (count := len(steps)) < 60_000
+    time.sleep(0.1)
+    assert len(steps) == count
+    executor.close()
+
+
+@pytest.mark.parametrize("plan", ["loop", "threads"])
+def test_jobs_record_no_gradients(plan: str) -> None:
+    executor = Executor(PLANS[plan], CPU)
+    recorded: list[bool] = []
+    executor.run(lambda a, b: recorded.append(torch.is_grad_enabled()), 3)
+    assert recorded == [False] * 3 and torch.is_grad_enabled()
+    executor.close()

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedbench.tools.export import main
+from fedbench.tools.export_command import main
 
 if __name__ == "__main__":
     print("python -m fedbench.export is now: python -m fedbench export", file=sys.stderr)

@@ -210,6 +210,21 @@ def test_a_subcommand_helps_and_works(
     assert err.count("\n") == 1
 
 
+def test_the_help_of_a_subcommand_needs_no_torch() -> None:
+    """Under half a second on an idle core: torch alone takes two."""
+    code = """
+import sys
+from contextlib import suppress
+from fedbench.commands import main
+for name in sys.argv[1:]:
+    with suppress(SystemExit):
+        main([name, "--help"])
+    assert "torch" not in sys.modules, name
+"""
+    done = subprocess.run([sys.executable, "-c", code, *SUBCOMMANDS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_help_lists_the_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out

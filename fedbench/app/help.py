@@ -16,7 +16,7 @@ SUBCOMMANDS = {  # the module whose main(argv) does the work, and a line for the
     "report": ("report.command", "tables and figures of run folders"),
     "paper": ("report.paper_command", "a paper's table beside your runs of it"),
     "figures": ("report.figures_command", "the figures that papers draw of a method"),
-    "export": ("tools.export", "a client's model, or all predictions, from a run"),
+    "export": ("tools.export_command", "a client's model, or all predictions, from a run"),
     "partition": ("tools.partitions", "the samples that each client would have"),
     "check": ("testing.command", "test a method, model, ... of your own"),
     "synthesize": ("tools.synthesize", "training pictures from diffusion models"),

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedbench.config.conf_tree import conf_dirs
 from fedbench.core.command import Arguments, add_config_dir, arguments, command
@@ -20,7 +19,6 @@ from fedbench.core.files import typed_path
 from fedbench.core.options import require
 from fedbench.report.drawing import SUFFIXES, literal, pyplot
 from fedbench.report.words import printed
-from fedbench.tools.export import open_run, predictions_of
 
 TRUE, PREDICTED = "#D62728", "#1F77B4"
 EXAMPLES = """examples:
@@ -44,6 +42,10 @@ def segmented(
     run_dir: Path, channel: int = 0, overrides: Sequence[str] = (), config_dir: str | None = None
 ) -> Segmented:
     """What every client's model, as it stood at the last checkpoint, makes of the client's test pictures."""
+    import torch
+
+    from fedbench.tools.export import open_run, predictions_of
+
     sim = open_run(run_dir, overrides, config_dir)
     federation, task = sim.engine.federation, sim.engine.task
     require(task.kind == "segmentation", f"{run_dir} is a run of task={task.kind}: contours are of segmentations")

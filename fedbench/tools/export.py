@@ -1,20 +1,11 @@
-"""Take results out of a finished run: a client's model for plain PyTorch, and every client's predictions.
+"""Take results out of a run: a client's model for plain PyTorch, and every client's predictions.
 
-    python -m fedbench export <run directory> --client 7
-    python -m fedbench export <run directory> --client north
-    python -m fedbench export <run directory> --client 7 --merged
-    python -m fedbench export <run directory> --client 7 --peft folder
-    python -m fedbench export <run directory> --predictions predictions.npz
-
-What is taken is of the last round that was saved, of a finished run the last one: the best round's models are not kept.
-The run is rebuilt from its own config and checkpoint; nothing that is loaded can execute code.  Classes in Python files
-below the working directory are yours, and so are those that the options of --config-dir name.  Others are named again
-(model._target_=my_package.MyNet), and so is a pickle that the run trusts (dataset.trust=MNIST): docs/security.md.
+The models are those of the last saved round, in a finished run of the last round.  The run is rebuilt from its config
+and checkpoint, and nothing that is loaded can execute code.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Sequence
@@ -26,12 +17,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedbench.app import resume
-from fedbench.config.targets import own_classes
-from fedbench.core.command import add_config_dir, arguments, command
-from fedbench.core.destination import check_file, check_folder, write_file
-from fedbench.core.files import typed_path
+from fedbench.core.destination import check_folder, write_file
 from fedbench.core.options import ConfigError, require
-from fedbench.core.settings import load_config
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
 from fedbench.simulation.build_model import build_module
@@ -40,7 +27,6 @@ from fedbench.simulation.simulator import Simulation, prepare
 from fedbench.tools import _plain
 
 NAMES = 10  # how many client names a message shows
-NO_FILE = re.compile(r"[^\w.-]")  # characters replaced in file names
 
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
@@ -227,77 +213,3 @@ def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray
     targets = sim.engine.federation.targets.cpu().numpy()[part.indices]
     names = {} if sim.split.names is None else {"names": np.array(sim.split.names[: len(ids)])}
     return {"client": part.owners(), "index": part.indices, "target": targets, "logits": logits, **names}
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    p = arguments("export", str(__doc__))
-    p.add_argument("run_dir", type=typed_path)
-    p.add_argument("overrides", nargs="*", help="repeated: model._target_=my_package.MyNet, dataset.trust=MNIST")
-    add_config_dir(p)
-    p.add_argument("--client", action="append", metavar="N", help="save the state_dict of this client (name or number)")
-    forms = p.add_mutually_exclusive_group()
-    forms.add_argument("--merged", action="store_true", help="that of the bare model, the adapter in its weights")
-    forms.add_argument(
-        "--peft", type=typed_path, metavar="FOLDER", help="write a folder for peft instead (adapter=lora)"
-    )
-    p.add_argument("--out", type=typed_path, metavar="FILE.pt", help="default: client<N>.pt")
-    p.add_argument("--predictions", type=typed_path, metavar="FILE.npz", help="save all clients' test predictions")
-    return p
-
-
-@command
-def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status."""
-    args = parser().parse_intermixed_args(argv)
-    _check_words(args)
-    client = args.client[0] if args.client else None
-    out = args.out or Path(f"client{NO_FILE.sub('_', client or '')}.pt")
-    check_file("--out", None if client is None or args.peft is not None else out)
-    check_folder("--peft", args.peft)
-    check_file("--predictions", args.predictions)
-    words = [*args.overrides, *_own(args)]
-    if client is not None and args.peft is not None:
-        sim = open_run(args.run_dir, words, args.config_dir)
-        save_peft_of(sim, client, args.peft)
-        print(f"{args.peft}: client {client} for peft.PeftModel.from_pretrained, on base_model.safetensors")
-        print(f"{args.peft}: {saved_round(sim)}")
-    elif client is not None:
-        sim = open_run(args.run_dir, words, args.config_dir)
-        state = state_of(sim, client, args.merged)
-        write_file("--out", out, lambda file: checkpoint.dump(state, file))
-        print(f"{out}: state_dict of client {client}, {sum(t.numel() for t in state.values()):,} numbers")
-        print(f"{out}: {saved_round(sim)}")
-    if args.predictions is not None:
-        sim = open_run(args.run_dir, words, args.config_dir)
-        exported = predictions_of(sim)
-        write_file("--predictions", args.predictions, lambda file: np.savez(file, **exported))  # type: ignore
-        print(f"{args.predictions}: {', '.join(exported)} of {len(exported['client']):,} test samples")
-        print(f"{args.predictions}: {saved_round(sim)}")
-    return 0
-
-
-def _own(args: argparse.Namespace) -> list[str]:
-    """Classes of the run that are the user's own, where he has not named them himself."""
-    config = args.run_dir / "config.yaml"
-    if not config.is_file():
-        return []  # what is missing is said where the run is opened
-    given = {word.partition("=")[0] for word in args.overrides}
-    stored = OmegaConf.to_container(load_config(config))
-    own = own_classes(stored, args.config_dir, args.run_dir) if isinstance(stored, dict) else []  # type: ignore
-    return [word for word in own if word.partition("=")[0] not in given]
-
-
-def _check_words(args: argparse.Namespace) -> None:
-    """Refuse flags that do not fit together."""
-    asked = (args.client, args.predictions, args.peft, args.merged) != (None, None, None, False)
-    require(asked, "name what to export: --client N, or --predictions FILE.npz")
-    require(len(args.client or ()) < 2, "--client is given twice: export one by one")
-    require(args.out is None or args.client is not None, "--out is where --client N goes: give that number, too")
-    require(not args.merged or args.client is not None, "--merged is of one client: give --client N, too")
-    require(args.peft is None or args.client is not None, "--peft is of one client: give --client N, too")
-    require(
-        args.peft is None or args.out is None,
-        f"--out {args.out} names a file, and --peft {args.peft} a folder that is written instead: leave one out",
-    )
-    require(args.out is None or args.out != args.predictions, f"--out and --predictions are both {args.out}")

@@ -17,7 +17,7 @@ from fedbench.core.options import ConfigError
 from fedbench.report.runs import find_runs
 from fedbench.report.summary import unfinished
 from fedbench.simulation.status import resume_command
-from fedbench.tools import export
+from fedbench.tools import export, export_command
 
 NET = '''
 from torch import nn
@@ -96,7 +96,7 @@ def test_each_kind_is_taken_out_of_its_run(
     flags = ["--config-dir", "options"] if options else []
     files = ["--out", str(tmp_path / "0.pt"), "--predictions", str(tmp_path / "p.npz")]
     for given in (flags, [OWN]):  # the folder of options, or the class itself
-        assert export.main([name, "--client", "0", *files, *given]) == 0, capsys.readouterr().err
+        assert export_command.main([name, "--client", "0", *files, *given]) == 0, capsys.readouterr().err
         for file in tmp_path.iterdir():
             file.unlink()
     assert type(fedbench.load(name, options).model(0, *([] if options else [OWN]))).__name__ == "TiedNet"  # type: ignore

@@ -17,7 +17,7 @@ from fedbench.config.targets import own_classes
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import load_config
 from fedbench.simulation.status import resume_command
-from fedbench.tools import export
+from fedbench.tools import export, export_command
 
 MARK = "open('ran', 'w').close()"
 SMALL = ["model=logistic", "local.epochs=1", "tracking=disabled", "hardware.device=cpu", "hardware.executor=loop"]
@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def exported(*words: str) -> int:
-    return export.main([*words])
+    return export_command.main([*words])
 
 
 def stored_with(run: Path, **values: Any) -> None:

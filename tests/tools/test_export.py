@@ -16,7 +16,7 @@ from conftest import ROOT
 from fedbench.app.app import main
 from fedbench.core.options import ConfigError
 from fedbench.models.mlp import MLP
-from fedbench.tools import export
+from fedbench.tools import export_command
 from fedbench.tools.export import client_state, open_run, predictions
 
 
@@ -64,7 +64,7 @@ def test_the_command_says_what_it_wrote(run_dir, tmp_path, monkeypatch, capsys):
     """Options and targets in any order; a file's name carries its client."""
     monkeypatch.chdir(tmp_path)
     words = ["--client", "7", "--predictions", "all.npz", "model._target_=fedbench.models.mlp.MLP"]
-    assert export.main([str(run_dir), *words]) == 0
+    assert export_command.main([str(run_dir), *words]) == 0
     saved, out = torch.load("client7.pt"), capsys.readouterr().out
     assert saved.keys() == client_state(run_dir, 7).keys()
     assert f"client7.pt: state_dict of client 7, {sum(t.numel() for t in saved.values()):,} numbers" in out

@@ -22,7 +22,7 @@ from fedbench.adapters.parameters import Parameters
 from fedbench.app.app import main
 from fedbench.core.options import ConfigError
 from fedbench.models.vit_tiny import ViTTiny
-from fedbench.tools import _plain, export
+from fedbench.tools import _plain, export, export_command
 from fedbench.tools.export import client_state, open_run, predictions, save_peft
 
 CLIENT, RANK, ALPHA = 7, 3, 6.0  # a product that counts twice
@@ -64,7 +64,7 @@ def measured(run_dir: Path) -> Tensor:
 
 
 def command(*words: object) -> int:
-    return export.main([*map(str, words)])
+    return export_command.main([*map(str, words)])
 
 
 # -- plain PyTorch ---------------------------------------------------------------------------------------

@@ -510,7 +510,7 @@ def test_a_mean_of_groups_is_that_of_their_clients() -> None:
 
 
 def test_only_a_mean_notes_that_the_runs_weights_are_used() -> None:
-    """Reading the weights, and a mean by a method's own, do not."""
+    """Reading the weights, and a mean by weights that the method chooses, do not."""
     cohort = Cohort(build(weights="uniform"), IDS, 0)
     close(cohort.weights, torch.full((4,), 0.25))
     close(torch.from_numpy(cohort.client_weights), torch.ones(4).double())

@@ -547,12 +547,17 @@ def test_notes_keep_the_first_best_round() -> None:
 
 
 def test_uniform_means_for_methods_that_take_means(tmp_path: Path) -> None:
-    """Another model than by samples; a method whose server takes no such mean says so."""
-    for weights in ("samples", "uniform", "fedamp"):
-        (tmp_path / weights).mkdir()
+    """Another model than by samples."""
     for weights in ("samples", "uniform"):
+        (tmp_path / weights).mkdir()
         run(config("algorithm=fedavg", "rounds=1", f"weights={weights}"), tmp_path / weights)
     samples, uniform = (checkpoint.load(tmp_path / weights)["algorithm"]["w"] for weights in ("samples", "uniform"))
     assert not torch.allclose(samples, uniform)
-    with pytest.raises(ConfigError, match="weights=uniform: algorithm=fedamp takes no mean of clients weighted by"):
-        run(config("algorithm=fedamp", "rounds=1", "weights=uniform"), tmp_path / "fedamp")
+
+
+@pytest.mark.parametrize("algorithm", ["fedamp", "scaffold"])
+def test_uniform_means_are_refused_where_they_change_nothing(algorithm: str, tmp_path: Path) -> None:
+    """The server takes no mean, or one that is uniform by the method."""
+    said = f"weights=uniform: algorithm={algorithm} takes no mean of clients weighted by"
+    with pytest.raises(ConfigError, match=said):
+        run(config(f"algorithm={algorithm}", "rounds=1", "weights=uniform", "optimizer.momentum=0"), tmp_path)

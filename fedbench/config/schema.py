@@ -201,7 +201,7 @@ def _of_function(
     except (ValueError, TypeError):  # a compiled function
         return {}, True
     names: dict[str, Any] = getattr(inspect.unwrap(function), "__globals__", {}) if scope is None else scope
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return {p.name: _field(p, names) for p in named}, is_open
 

@@ -469,6 +469,9 @@ class Kinds:
 class Names:
     def __init__(self, copy: int, model_config: int = 1, _private: "Shape" = None, shapes: "list[Shape]" = ()): ...
 
+class First:
+    def __init__(self, first: int = 1, /, depth: int = 1): ...
+
 def build(width: int = 3): ...
 """
 OTHER = """
@@ -554,6 +557,8 @@ KINDS = {"a": 1, "b": 1, "c": True, "d": "x"}
         ("derived.Derived", {"part": 0, "inner": {"prt": 1}}, "k.inner.prt is unknown: did you mean k.inner.part?"),
         ("derived.Derived", {"part": 0, "inner": {}}, "k.inner.part must be given: a number in [0, 1)"),
         ("derived.Derived", {"part": 0, "inner": 3}, "k.inner must be a group of keys (part) or null, got 3"),
+        ("models.First", {"depth": 2}, None),
+        ("models.First", {"first": 2}, "k.first is unknown: First takes depth"),
         ("models.build", {"width": 2}, None),
         ("models.build", {"widht": 2}, "k.widht is unknown: did you mean k.width?"),
         ("models.Nothing", {}, "somebodys.models has no Nothing"),

@@ -70,15 +70,15 @@ class RunFolder:
 
     Attributes:
         path: The folder.
-        existing: The folder above it that was there before; None if the user named the run's folder.
+        existing: The folder that was there before: this one, or one above it.
     """
 
     path: Path
-    existing: Path | None
+    existing: Path
 
     def remove_if_never_begun(self) -> None:
-        """Remove the folder of a run that never began, and the empty ones above it."""
-        if self.existing is None or has_begun(self.path):
+        """Remove the folder of a run that never began, unless it was there before, and the empty ones above it."""
+        if self.existing == self.path or has_begun(self.path):
             return
         shutil.rmtree(self.path, ignore_errors=True)
         for parent in self.path.parents:
@@ -98,10 +98,9 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
     starts_again = under_torchrun() and not is_named
     if starts_again:
         path = _torchruns_folder(path.parent, config)
-    existing = None if is_named else next(parent for parent in path.parents if parent.exists())
-    return RunFolder(
-        make_folder(path, fresh=not is_named and not starts_again).absolute(), existing and existing.absolute()
-    )
+    fresh = not is_named and not starts_again
+    existing = next(folder for folder in (path, *path.parents)[fresh:] if folder.exists())
+    return RunFolder(make_folder(path, fresh).absolute(), existing)
 
 
 def attempt(folder: Path, work: Callable[[], Ended]) -> tuple[int, Ended | None]:

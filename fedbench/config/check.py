@@ -6,6 +6,7 @@ reserved ones. A key that nothing takes is refused, however it is written.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -44,13 +45,19 @@ def check(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _check_callbacks(callbacks: Mapping[str, Any]) -> None:
-    """Check each callback against its constructor."""
+    """Check each callback against its constructor, and that the packages it needs are installed."""
     for name, entry in callbacks.items():
         key = f"callbacks.{name}"
         require(
             isinstance(entry, Mapping), f"{key} must name a class, as in {key}._target_=my.Callback, got {show(entry)}"
         )
         check_target(key, entry)
+        packages = getattr(find_target(entry["_target_"], f"{key}._target_"), "packages", {})
+        for package, pip_name in packages.items():
+            require(
+                importlib.util.find_spec(package) is not None,
+                f"callbacks={name} needs the package {package}: pip install {pip_name}, or choose callbacks=none",
+            )
 
 
 def _check_kind(group: str, target: Any) -> None:

@@ -97,8 +97,9 @@ def is_resumable(folder: Path) -> bool:
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether a run came as far as its first round."""
-    return any((folder / name).exists() for name in ("summary.json", *CHECKPOINTS))
+    """Return whether a run has finished a round."""
+    has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
+    return has_checkpoint or read_json(folder / "summary.json").get("rounds_done", 0) > 0
 
 
 def config_dir_of(folder: Path) -> str | None:

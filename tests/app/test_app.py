@@ -308,8 +308,11 @@ def test_the_folder_of_a_run_that_never_began_is_taken_away(capsys: pytest.Captu
     assert main(["name=refused", "algorithm=local"]) == 2
     assert [path.parts[:3] for path in runs()] == [("runs", "pgfed", "digits")]
     assert [path.name for path in Path("runs").iterdir()] == ["pgfed"]
+    assert main(["name=refused", "hydra.run.dir=mine/below"]) == 2
+    assert not Path("mine").exists()
+    Path("mine").mkdir()
     assert main(["name=refused", "hydra.run.dir=mine"]) == 2
-    assert (Path("mine") / "error.txt").exists()  # a folder that the user named stays
+    assert (Path("mine") / "error.txt").exists()  # a folder that was there before stays
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -22,9 +22,12 @@ class Callback:
 
     Attributes:
         name: The key of the callback's state in the checkpoint.
+        packages: Optional packages that the callback imports, and the names by which pip installs them.  Without them
+            a run is refused before it begins.
     """
 
     name = ""
+    packages: ClassVar[Mapping[str, str]] = {}
 
     def on_start(self, run: Simulation, saved: Any) -> None:
         """Prepare, before the first round of this process.

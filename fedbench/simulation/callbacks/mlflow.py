@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedbench.core.nested import flatten
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import ConfigError
 from fedbench.core.settings import plain, show
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.wandb_names import run_names
@@ -32,11 +31,9 @@ class MLflow(Callback):
         experiment: Name of the experiment.  Default: the group that W&B would show.
     """
 
+    packages: ClassVar = {"mlflow": "mlflow-skinny"}
+
     def __init__(self, uri: str | None = None, experiment: str | None = None):
-        require(
-            importlib.util.find_spec("mlflow") is not None,
-            "callbacks=mlflow needs the package mlflow: pip install mlflow-skinny, or choose callbacks=none",
-        )
         self.uri, self.experiment = uri, experiment
         self._id = ""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedbench.core.options import require
 from fedbench.simulation.callbacks.base import Callback, Status
 
 if TYPE_CHECKING:
@@ -23,11 +21,9 @@ class TensorBoard(Callback):
         histograms: Whether to write the clients' scores of each evaluation as histograms.
     """
 
+    packages: ClassVar = {"tensorboard": "tensorboard"}
+
     def __init__(self, folder: str = "tensorboard", histograms: bool = False):
-        require(
-            importlib.util.find_spec("tensorboard") is not None,
-            "callbacks=tensorboard needs the package tensorboard: pip install tensorboard, or choose callbacks=none",
-        )
         self.folder, self.histograms = folder, histograms
 
     def on_start(self, run: Simulation, saved: None) -> None:

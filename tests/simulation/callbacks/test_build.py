@@ -177,11 +177,22 @@ def test_a_run_goes_on_with_its_callbacks(tmp_path: Path, whole: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda wanted, *a: None if wanted == name else real(wanted, *a))
-    with pytest.raises(ConfigError, match=rf"callbacks={name} needs the package {name}: pip install {name}"):
-        run(config(f"callbacks={name}"), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for words in (["hydra.run.dir=run"], ["-m", "seed=0,1"]):
+        assert main([*OPTIONS, f"callbacks={name}", *words]) == 2
+        assert f"callbacks={name} needs the package {name}: pip install {name}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_callback_that_cannot_start_leaves_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*OPTIONS, "callbacks=mlflow", "callbacks.mlflow.uri=gopher://nowhere"]
+    assert main([*words, "hydra.run.dir=run"]) == 2
     assert not list(tmp_path.iterdir())
 
 

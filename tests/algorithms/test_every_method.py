@@ -274,8 +274,8 @@ def test_bytes_of_a_round(name: str) -> None:
     e = six_clients()
     a = play(e, method(name), rounds=0)
     for r, (down, up) in enumerate(BYTES[name]):
-        ledger = again(e, a, r, [1, 4]).cost
-        assert (ledger.bytes_down, ledger.bytes_up) == (2 * 4 * down, 2 * 4 * up)
+        cost = again(e, a, r, [1, 4]).cost
+        assert (cost.bytes_down, cost.bytes_up) == (2 * 4 * down, 2 * 4 * up)
 
 
 SENT = {

@@ -45,8 +45,8 @@ def test_nothing_is_trained_and_nothing_is_sent():
     a.round(cohort)
     for found, was in zip(logits(e, a), before):  # type: ignore
         assert torch.equal(found, was)
-    ledger = cohort.cost
-    assert (ledger.bytes_down, ledger.bytes_up, ledger.steps, ledger.samples) == (0, 0, 0, 0)
+    cost = cohort.cost
+    assert (cost.bytes_down, cost.bytes_up, cost.steps, cost.samples) == (0, 0, 0, 0)
 
 
 def test_it_depends_on_neither_partition_nor_seed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,7 @@ def played(run_dir: Path, done: int, upto: int, **options: Any) -> None:
 def test_rounds_after_the_checkpoint_are_hidden(tmp_path: Path) -> None:
     """A run that was killed after round 5 resumes from round 3."""
     played(tmp_path, 0, 5)
+    time.sleep(1)  # the names of event files begin with the second
     played(tmp_path, 3, 6)
     assert [event.step for event in events(tmp_path / "tensorboard").Scalars("personal/accuracy")] == [1, 2, 3, 4, 5, 6]
 

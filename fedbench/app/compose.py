@@ -304,10 +304,6 @@ class Composer:
             values[key] = [f"{key}={text}" for text in texts]
         return [list(cell) for cell in itertools.product(*values.values())]
 
-    def swept(self, overrides: list[str]) -> list[str]:
-        """Return the keys that take several values."""
-        return [o.key_or_group for o in self.parse(overrides) if o.is_sweep_override()]
-
     def check_choice(self, override: Override) -> None:
         """Refuse an unknown option of a group, and a plus where there must be none (or the reverse)."""
         group = override.key_or_group

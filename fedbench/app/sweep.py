@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -33,6 +34,7 @@ from fedbench.simulation.status import FILE as STATUS
 from fedbench.simulation.summary_text import clients_of, ending_line
 
 BASIC = "BasicSweeper"  # Hydra's, which lists all cells before they run and uses no scores
+DEFAULT_FOLDER = "sweeps"  # sweep_dir in conf/config.yaml, which different sweeps share
 MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
 SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # before the first progress line of long checks, and between lines
@@ -62,12 +64,14 @@ class Cell:
         total: The number of cells; None where only the sweeper knows.
         scored: Whether the sweeper uses the scores.
         quiet: Whether to print warnings only.
+        group: tracking.group of the cells, unless the user gave one.
     """
 
     command: str
     total: int | None
     scored: bool
     quiet: bool
+    group: str
 
     @lasting()
     def __call__(self, cfg: DictConfig) -> float:
@@ -88,6 +92,7 @@ class Cell:
     def _run(self, cfg: DictConfig, hydra: Any, folder: Path) -> Ended:
         with recorded(folder):
             config = checked(cfg, hydra)
+        config["tracking"]["group"] = config["tracking"]["group"] or self.group or None
         return start(config, folder, hydra, self.command, progress=False)
 
 
@@ -112,14 +117,15 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         )
         scored = not sweeper.endswith(BASIC)
         runs = [] if scored else composer.cells(_with_params(master, overrides))
-        _name_cells(master, composer.swept(_with_params(master, overrides)))
+        naming = composer.parse(_with_params(master, overrides))
+        _name_cells(master, [override.key_or_group for override in naming if override.is_sweep_override()])
         planned = check_cells(composer, master, runs, overrides)
         folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
         with open_dict(master.hydra):
             master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")  # with ~ expanded
             master.hydra.sweep.dir = str(folder)
         before = _stamps(folder)
-        task = Cell(command, len(runs) or None, scored, quiet)
+        task = Cell(command, len(runs) or None, scored, quiet, _group(naming, folder))
         interrupted, stopped = _run_cells(composer, master, task)
     rows = outcomes(folder, before, planned)
     if isinstance(stopped, ConfigError) and all(row["status"] == "not started" for row in rows):
@@ -170,6 +176,15 @@ def _name_cells(master: DictConfig, swept: list[str]) -> None:
         naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
     with open_dict(master.hydra):
         master.hydra.overrides.hydra.extend(naming)  # the launcher composes each cell with these
+
+
+def _group(overrides: list[Override], folder: Path) -> str:
+    """Return a name that all cells share: the folder's, or in the default folder the overrides without swept values."""
+    if folder.absolute().name != DEFAULT_FOLDER:
+        return folder.absolute().name
+    naming = [one for one in overrides if not one.is_hydra_override() and not is_matched(one.key_or_group, WHEREABOUTS)]
+    texts = [one.key_or_group if one.is_sweep_override() else str(one.input_line).lstrip("+") for one in naming]
+    return ",".join(sorted(texts))
 
 
 def _listed(names: list[str]) -> str:

@@ -882,3 +882,19 @@ def test_main_reads_the_processs_arguments(monkeypatch: pytest.MonkeyPatch, caps
     assert sys.argv == ["fedbench", "rounds=0"]
     with pytest.raises(ConfigError):
         make_folder(Path("/proc/nothing/here"), fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "group"),
+    [
+        (["rounds=2", "data_dir=elsewhere"], "rounds=2,seed"),
+        (["algorithm=fedavg"], "algorithm=fedavg,seed"),
+        (["sweep_dir=mine/lr_alpha"], "lr_alpha"),
+        (["tracking.group=given"], "given"),
+    ],
+)
+def test_the_cells_of_a_sweep_have_one_group(words: list[str], group: str) -> None:
+    """One that tells sweeps in the default folder apart."""
+    assert main(["-m", *words, "seed=0,1"]) == 0
+    configs = [load_config(path) for path in Path().rglob("config.yaml") if path.parent.name != ".hydra"]
+    assert [config.tracking.group for config in configs] == [group] * 2

@@ -63,30 +63,30 @@ def wandb_key_is_configured() -> bool:
 def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
     """Return project, entity, group, job type, tags and name of a run.
 
-    The name of a sweep's cell ends with its folder, and its group is the folder of the sweep.
+    The name of a sweep's cell ends with its folder.  Its group is in tracking.group (app/sweep.py).
     """
     choices, tracking = cfg.choices, cfg.tracking
     dataset, partition, experiment = choices.dataset, choices.partition, choices.get("experiment")
     method, seed = cfg.get("name") or choices.algorithm, f"-s{cfg.seed}"
     table = [experiment.split("/")[0]] if experiment else []
-    sweep, cell = sweep_of(cfg, run_dir)
+    cell = cell_of(cfg, run_dir)
     end = f"{seed} {within(cell, LONGEST_CELL)}" if cell else seed
     return {
         "project": tracking.project,
         "entity": tracking.entity,
-        "group": within(tracking.group or sweep or experiment or f"{dataset}-{partition}", LONGEST_NAME),
+        "group": within(tracking.group or experiment or f"{dataset}-{partition}", LONGEST_NAME),
         "job_type": within(choices.algorithm, LONGEST_TAG),
         "tags": [within(tag, LONGEST_TAG) for tag in [*tracking.tags, dataset, partition, *table]],
         "name": within(f"{method}-{dataset}-{partition}", LONGEST_NAME - len(end)) + end,
     }
 
 
-def sweep_of(cfg: DictConfig, run_dir: Path) -> tuple[str, str]:
-    """Return the folder name of a run's sweep and that of its cell; "" and "" for a single run."""
+def cell_of(cfg: DictConfig, run_dir: Path) -> str:
+    """Return the folder of a sweep's cell below that of the sweep; "" for a single run."""
     sweep, cell = Path(cfg.sweep_dir).expanduser().absolute(), run_dir.absolute()
     if sweep == cell or not cell.is_relative_to(sweep):
-        return "", ""
-    return sweep.name, cell.relative_to(sweep).as_posix()
+        return ""
+    return cell.relative_to(sweep).as_posix()
 
 
 def within(text: str, most: int) -> str:

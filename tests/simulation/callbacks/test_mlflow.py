@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # importing mlflow takes seconds
 
 
 def started(folder: Path, saved: str | None = None, **options: Any) -> tuple[MLflow, Any]:
-    cfg = compose([f"output_dir={folder}", f"sweep_dir={folder}/sweep", "tracking=disabled"])
+    cfg = compose([f"output_dir={folder}", f"sweep_dir={folder}/sweep", "tracking=disabled", "tracking.group=sweep"])
     at = SimpleNamespace(cfg=cfg, run_dir=folder / "sweep" / "seed=0", done=0)
     callback = MLflow(**options)
     callback.on_start(at, saved)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from fedbench.app.sweep import sweep
 from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
-from fedbench.simulation.log import notice
+from fedbench.simulation.log import Output, notice
 from fedbench.simulation.processes import take_part, under_torchrun
 from fedbench.simulation.simulate import Ended, simulate, skip, start
 from fedbench.simulation.status import started_by
@@ -101,7 +101,7 @@ def run_single(full: DictConfig, command: Command) -> int:
     check_processes(full, [*command.flags, *command.overrides])
     folder = new_folder(full, config)
     status, ended = attempt(
-        folder.path, lambda: start(config, folder.path, full.hydra, command.typed, not command.args.quiet)
+        folder.path, lambda: start(config, folder.path, full.hydra, command.typed, _output(command))
     )
     if status == MISTAKE:
         folder.remove_if_never_begun()
@@ -132,7 +132,11 @@ def _resumed(folder: Path, command: Command) -> Ended:
     resume.record(folder, command.overrides)
     if text := resume.hardware_kept(folder, config, command.overrides):
         notice(text)
-    return Ended(simulate(config, folder, True, command.typed, not command.args.quiet))
+    return Ended(simulate(config, folder, True, command.typed, _output(command)))
+
+
+def _output(command: Command) -> Output:
+    return "warnings" if command.args.quiet else "lines"
 
 
 def parse_command(argv: list[str]) -> Command:

@@ -93,7 +93,8 @@ class Cell:
         with recorded(folder):
             config = checked(cfg, hydra)
         config["tracking"]["group"] = config["tracking"]["group"] or self.group or None
-        return start(config, folder, hydra, self.command, progress=False)
+        shows_bar = _one_by_one(hydra) and not self.quiet
+        return start(config, folder, hydra, self.command, "bar" if shows_bar else "warnings")
 
 
 def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = False) -> Swept:
@@ -112,7 +113,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         master = composer.compose(overrides, multirun=True)
         sweeper = str(master.hydra.sweeper._target_)
         require(
-            str(master.hydra.launcher._target_).endswith("BasicLauncher") or not under_torchrun(),
+            _one_by_one(master.hydra) or not under_torchrun(),
             "under torchrun the cells of a sweep run one by one, each in all processes: leave hydra/launcher out",
         )
         scored = not sweeper.endswith(BASIC)
@@ -138,6 +139,11 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
     failed = not rows or any(row["status"] not in DONE for row in rows)
     status = INTERRUPTED if interrupted else FAILED if failed else OK
     return Swept(status, tuple(folder / row["cell"] for row in rows))
+
+
+def _one_by_one(hydra: Any) -> bool:
+    """Return whether the launcher runs the cells in this process, one after the other."""
+    return str(hydra.launcher._target_).endswith("BasicLauncher")
 
 
 def _run_cells(composer: Composer, master: DictConfig, task: Cell) -> tuple[bool, Exception | None]:

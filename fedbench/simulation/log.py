@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 FILE = "run.log"
+# What a run prints: log lines and progress; a bar, on a terminal, that vanishes; warnings only.
+Output = Literal["lines", "bar", "warnings"]
 
 
 class Console(logging.StreamHandler):
@@ -42,14 +44,14 @@ class LogFile(logging.FileHandler):
 
 
 @contextmanager
-def logged(folder: Path, prints: bool = True) -> Iterator[None]:
-    """Write the package's log into the run folder, and print it too; else print warnings only.
+def logged(folder: Path, output: Output = "lines") -> Iterator[None]:
+    """Write the package's log into the run folder, and print it (output="lines") or its warnings.
 
     The loggers are afterwards as they were before.
     """
     logger = logging.getLogger("fedbench")
     console, file = Console(), LogFile(folder / FILE, delay=True, encoding="utf-8")
-    console.setLevel(logging.INFO if prints else logging.WARNING)
+    console.setLevel(logging.INFO if output == "lines" else logging.WARNING)
     before, propagates = logger.level, logger.propagate
     logger.setLevel(logging.DEBUG)
     logger.propagate = False  # to handlers of the calling program, which would print each line once more

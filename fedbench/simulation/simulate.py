@@ -20,7 +20,7 @@ from fedbench.core import collector, signals
 from fedbench.core.files import read_json
 from fedbench.core.lock import writing
 from fedbench.core.settings import config_hash
-from fedbench.simulation.log import logged
+from fedbench.simulation.log import Output, logged
 from fedbench.simulation.processes import announce
 from fedbench.simulation.result import score_of
 from fedbench.simulation.run_folder import (
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
 
 def start(
-    config: Mapping[str, Any], folder: Path, hydra: DictConfig, command: str = "", progress: bool = True
+    config: Mapping[str, Any], folder: Path, hydra: DictConfig, command: str = "", output: Output = "lines"
 ) -> Ended:
     """Begin a run in its folder, or resume it, unless it is finished.
 
@@ -54,7 +54,7 @@ def start(
         folder: The run folder, which exists.
         hydra: Hydra's node of the composed configuration, kept in the folder.
         command: The command as typed, for summary.json.
-        progress: Whether to print log lines and progress.
+        output: What is printed.
 
     Raises:
         Busy: Another process writes into the folder.
@@ -65,7 +65,7 @@ def start(
             action, config = _decide(config, folder, hydra)
         if action == "skip":
             return skip(folder)
-        return Ended(simulate(config, folder, action == "resume", command, progress))
+        return Ended(simulate(config, folder, action == "resume", command, output))
 
 
 def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple[str, Mapping[str, Any]]:
@@ -92,7 +92,7 @@ def skip(folder: Path) -> Ended:
 
 
 def simulate(
-    config: Mapping[str, Any], folder: Path, resume: bool = False, command: str = "", progress: bool = True
+    config: Mapping[str, Any], folder: Path, resume: bool = False, command: str = "", output: Output = "lines"
 ) -> dict[str, Any]:
     """Run the rounds of a checked configuration, and return the summary.
 
@@ -103,7 +103,7 @@ def simulate(
         folder: The run folder.
         resume: Whether to go on from the folder's checkpoint.
         command: The command as typed, for summary.json.
-        progress: Whether to print log lines and progress.
+        output: What is printed.
 
     Raises:
         ConfigError: A mistake that the user can repair.
@@ -117,12 +117,12 @@ def simulate(
     collector.wake()
     cfg = OmegaConf.create(dict(config))
     OmegaConf.set_readonly(cfg, True)
-    with logged(folder, progress), recorded(folder):
+    with logged(folder, output), recorded(folder):
         from fedbench.simulation.simulator import run  # torch
 
         announce((config, folder, resume))
         origin = {"command": command, "classes": named_classes(config)}
-        summary = run(cfg, folder, resume, origin, progress)
+        summary = run(cfg, folder, resume, origin, output)
     write_status(folder, "finished", score_of(summary))
     return summary
 

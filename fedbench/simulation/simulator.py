@@ -27,6 +27,7 @@ from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.build import build as build_callbacks
 from fedbench.simulation.continuing import check_saved
 from fedbench.simulation.environment import synchronize
+from fedbench.simulation.log import Output
 from fedbench.simulation.measured import write_measured
 from fedbench.simulation.partition_files import rewrite_damaged_partition, save_partition
 from fedbench.simulation.reporting import announce, summary
@@ -43,7 +44,7 @@ def run(
     run_dir: Path,
     resume: bool = False,
     origin: Mapping[str, Any] | None = None,
-    progress: bool = True,
+    output: Output = "lines",
 ) -> dict[str, Any]:
     """Run or resume the experiment of a checked config in run_dir, and return the summary.
 
@@ -55,7 +56,7 @@ def run(
         resume: Whether to resume from the checkpoint.
         origin: Entries of the summary about the request: the `command` as typed, and `classes` by group that replace
             the options' own.
-        progress: Whether to show progress.
+        output: What is printed.
 
     Raises:
         ConfigError: A mistake that the user can repair.
@@ -64,7 +65,7 @@ def run(
     """
     try:
         with torch_settings.kept():
-            return _run(cfg, run_dir, resume, origin or {}, progress)
+            return _run(cfg, run_dir, resume, origin or {}, output)
     except PeerLost:
         raise
     except (Exception, SystemExit) as error:
@@ -72,10 +73,10 @@ def run(
         raise
 
 
-def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], progress: bool) -> dict[str, Any]:
+def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], output: Output) -> dict[str, Any]:
     began, first = time.monotonic(), processes.current().first
     saved = checkpoint.load(run_dir) if resume else None
-    callbacks = build_callbacks(cfg, progress) if first else []
+    callbacks = build_callbacks(cfg, output) if first else []
     sim = prepare(cfg, run_dir, saved, write=first)
     sim.origin = origin
     announce(sim)

@@ -13,9 +13,10 @@ from fedbench.simulation.callbacks.progress import Progress
 from fedbench.simulation.callbacks.tables import Tables
 from fedbench.simulation.callbacks.wandb import Wandb
 from fedbench.simulation.instantiate import make
+from fedbench.simulation.log import Output
 
 
-def build(cfg: DictConfig, progress: bool = True) -> list[Callback]:
+def build(cfg: DictConfig, output: Output = "lines") -> list[Callback]:
     """Return the callbacks of a run: those that every run has, and those of the group ``callbacks``.
 
     Matrices come first, because they refuse a damaged file before the tables are cut.  The checkpoint comes last,
@@ -23,12 +24,12 @@ def build(cfg: DictConfig, progress: bool = True) -> list[Callback]:
 
     Args:
         cfg: The checked config.
-        progress: Whether to show progress.
+        output: What the run prints; progress unless it is "warnings".
 
     Raises:
         ConfigError: A callback of the group cannot be built.
     """
-    shown = [Progress()] if progress else []
+    shown = [] if output == "warnings" else [Progress(transient=output == "bar")]
     others = [Matrices(), Tables(), *shown, Wandb(cfg.tracking.mode), *asked(cfg)]
     return [*others, Checkpoint(cfg.checkpoint.every, others)]
 

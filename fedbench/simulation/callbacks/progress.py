@@ -20,9 +20,14 @@ REDRAWN = 0.1  # s at least between two states of a notebook's line
 
 
 class Progress(Callback):
-    """Show round, score, images/s and time left."""
+    """Show round, score, images/s and time left.
 
-    def __init__(self) -> None:
+    Args:
+        transient: Show a bar that vanishes at the end, and nothing where standard output is no terminal.
+    """
+
+    def __init__(self, transient: bool = False) -> None:
+        self.transient = transient
         self._bar: Any = None
 
     def on_start(self, run: Simulation, saved: None) -> None:
@@ -48,7 +53,7 @@ class Progress(Callback):
         self.total, self.start, self.primary = total, start, primary
         self.every = max(1, math.ceil(total / LINES))
         self._began = time.monotonic()
-        self._bar = _bar(total, start, primary) if sys.stdout.isatty() else None
+        self._bar = _bar(total, start, primary, self.transient) if sys.stdout.isatty() else None
         self._line = None if self._bar else notebook_line()
 
     def update(self, round: int, score: float, images_per_s: float) -> None:
@@ -56,6 +61,8 @@ class Progress(Callback):
         fields = {"score": "-" if math.isnan(score) else f"{score:.4f}", "speed": f"{images_per_s:,.0f}"}
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=round, **fields)
+        elif self.transient:
+            return
         elif self._line is not None:
             self._line.show(self._text(round, fields), last=round == self.total)
         elif round in (self.start + 1, self.total) or round % self.every == 0:
@@ -103,7 +110,7 @@ def notebook_line() -> NotebookLine | None:
     return NotebookLine(importlib.import_module("IPython.display").display)
 
 
-def _bar(total: int, start: int, primary: str) -> Any:
+def _bar(total: int, start: int, primary: str, transient: bool) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
@@ -115,6 +122,7 @@ def _bar(total: int, start: int, primary: str) -> Any:
         TextColumn("{task.fields[speed]} images/s"),
         TimeRemainingColumn(),
         TextColumn("left"),
+        transient=transient,
     )
     bar.add_task("", total=total, completed=start, score="-", speed="-")
     bar.start()

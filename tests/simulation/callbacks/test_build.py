@@ -106,7 +106,7 @@ def test_the_checkpoint_comes_last_and_progress_can_be_left_out() -> None:
     cfg = config(*noting(), "callbacks=tensorboard")
     names = [type(callback).__name__ for callback in build(cfg)]
     assert names == ["Matrices", "Tables", "Progress", "Wandb", "Guarded", "Guarded", "Checkpoint"]
-    assert "Progress" not in [type(callback).__name__ for callback in build(cfg, progress=False)]
+    assert "Progress" not in [type(callback).__name__ for callback in build(cfg, "warnings")]
 
 
 def test_hooks_are_called_in_order(tmp_path: Path, whole: Path) -> None:
@@ -116,7 +116,7 @@ def test_hooks_are_called_in_order(tmp_path: Path, whole: Path) -> None:
 
 
 def test_quiet_runs_show_no_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(config("rounds=1"), tmp_path, progress=False)
+    run(config("rounds=1"), tmp_path, output="warnings")
     assert capsys.readouterr().out == ""
 
 

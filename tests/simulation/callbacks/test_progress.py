@@ -61,6 +61,20 @@ def test_bar_on_a_terminal(monkeypatch):
         assert part in shown
 
 
+def test_the_bar_of_a_cell_vanishes_and_needs_a_terminal(monkeypatch, capsys):
+    progress = Progress(transient=True)
+    progress.open(10)
+    progress.update(1, 0.5, 1000.0)
+    progress.close()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    progress.open(10)
+    progress.update(1, 0.5, 1000.0)
+    progress.close()
+    assert " 1/10" in sys.stdout.getvalue() and sys.stdout.getvalue().endswith("\x1b[1A\x1b[2K")
+
+
 class Handle:
     """What IPython's display returns: the states that a display has had."""
 

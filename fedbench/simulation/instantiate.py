@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Operator
+from fedbench.config.find_target import find_target
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import with_home
@@ -65,12 +66,7 @@ def part(cfg: DictConfig, group: str) -> Any:
 
 def target_of(cfg: DictConfig, group: str) -> Any:
     """The class or function that a group names; ConfigError where it cannot be imported."""
-    try:
-        return get_object(cfg[group]._target_)
-    except Exception as error:  # whatever the user's own module raises
-        raise ConfigError(
-            f"{group}._target_={cfg[group]._target_} cannot be imported: {describe_error(error)}"
-        ) from error
+    return find_target(cfg[group]._target_, f"{group}._target_")
 
 
 def plain_values(value: Any) -> Any:

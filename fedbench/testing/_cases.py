@@ -23,6 +23,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.app.compose import Composer
 from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import group_options
+from fedbench.config.find_target import find_target
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.executor import Plan
@@ -34,7 +35,6 @@ from fedbench.simulation.instantiate import make
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.sampling import cohort_size
 from fedbench.testing._federation import CPU, deployed, engine_on, ragged
-from fedbench.testing._targets import object_at
 
 COHORTS = ([0, 1, 3, 5], [1, 2, 3, 4], [0, 2, 4, 5], [0, 1, 2, 5])
 ROUNDS = len(COHORTS)
@@ -188,7 +188,7 @@ def _others() -> list[str]:
 def with_rates(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """A method's target: its options, and its constructor's defaults that are learning rates, so that the checks can
     set them.  ConfigError where there is no such class, or it is no method."""
-    cls = object_at(path)
+    cls = find_target(path, "check")
     kind = "a method (a subclass of fedbench.algorithms.base.Algorithm)"
     require(isinstance(cls, type) and issubclass(cls, Algorithm), f"{path} is not {kind}")
     taken = inspect.signature(cls).parameters.values()

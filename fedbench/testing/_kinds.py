@@ -13,11 +13,11 @@ from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Operator
 from fedbench.config.conf_tree import group_options
+from fedbench.config.find_target import find_target
 from fedbench.core.options import ConfigError
 from fedbench.simulation.callbacks.base import Callback
 from fedbench.tasks.base import Task
 from fedbench.testing._suite import Report, Suite
-from fedbench.testing._targets import object_at
 from fedbench.testing.adapter import SUITE as ADAPTER
 from fedbench.testing.adapter import check_adapter
 from fedbench.testing.algorithm import SUITE as ALGORITHM
@@ -85,7 +85,7 @@ def kind_of(target: str) -> tuple[str, str]:
         owners = [kind for kind in KINDS if target in group_options(kind)]
         meant = f": did you mean {' or '.join(f'{owner}={target}' for owner in owners)}?" if owners else ""
         raise ConfigError(f"{target} is no dotted path of a class, such as my_package.MyMethod{meant}")
-    found = object_at(target)
+    found = find_target(target, "check")
     kinds = [kind for kind, k in KINDS.items() if k.fits(found)]
     if not kinds:
         said = "; ".join(f"{kind}={target} for {k.words}" for kind, k in KINDS.items())

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
-from hydra.utils import get_object
 
 from fedbench.config.conf_tree import find_conf_dir, group_options
-from fedbench.core.faults import describe_error
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import require
 
 Target = str | type
 
@@ -22,14 +20,6 @@ def path_of(target: Target) -> str:
     path = f"{target.__module__}.{target.__qualname__}"
     require("<locals>" not in path, f"{path} stands inside a function: define it at the top of a module")
     return path
-
-
-def object_at(path: str) -> Any:
-    """What a dotted path names; ConfigError where it cannot be imported."""
-    try:
-        return get_object(path)
-    except Exception as error:  # whatever the user's own module raises
-        raise ConfigError(f"{path} cannot be imported: {describe_error(error.__cause__ or error)}") from error
 
 
 def described(group: str, target: Target, options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -685,7 +685,7 @@ def test_the_command_lists_all_checks(capsys: pytest.CaptureFixture[str]) -> Non
     "words, said",
     [
         (["pgfed"], "did you mean algorithm=pgfed?"),
-        (["no.such.Class"], "no.such.Class cannot be imported"),
+        (["no.such.Class"], "check: there is no module for 'no.such.Class'"),
         (["pathlib.Path"], "of no kind that can be checked"),
         (["algorithm=nosuch"], "conf/algorithm has apfl,"),
         (["data=x"], "data is none of algorithm"),

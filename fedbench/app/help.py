@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fedbench.app import meanings
 from fedbench.config.conf_tree import GROUPS, conf_dirs, families, find_conf_dir, group_options, menu, option_files
 
 WIDTH = 110  # columns of the help
@@ -92,10 +93,21 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
     for text in files.values():
         for key, (default, meaning) in _keys(text).items():
             keys[key] = (default, meaning or keys.get(key, ("", ""))[1])
-    head += [f"  class {target}" for target in [keys.pop("_target_", ("", ""))[0]] if target]
+    target = keys.pop("_target_", ("", ""))[0]
+    documented = {**_of_every_option(group), **meanings.of_target(target)}
+    head += [f"  class {target}"] if target else []
+    keys = {key: (default, meaning or documented.get(key, "")) for key, (default, meaning) in keys.items()}
     shown = {f"{group}.{key}={default}": meaning for key, (default, meaning) in keys.items() if key not in NO_KEYS}
     width = max((len(word) for word in shown if len(word) <= LONG), default=0)
     return "\n".join([*head, *(_key_line(word, meaning, width) for word, meaning in shown.items())])
+
+
+def _of_every_option(group: str) -> dict[str, str]:
+    """Return the meaning of the keys that all options of a group have."""
+    from fedbench.config.run_keys import KEYS
+
+    shared = KEYS.get(group)
+    return meanings.of_docstring(str(shared.__doc__)) if shared else {}
 
 
 def _key_line(word: str, meaning: str, width: int) -> str:

@@ -94,7 +94,18 @@ class CheckpointConfig:
 
 @dataclass
 class HardwareConfig:
-    """Where and how; never changes what is computed, precision apart.  ddp: in all processes that torchrun started."""
+    """Where and how a run is computed; of these, only the precision changes results.
+
+    Attributes:
+        device: auto, cpu, cuda, cuda:1 or mps.
+        executor: How clients are computed: one by one, in threads or all at once; auto: the fastest of those timed.
+        chunk: Clients computed at once; null: chosen.
+        threads: CPU threads; null: chosen.
+        precision: Of matrix products.
+        graphs: CUDA graphs.
+        data: Where samples are kept; auto: on the device if they fit.
+        ddp: Share the run between the processes that torchrun started.
+    """
 
     device: Device
     executor: Literal["auto", "loop", "threads", "vmap"]
@@ -108,7 +119,15 @@ class HardwareConfig:
 
 @dataclass
 class TrackingConfig:
-    """Weights & Biases; the run directory's files are written whatever this says."""
+    """Weights & Biases.  The run folder's files are written in any case.
+
+    Attributes:
+        mode: auto (online, or offline without a login), online, offline or disabled.
+        project: Name of the project.
+        entity: User or team; null: the login's.
+        group: Group of the run; null: the sweep, the experiment file, or the data set and the partition.
+        tags: Further tags.
+    """
 
     mode: Literal["auto", "online", "offline", "disabled"]
     project: str
@@ -138,7 +157,17 @@ class AugmentConfig:
 
 @dataclass
 class DatasetKeys:
-    """What the federation, not the source, does with the samples."""
+    """What the federation, not the source, does with the samples.
+
+    Attributes:
+        split: Test parts: of all samples merged, the published ones, or drawn by label.
+        test_fraction: Share of a client's samples in its test part.
+        val_fraction: Share of a client's training samples in its validation part.
+        normalize: Standardize the inputs by the training parts.
+        augment: Of training images: flip (true: horizontal flips) and crop (pixels of padding); null: none.
+        subset: Share of the samples that are used.
+        data_dir: The folder with data sets.
+    """
 
     split: Literal["merged", "published", "stratified"]
     test_fraction: Share
@@ -150,7 +179,12 @@ class DatasetKeys:
 
 @dataclass
 class PartitionKeys:
-    """How many clients (null: as many as the partition makes by itself), and the partition's own seed."""
+    """Keys of every partition.
+
+    Attributes:
+        num_clients: Number of clients; null: as many as the partition makes.
+        seed: Seed of the partition.
+    """
 
     num_clients: Count | None
     seed: Seed
@@ -158,7 +192,12 @@ class PartitionKeys:
 
 @dataclass
 class ModelKeys:
-    """columns: name -> patterns of parameter names.  freeze: patterns of those that are not trained."""
+    """Keys of every model.
+
+    Attributes:
+        columns: Column groups by name, each a list of patterns of parameter names.
+        freeze: Patterns of parameters that are not trained.
+    """
 
     columns: dict[str, list[str]] = field(default_factory=dict)
     freeze: list[str] = field(default_factory=list)
@@ -166,7 +205,11 @@ class ModelKeys:
 
 @dataclass
 class OptimizerKeys:
-    """The schedule every optimizer takes."""
+    """Keys of every optimizer.
+
+    Attributes:
+        schedule: The learning rate over the rounds: name, warmup, gamma, final, per.
+    """
 
     schedule: ScheduleConfig
 
@@ -220,6 +263,8 @@ RESERVED: dict[str, type | None] = {
     "algorithm": None,
     "compression": None,
 }
+# by group: the dataclass here that states keys of the group
+KEYS: dict[str, type | None] = {**RESERVED, "hardware": HardwareConfig, "tracking": TrackingConfig}
 # by group: a name that every class of it has or inherits, and what such a class is called
 KINDS = {
     "dataset": ("load", "data source, which has load()"),

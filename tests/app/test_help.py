@@ -49,7 +49,7 @@ def test_help_of_an_option_is_its_source_and_its_keys(capsys: pytest.CaptureFixt
 def test_help_of_an_option_has_the_keys_of_those_it_stands_on() -> None:
     text = asked_help(["dataset=bloodmnist"])
     assert text.splitlines()[1].startswith("  BloodMNIST: ") and "  from dataset=medmnist: " in text
-    assert text.count("dataset.flag=") == 2 and "\n  dataset.flag=bloodmnist\n" in text  # in the header, and as a key
+    assert text.count("dataset.flag=") == 2 and "\n  dataset.flag=bloodmnist  " in text  # in the header, and as a key
     assert re.search(r"^  dataset.resize=null +side in pixels$", text, re.MULTILINE)
 
 
@@ -68,6 +68,60 @@ def test_help_of_an_option_of_the_users(tmp_path: Path) -> None:
         "                      long",
         "  algorithm.list=[1]  one",
     ]
+
+
+NET_YAML = """
+_target_: nets.Net
+width: 3
+depth: 2  # of layers
+heads: 4
+x: 1
+columns: {}
+"""
+NETS = """
+raise ImportError
+
+class Base:
+    '''A base.
+
+    Args:
+        width: Of a layer,
+            in units.
+        depth: Not this.
+    '''
+
+class Net(Base):
+    '''A net.
+
+    Attributes:
+        heads: Of attention.
+    '''
+"""
+
+
+def test_a_key_without_a_comment_has_the_meaning_of_the_docstring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the class or of a base in its file, which is read and not imported; else that of all options."""
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    Path("model/net.yaml").write_text(NET_YAML)
+    Path("nets.py").write_text(NETS)
+    assert asked_help(["--config-dir", ".", "model=net"]).splitlines()[2:] == [
+        "  model.width=3     Of a layer, in units",
+        "  model.depth=2     of layers",
+        "  model.heads=4     Of attention",
+        "  model.x=1",
+        "  model.columns={}  Column groups by name, each a list of patterns of parameter names",
+    ]
+
+
+def test_nearly_all_keys_have_a_meaning() -> None:
+    groups = [group for group in GROUPS if group not in ("experiment", "callbacks")]
+    shown = "\n".join(asked_help([f"{g}={option}"]) for g in groups for option in group_options(g))
+    keys = re.findall(rf"^  (?:{'|'.join(groups)})\.[\w.]+=\S.*(?:\n    .*)?", shown, re.MULTILINE)
+    explained = [key for key in keys if re.search(r"\S(  +|\n +)\S", key.strip())]
+    assert len(explained) > 0.9 * len(keys) > 1000
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -1,0 +1,48 @@
+"""What options mean, from the docstring of the class that takes them.  No class is imported: --help needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+
+SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*(?:\n|$)|\n)+)", re.MULTILINE)
+ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
+def of_target(target: str) -> dict[str, str]:
+    """Return the meaning of each option that the docstring of a class, or of a base in its file, explains.
+
+    Args:
+        target: The dotted path of the class.  Nothing is found where its module is no Python file.
+    """
+    module, _, name = target.rpartition(".")
+    path = _source(module)
+    tree = ast.parse(path.read_text(encoding="utf-8")) if path else ast.Module([], [])
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return _of_class(name, classes)
+
+
+def of_docstring(docstring: str) -> dict[str, str]:
+    """Return the names and meanings in the sections Args and Attributes of a docstring."""
+    entries = [entry for section in SECTION.findall(inspect.cleandoc(docstring)) for entry in ENTRY.findall(section)]
+    return {name: " ".join(text.split()).removesuffix(".") for name, text in entries}
+
+
+def _of_class(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, str]:
+    if name not in classes:
+        return {}
+    bases = [_of_class(base.id, classes) for base in classes[name].bases if isinstance(base, ast.Name)]
+    of_bases = {option: text for base in reversed(bases) for option, text in base.items()}
+    return {**of_bases, **of_docstring(ast.get_docstring(classes[name]) or "")}
+
+
+def _source(module: str) -> Path | None:
+    """Return the file of a module, looked for as an import would, in the working directory too."""
+    name = module.replace(".", "/")
+    files = (f"{name}.py", f"{name}/__init__.py")
+    paths = (Path(folder, file) for folder in [*sys.path, os.getcwd()] for file in files)
+    return next((path for path in paths if path.is_file()), None)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalTraining, Optimizer, Step
 from fedbench.core.options import check_each
+from fedbench.engine.full_batch import select_rows
 from fedbench.engine.per_client import PerClient, per_client
-from fedbench.engine.whole_split import select_rows
 from fedbench.nn.flat import require_group
 
 
@@ -78,7 +78,7 @@ class FineTuned(Wrapper):
         theta, beside = start["theta"], {name: value for name, value in start.items() if name != "theta"}
 
         def deployed_loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
-            rows = {"theta": theta, **{name: getattr(s, name) for name in beside}} if is_dict else theta
+            rows = {"theta": theta, **vars(s.state)} if is_dict else theta
             return s.task_loss(self.inner.predict(s.model, rows, batch.x), batch)
 
         tuned = cohort.train(

@@ -54,15 +54,15 @@ class APFL(Algorithm):
 
     def step(self, s: Step, batch: Batch) -> None:
         """A batch of the box."""
-        vbar = s.a * s.v + (1 - s.a) * s.theta  # [k, P]
+        vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # [k, P]
         g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)
         if self.adaptive and s.t == 0:
-            slope = dot(g_vbar, s.v - s.theta)[:, None]  # [k, 1]
+            slope = dot(g_vbar, s.state.v - s.theta)[:, None]  # [k, 1]
         s.descend(g_w)
-        s.descend(g_vbar.mul_(s.a), name="v", uploaded=False)
-        self.buffers.view(s.v).copy_(self.buffers.take(vbar))  # into v
+        s.descend(g_vbar.mul_(s.state.a), name="v", uploaded=False)
+        self.buffers.view(s.state.v).copy_(self.buffers.take(vbar))  # into v
         if self.adaptive and s.t == 0:
-            s.a = (s.a - s.lr * slope).clamp(0, 1)
+            s.state.a.copy_((s.state.a - s.lr * slope).clamp(0, 1))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """a_i v_i + (1 - a_i) w."""

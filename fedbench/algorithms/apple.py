@@ -111,14 +111,14 @@ class APPLE(Algorithm):
         pull = self.mu * self.strength(cohort.round, cohort.rounds) * (1 if self.prox_half else 2)
 
         def step(s: Step, batch: Batch) -> None:
-            g = s.grad(batch, s.personal)  # G [k, P]
-            grad_d = (g @ cores.T).gather(1, s.versions)  # <G, c_j>  [k, N]
-            grad_d.scatter_(1, s.i, dot(g, s.theta)[:, None])  # of c_i, as it is now
-            grad_d.add_(s.value(pull) * (s.d - self.q))
-            d_ii = s.d.gather(1, s.i)  # [k, 1], before it moves
+            g = s.grad(batch, s.state.personal)  # G [k, P]
+            grad_d = (g @ cores.T).gather(1, s.state.versions)  # <G, c_j>  [k, N]
+            grad_d.scatter_(1, s.state.i, dot(g, s.theta)[:, None])  # of c_i, as it is now
+            grad_d.add_(s.value(pull) * (s.state.d - self.q))
+            d_ii = s.state.d.gather(1, s.state.i)  # [k, 1], before it moves
             s.descend(grad_d, "d", lr=s.value(eta2), uploaded=False)
             s.descend(g.mul_(d_ii) if self.scale_lr == "none" else g)
-            self.mix(s.personal, s.theta, s.d, cores, s.versions, s.i)
+            self.mix(s.state.personal, s.theta, s.state.d, cores, s.state.versions, s.state.i)
 
         how = LocalTraining(buffers={"theta": "core", "d": "d"})
         out = cohort.train(core, step=step, how=how, personal=personal, d=d, versions=versions, i=i)

@@ -99,7 +99,7 @@ class FedAMP(Algorithm):
         theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
         weight = self.lam / alpha
-        pull = (lambda s: (s.theta - s.u).mul_(s.value(weight))) if self.lam else None
+        pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(theta if self.start == "own" else u, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
         # a row that a client keeps and trains on replaces w_i; one that is trained from u_i adds to that

@@ -31,7 +31,7 @@ from fedbench.algorithms.base import (
     Step,
 )
 from fedbench.core.options import Positive, require
-from fedbench.engine.chunk import Loss
+from fedbench.engine.step import Loss
 
 Deployed = Literal["mixture", "local", "shared"]
 
@@ -90,7 +90,7 @@ class FedDAT(Algorithm):
         a, b = self.first, self.second
 
         def mixture() -> Tensor:
-            return b.put(a.put(s.theta, a.take(s.A0)), A2)  # [k, P]
+            return b.put(a.put(s.theta, a.take(s.state.A0)), A2)  # [k, P]
 
         z: dict[str, Tensor] = {}  # what f(x; A1) was
         z_T = s.forward(mixture(), batch).detach()

@@ -39,7 +39,7 @@ class FedDyn(Algorithm):
         """Algorithm 1."""
         g, alpha = self.g[cohort.ids], cohort.value(self.alpha)  # [K, P], a number or [K, 1]
         w = cohort.broadcast(w=self.w).w  # [P]
-        out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.g)
+        out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.state.g)
         self.g[cohort.ids] = g - alpha * (out.theta - w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
         self.h = self.h - cohort.sum(alpha * (up.theta - self.w)) / cohort.num_clients  # over all N

@@ -226,7 +226,7 @@ class FedPIA(Algorithm):
             return out, a.take(out.theta)
 
         def step(s: Step, batch: Batch) -> None:
-            g = s.grad(batch, rows=a.put(s.theta, a.take(s.theta).lerp(s.Gk, self.lam)))
+            g = s.grad(batch, rows=a.put(s.theta, a.take(s.theta).lerp(s.state.Gk, self.lam)))
             s.descend(a.put(g, (1 - self.lam) * a.take(g)))
             s.record("loss_sum", s.summed_loss)
 

@@ -73,7 +73,7 @@ class FedRoD(Algorithm):
         z = s.features(rows, batch)  # [k, B, F]
         generic = s.model.head(rows, z)  # [k, B, C, ...]
         personal = generic.detach() + s.model.head(rows, z.detach(), "head2")
-        log_pi = s.log_pi.view(len(generic), 1, -1, *[1] * (generic.dim() - 3))  # [k, 1, C, ...]
+        log_pi = s.state.log_pi.view(len(generic), 1, -1, *[1] * (generic.dim() - 3))  # [k, 1, C, ...]
         return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

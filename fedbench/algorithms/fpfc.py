@@ -83,7 +83,7 @@ class FPFC(Algorithm):
 
         def pull(s: Step) -> Tensor:
             """rho (w - zeta_i).  # [k, P]"""
-            return columns.put(torch.zeros_like(s.theta), rho * (columns.take(s.theta) - s.zeta))
+            return columns.put(torch.zeros_like(s.theta), rho * (columns.take(s.theta) - s.state.zeta))
 
         out = cohort.train(self.own[cohort.ids], extra_grad=pull, zeta=zeta)
         self.own[cohort.ids] = out.theta

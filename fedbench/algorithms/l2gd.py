@@ -74,7 +74,7 @@ class L2GD(Algorithm):
     def run_length(self, cohort: Cohort) -> int:
         """T, of P(T = t) = pr (1 - pr)^t, no more than the client with most has in local.epochs."""
         before = int(cohort.generator("l2gd").geometric(self.pr)) - 1
-        return min(before, cohort.longest)
+        return min(before, cohort.max_local_steps)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """x_i."""

@@ -61,10 +61,10 @@ class PFedMe(Algorithm):
     def step(self, s: Step, batch: Batch) -> None:
         """The proximal point of the batch, then w_i towards it."""
         for _ in range(self.inner_steps):
-            g, pull = s.grad(batch), (s.theta - s.w).mul_(s.value(self.lam))  # [k, P]
+            g, pull = s.grad(batch), (s.theta - s.state.w).mul_(s.value(self.lam))  # [k, P]
             self.trained.view(g).add_(self.trained.take(pull))  # into g
             s.descend(g, lr=s.value(self.inner_lr))
-        s.w.sub_((s.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
+        s.state.w.sub_((s.state.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """theta_i (deploy="w": w_i) as last trained."""

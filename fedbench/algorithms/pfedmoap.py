@@ -164,7 +164,7 @@ class PFedMoAP(Algorithm):
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the logits.  # [k, B]"""
-        return s.task_loss(self.logits(s.model, rows, batch.x, s.experts, s.count), batch)  # [k, B]
+        return s.task_loss(self.logits(s.model, rows, batch.x, s.state.experts, s.state.count), batch)  # [k, B]
 
     # -- the server: who gets which experts, in a round and at evaluation ------------------------------------
     def download_experts(self, cohort: Cohort, asks: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -55,9 +55,9 @@ class PFedPrompt(Algorithm):
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the logits, with in_training: the sample itself is left out of the memory.  # [k, B]"""
-        itself = s.number[:, None] == batch.index[:, :, None]  # [k, B, n]
-        others = (s.number >= 0)[:, None] & ~itself
-        return s.task_loss(self.logits(s.model, rows, batch.x, s.keys, s.labels, others), batch)
+        itself = s.state.number[:, None] == batch.index[:, :, None]  # [k, B, n]
+        others = (s.state.number >= 0)[:, None] & ~itself
+        return s.task_loss(self.logits(s.model, rows, batch.x, s.state.keys, s.state.labels, others), batch)
 
     def memory(self, cohort: Cohort) -> dict[str, Any]:
         """What every client keeps of its own training samples: features, labels, and the samples' numbers, -1 for

@@ -76,7 +76,7 @@ class PGFed(Algorithm):
             """theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i); gbar . theta_i is taken before it."""
             g = s.grad(batch)  # [k, P]
             s.record("gbar_theta", dot(s.theta, server.gbar))
-            s.descend(g.add_(s.aux))
+            s.descend(g.add_(s.state.aux))
 
         out = self.local_training(cohort, w, step, aux=aux, gbar_theta=cohort.step_record())
         # line 10, a_ij after every local step, made up for here: no other line of a step reads a_ij (_deferred.py)

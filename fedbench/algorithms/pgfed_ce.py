@@ -45,7 +45,7 @@ class ServerAlpha(PGFed):
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """theta_i <- theta_i - eta1 (grad f_i(theta_i) + aux_i) for every batch, nothing else."""
-        return cohort.train(w, extra_grad=lambda s: s.aux, aux=self.download_auxiliary(cohort))
+        return cohort.train(w, extra_grad=lambda s: s.state.aux, aux=self.download_auxiliary(cohort))
 
     def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
         """As PGFed's; then the server takes one step of a_ij for all the local ones, at the uploaded theta_i."""
@@ -67,8 +67,8 @@ class DropMean(PGFed):
 
         def step(s: Step, batch: Batch) -> None:
             g = s.grad(batch)  # [k, P]
-            s.record("aux_theta", dot(s.theta, s.aux))
-            s.descend(g.add_(s.aux))
+            s.record("aux_theta", dot(s.theta, s.state.aux))
+            s.descend(g.add_(s.state.aux))
 
         out = self.local_training(cohort, w, step, aux=aux, aux_theta=cohort.step_record())
         alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)  # [K, K']

@@ -70,7 +70,7 @@ class PGFedExact(FedAvg):
         def step(s: Step, batch: Batch) -> None:
             k = len(s.theta)
             counts = np.full(k, len(index))
-            everybody = Batch(_repeat(x, k), _repeat(y, k), s.others, counts, shared=True)  # type: ignore[arg-type]
+            everybody = Batch(_repeat(x, k), _repeat(y, k), s.state.others, counts, shared=True)  # type: ignore[arg-type]
             g = s.grad(batch)  # [k, P]
             s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy: theta's BatchNorm buffers stay
 

@@ -83,14 +83,14 @@ class SuPerFed(Algorithm):
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
         """A batch, all at the values before it."""
         lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)  # [k, P]
-        W = s.theta.lerp(s.wl, lam)
+        W = s.theta.lerp(s.state.wl, lam)
         g = s.grad(batch, rows=W)  # [k, P]
-        cos_f, cos_l = self.cosine_gradients(s.theta, s.wl)
+        cos_f, cos_l = self.cosine_gradients(s.theta, s.state.wl)
         g_f = (1 - lam) * g + 2 * self.mu * (s.theta - w) + self.nu * cos_f
         g_l = lam * g + self.nu * cos_l
         s.descend(g_f)
         s.descend(g_l, name="wl", uploaded=False)
-        for rows in (s.theta, s.wl):
+        for rows in (s.theta, s.state.wl):
             self.buffers.view(rows).copy_(self.buffers.take(W))  # what the mixture saw
 
     def cosine_gradients(self, f: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741

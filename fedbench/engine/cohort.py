@@ -23,13 +23,12 @@ from fedbench.channel.cost import RoundCost
 from fedbench.core import rng
 from fedbench.core.options import RunError
 from fedbench.core.round_context import Mode, RoundContext
-from fedbench.engine import whole_split
-from fedbench.engine.chunk import Loss, StepFunction
+from fedbench.engine import full_batch, local_work
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
 from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.per_client import PerClient
-from fedbench.engine.step import Step, plain_step
+from fedbench.engine.step import Loss, Step, StepFunction, plain_step
 from fedbench.engine.training import BatchSchedule, CohortTraining, LocalTraining, check_states, rate_sums
 from fedbench.nn.flat import Columns, FlatModel
 from fedbench.tasks.base import Tally
@@ -112,35 +111,21 @@ class Cohort:
     @property
     def num_steps(self) -> np.ndarray:
         """Local steps of each client in a training as configured.  # [K]"""
-        e = self.engine
-        n = self.federation.num_samples[self.ids]
-        return rng.lengths(n, e.batch_size, epochs=self.epochs, drop_last=e.drop_last, pace=self.pace)[0]
+        return local_work.num_steps(self.engine, self.context)
 
     @property
     def epochs(self) -> int | np.ndarray:
-        """Passes over its samples that a client makes in a training as configured: one number for all, or each one's,
-        drawn anew in every round where system.fewest_epochs says from where on.  # [K]"""
-        e = self.engine
-        most = e.epochs if isinstance(e.epochs, int) else e.epochs[self.ids]
-        if e.fewest_epochs is None or self.mode != "round":
-            return most
-        chance = rng.bits(rng.key(e.seed, "epochs", self.round), self.ids) / 2.0**64  # [K] in [0, 1)
-        return e.fewest_epochs + (chance * (most - e.fewest_epochs + 1)).astype(np.int64)
+        """Epochs of a training as configured: one number for all, or each client's [K]."""
+        return local_work.epochs_of(self.engine, self.context)
 
     @property
-    def pace(self) -> np.ndarray | None:
-        """The share of its local steps that each client does (None: all do all); no device is slow outside of rounds.
-        # [K]"""
-        return None if self.engine.pace is None or self.mode != "round" else self.engine.pace[self.ids]
-
-    @property
-    def longest(self) -> int:
+    def max_local_steps(self) -> int:
         """Local steps of the client that takes most, in a training as configured."""
         return int(self.num_steps.max(initial=0))
 
     def step_record(self) -> Tensor:
-        """A state in which `s.record` keeps one number of each local step of a training as configured.  # [K, T]"""
-        return torch.zeros(len(self), self.longest, device=self.device)
+        """Return a state into which `s.record` writes one number of each local step.  # [K, T]"""
+        return torch.zeros(len(self), self.max_local_steps, device=self.device)
 
     @property
     def client_weights(self) -> np.ndarray:
@@ -158,14 +143,8 @@ class Cohort:
         return torch.from_numpy(self.ids).to(self.device)
 
     def rate(self, optimizer: Optimizer | None = None) -> Rate:
-        """This round's learning rate: one, or one a client, which by steps is that of its first one.  # [K, 1]"""
-        optimizer = optimizer or self.engine.optimizer
-        by_steps = optimizer.schedule.per == "step"
-        rate = optimizer.rate(self.round, self.rounds, self.ids, scheduled=not by_steps)
-        if by_steps:
-            factors = optimizer.schedule.of_steps(self.round, self.rounds, np.maximum(self.num_steps, 1))[0]  # [K]
-            rate = rate * torch.from_numpy(factors).float()[:, None]
-        return rate.to(self.device) if isinstance(rate, Tensor) else rate
+        """Return the learning rate of this round's first local step: one, or one a client [K, 1]."""
+        return local_work.first_rate(self.engine, self.context, optimizer or self.engine.optimizer)
 
     def value(self, hyperparameter: float | PerClient | None) -> Any:
         """A hyperparameter for these clients, outside of a step: the number that all have, or each one's.  # [K, 1]"""
@@ -299,7 +278,7 @@ class Cohort:
 
         It is the sum of the learning rates of the steps, momentum included.
         """
-        return rate_sums(self, how or LocalTraining())
+        return rate_sums(self.engine, self.context, how or LocalTraining())
 
     def train(
         self,
@@ -322,7 +301,7 @@ class Cohort:
         """
         check_states(state)
         step, how = step or plain_step(extra_grad), how or LocalTraining()
-        training = CohortTraining(self, start, state, step, loss, columns, how)
+        training = CohortTraining(self.engine, self.context, start, state, step, loss, columns, how)
         training.run()
         training.exchange()
         training.store_buffers()
@@ -357,13 +336,13 @@ class Cohort:
 
         drop_last: leave out the samples beyond the last full local batch, as some released codes do.
         """
-        return whole_split.gradient(self, rows, split, drop_last)
+        return full_batch.gradient(self.engine, self.context, rows, split, drop_last)
 
     def loss(self, rows: Tensor, split: str = "train") -> Tensor:
         """Mean loss of rows [P], [K, P] or [K, M, P] over each client's whole split.  # [K] or [K, M]"""
         if rows.dim() < 3:
-            return whole_split.loss(self, rows, split)
-        each = [whole_split.loss(self, rows[:, m], split) for m in range(rows.shape[1])]
+            return full_batch.loss(self.engine, self.context, rows, split)
+        each = [full_batch.loss(self.engine, self.context, rows[:, m], split) for m in range(rows.shape[1])]
         return torch.stack(each, dim=1) if each else rows.new_zeros(len(rows), 0)
 
     def forward(
@@ -384,8 +363,10 @@ class Cohort:
         def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> Tally:
             return {"": predict(model, rows, x)}
 
-        part = self.federation.splits[split] if limit is None else whole_split.some_samples(self, split, limit, key)
-        return whole_split.each_sample(self, rows, outputs, part, no_output)[""]
+        part = self.federation.splits[split]
+        if limit is not None:
+            part = full_batch.subsample(self.engine, self.context, split, limit, key)
+        return full_batch.each_sample(self.engine, self.context, rows, outputs, part, no_output)[""]
 
     def tally(self, rows: Any, predict: Callable[[FlatModel, Any, Inputs], Tensor] | None, split: str) -> Tally:
         """What the task keeps (`Task.tally`) of every sample of a split, by what rows predict of it, in client order.
@@ -404,7 +385,6 @@ class Cohort:
         def tally(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> Tally:
             return task.tally(predict(model, rows, x), y, mask)
 
-        return {
-            name: torch.cat(t)
-            for name, t in whole_split.each_sample(self, rows, tally, self.federation.splits[split], of_none).items()
-        }
+        part = self.federation.splits[split]
+        each = full_batch.each_sample(self.engine, self.context, rows, tally, part, of_none)
+        return {name: torch.cat(tensors) for name, tensors in each.items()}

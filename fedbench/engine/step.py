@@ -1,16 +1,18 @@
-"""Inside a local step of a chunk of clients: what a method's step sees, and what it can ask for.
+"""A local step of a chunk of clients: what a method's step reads, computes and changes.
 
-A chunk is k >= 1 clients in descending order of their number of steps, so that those still training are a
-prefix.  `Step` (called s in methods) shows every state cut to that prefix; `Batch` carries padding as weight 0.
-A chunk sees only itself: chunks run one after the other, in threads or on other ranks, with equal results.
+A chunk is k >= 1 clients in descending order of their number of steps, so that those still training are its first k.
+`Step` (called s in methods) shows every state cut to these; `Batch` carries padding as weight 0.  Chunks run one after
+the other, in threads or on other ranks, with equal results.
 
 Letters: k clients still training, K of the chunk, P numbers of a row, B batch, T steps, C classes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from fedbench.channel.privacy import clipped_towards
 from fedbench.core.rng import RowRandom, client_keys, key
 from fedbench.engine.batch import Batch, to_device
-from fedbench.engine.chunk import Chunk, Loss, StepFunction, StepProgress, TrainingSetup
+from fedbench.engine.engine import Engine
 from fedbench.engine.gradients import (
     DifferentiatedParameters,
     GradientRequest,
@@ -28,112 +30,179 @@ from fedbench.engine.gradients import (
     training_pass,
     write_statistics,
 )
-from fedbench.engine.optim import Memory, Rate, StepGroups
+from fedbench.engine.optim import Optimizer, OptimizerState, ParameterIndex, Rate
 from fedbench.engine.per_client import PerClient
-from fedbench.nn.flat import Columns, FlatModel
+from fedbench.nn.flat import Columns
 from fedbench.tasks.base import Task
 
-if TYPE_CHECKING:
-    from fedbench.engine.engine import Engine
+Loss = Callable[["Step", Tensor, Batch], Tensor]  # (s, rows [k, P], batch) -> [k, B] or [k]
+StepFunction = Callable[["Step", Batch], None]
 
 
-class Step:
-    """Inside a local step: states by name, cut to the k rows still training, and what can be computed on them.
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What all chunks of one training share.
 
-    s.theta [k, P] and every tensor passed to `train` as state: s.alpha, s.c_i, ... ; writing into them in place, or
-    assigning s.alpha = value, changes the state.  s.t: the step.  s.lr: the learning rate.  s.rng: keyed draws.
-    s.model, s.num_steps [k] (host): all local steps of each client.
+    Attributes:
+        engine: What all cohorts of the run share.
+        optimizer: The optimizer of this training.
+        columns: The columns that learn.
+        loss: Replaces the task's loss, if not None.
+        step_key: Key of the random draws in steps.
+        clip: With privacy, the columns that will be uploaded and the largest norm of a step's gradient in them.
     """
 
     engine: Engine
-    model: FlatModel
-    task: Task
+    optimizer: Optimizer
     columns: Columns
-    k: int
-    t: int
-    lr: Rate
+    loss: Loss | None
+    step_key: int
+    clip: tuple[Columns, float] | None = None
+
+
+@dataclass
+class Chunk:
+    """The rows of a chunk, which training changes in place.  Clients are in the order of the chunk.
+
+    Attributes:
+        ids: The clients.  # [K]
+        num_steps: Their numbers of local steps, descending, on the host.  # [K]
+        lr: The learning rate: one, or one a client [K, 1].
+        lr_factors: Factors of lr in each step, if the schedule goes by steps.  # [T, K]
+        theta: The rows that are trained.  # [K, P]
+        state: The named states.  # [K, ...] each
+        optimizer_state: The optimizer's buffers, by the name of the rows that they belong to.
+        loss: Losses summed over the steps, and after the last step their mean.  # [K]
+    """
+
+    ids: np.ndarray
     num_steps: np.ndarray
-    _setup: TrainingSetup
-    _chunk: Chunk
-    _progress: StepProgress
-    _states: dict[str, Tensor]
-    _pool: list[Tensor]
-    _client_keys: Tensor
-    _parameters: dict[tuple[tuple[int, int], ...], DifferentiatedParameters]
-    _layouts: dict[tuple[int, int], dict[str, Tensor]]
-    _hyperparameters: dict[PerClient, Tensor]
-    _step_groups: dict[str, StepGroups]
+    lr: Rate
+    lr_factors: Tensor | None
+    theta: Tensor
+    state: dict[str, Tensor]
+    optimizer_state: dict[str, OptimizerState]
+    loss: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loss = torch.zeros(len(self.ids), device=self.theta.device)
+
+    def lr_of_step(self, t: int, k: int) -> Rate:
+        """Return the learning rate of the first k clients in step t: one, or one a client [k, 1]."""
+        lr = self.lr[:k] if isinstance(self.lr, Tensor) else self.lr
+        return lr if self.lr_factors is None else self.lr_factors[t, :k, None] * lr
+
+
+@dataclass(slots=True)
+class StepProgress:
+    """What the current local step has computed so far.
+
+    Attributes:
+        gradients: Number of gradients that were requested.
+        tensors: Number of gradient tensors in use.
+        random: Keyed draws of this step.
+        differentiated: The rows that a custom loss was given.
+        statistics: Running statistics that the step has updated.
+        extra: Extra losses [k, B] of the module at the differentiated rows.
+    """
+
+    gradients: int = 0
+    tensors: int = 0
+    random: RowRandom | None = None
+    differentiated: Tensor | None = None
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    extra: list[Tensor] = field(default_factory=list)
+
+    def keep(self, rows: Tensor, statistics: dict[str, Tensor], extra: list[Tensor]) -> None:
+        """Keep the running statistics and extra losses of a forward pass at some rows.
+
+        Those of the differentiated rows count.  Statistics of other rows, such as a teacher's, are kept only until
+        there are some.
+        """
+        if rows is self.differentiated or not self.statistics:
+            self.statistics = statistics
+        if rows is self.differentiated and extra:
+            self.extra = extra
+
+    def restart(self) -> None:
+        """Begin another step."""
+        self.gradients = self.tensors = 0
+        self.random = self.differentiated = None
+        self.statistics.clear()
+        self.extra = []
+
+
+@functools.cache
+def _state_class(names: tuple[str, ...]) -> type:
+    """Return a frozen dataclass with a field for each state: writing into a state works, rebinding it does not."""
+    return make_dataclass("State", [(name, Tensor) for name in names], frozen=True, eq=False)
+
+
+class Step:
+    """A local step of a chunk, of the k clients that are still training.
+
+    Attributes:
+        state: The tensors that were passed to `cohort.train`, by name: s.state.alpha, ...  A step changes them in
+            place: s.state.alpha.copy_(value).  # [k, ...] each
+        t: The step, from 0.
+        k: Number of clients.
+        lr: The learning rate: one, or one a client [k, 1].
+        num_steps: All local steps of each client, on the host.  # [k]
+        columns: The columns that learn.
+        engine: What all cohorts of the run share.
+        model: The model as a row.
+        task: The loss and the scores of the data set.
+    """
 
     def __init__(self, setup: TrainingSetup, chunk: Chunk):
-        # Assigning to an attribute writes into a state (see __setattr__): what is no state goes into __dict__ here and
-        # in `begin`, nowhere else.
-        self.__dict__.update(
-            engine=setup.engine,
-            model=setup.engine.model,
-            task=setup.engine.task,
-            columns=setup.columns,
-            k=0,
-            t=-1,
-            lr=chunk.lr,
-            num_steps=chunk.num_steps,
-            _setup=setup,
-            _chunk=chunk,
-            _progress=StepProgress(),
-            _states={},  # theta and the named ones, cut to the clients still training
-            _pool=[],  # tensors [K, P] for gradients, used again in every step
-            _client_keys=to_device(client_keys(setup.step_key, chunk.ids), chunk.theta.device),  # [K]
-            _parameters={},  # by the slices of columns
-            _layouts={},  # named views of states and gradients, by address and k
-            _hyperparameters={},  # of the chunk, each [K, 1]
-            _step_groups={},  # by the name of the rows
-        )
+        self.engine, self.model = setup.engine, setup.engine.model
+        self.task: Task = setup.engine.task
+        self.columns = setup.columns
+        self.k, self.t = 0, -1
+        self.state: Any = None
+        self._theta = chunk.theta
+        self.lr, self.num_steps = chunk.lr, chunk.num_steps
+        self._setup, self._chunk, self._progress = setup, chunk, StepProgress()
+        self._gradients: list[Tensor] = []  # [K, P] each, used again in every step
+        self._client_keys = to_device(client_keys(setup.step_key, chunk.ids), chunk.theta.device)  # [K]
+        self._parameters: dict[tuple[tuple[int, int], ...], DifferentiatedParameters] = {}  # by the slices of columns
+        self._named_views: dict[tuple[int, int], dict[str, Tensor]] = {}  # by address and k
+        self._hyperparameters: dict[PerClient, Tensor] = {}  # [K, 1] each
+        self._indices: dict[int, ParameterIndex] = {}  # by the width of rows
 
     def begin(self, t: int, k: int) -> None:
-        """Move to step t with k clients active."""
-        self.__dict__["t"] = t
+        """Move to step t with k clients."""
+        self.t = t
         self._progress.restart()
+        chunk = self._chunk
         if k != self.k:
-            chunk = self._chunk
-            self.__dict__.update(
-                k=k,
-                num_steps=chunk.num_steps[:k],
-                lr=chunk.lr[:k] if isinstance(chunk.lr, Tensor) else chunk.lr,
-                _states={"theta": chunk.theta[:k], **{name: values[:k] for name, values in chunk.state.items()}},
-                _layouts={},
-            )
-        if self._chunk.pace is not None:
-            self.__dict__["lr"] = self._chunk.lr_of_step(t, k)
+            self.k = k
+            self.num_steps = chunk.num_steps[:k]
+            self._theta = chunk.theta[:k]
+            self.state = _state_class(tuple(chunk.state))(*(values[:k] for values in chunk.state.values()))
+            self.lr = chunk.lr_of_step(t, k)
+            self._named_views = {}
+        elif chunk.lr_factors is not None:
+            self.lr = chunk.lr_of_step(t, k)
 
-    # -- states ------------------------------------------------------------------------------------------
-    if TYPE_CHECKING:
-        theta: Tensor
+    @property
+    def theta(self) -> Tensor:
+        """The rows that are trained.  # [k, P]"""
+        return self._theta
 
-        def __getattr__(self, name: str) -> Tensor: ...
-        def __setattr__(self, name: str, value: Tensor) -> None: ...
-
-    else:
-
-        def __getattr__(self, name: str) -> Tensor:
-            try:
-                return self.__dict__["_states"][name]
-            except KeyError:
-                raise AttributeError(f"this step has no state {name!r}: pass it to cohort.train({name}=...)") from None
-
-        def __setattr__(self, name: str, value: Tensor) -> None:
-            if name not in self._states:
-                raise AttributeError(f"{name!r} is no state of this step: pass it to cohort.train({name}=...)")
-            if value is not self._states[name]:
-                self._states[name].copy_(value)
+    def _rows(self, name: str) -> Tensor:
+        """Return theta or a state by name.  # [k, ...]"""
+        return self.theta if name == "theta" else getattr(self.state, name)
 
     @property
     def rng(self) -> RowRandom:
-        """Keyed draws of this step, one row per active client."""
+        """Keyed draws of this step, one row per client."""
         if self._progress.random is None:
             self._progress.random = RowRandom(self._client_keys[: self.k] ^ (key("t", self.t) >> 1))
         return self._progress.random
 
     def value(self, hyperparameter: float | PerClient) -> float | Tensor:
-        """A hyperparameter for the active clients: the number that all have, or each one's.  # [k, 1]"""
+        """Return a hyperparameter for these clients: the number that all have, or each one's [k, 1]."""
         if not isinstance(hyperparameter, PerClient):
             return hyperparameter
         if hyperparameter not in self._hyperparameters:
@@ -147,17 +216,24 @@ class Step:
         return self._chunk.loss[: self.k]
 
     def record(self, name: str, value: Tensor) -> None:
-        """Keep value [k] of this step in column t of a state [K, T], `cohort.step_record()` as passed to `train`."""
-        self._states[name][:, self.t] = value
+        """Write value [k] of this step into column t of a state [K, T], which `cohort.step_record()` makes."""
+        self._rows(name)[:, self.t] = value
 
     # -- gradients ---------------------------------------------------------------------------------------
     def grad(
         self, batch: Batch, rows: Tensor | None = None, loss: Loss | None = None, columns: Columns | None = None
     ) -> Tensor:
-        """Gradient of the batch loss at rows (default s.theta), zero outside the trained columns.  # [k, P]
+        """Return the gradient of the batch loss.  Running statistics (BatchNorm) of the rows are updated in place.
 
-        loss(s, rows, batch) -> per-sample losses [k, B] (weighted here by batch.weight) or per-client ones [k].
-        The result lives until the next step.  Running statistics (BatchNorm) of rows are updated in place.
+        Args:
+            batch: One batch of every client.
+            rows: Where to take the gradient.  Default: theta.  # [k, P]
+            loss: loss(s, rows, batch) replaces the task's loss.  It returns losses of samples [k, B], which are
+                weighted by batch.weight, or losses of clients [k].
+            columns: The columns to differentiate.  Default: those that learn.
+
+        Returns:
+            The gradient, zero in all other columns.  The tensor is used again in the next step.  # [k, P]
         """
         rows = self.theta if rows is None else rows
         loss = loss or self._setup.loss
@@ -222,10 +298,10 @@ class Step:
         chunk = Chunk(
             self._chunk.ids[positions],
             self.num_steps[positions],
-            self.lr[where] if isinstance(self.lr, Tensor) else self.lr,  # of this step, paced already
+            self.lr[where] if isinstance(self.lr, Tensor) else self.lr,  # of this step
             None,
             self.theta[where],
-            {name: values[where] for name, values in self._states.items() if name != "theta"},
+            {name: values[where] for name, values in vars(self.state).items()},
             {},
         )
         step = Step(self._setup, chunk)
@@ -239,13 +315,13 @@ class Step:
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """model.named(rows), remembered for the tensors that every step uses: the states and the gradients."""
         where = (rows.data_ptr(), self.k)
-        if where not in self._layouts:
+        if where not in self._named_views:
             named = self.model.named(rows)
-            pooled = any(rows.data_ptr() == g.data_ptr() for g in self._pool)
-            if pooled or any(rows is state for state in self._states.values()):
-                self._layouts[where] = named
+            lasts = rows is self.theta or any(rows is state for state in vars(self.state).values())
+            if lasts or any(rows.data_ptr() == g.data_ptr() for g in self._gradients):
+                self._named_views[where] = named
             return named
-        return self._layouts[where]
+        return self._named_views[where]
 
     def _parameters_of(self, columns: Columns) -> DifferentiatedParameters:
         slices = tuple(columns.slices)
@@ -256,10 +332,10 @@ class Step:
     def _next_gradient(self) -> Tensor:
         """A tensor [k, P] that no gradient of this step lies in yet."""
         number = self._progress.tensors
-        if number == len(self._pool):
-            self._pool.append(torch.empty_like(self._chunk.theta))
+        if number == len(self._gradients):
+            self._gradients.append(torch.empty_like(self._chunk.theta))
         self._progress.tensors += 1
-        return self._pool[number][: self.k]
+        return self._gradients[number][: self.k]
 
     # -- forward passes, for losses of a method's own ------------------------------------------------------
     def forward(self, rows: Tensor, batch: Batch) -> Tensor:
@@ -289,48 +365,44 @@ class Step:
         columns: Columns | None = None,
         uploaded: bool = True,
     ) -> None:
-        """One step of the configured optimizer on the named rows, in the trained columns (or these ones).
+        """Take one step of the optimizer.
 
-        The rows' buffers are their own.  Columns that are not named stand still, momentum included.  A state that is
-        no row of the model (of another width) has no such columns: all of it moves.  uploaded=False: what moves here
-        never leaves the client (`train` may say so of all steps), so that privacy does not clip it.
+        Args:
+            grad: The gradient.  # [k, P]
+            name: The rows that move: "theta", or the name of a state, which has its own optimizer state.  All columns
+                of a state of another width than the model's rows move.
+            lr: Replaces the learning rate.
+            columns: The columns that move; others keep their momentum.  Default: those that learn.
+            uploaded: Whether these rows leave the client.  Privacy does not clip the others.
         """
-        optimizer, rows = self._setup.optimizer, self._states[name]
+        optimizer, rows = self._setup.optimizer, self._rows(name)
         columns = self.columns if columns is None else columns & self.model.trained
         if rows.shape[1] != self.model.size:
             columns = Columns([(0, rows.shape[1])])
-        memory, rate = self._memory(name), self.lr if lr is None else lr
+        rate = self.lr if lr is None else lr
         if optimizer.clip is not None:
             grad = optimizer.clipped(grad, columns.take(grad))
         if self._setup.clip is not None and uploaded:
             grad = self._privately_clipped(grad, columns)
-        for part, buffers in self._counted(name, columns, memory):
-            for a, b in part.slices:
-                some = {n: m if n == "count" else m[:, a:b] for n, m in buffers.items()}
-                optimizer.update(rows[:, a:b], grad[:, a:b], some, rate)
+        index = self._parameter_index(rows.shape[1]) if "count" in optimizer.buffers else None
+        optimizer.step(rows, grad, columns, self._optimizer_state(name), rate, index)
 
-    def _memory(self, name: str) -> Memory:
-        """The optimizer's buffers of the named rows, of the clients still training."""
-        optimizer, memory = self._setup.optimizer, self._chunk.memory.setdefault(name, {})
-        if "count" in optimizer.buffers and name not in self._step_groups:
-            self._step_groups[name] = StepGroups(self._parameters_in(name), memory.get("count"))
+    def _optimizer_state(self, name: str) -> OptimizerState:
+        """Return the optimizer's buffers of these rows."""
+        optimizer, state = self._setup.optimizer, self._chunk.optimizer_state.setdefault(name, {})
+        rows = self._chunk.theta if name == "theta" else self._chunk.state[name]
         for buffer in optimizer.buffers:
-            if buffer not in memory:
-                rows = self._chunk.theta if name == "theta" else self._chunk.state[name]
-                memory[buffer] = optimizer.new(buffer, rows, len(self._parameters_in(name)))
-        return {n: m[: self.k] for n, m in memory.items()}
+            if buffer not in state:
+                state[buffer] = optimizer.new(buffer, rows, len(self.model.parameter_spans(rows.shape[1])))
+        return {n: m[: self.k] for n, m in state.items()}
 
-    def _parameters_in(self, name: str) -> list[tuple[int, int]]:
-        """The spans of the parameters of the named rows: of the model, or of a state that is no row of it, one."""
-        return self.model.parameter_spans(self._states[name].shape[1])
-
-    def _counted(self, name: str, columns: Columns, memory: Memory) -> list[tuple[Columns, Memory]]:
-        """The columns in parts whose parameters have made equally many steps, this one included."""
-        counts = self._step_groups.get(name)
-        return [(columns, memory)] if counts is None else counts.step(columns, memory)
+    def _parameter_index(self, width: int) -> ParameterIndex:
+        if width not in self._indices:
+            self._indices[width] = ParameterIndex(self.model.parameter_spans(width), self.theta.device)
+        return self._indices[width]
 
     def _privately_clipped(self, grad: Tensor, columns: Columns) -> Tensor:
-        """grad with the part that moves what is uploaded clipped, for privacy."""
+        """Clip the part of the gradient that moves uploaded columns."""
         assert self._setup.clip is not None
         uploaded, largest = self._setup.clip
         part = columns if grad.shape[1] != self.model.size else columns & uploaded

@@ -13,7 +13,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.core.options import RunError
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
-from fedbench.engine.whole_split import select_rows
+from fedbench.engine.full_batch import select_rows
 
 SLICE_BYTES = 256 << 20  # of personalized rows held at a time
 TALLY_BYTES = 64 << 20  # of what a task keeps of evaluated samples

@@ -77,7 +77,7 @@ def _executor_check(plan: str) -> Callable[[Case], None]:
             state,
             case.played[3],
             f"{{}} between {PLANS[plan]} and all clients at once: what a step reads of a client must come to it "
-            "through cohort.train(name=tensor), as s.name",
+            "through cohort.train(name=tensor), as s.state.name",
             1e-4,
         )
 

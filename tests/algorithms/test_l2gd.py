@@ -119,7 +119,7 @@ def test_lengths_of_runs_are_geometric_and_bounded() -> None:
     assert abs((lengths == 0).mean() - 0.25) < 0.03
     e = six_clients(epochs=1)
     cohort = Cohort(e, np.arange(6), 0)
-    assert max(L2GD(pr=0.01).run_length(Cohort(e, np.arange(6), r)) for r in range(100)) == cohort.longest
+    assert max(L2GD(pr=0.01).run_length(Cohort(e, np.arange(6), r)) for r in range(100)) == cohort.max_local_steps
 
 
 def test_full_mixing_ends_in_one_model() -> None:

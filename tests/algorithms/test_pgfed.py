@@ -162,7 +162,7 @@ def test_pgfeds_linear_models_are_exact_for_affine_losses() -> None:
     step = Cohort(e, np.arange(3), 2)
     close(
         step.train(
-            algorithm.w, extra_grad=lambda s: s.aux, how=LocalTraining(steps=1), aux=0.5 * a @ algorithm.G
+            algorithm.w, extra_grad=lambda s: s.state.aux, how=LocalTraining(steps=1), aux=0.5 * a @ algorithm.G
         ).theta,
         algorithm.w - LR * (d + 0.5 * a @ d),
     )

@@ -308,7 +308,7 @@ def test_a_closure_over_the_cohorts_rows_is_found(plan: str) -> None:
     plan: its owner fails or learns something else than with the tensor passed as a state."""
     e = build(plan=plan)
     cohort, pull = Cohort(e, IDS, 0), spread(e)
-    right = cohort.train(e.model.init_row(), extra_grad=lambda s: s.theta - s.pull, pull=pull).theta
+    right = cohort.train(e.model.init_row(), extra_grad=lambda s: s.theta - s.state.pull, pull=pull).theta
     try:
         wrong = cohort.train(e.model.init_row(), extra_grad=lambda s: s.theta - pull).theta
     except RuntimeError:

@@ -176,7 +176,7 @@ def test_statistics_of_rows_that_are_no_home_come_back() -> None:
     """A step may differentiate another state: the buffers in it move, as they do without recordings."""
 
     def step(s, batch):
-        s.other.sub_(0.1 * s.grad(batch, rows=s.other))
+        s.state.other.sub_(0.1 * s.grad(batch, rows=s.state.other))
 
     found = []
     for e in (replaying(make("batch norm"))[0], make("batch norm")):

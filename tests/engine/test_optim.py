@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import plain
-from fedbench.engine.optim import SGD, Adam, Optimizer, Schedule
+from fedbench.engine.optim import SGD, Adam, Optimizer, ParameterIndex, Schedule
+from fedbench.nn.columns import Columns
 
 K, P, STEPS = 3, 7, 6
 GENERATOR = torch.Generator().manual_seed(0)
@@ -37,18 +38,15 @@ CASES = {
 }
 
 
-def count(memory: dict[str, Tensor]) -> None:
-    if "count" in memory:
-        memory["count"] += 1
-
-
 def run(optimizer: Optimizer, start: Tensor, gradients: Tensor, lr: float | Tensor = 0.1) -> Tensor:
     theta = start.clone()
-    memory = {b: optimizer.new(b, theta) for b in optimizer.buffers}
+    state = {b: optimizer.new(b, theta) for b in optimizer.buffers}
+    span = (0, theta.shape[1])
+    columns, index = Columns([span]), ParameterIndex([span], theta.device)
     for g in gradients:
-        count(memory)
         before = g.clone()
-        optimizer.update(theta, g if optimizer.clip is None else optimizer.clipped(g, g), memory, lr)
+        clipped = g if optimizer.clip is None else optimizer.clipped(g, g)
+        optimizer.step(theta, clipped, columns, state, lr, index)
         equal(g, before)  # a step may use it again, for another row
     return theta
 

@@ -504,12 +504,12 @@ def test_states_follow_their_client(plan: str) -> None:
     start = e.model.init_row() + who  # every row names its client
 
     def step(s, batch: Batch) -> None:
-        assert (s.theta.sub(s.who).sub(e.model.init_row()).abs() < 1e-4).all()
+        assert (s.theta.sub(s.state.who).sub(e.model.init_row()).abs() < 1e-4).all()
         assert s.theta.shape[0] == s.k == len(batch.y) == len(s.num_steps)
         assert (s.num_steps > s.t).all()
-        s.seen += 1
-        s.last = torch.full_like(s.last, s.t)
-        s.matrix[:, 1] = s.who[:, 0]
+        s.state.seen.add_(1)
+        s.state.last.fill_(s.t)
+        s.state.matrix[:, 1] = s.state.who[:, 0]
 
     out = cohort.train(start, step=step, who=who, seen=torch.zeros(4), last=torch.zeros(4), matrix=torch.zeros(4, 2))
     steps = torch.tensor([-(-SIZES[i] // min(5, SIZES[i])) for i in ids]).float()
@@ -527,27 +527,31 @@ def test_states_given_are_left_alone() -> None:
     shared = torch.zeros(2).expand(len(IDS), -1)  # one row seen by all
 
     def step(s, batch: Batch) -> None:
-        s.a += 1
-        s.b.add_(1)
+        s.state.a.add_(1)
+        s.state.b.add_(1)
 
     out = all_clients(e).train(e.model.init_row(), step=step, how=LocalTraining(steps=2), a=state, b=shared)
     assert out.a.eq(2).all() and out.b.eq(2).all() and state.eq(0).all() and shared.eq(0).all()
 
 
-def test_a_state_must_be_passed_and_may_not_hide_a_step() -> None:
+def test_a_state_must_be_passed_and_is_changed_in_place() -> None:
+    """A state that is bound to another tensor would be lost: that is an error."""
     e = build()
-    start = e.model.init_row()
-    with pytest.raises(AttributeError, match=r"pass it to cohort.train\(alpha="):
-        all_clients(e).train(start, step=lambda s, b: s.alpha)
+    start, alpha = e.model.init_row(), torch.zeros(len(IDS))
+    with pytest.raises(AttributeError, match="alpha"):
+        all_clients(e).train(start, step=lambda s, b: s.state.alpha)
 
-    def write(s, batch: Batch) -> None:
-        s.alpha = s.theta
+    def bind_state(s, batch: Batch) -> None:
+        s.state.alpha = s.theta
 
-    with pytest.raises(AttributeError, match=r"pass it to cohort.train\(alpha="):
-        all_clients(e).train(start, step=write)
-    for name in ("grad", "rng", "t", "k", "model", "num_steps", "theta"):
-        with pytest.raises(ValueError, match=name):
-            all_clients(e).train(start, step=lambda s, b: None, **{name: torch.zeros(len(IDS))})
+    def bind_theta(s, batch: Batch) -> None:
+        s.theta = s.theta + 1
+
+    for step, name in ((bind_state, "alpha"), (bind_theta, "theta")):
+        with pytest.raises(AttributeError, match=name):
+            all_clients(e).train(start, step=step, alpha=alpha)
+    with pytest.raises(ValueError, match="theta is the row that is trained"):
+        all_clients(e).train(start, step=lambda s, b: None, theta=alpha)
 
 
 @pytest.mark.parametrize("name, value", [("key", "head"), ("epochs", 2), ("lr", torch.ones(4, 1)), ("uploaded", False)])
@@ -612,10 +616,10 @@ def test_a_loss_sees_its_own_clients_in_every_way(model: str, plan: str) -> None
 
     def loss(s, rows: Tensor, batch: Batch) -> Tensor:
         k = len(rows)
-        assert s.who.shape == (k, 1) and len(batch.y) == len(s.num_steps) == s.k == k
-        equal(s.lr, 0.01 + 0.001 * s.who)
-        equal(torch.from_numpy(s.num_steps).float(), steps[s.who[:, 0].long()])
-        noise = (s.rng.uniform(1) - 0.5) * s.who
+        assert s.state.who.shape == (k, 1) and len(batch.y) == len(s.num_steps) == s.k == k
+        equal(s.lr, 0.01 + 0.001 * s.state.who)
+        equal(torch.from_numpy(s.num_steps).float(), steps[s.state.who[:, 0].long()])
+        noise = (s.rng.uniform(1) - 0.5) * s.state.who
         return s.task_loss(s.forward(rows, batch), batch) * (1 + 0.1 * noise)
 
     out = all_clients(e).train(start, loss=loss, how=LocalTraining(lr=0.01 + 0.001 * who), who=who)
@@ -637,10 +641,10 @@ def test_running_statistics_follow_the_rows_that_learn(teacher_first: bool) -> N
 
     def loss(s, rows: Tensor, batch: Batch) -> Tensor:
         if teacher_first:
-            s.forward(s.teacher, batch)
+            s.forward(s.state.teacher, batch)
         each = s.task_loss(s.forward(rows, batch), batch)
         if not teacher_first:
-            s.forward(s.teacher, batch)
+            s.forward(s.state.teacher, batch)
         return each
 
     out = all_clients(e).train(start, loss=loss, teacher=teacher.expand(len(IDS), -1))
@@ -774,7 +778,7 @@ def test_draws_inside_a_step_are_keyed() -> None:
     e = build()
 
     def noise(s, batch: Batch) -> None:
-        s.drawn += s.rng.normal(3) * (s.t + 1)
+        s.state.drawn.add_(s.rng.normal(3) * (s.t + 1))
 
     def run(ids: list[int], round: int = 0, plan: str = "vmap", key: str = "local") -> Tensor:
         e.executor.__init__(PLANS[plan], e.device)

@@ -91,7 +91,7 @@ def work(e: Engine) -> dict[str, torch.Tensor]:
         out = all_clients(e, r).train(
             e.model.init_row(),
             who=torch.arange(6.0, device=e.device)[:, None],
-            extra_grad=lambda s: 0.01 * s.who * s.theta,
+            extra_grad=lambda s: 0.01 * s.state.who * s.theta,
         )
     cohort = all_clients(e, 1)
     g, f = cohort.gradient(out.theta)

@@ -24,7 +24,7 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
 from fedbench.core.options import ConfigError
-from fedbench.engine import whole_split
+from fedbench.engine import full_batch
 from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Plan, plans
 from fedbench.engine.optim import SGD
@@ -461,7 +461,7 @@ def test_a_trial_leaves_no_trace() -> None:
 
 
 def test_a_mistake_of_fedbench_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_split, "gradient", lambda cohort: None)
+    monkeypatch.setattr(full_batch, "gradient", lambda engine: None)
     with pytest.raises(TypeError, match="positional"):
         autotune.try_training(make("transformer"), True)
 

@@ -173,7 +173,7 @@ class Outside(FedAvg):
 
         def step(s, batch):
             s.descend(s.grad(batch))
-            s.theta -= 0.1 * s.lr * s.theta
+            s.theta.sub_(0.1 * s.lr * s.theta)
 
         out = cohort.train(w, step=step, columns=cohort.model.columns["head"])
         self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)

@@ -9,13 +9,16 @@ Letters: K clients of the cohort, k of a chunk, n samples, b of a block, P numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.core import rng
+from fedbench.core.round_context import RoundContext
 from fedbench.engine.batch import Batch, BatchLoader, to_device
+from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import chain_gradient, plus_extra
 from fedbench.nn.flat import FlatModel
@@ -23,19 +26,16 @@ from fedbench.nn.rules import ForwardContext
 from fedbench.partition.base import Ragged
 from fedbench.tasks.base import Tally
 
-if TYPE_CHECKING:
-    from fedbench.engine.cohort import Cohort
-
 # (model, rows, inputs x [k, b, ...], targets y [k, b, ...], class mask [k, C] or None) -> by name [k, b, ...]
 SampleFunction = Callable[[FlatModel, Any, Inputs, Tensor, Tensor | None], Tally]
 ChunkWork = Callable[[Tensor, Iterator[Batch]], None]  # (positions [k] in the cohort, blocks)
 
 
-def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple[Tensor, Tensor]:
+def gradient(engine: Engine, context: RoundContext, rows: Tensor, split: str, drop_last: bool) -> tuple[Tensor, Tensor]:
     """Gradient [K, P] and mean loss [K] of rows [P] or [K, P]; drop_last: of full local batches alone."""
-    rows = rows.expand(len(cohort), -1) if rows.dim() == 1 else rows
-    gradients = torch.zeros(len(cohort), rows.shape[1], device=cohort.device)
-    losses = torch.zeros(len(cohort), device=cohort.device)
+    rows = rows.expand(len(context), -1) if rows.dim() == 1 else rows
+    gradients = torch.zeros(len(context), rows.shape[1], device=context.device)
+    losses = torch.zeros(len(context), device=context.device)
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
         theta = rows[where]  # [k, P]
@@ -46,23 +46,23 @@ def gradient(cohort: Cohort, rows: Tensor, split: str, drop_last: bool) -> tuple
             if n == 1:
                 scratch = torch.zeros_like(theta)
             target = total if scratch is None else scratch  # the first block's gradient is the total so far
-            loss[:k] += _block_gradient(cohort, theta[:k], block, target[:k])
+            loss[:k] += _block_gradient(engine, theta[:k], block, target[:k])
             if target is not total:
                 total[:k] += target[:k]
         gradients[where], losses[where] = total, loss
 
-    assigned = _run_chunks(cohort, chunk, cohort.federation.splits[split], drop_last)
-    cohort.engine.executor.ranks.exchange(assigned, {"gradient": gradients, "loss": losses})
+    assigned = _run_chunks(engine, context, chunk, engine.federation.splits[split], drop_last)
+    engine.executor.ranks.exchange(assigned, {"gradient": gradients, "loss": losses})
     return gradients, losses
 
 
-def _block_gradient(cohort: Cohort, rows: Tensor, block: Batch, out: Tensor) -> Tensor:
+def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> Tensor:
     """Write the gradient [k, P] of rows on a block, in evaluation mode; returns its weighted losses [k].
 
     Every column that has a gradient is overwritten.  The others, such as running statistics, are left as they are: out
     must come with zeros there.
     """
-    model, task = cohort.model, cohort.engine.task
+    model, task = engine.model, engine.task
     if model.chain is not None:
         return chain_gradient(model, task, model.named(rows), block, model.named(out))
     named = model.named(rows.detach())
@@ -79,41 +79,45 @@ def _block_gradient(cohort: Cohort, rows: Tensor, block: Batch, out: Tensor) -> 
     return losses.detach()
 
 
-def loss(cohort: Cohort, rows: Tensor, split: str) -> Tensor:
+def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Tensor:
     """Mean loss of rows [P] or [K, P].  # [K]"""
-    rows = rows.expand(len(cohort), -1) if rows.dim() == 1 else rows
-    losses = torch.zeros(len(cohort), device=cohort.device)
+    rows = rows.expand(len(context), -1) if rows.dim() == 1 else rows
+    losses = torch.zeros(len(context), device=context.device)
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
         theta, total = rows[where], losses.new_zeros(len(where))
         for block in blocks:
-            logits = cohort.model.predict(theta[: len(block.weight)], block.x)
-            each = cohort.engine.task.loss(logits, block.y, block.class_mask)
+            logits = engine.model.predict(theta[: len(block.weight)], block.x)
+            each = engine.task.loss(logits, block.y, block.class_mask)
             total[: len(each)] += (each * block.weight).sum(1)
         losses[where] = total
 
-    cohort.engine.executor.ranks.exchange(_run_chunks(cohort, chunk, cohort.federation.splits[split]), {"loss": losses})
+    engine.executor.ranks.exchange(
+        _run_chunks(engine, context, chunk, engine.federation.splits[split]), {"loss": losses}
+    )
     return losses
 
 
-def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_none: Tally) -> dict[str, list[Tensor]]:
+def each_sample(
+    engine: Engine, context: RoundContext, rows: Any, fn: SampleFunction, part: Ragged, of_none: Tally
+) -> dict[str, list[Tensor]]:
     """What fn makes of every sample of a part of the data: by name, one tensor [n_i, ...] per client.
 
     rows: one row for all [P], or [K, P], or a dict of such.  of_none: what fn makes of no sample.
     """
-    if isinstance(rows, Tensor) and rows.dim() == 1 and cohort.federation.class_mask is None:
-        return _each_sample_by_one_row(cohort, rows, fn, part.select(cohort.ids), of_none)
-    each = {name: [t] * len(cohort) for name, t in of_none.items()}
-    sizes = part.sizes_of(cohort.ids)
+    if isinstance(rows, Tensor) and rows.dim() == 1 and engine.federation.class_mask is None:
+        return _each_sample_by_one_row(engine, context, rows, fn, part.select(context.ids), of_none)
+    each = {name: [t] * len(context) for name, t in of_none.items()}
+    sizes = part.sizes_of(context.ids)
 
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
         positions = where.tolist()
-        destinations = _Destinations(sizes[positions], cohort.device)
+        destinations = _Destinations(sizes[positions], context.device)
         made: Tally = {}  # of all samples of the chunk, as in _each_sample_by_one_row
         for block in blocks:
             k = len(block.weight)
             slots, to = destinations.of(block)
-            for name, t in fn(cohort.model, select_rows(rows, where[:k]), block.x, block.y, block.class_mask).items():
+            for name, t in fn(engine.model, select_rows(rows, where[:k]), block.x, block.y, block.class_mask).items():
                 flat = t.flatten(0, 1) if slots is None else t.flatten(0, 1).index_select(0, slots)
                 if name not in made:
                     made[name] = flat.new_empty(destinations.total, *flat.shape[1:])
@@ -123,9 +127,9 @@ def each_sample(cohort: Cohort, rows: Any, fn: SampleFunction, part: Ragged, of_
             for position, of_client in zip(positions, whole.split(sizes[positions].tolist())):
                 each[name][position] = of_client
 
-    assigned = _run_chunks(cohort, chunk, part)
+    assigned = _run_chunks(engine, context, chunk, part)
     for tensors in each.values():
-        cohort.engine.executor.ranks.exchange_lists(assigned, tensors, cohort.device)
+        engine.executor.ranks.exchange_lists(assigned, tensors, context.device)
     return each
 
 
@@ -153,11 +157,10 @@ class _Destinations:
 
 
 def _each_sample_by_one_row(
-    cohort: Cohort, row: Tensor, fn: SampleFunction, part: Ragged, of_none: Tally
+    engine: Engine, context: RoundContext, row: Tensor, fn: SampleFunction, part: Ragged, of_none: Tally
 ) -> dict[str, list[Tensor]]:
     """All clients hold one row: one unbatched pass over all their samples, part [K]."""
-    engine = cohort.engine
-    index = torch.from_numpy(part.indices).to(cohort.device)
+    index = torch.from_numpy(part.indices).to(context.device)
     size, ranks = engine.shared_batch or engine.eval_batch, engine.executor.ranks
     blocks = [slice(a, a + size) for a in range(0, len(index), size)]
     assigned = ranks.assign(np.ones(len(blocks), np.int64))
@@ -166,9 +169,9 @@ def _each_sample_by_one_row(
 
     def job(a: int, b: int) -> None:
         block = blocks[mine[a]]
-        fetched = cohort.federation.fetch(part.indices[None, block])
-        x, y = cohort.federation.gather(index[None, block], fetched=fetched)
-        for name, t in fn(cohort.model, row[None], x, y, None).items():
+        fetched = engine.federation.fetch(part.indices[None, block])
+        x, y = engine.federation.gather(index[None, block], fetched=fetched)
+        for name, t in fn(engine.model, row[None], x, y, None).items():
             whole = made.get(name)
             if whole is None:
                 whole = made.setdefault(name, t.new_empty(len(index), *t.shape[2:]))
@@ -178,28 +181,33 @@ def _each_sample_by_one_row(
     each = {}
     for name, nothing in of_none.items():
         tensors = [made[name][block] if name in made else nothing for block in blocks]
-        ranks.exchange_lists(assigned, tensors, cohort.device)
+        ranks.exchange_lists(assigned, tensors, context.device)
         whole = nothing if not tensors else torch.cat(tensors) if ranks.is_distributed else made[name]
         each[name] = list(whole.split(np.diff(part.offsets).tolist()))
     return each
 
 
-def some_samples(cohort: Cohort, split: str, limit: int, key: str) -> Ragged:
+def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key: str) -> Ragged:
     """At most limit samples of each client of the cohort, drawn by the key and the round; none of other clients."""
-    whole = cohort.federation.splits[split]
+    whole = engine.federation.splits[split]
     sizes = np.zeros(len(whole), np.int64)
-    sizes[cohort.ids] = np.minimum(whole.sizes_of(cohort.ids), limit)
+    sizes[context.ids] = np.minimum(whole.sizes_of(context.ids), limit)
     drawn = [
-        np.sort(cohort.generator("samples", key, client).choice(whole[client], sizes[client], replace=False))
-        for client in sorted(cohort.ids.tolist())  # as they lie in a Ragged
+        np.sort(
+            rng.generator(engine.seed, "samples", key, client, context.round).choice(
+                whole[client], sizes[client], replace=False
+            )
+        )
+        for client in sorted(context.ids.tolist())  # as they lie in a Ragged
     ]
     return Ragged.from_sizes(np.concatenate([np.empty(0, np.int64), *drawn]), sizes)
 
 
-def _run_chunks(cohort: Cohort, work: ChunkWork, part: Ragged, drop_last: bool = False) -> list[np.ndarray]:
+def _run_chunks(
+    engine: Engine, context: RoundContext, work: ChunkWork, part: Ragged, drop_last: bool = False
+) -> list[np.ndarray]:
     """Do the work for every chunk of this rank's clients, without gradients; returns each rank's positions."""
-    engine = cohort.engine
-    sizes, ranks = part.sizes_of(cohort.ids), engine.executor.ranks
+    sizes, ranks = part.sizes_of(context.ids), engine.executor.ranks
     if drop_last:
         batch_sizes = np.maximum(np.minimum(engine.batch_size, sizes), 1)
         sizes = sizes // batch_sizes * batch_sizes
@@ -208,25 +216,29 @@ def _run_chunks(cohort: Cohort, work: ChunkWork, part: Ragged, drop_last: bool =
 
     def job(a: int, b: int) -> None:
         positions = order[a:b]
-        work(torch.from_numpy(positions).to(cohort.device), _blocks(cohort, part, positions, sizes[positions]))
+        work(
+            torch.from_numpy(positions).to(context.device), _blocks(engine, context, part, positions, sizes[positions])
+        )
 
     engine.executor.run(job, len(order))
     return assigned
 
 
-def _blocks(cohort: Cohort, part: Ragged, positions: np.ndarray, sizes: np.ndarray) -> Iterator[Batch]:
+def _blocks(
+    engine: Engine, context: RoundContext, part: Ragged, positions: np.ndarray, sizes: np.ndarray
+) -> Iterator[Batch]:
     """Blocks that cover the first sizes [k] samples, which descend, of the clients at these positions."""
-    ids = cohort.ids[positions]
-    longest, width = int(sizes.max(initial=0)), cohort.engine.eval_batch
+    ids = context.ids[positions]
+    longest, width = int(sizes.max(initial=0)), engine.eval_batch
     size = -(-longest // max(1, -(-longest // width)))  # the last block as long as the others
     for at in range(0, longest, max(1, size)):
-        cohort.engine.executor.raise_if_stopped()
+        engine.executor.raise_if_stopped()
         k = int((sizes > at).sum())
         counts = np.minimum(sizes[:k] - at, size)
         slot = np.minimum(at + np.arange(counts.max()), sizes[:k, None] - 1)
         index = part.indices[part.offsets[ids[:k]][:, None] + slot]
-        block = BatchLoader(cohort.federation, ids[:k], index[None], counts[None])(0, k)
-        block.weight = block.weight * torch.from_numpy(counts / sizes[:k]).float().to(cohort.device)[:, None]
+        block = BatchLoader(engine.federation, ids[:k], index[None], counts[None])(0, k)
+        block.weight = block.weight * torch.from_numpy(counts / sizes[:k]).float().to(context.device)[:, None]
         yield block
 
 

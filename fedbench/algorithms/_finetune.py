@@ -17,7 +17,7 @@ from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatM
 from fedbench.core.options import check_each
 from fedbench.engine.full_batch import select_rows
 from fedbench.engine.per_client import PerClient, per_client
-from fedbench.nn.flat import require_group
+from fedbench.nn.columns import require_group
 
 
 class Wrapper(Algorithm):

@@ -20,7 +20,8 @@ from fedbench.engine.optim import Optimizer
 from fedbench.engine.per_client import PerClient
 from fedbench.engine.step import Step
 from fedbench.engine.training import LocalTraining
-from fedbench.nn.flat import Columns, FlatModel, require_group
+from fedbench.nn.columns import Columns, require_group
+from fedbench.nn.flat import FlatModel
 
 __all__ = [
     "Algorithm",

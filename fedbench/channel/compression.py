@@ -29,7 +29,7 @@ from fedbench.core.options import RunError
 from fedbench.core.round_context import RoundContext
 from fedbench.core.rows import Rows, RowStore
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.layout import Layout, layout_of
+from fedbench.nn.row_layout import MessageLayout
 
 TINY = 128  # smaller messages (votes, losses, label counts) are not compressed
 NOBODY = np.empty(0, np.int64)
@@ -67,7 +67,7 @@ class Compression:
         self.contracting = contracting(operator)
         self.acted = False
         self._is_set_up: set[str] = set()
-        self._layout = functools.cache(functools.partial(layout_of, model))
+        self._layout = functools.cache(model.message_layout)
 
     @property
     def compresses_downloads(self) -> bool:
@@ -207,7 +207,7 @@ class Compression:
                     "group of its columns, and could hold batch norm's running statistics, which are not to be "
                     "compressed: use a model without them, such as model.norm=group where it has that option"
                 )
-            layout = Layout({}, size)
+            layout = MessageLayout({}, size)
         ids = NOBODY if context is None else context.ids
         weights = None if context is None or not weighted else context.mean_weights
         message = Message(path, layout.parameters, ids, layout.spans, weights, weights)

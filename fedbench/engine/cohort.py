@@ -30,7 +30,8 @@ from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.per_client import PerClient
 from fedbench.engine.step import Loss, Step, StepFunction, plain_step
 from fedbench.engine.training import BatchSchedule, CohortTraining, LocalTraining, check_states, rate_sums
-from fedbench.nn.flat import Columns, FlatModel
+from fedbench.nn.columns import Columns
+from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import Tally
 
 DIVERGED = 1e8  # a mean training loss beyond this has left every useful scale, even while it is finite

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.options import require
-from fedbench.nn.flat import Columns, FlatModel
+from fedbench.nn.columns import Columns
+from fedbench.nn.flat import FlatModel
 from fedbench.nn.rules import ForwardContext
 from fedbench.tasks.base import Task
 
@@ -113,7 +114,7 @@ def chain_gradient(
     if not many:
         params, x, out = {n: p[0] for n, p in named.items()}, x[0], {n: o[0] for n, o in out.items()}  # type: ignore
     assert model.chain is not None and isinstance(x, Tensor)
-    params = model.complete(params, many)
+    params = model.forward_pass.complete(params, many)
     logits, tape = model.chain.forward(params, x, many)
     logits = logits if many else logits[None]
     losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)

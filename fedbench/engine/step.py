@@ -32,7 +32,7 @@ from fedbench.engine.gradients import (
 )
 from fedbench.engine.optim import Optimizer, OptimizerState, ParameterIndex, Rate
 from fedbench.engine.per_client import PerClient
-from fedbench.nn.flat import Columns
+from fedbench.nn.columns import Columns
 from fedbench.tasks.base import Task
 
 Loss = Callable[["Step", Tensor, Batch], Tensor]  # (s, rows [k, P], batch) -> [k, B] or [k]

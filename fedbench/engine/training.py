@@ -22,7 +22,7 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.local_work import epochs_of, first_rate, step_fraction
 from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.step import Chunk, Loss, Step, StepFunction, TrainingSetup
-from fedbench.nn.flat import Columns
+from fedbench.nn.columns import Columns
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from fedbench.data.base import Arrays
 from fedbench.data.spec import DataSpec
 from fedbench.engine.federation import Federation
 from fedbench.models.frozen_encoder import FrozenEncoder
-from fedbench.nn.flat import Batched, FlatModel
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.forward import Batched
 from fedbench.nn.program import layers_of
 from fedbench.simulation.instantiate import make, part, target_of
 from fedbench.simulation.outputs import check_parameters

@@ -20,7 +20,8 @@ from fedbench.core.faults import describe_error
 from fedbench.core.nested import map_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs
-from fedbench.nn.flat import Batched, FlatModel
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.forward import Batched
 from fedbench.nn.rules import ForwardContext
 
 

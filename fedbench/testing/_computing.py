@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbench.core.options import ConfigError
 from fedbench.engine.cohort import Cohort
-from fedbench.nn.flat import Columns
+from fedbench.nn.columns import Columns
 from fedbench.simulation import evaluate
 from fedbench.testing import _probes as probes
 from fedbench.testing._cases import COHORTS, EVERYBODY, Case, difference, everything, rounds

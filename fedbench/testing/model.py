@@ -23,7 +23,8 @@ from fedbench.data.base import Arrays
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import SGD
-from fedbench.nn.flat import Batched, FlatModel
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.forward import Batched
 from fedbench.nn.rules import ForwardContext
 from fedbench.partition.base import Split
 from fedbench.simulation import autotune, build

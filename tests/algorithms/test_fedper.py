@@ -13,7 +13,7 @@ from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
-from fedbench.nn.flat import Columns
+from fedbench.nn.columns import Columns
 from fedbench.simulation import build
 
 

@@ -35,7 +35,6 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.training import LocalTraining
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.layout import layout_of
 from fedbench.simulation import new_clients
 from fedbench.testing.algorithm import check_algorithm
 
@@ -391,7 +390,7 @@ def test_running_statistics_of_z_stay_with_their_client() -> None:
 def test_compression_knows_what_is_fused() -> None:
     """The trained columns of a group that has running statistics as well: their parameters, without statistics."""
     e = normed({"head": ["body.2.*", "head.*"]})
-    layout = layout_of(e.model, play(e, PFedNet(), 0).fused.size)
+    layout = e.model.message_layout(play(e, PFedNet(), 0).fused.size)
     assert layout is not None and layout.parameters == 6 + 6 + 18 + 3
     assert list(layout.spans) == ["body.2.weight", "body.2.bias", "head.weight", "head.bias"]
 

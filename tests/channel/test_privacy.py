@@ -50,7 +50,7 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.engine.training import LocalTraining
 from fedbench.models.resnet import ResNet
-from fedbench.nn.flat import Columns
+from fedbench.nn.columns import Columns
 from fedbench.simulation import build, checkpoint, evaluate, simulator
 from fedbench.simulation.simulator import Simulation
 from fedbench.simulation.summary_text import ending_lines, privacy_lines

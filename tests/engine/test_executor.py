@@ -13,7 +13,7 @@ from fedbench.core.options import RunError
 from fedbench.engine import executor as executor_module
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.executor import Executor, Plan, Stopped, cores, plans
-from fedbench.nn.flat import FlatModel
+from fedbench.nn.forward import ForwardPass
 from fedbench.simulation import autotune, build
 
 
@@ -37,7 +37,7 @@ def test_a_plan_repeats_itself_bit_for_bit(plan: str) -> None:
 # -- out of memory ---------------------------------------------------------------------------------------
 def limited(monkeypatch: pytest.MonkeyPatch, most: int, kind: type[Exception] = torch.OutOfMemoryError) -> list[int]:
     """Let a forward pass of more than `most` clients run out of memory, on the way through a chunk."""
-    real, failed, calls = FlatModel.apply, [], [0]
+    real, failed, calls = ForwardPass.apply, [], [0]
 
     def apply(self, params, inputs, many, call, until=None):
         k = len(next(iter(params.values()))) if many else 1
@@ -47,7 +47,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, most: int, kind: type[Exception] = 
             raise kind("CUDA out of memory")
         return real(self, params, inputs, many, call, until)
 
-    monkeypatch.setattr(FlatModel, "apply", apply)
+    monkeypatch.setattr(ForwardPass, "apply", apply)
     return failed
 
 

@@ -178,7 +178,7 @@ def test_a_program_as_the_module_and_mapped() -> None:
     rows = model.init_row() + 0.1 * torch.randn(3, model.size, generator=torch.Generator().manual_seed(2))
     x = {name: torch.stack([t, t.flip(0), t.roll(1, 0)]) for name, t in samples().items()}
     found = model.forward(rows, x)
-    model.program, model.mapped = None, True
+    model.forward_pass.program = None
     close(found, model.forward(rows, x), 1e-5)
     module = albef()
     for i in range(3):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from properties import the_same_every_time
 from tiny import equal
 
-from fedbench.nn.flat import Columns
+from fedbench.nn.columns import Columns
 
 SIZE = 12
 SLICES = st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=5)

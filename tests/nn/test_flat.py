@@ -14,7 +14,9 @@ from fedbench.core.options import ConfigError, MissingColumns
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
 from fedbench.nn import rules
-from fedbench.nn.flat import Columns, FlatModel, is_frozen_norm
+from fedbench.nn.columns import Columns
+from fedbench.nn.flat import FlatModel
+from fedbench.nn.freezing import is_frozen_norm
 from fedbench.nn.rules import ForwardContext
 from fedbench.simulation.status import sentence_of
 
@@ -590,7 +592,7 @@ def test_a_frozen_backbone_is_held_once() -> None:
 
     model = FlatModel(seeded(Backbone))
     assert model.program is None
-    module = model._vmapped._copy_of_thread(True)
+    module = model.forward_pass._vmapped._copy_of_thread(True)
     assert module.body.weight is model.module.body.weight and module.head.weight is not model.module.head.weight
 
 

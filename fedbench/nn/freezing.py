@@ -1,0 +1,52 @@
+"""Frozen parameters, and the layers that stay in evaluation mode with them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedbench.core.options import listed, require
+from fedbench.core.private_torch import BatchNorm
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> set[str]:
+    """Freeze the parameters that match a pattern (model.freeze).
+
+    Returns:
+        The layers that stay in evaluation mode: those of the patterns, and batch norms without a trained parameter.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or no parameter is left to train.
+    """
+    names = {n for n, _ in (*module.named_parameters(), *module.named_buffers())}
+    for pattern in patterns:
+        require(
+            any(fnmatch.fnmatch(n, pattern) for n in names),
+            f"model.freeze={list(patterns)}: the pattern {pattern!r} matches none of the model's parameters: "
+            f"{listed(n for n, _ in module.named_parameters())}",
+        )
+    for name, p in module.named_parameters():
+        if is_frozen_by_name(name, patterns):
+            p.requires_grad_(False)
+    require(
+        any(p.requires_grad for p in module.parameters()) or not patterns,
+        f"model.freeze={list(patterns)} leaves no parameter to train",
+    )
+    return {
+        name
+        for name, m in module.named_modules()
+        if is_frozen_norm(m) or (name and is_frozen_by_name(f"{name}.weight", patterns))
+    }
+
+
+def is_frozen_by_name(name: str, patterns: Sequence[str]) -> bool:
+    """Return whether a name matches a pattern of model.freeze."""
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def is_frozen_norm(m: nn.Module) -> bool:
+    """Return whether all parameters of a batch norm are frozen.  Its statistics are then frozen as well."""
+    parameters = list(m.parameters(recurse=False))
+    return isinstance(m, BatchNorm) and bool(parameters) and not any(p.requires_grad for p in parameters)

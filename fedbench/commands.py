@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.path.append(os.getcwd())  # the console script, too, finds modules in the working directory
         module, _ = SUBCOMMANDS[words[0]]
         return importlib.import_module(f"fedbench.{module}").main(words[1:])
-    with collector.resting():
+    with collector.paused():
         from fedbench.app.app import main as run
 
         return run(words)

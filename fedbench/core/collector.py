@@ -1,7 +1,7 @@
-"""Python's garbage collector, which rests until a run begins.
+"""Pauses Python's garbage collector while a command imports and composes, which creates no garbage.
 
-What a command imports and composes until then is no garbage.  Not to look for some there, neither at first nor later,
-makes a run of one round take 2.6 s instead of 3.2 s (medians of 20, one core).
+At the end of the pause all objects are frozen, so that no later collection looks at them.  This shortens the start of a
+run.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_rests = False
+_is_paused = False
 
 
 @contextmanager
-def resting() -> Iterator[None]:
-    """Let it rest until `wake`, or until the end."""
-    global _rests
-    _rests = _rests or gc.isenabled()
+def paused() -> Iterator[None]:
+    """Pause the collector until `resume` is called, or until the end of the block."""
+    global _is_paused
+    _is_paused = _is_paused or gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        wake()
+        resume()
 
 
-def wake() -> None:
-    """Let it work again, if it rests; what there is by the first time is left out for good."""
-    global _rests
-    if _rests:
+def resume() -> None:
+    """End the pause, if there is one, and freeze all objects the first time."""
+    global _is_paused
+    if _is_paused:
         if not gc.get_freeze_count():  # a second time there may be garbage of the run before
             gc.freeze()
         gc.enable()
-    _rests = False
+    _is_paused = False

@@ -8,8 +8,6 @@ threads are avoided.  Where several processes share a run (ranks.py), each cuts 
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -102,22 +100,6 @@ def _graph_choices(plan: Plan, device: torch.device, graphs: bool | None) -> tup
     return (True, False) if graphs is None else (graphs,)
 
 
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Let the C library reuse freed activations instead of returning them to the system after every step.
-
-    glibc unmaps large blocks, and gives threads arenas that cannot hold them, so each step paid for fresh pages: 1.2
-    times the images per CPU second for FedAvgCNN in batches of 256, 1.04 in batches of 10 (135,000 page faults: 1).
-    Elsewhere than on glibc nothing changes.  Returns whether it could be set.
-    """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return False
-    trim_threshold, mmap_threshold, arena_max = -1, -3, -8
-    return bool(mallopt(mmap_threshold, 1 << 30) & mallopt(trim_threshold, (1 << 31) - 1) & mallopt(arena_max, 1))
-
-
 class Executor:
     """Runs a job for every chunk of a cohort.
 
@@ -130,8 +112,6 @@ class Executor:
         self.gradients: DirectGradients = (
             GraphedGradients() if plan.graphs and device.type == "cuda" else DirectGradients()
         )
-        if device.type == "cpu":
-            keep_freed_memory()
         self._stop = Event()  # set when a chunk has failed
         self.claim()  # for the server's algebra too, from the first round of a resumed run on
         # oneDNN's OpenMP takes its thread count from the calling thread, so every worker has to set its own

@@ -114,7 +114,7 @@ def simulate(
     remove_leftovers(folder)
     write_status(folder, "running")
     (folder / ERROR).unlink(missing_ok=True)
-    collector.wake()
+    collector.resume()
     cfg = OmegaConf.create(dict(config))
     OmegaConf.set_readonly(cfg, True)
     with logged(folder, output), recorded(folder):

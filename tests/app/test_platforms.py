@@ -45,11 +45,10 @@ for name in ("SIGHUP", "SIGQUIT", "SIGKILL", "SIGUSR1"):
     delattr(signal, name)
 
 from fedbench.commands import main
-from fedbench.engine.executor import keep_freed_memory
 from fedbench.simulation import environment
 
 status = main(sys.argv[1:])
-assert environment.resource is None and not keep_freed_memory()
+assert environment.resource is None
 sys.exit(status)
 """
 ROOT = Path(__file__).resolve().parents[2] / "fedbench"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from fedbench.api.frames import read_frame
-from fedbench.config.targets import as_word, to_repeat
+from fedbench.config.targets import to_repeat
 from fedbench.core.files import read_json
 from fedbench.core.options import require
 from fedbench.report import runs as folders
@@ -84,7 +84,7 @@ class Run:
 
         whole = isinstance(client, int | str) or hasattr(client, "__index__")
         require(whole and not isinstance(client, bool), f"client must be the number of a client, got {client!r}")
-        theirs = [as_word(key, value) for key, value in to_repeat(self.config, self._config_dir)] if self._own else []
+        theirs = to_repeat(self.config, self._config_dir) if self._own else []
         sim = export.open_run(self.path, [*dict.fromkeys([*theirs, *named])], self._config_dir)
         is_known = not isinstance(client, str) or client in (sim.split.names or ())
         require(is_known, f"client must be the number of a client, or its name where it has one, got {client!r}")

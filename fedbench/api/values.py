@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedbench.config import words
 from fedbench.config.conf_tree import GROUPS
 from fedbench.core.options import ConfigError, require
-
-PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # texts that Hydra's grammar reads as they stand ...
-OTHER = re.compile(r"(?i)null|true|false|inf|nan|\.\d.*")  # ... unless they are no text there
 
 
 def split_words(texts: Sequence[str]) -> list[str]:
@@ -22,13 +19,13 @@ def split_words(texts: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: A text cannot be read, or is a flag.
     """
-    words = [word for text in texts for word in _split(text)]
-    flag = next((word for word in words if word.startswith("-")), None)
+    overrides = [one for text in texts for one in _split(text)]
+    flag = next((one for one in overrides if one.startswith("-")), None)
     require(
         flag is None,
         f"{flag} is a flag of the command line: Python has fedbench.run, fedbench.sweep and their config_dir=",
     )
-    return words
+    return overrides
 
 
 def choices_and_values(values: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
@@ -117,25 +114,12 @@ def _sweep_word(key: str, value: Any) -> str:
 
 
 def word(key: str, value: Any) -> str:
-    """Return a plain value in Hydra's grammar; the name of an option as it is."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return value if key in GROUPS else _quoted(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_quoted(name)}:{word('', item)}" for name, item in value.items()) + "}"
-    return f"[{','.join(word(key, item) for item in value)}]"
-
-
-def _quoted(text: str) -> str:
-    """Return text that Hydra's grammar reads as this text, with quotes where it needs them."""
-    if PLAIN.fullmatch(text) and not OTHER.fullmatch(text):
-        return text
-    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
-    ending = re.search(r"\\*$", escaped)
-    return f"'{escaped}{ending[0] if ending else ''}'"
+    """Return a plain value in Hydra's grammar; the name of an option, or a list of such, as it is."""
+    if key in GROUPS and isinstance(value, str):
+        return value
+    if key in GROUPS and isinstance(value, list):
+        return f"[{','.join(word(key, item) for item in value)}]"
+    return words.word(value)
 
 
 def _path(key: str, kind: type) -> str:

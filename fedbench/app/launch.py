@@ -14,7 +14,8 @@ import hydra
 from omegaconf import DictConfig
 
 from fedbench.app import resume
-from fedbench.app.compose import COMPLAINTS, CONFIG_NAME, VERSION_BASE, Composer, explain, hydra_kept
+from fedbench.app.compose import CONFIG_NAME, Composer, explain
+from fedbench.app.loader import COMPLAINTS, VERSION_BASE, hydra_kept
 from fedbench.app.private_hydra import get_args_parser
 from fedbench.app.single import FAILED, MISTAKE, OK, attempt, check_processes, checked, new_folder
 from fedbench.app.sweep import sweep

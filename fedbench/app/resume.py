@@ -16,10 +16,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from fedbench.app.compose import Composer
+from fedbench.app.overrides import check_choice
 from fedbench.config.check import check
 from fedbench.config.conf_tree import GROUPS, conf_dirs, label_of, nearest
 from fedbench.config.run_keys import RESERVED
-from fedbench.config.targets import as_word, foreign, trusted
+from fedbench.config.targets import foreign, trusted
+from fedbench.config.words import word
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
@@ -73,8 +75,8 @@ def _check_repeated(
             if (key, value) in classes
             else f"trusts {value}, whose pickles may run code when they are read; if you know who wrote it"
         )
-        is_repeated = given.get(key) == value
-        require(is_repeated, f"resume={folder}: its config {said}, say {as_word(key, value)} as well")
+        is_repeated = given.get(key) == str(value)
+        require(is_repeated, f"resume={folder}: its config {said}, say {key}={word(value)} as well")
 
 
 def record(folder: Path, overrides: list[str]) -> None:
@@ -134,7 +136,7 @@ def _asked(composer: Composer, overrides: Sequence[Override]) -> dict[str, Any]:
         require(not override.is_delete(), f"{text} deletes a key, and a run goes on as it was: leave it out")
         value = override.value()
         if key in GROUPS:
-            composer.check_choice(override)
+            check_choice(override, composer.folders)
             asked[f"choices.{key}"] = ",".join(value) if isinstance(value, list) else value
             if is_matched(key, FREE):
                 asked[key] = plain(composer.compose([str(text)])[key])

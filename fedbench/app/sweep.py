@@ -17,9 +17,11 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedbench.app.compose import Composer, explain, hydra_kept, quoted
+from fedbench.app.compose import Composer, explain
+from fedbench.app.loader import hydra_kept
 from fedbench.app.private_hydra import Callbacks
 from fedbench.app.single import FAILED, INTERRUPTED, OK, attempt, check_processes, checked, folder_key, make_folder
+from fedbench.config.words import quoted
 from fedbench.core.files import read_json
 from fedbench.core.lock import holder, is_held
 from fedbench.core.options import ConfigError, require
@@ -123,7 +125,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         planned = check_cells(composer, master, runs, overrides)
         folder = make_folder(Path(folder_key(master, "hydra.sweep.dir")), fresh=False)
         with open_dict(master.hydra):
-            master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(folder)}")  # with ~ expanded
+            master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")  # with ~ expanded
             master.hydra.sweep.dir = str(folder)
         before = _stamps(folder)
         task = Cell(command, len(runs) or None, scored, quiet, _group(naming, folder))

@@ -14,6 +14,7 @@ from pkgutil import get_importer
 from typing import Any
 
 from fedbench.config.conf_tree import conf_dirs
+from fedbench.config.words import word
 from fedbench.core.moved import current
 
 
@@ -23,21 +24,15 @@ def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str
     return [(key, target) for key, target in _targets(stored) if current(target) not in known]
 
 
-def trusted(stored: Mapping[str, Any]) -> list[tuple[str, str]]:
+def trusted(stored: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return (dotted key, value) of each `trust` that a stored config sets: reading its file may run code."""
     values = {f"{group}.trust": (stored.get(group) or {}).get("trust") for group in ("dataset", "partition")}
-    return [(key, str(value)) for key, value in values.items() if value is not None]
+    return [(key, value) for key, value in values.items() if value is not None]
 
 
-def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
-    """Return (dotted key, value) of all that a command must repeat before a stored config is used."""
-    return [*foreign(stored, config_dir), *trusted(stored)]
-
-
-def as_word(key: str, value: str) -> str:
-    """Return key=value as an override, quoted unless its characters are plain in Hydra's grammar."""
-    text = value.replace("'", "\\'")
-    return f"{key}={value}" if re.fullmatch(r"[\w.\-/]+", value) else f"{key}='{text}'"
+def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[str]:
+    """Return the overrides that a command must repeat before a stored config is used."""
+    return [f"{key}={word(value)}" for key, value in [*foreign(stored, config_dir), *trusted(stored)]]
 
 
 def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fedbench.config.conf_tree import models_with
-from fedbench.config.targets import as_word, to_repeat
+from fedbench.config.targets import to_repeat
 from fedbench.core.files import replace_text
 from fedbench.core.options import ConfigError, MissingColumns, PeerLost
 from fedbench.core.settings import load_config
@@ -99,7 +99,7 @@ def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:
     if options is not None and not Path(options).is_dir():
         options = None
     stored = OmegaConf.to_container(load_config(config)) if config.is_file() else {}
-    return options, [as_word(key, value) for key, value in to_repeat(stored, options)]  # type: ignore[arg-type]
+    return options, to_repeat(stored, options)  # type: ignore[arg-type]
 
 
 def started_by() -> str:

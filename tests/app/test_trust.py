@@ -84,9 +84,9 @@ def test_a_pickle_is_trusted_by_the_command_alone(
     assert exported("run", "--client", "0", "partition.trust=lists.pkl") == 0
 
 
-@pytest.mark.parametrize("value", ["PFL", 7, True])
+@pytest.mark.parametrize(("value", "word"), [("PFL", "PFL"), (7, "7"), (True, "true")])
 def test_a_stored_trust_of_data_is_asked_for_before_anything_is_read(
-    value: Any, here: Path, capsys: pytest.CaptureFixture[str]
+    value: Any, word: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path("run")
     run.mkdir()
@@ -94,9 +94,9 @@ def test_a_stored_trust_of_data_is_asked_for_before_anything_is_read(
     dataset = {"_target_": "fedbench.data.pfllib.PFLlib", "path": "PFL", "trust": value}
     OmegaConf.save(OmegaConf.create({"rounds": 1, "choices": choices, "dataset": dataset}), run / "config.yaml")
     assert main(["resume=run"]) == 2
-    assert f"say dataset.trust={value} as well" in capsys.readouterr().err
+    assert f"say dataset.trust={word} as well" in capsys.readouterr().err
     assert main(["resume=run", "dataset.trust=other"]) == 2
-    assert f"say dataset.trust={value} as well" in capsys.readouterr().err
+    assert f"say dataset.trust={word} as well" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

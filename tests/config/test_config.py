@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench.app.compose import NAME_LENGTH, Composer, cell_name, compose
+from fedbench.app.cell_name import NAME_LENGTH, cell_name
+from fedbench.app.compose import Composer, compose
 from fedbench.config.check import check
 from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import GROUPS, find_conf_dir, group_options, target_of

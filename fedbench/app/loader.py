@@ -1,0 +1,152 @@
+"""Hydra's loader of configurations, and Hydra's global state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from hydra.version import VersionBase, setbase
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from fedbench.app.private_hydra import ConfigRepository
+from fedbench.config.conf_tree import GROUPS
+from fedbench.core.options import ConfigError
+
+VERSION_BASE = "1.3"
+COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
+
+
+@contextmanager
+def hydra_kept() -> Iterator[None]:
+    """Leave Hydra's global state as it was: the calling program may be a Hydra application too."""
+    application, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
+    before = application.hydra, config.cfg, version.version_base
+    application.clear()
+    setbase(VERSION_BASE)
+    try:
+        yield
+    finally:
+        application.hydra, config.cfg, version.version_base = before
+
+
+class CachedRepository(ConfigRepository):
+    """Hydra's repository of option files that reads every file once, as the cells of a sweep share nearly all."""
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        """Look for files in these folders from now on."""
+        super().initialize_sources(config_search_path)
+        self.cached: dict[str, ConfigResult | None] = {}
+
+    def __deepcopy__(self, memo: dict) -> CachedRepository:
+        same = object.__new__(type(self))  # each composition copies the repository
+        vars(same).update(vars(self))
+        return same
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"cached": {}}  # another process reads the files anew
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Return a copy of the file's keys, because composing writes into it.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        if config_path not in self.cached:
+            try:
+                self.cached[config_path] = super().load_config(config_path)
+            except OSError as error:  # also of a file that is no mapping
+                raise ConfigError(f"{config_path}.yaml is no file of keys that can be read: {error}") from error
+        return copy.deepcopy(self.cached[config_path])
+
+
+class Loader(ConfigLoader):
+    """Hydra's loader, which composes a cell of a sweep once for its check, its sweeper and its launcher.
+
+    Options that a constructor has and its YAML file omits need `++` before them in Hydra.  Where a composition fails,
+    it is done again with `++` before every key: what no constructor takes is refused by the check of the values.
+    """
+
+    def __init__(self, hydra: Any):
+        self.hydra = hydra
+        self.hydra.repository = CachedRepository(hydra.get_search_path())
+        self.cells: dict[tuple[str, ...], DictConfig] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"cells": {}}  # another process composes its cells anew
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Compose a configuration."""
+        try:
+            return self.hydra.load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
+        except COMPLAINTS:
+            added = self._added(overrides)
+            if added == overrides:
+                raise
+            return self.hydra.load_configuration(config_name, added, run_mode, False, validate_sweep_overrides)
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose a cell of a sweep, or return a copy of it if `keep_cell` has composed it."""
+        cell = self.cells.get(tuple(sweep_overrides))
+        return self._compose_cell(master_config, sweep_overrides) if cell is None else copy.deepcopy(cell)
+
+    def keep_cell(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose a cell of a sweep, and keep it for the sweeper and the launcher of this process."""
+        cell = self._compose_cell(master_config, sweep_overrides)
+        self.cells[tuple(sweep_overrides)] = copy.deepcopy(cell)
+        return cell
+
+    def _compose_cell(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        try:
+            return self.hydra.load_sweep_config(master_config, list(sweep_overrides))
+        except COMPLAINTS:
+            return self.hydra.load_sweep_config(master_config, self._added(sweep_overrides))
+
+    def _added(self, overrides: Iterable[str]) -> list[str]:
+        """Return the overrides with `++` before those that change a key."""
+        parsed = OverridesParser.create(self).parse_overrides(list(overrides))
+        return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
+
+    def get_search_path(self) -> ConfigSearchPath:
+        """Return the folders with options."""
+        return self.hydra.get_search_path()
+
+    def get_sources(self) -> list:
+        """Return the sources of options."""
+        return self.hydra.get_sources()
+
+    def list_groups(self, parent_name: str) -> list[str]:
+        """Return the groups of options."""
+        return self.hydra.list_groups(parent_name)
+
+    def get_group_options(self, group_name: str, *given: Any, **named: Any) -> list[str]:
+        """Return the options of a group."""
+        return self.hydra.get_group_options(group_name, *given, **named)
+
+    def compute_defaults_list(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Any:
+        """Return the options of a configuration in the order in which they are merged."""
+        return self.hydra.compute_defaults_list(config_name, overrides, run_mode)
+
+
+def _changes_a_key(override: Override) -> bool:
+    group = override.key_or_group in GROUPS or "/" in override.key_or_group
+    return override.type is OverrideType.CHANGE and not group and not override.is_hydra_override()

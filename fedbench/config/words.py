@@ -1,0 +1,47 @@
+"""Values as words of a command line, in the grammar of Hydra's overrides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # texts that Hydra's grammar reads as they stand ...
+OTHER = re.compile(r"(?i)null|true|false|inf|nan|\.\d.*")  # ... unless they are no text there
+QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
+# ~ or ~/..., as a value or a part of one; quoted text is matched first, and left as it is.
+HOME = re.compile(QUOTED + r"|(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")
+
+
+def word(value: Any) -> str:
+    """Return a number, text, None, a list or a dict in Hydra's grammar."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{quoted(name)}:{word(item)}" for name, item in value.items()) + "}"
+    return f"[{','.join(map(word, value))}]"
+
+
+def quoted(text: str) -> str:
+    """Return text that Hydra's grammar reads as this text, with quotes where it needs them."""
+    if PLAIN.fullmatch(text) and not OTHER.fullmatch(text):
+        return text
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
+    ending = re.search(r"\\*$", escaped)
+    return f"'{escaped}{ending[0] if ending else ''}'"
+
+
+def with_home(text: str) -> str:
+    """Return an override with ``~`` expanded in paths: a shell does not expand ``key=~/folder``."""
+    key, equals, value = text.partition("=")
+    return key + equals + HOME.sub(_expanded, value)
+
+
+def _expanded(match: re.Match[str]) -> str:
+    before, path = match.groups()
+    return match[0] if path is None else before + quoted(str(Path(path.rstrip()).expanduser()))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import math
+from collections import UserList
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from fedbench.api.frames import read_frame
 from fedbench.config.targets import to_repeat
@@ -117,22 +118,8 @@ class Run:
         yield "path", shown(self.path)
 
 
-class Runs(Sequence[Run]):
-    """Runs in their order; a slice of them is one, too."""
-
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = list(runs)
-
-    @overload
-    def __getitem__(self, index: int) -> Run: ...
-    @overload
-    def __getitem__(self, index: slice) -> Runs: ...
-    def __getitem__(self, index: int | slice) -> Run | Runs:
-        """The run at a place, or the runs of a slice."""
-        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
-
-    def __len__(self) -> int:
-        return len(self._runs)
+class Runs(UserList[Run]):
+    """Runs in their order.  A slice of them is a `Runs` too."""
 
     def table(
         self,
@@ -149,23 +136,23 @@ class Runs(Sequence[Run]):
         metric: a column of metrics.csv.  select: last, best or best_val.  target: a value to reach.  group: keys of the
         configuration.  form: text, markdown or csv.  Raises ConfigError.
         """
-        require(bool(self._runs), "there are no runs to make a table of")
+        require(bool(self.data), "there are no runs to make a table of")
         for name, value, allowed in (("select", select, SELECTIONS), ("form", form, FORMATS)):
             require(value in allowed, f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
         args = parser().parse_args([])
-        args.folders = [shown(run.path) for run in self._runs]
+        args.folders = [shown(run.path) for run in self.data]
         args.group = group if group is None or isinstance(group, str) else ",".join(group)
         args.metric, args.select, args.target, args.format = metric, select, float(target), form
         args.paper, args.choose = paper, choose
-        args.config_dir = next((run._config_dir for run in self._runs if run._config_dir), None)
+        args.config_dir = next((run._config_dir for run in self.data if run._config_dir), None)
         return Text(report(args)[0])
 
     def __repr__(self) -> str:
-        return f"Runs([{', '.join(map(repr, self._runs))}])"
+        return f"Runs([{', '.join(map(repr, self.data))}])"
 
     def _repr_html_(self) -> str:
         """IPython's: a row for each run."""
-        facts = [dict(run._facts()) for run in self._runs]
+        facts = [dict(run._facts()) for run in self.data]
         names = list(dict.fromkeys(name for one in facts for name in one))
         lines = [names, *([one.get(name, "") for name in names] for one in facts)]
         cells = ["".join(f"<t{'dh'[i == 0]}>{html.escape(cell)}</t{'dh'[i == 0]}>" for cell in line)

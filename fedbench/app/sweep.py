@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,19 +20,17 @@ from fedbench.app.compose import Composer, explain
 from fedbench.app.loader import hydra_kept
 from fedbench.app.private_hydra import Callbacks
 from fedbench.app.single import FAILED, INTERRUPTED, OK, attempt, check_processes, checked, folder_key, make_folder
+from fedbench.app.sweep_table import DONE, outcomes, show_table, stamps
 from fedbench.config.words import quoted
-from fedbench.core.files import read_json
-from fedbench.core.lock import holder, is_held
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import WHEREABOUTS, is_matched
 from fedbench.core.streams import lasting
 from fedbench.core.suggest import suggested
 from fedbench.simulation.log import notice
 from fedbench.simulation.processes import under_torchrun
-from fedbench.simulation.result import has_validation, primary_of, score_of, value_in
+from fedbench.simulation.result import has_validation, primary_of, score_of
 from fedbench.simulation.simulate import Ended, interruptible, recorded, start
-from fedbench.simulation.status import FILE as STATUS
-from fedbench.simulation.summary_text import clients_of, ending_line
+from fedbench.simulation.summary_text import ending_line
 
 BASIC = "BasicSweeper"  # Hydra's, which lists all cells before they run and uses no scores
 DEFAULT_FOLDER = "sweeps"  # sweep_dir in conf/config.yaml, which different sweeps share
@@ -41,13 +38,6 @@ MOST_CELLS = 64  # more than that are checked one swept value at a time ...
 ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
 SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # before the first progress line of long checks, and between lines
 Item = TypeVar("Item")
-DONE = ("finished", "finished already")
-SCORES = {  # columns of the final table
-    "last": "mean personalized score on the test parts, at the last round",
-    "best by val": "the same at the round of the best validation score",
-    "val": "that validation score",
-    "clients": "over how many clients the last mean is, where these are not all",
-}
 
 
 class Swept(NamedTuple):
@@ -127,7 +117,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         with open_dict(master.hydra):
             master.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")  # with ~ expanded
             master.hydra.sweep.dir = str(folder)
-        before = _stamps(folder)
+        before = stamps(folder)
         task = Cell(command, len(runs) or None, scored, quiet, _group(naming, folder))
         interrupted, stopped = _run_cells(composer, master, task)
     rows = outcomes(folder, before, planned)
@@ -248,86 +238,6 @@ def _each_value(runs: list[list[str]]) -> list[list[str]]:
         if value in (*column[:ENDS], *column[-ENDS:])
     ]
     return [first, *others]
-
-
-def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return which version of its status file each cell of a sweep has."""
-    stats = {str(path.parent.relative_to(folder)): path.stat() for path in folder.rglob(STATUS)}
-    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
-
-
-def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str]) -> list[dict[str, Any]]:
-    """Return how each cell of a sweep ended, as its status.json says.
-
-    Args:
-        folder: The sweep's folder.
-        before: `_stamps` before the sweep.
-        planned: The names of the cells; [] where the cells are those whose status has changed.
-
-    Returns:
-        A row (cell, status, score, sentence) per cell.
-    """
-    after = _stamps(folder)
-    changed = [name for name in sorted(after) if after[name] != before.get(name)]
-    planned = [str(Path(name)) for name in planned]  # "" is the sweep's folder itself
-    names = planned or changed
-    return [{"cell": name, **_outcome(folder / name, name in changed)} for name in names]
-
-
-def _outcome(cell: Path, changed: bool) -> dict[str, Any]:
-    """Return the status, score and sentence of a cell; changed: its status is not the one before the sweep."""
-    if is_held(cell):
-        return {"status": "with another process", "score": None, "sentence": holder(cell)}
-    status = {"score": None, "sentence": "", **read_json(cell / STATUS)}
-    if str(status.get("status")).startswith("finished") and not changed:
-        return {**status, "status": "finished already"}
-    if not changed:
-        return {"status": "not started", "score": None, "sentence": ""}
-    if status["status"] == "running":
-        return {**status, "status": "died", "sentence": "its process was killed"}
-    return status
-
-
-def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Print the status of each run of a sweep, with the scores of finished runs, and the number of runs by status.
-
-    Scores are those of the last round and of the round with the best validation score.  The best round by test score is
-    never shown.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    scores = [_scores(folder / row["cell"]) if row["status"] in DONE else {} for row in rows]
-    shown = [name for name in SCORES if name == "last" or any(name in cell for cell in scores)]
-    table = Table(box=None, pad_edge=False)
-    for title in ("cell", "status", *shown, ""):
-        table.add_column(title, overflow="fold")
-    for row, cell in zip(rows, scores, strict=True):
-        table.add_row(row["cell"], row["status"], *(cell.get(name, "") for name in shown), row["sentence"])
-    width = None if sys.stdout.isatty() else 240  # a file has room: nothing is folded there
-    console = Console(markup=False, highlight=False, width=width)
-    console.print()
-    console.print(table)
-    names = list(dict.fromkeys(row["status"] for row in rows))
-    tally = ", ".join(f"{sum(row['status'] == name for row in rows)} {name}" for name in names)
-    console.print(f"\n{len(rows)} cells: {tally or 'none ran'}")
-    lines = [f"{name}: {SCORES[name]}" for name in shown if any(name in cell for cell in scores)]
-    print("\n".join(lines), end="\n" if lines else "", flush=True)
-
-
-def _scores(cell: Path) -> dict[str, str]:
-    """Return the scores of a finished run, by column of the table."""
-    summary = read_json(cell / "summary.json")
-    name = primary_of(summary)
-    found = {
-        "last": value_in(summary, "last", f"personal/{name}"),
-        "best by val": value_in(summary, "best_val", f"personal/{name}"),
-        "val": value_in(summary, "best_val", f"val/{name}"),
-    }
-    shown = {column: f"{value:.4f}" for column, value in found.items() if not math.isnan(value)}
-    if shown and (over := clients_of(summary, summary["last"], f"personal/{name}")):
-        shown["clients"] = over
-    return shown
 
 
 def _print_score(folder: Path, summary: dict[str, Any], score: float) -> None:

@@ -1,0 +1,102 @@
+"""How the cells of a sweep ended, and the table that the command prints at its end."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedbench.core.files import read_json
+from fedbench.core.lock import holder, is_held
+from fedbench.simulation.result import primary_of, value_in
+from fedbench.simulation.status import FILE as STATUS
+from fedbench.simulation.summary_text import clients_of
+
+DONE = ("finished", "finished already")
+SCORES = {  # columns of the final table
+    "last": "mean personalized score on the test parts, at the last round",
+    "best by val": "the same at the round of the best validation score",
+    "val": "that validation score",
+    "clients": "over how many clients the last mean is, where these are not all",
+}
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return which version of its status file each cell of a sweep has."""
+    stats = {str(path.parent.relative_to(folder)): path.stat() for path in folder.rglob(STATUS)}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str]) -> list[dict[str, Any]]:
+    """Return how each cell of a sweep ended, as its status.json says.
+
+    Args:
+        folder: The sweep's folder.
+        before: `stamps` before the sweep.
+        planned: The names of the cells; [] where the cells are those whose status has changed.
+
+    Returns:
+        A row (cell, status, score, sentence) per cell.
+    """
+    after = stamps(folder)
+    changed = [name for name in sorted(after) if after[name] != before.get(name)]
+    planned = [str(Path(name)) for name in planned]  # "" is the sweep's folder itself
+    names = planned or changed
+    return [{"cell": name, **_outcome(folder / name, name in changed)} for name in names]
+
+
+def _outcome(cell: Path, changed: bool) -> dict[str, Any]:
+    """Return the status, score and sentence of a cell; changed: its status is not the one before the sweep."""
+    if is_held(cell):
+        return {"status": "with another process", "score": None, "sentence": holder(cell)}
+    status = {"score": None, "sentence": "", **read_json(cell / STATUS)}
+    if str(status.get("status")).startswith("finished") and not changed:
+        return {**status, "status": "finished already"}
+    if not changed:
+        return {"status": "not started", "score": None, "sentence": ""}
+    if status["status"] == "running":
+        return {**status, "status": "died", "sentence": "its process was killed"}
+    return status
+
+
+def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Print the status of each run of a sweep, with the scores of finished runs, and the number of runs by status.
+
+    Scores are those of the last round and of the round with the best validation score.  The best round by test score is
+    never shown.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    scores = [_scores(folder / row["cell"]) if row["status"] in DONE else {} for row in rows]
+    shown = [name for name in SCORES if name == "last" or any(name in cell for cell in scores)]
+    table = Table(box=None, pad_edge=False)
+    for title in ("cell", "status", *shown, ""):
+        table.add_column(title, overflow="fold")
+    for row, cell in zip(rows, scores, strict=True):
+        table.add_row(row["cell"], row["status"], *(cell.get(name, "") for name in shown), row["sentence"])
+    width = None if sys.stdout.isatty() else 240  # a file has room: nothing is folded there
+    console = Console(markup=False, highlight=False, width=width)
+    console.print()
+    console.print(table)
+    names = list(dict.fromkeys(row["status"] for row in rows))
+    tally = ", ".join(f"{sum(row['status'] == name for row in rows)} {name}" for name in names)
+    console.print(f"\n{len(rows)} cells: {tally or 'none ran'}")
+    lines = [f"{name}: {SCORES[name]}" for name in shown if any(name in cell for cell in scores)]
+    print("\n".join(lines), end="\n" if lines else "", flush=True)
+
+
+def _scores(cell: Path) -> dict[str, str]:
+    """Return the scores of a finished run, by column of the table."""
+    summary = read_json(cell / "summary.json")
+    name = primary_of(summary)
+    found = {
+        "last": value_in(summary, "last", f"personal/{name}"),
+        "best by val": value_in(summary, "best_val", f"personal/{name}"),
+        "val": value_in(summary, "best_val", f"val/{name}"),
+    }
+    shown = {column: f"{value:.4f}" for column, value in found.items() if not math.isnan(value)}
+    if shown and (over := clients_of(summary, summary["last"], f"personal/{name}")):
+        shown["clients"] = over
+    return shown

@@ -21,8 +21,8 @@ import torch
 import yaml
 from conftest import ROOT
 
-from fedbench.app.app import main
 from fedbench.app.compose import compose
+from fedbench.commands import main
 from fedbench.data import _known as known
 from fedbench.simulation import build, simulator
 
@@ -255,7 +255,7 @@ import json, os, random, signal, sys, time
 import torch
 torch.set_num_threads(1)
 import numpy, fedbench.app.launch, fedbench.simulation.simulator, fedbench.report         # before any fork
-from fedbench.app.app import main
+from fedbench.commands import main
 
 def child(words, output, fatal=None):
     '''main(words) in a process of its own; fatal: the number of the event of a file in its folder at which it is

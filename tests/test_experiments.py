@@ -14,8 +14,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedbench.app.app import main
 from fedbench.app.compose import Composer, compose
+from fedbench.commands import main
 from fedbench.config.check import check
 from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import find_conf_dir, group_options

@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.version import VersionBase
 
 import fedbench
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.report.command import main as report
 from fedbench.tools.export import client_state

@@ -20,11 +20,11 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from fedbench.app.app import main
 from fedbench.app.compose import Composer
 from fedbench.app.launch import run_command
 from fedbench.app.single import make_folder
 from fedbench.app.sweep import Cell
+from fedbench.commands import main
 from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError
@@ -150,7 +150,7 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
 def test_answers_come_before_heavy_imports(arguments: list[str], status: int, banned: str) -> None:
     code = (
         "import sys\n"
-        "from fedbench.app.app import main\n"
+        "from fedbench.commands import main\n"
         "status = main(sys.argv[1:])\n"
         f"bad = set({banned!r}.split()) & set(sys.modules); assert not bad, bad\n"
         "sys.exit(status)"

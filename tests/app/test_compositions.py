@@ -9,7 +9,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 import fedbench
 from fedbench.app import single
-from fedbench.app.app import main
+from fedbench.commands import main
 
 QUICK = ["rounds=1", "tracking=disabled", "hardware.executor=vmap", "model.hidden=[4]", "partition.num_clients=4"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.app.app import main
 from fedbench.app.compose import compose
 from fedbench.app.help import asked_help
+from fedbench.commands import main
 from fedbench.config.check import check
 from fedbench.config.conf_tree import GROUPS, group_options
 from fedbench.core.nested import flatten

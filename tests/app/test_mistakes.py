@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from fedbench.app.app import main
 from fedbench.app.compose import Composer
 from fedbench.app.single import FAILED, MISTAKE
-from fedbench.commands import main as command
+from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.simulation.log import LogFile
 
@@ -324,7 +323,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(
     name: str, words: list[str], path: str, around: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag = words[-1]
-    assert command([name, *words, path]) == 2
+    assert main([name, *words, path]) == 2
     out, error = capsys.readouterr()
     assert flag in error and len(error.splitlines()) == 1 and out == ""
     assert {entry.name for entry in Path().iterdir()} == {"run", "folder", "plain"}
@@ -332,7 +331,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(
 
 @pytest.mark.parametrize("words", [["--client", "1", "--out", "new/below/x.pt"], ["--predictions", "new/below/x.npz"]])
 def test_an_export_makes_the_folder_that_is_missing(words: list[str], around: None) -> None:
-    assert command(["export", "run", *words]) == 0
+    assert main(["export", "run", *words]) == 0
     assert [path.suffix for path in Path("new/below").iterdir()] in ([".pt"], [".npz"])
 
 
@@ -342,7 +341,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
 ) -> None:
     Path("old.pt").write_text("old")
     monkeypatch.setattr("fedbench.core.files.os.replace", failing(os.replace, 1))
-    assert command([name, *words, "old.pt"]) == 2
+    assert main([name, *words, "old.pt"]) == 2
     assert "old.pt cannot be written: No space left on device" in sentence(capsys)
     assert Path("old.pt").read_text() == "old" and not list(Path().glob("*.part"))
 
@@ -352,10 +351,10 @@ def test_a_device_is_written_to_and_not_replaced(
 ) -> None:
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert command(["report", "run", "--format", "csv", "--out", "pipe"]) == 0
+    assert main(["report", "run", "--format", "csv", "--out", "pipe"]) == 0
     assert os.read(reader, 6) == b"method" and Path("pipe").is_fifo()
     os.close(reader)
-    assert command(["partition", "--out", "pipe"]) == 2
+    assert main(["partition", "--out", "pipe"]) == 2
     assert "pipe is no file" in capsys.readouterr().err and Path("pipe").is_fifo()
 
 
@@ -407,7 +406,7 @@ def test_a_device_is_written_to_and_not_replaced(
 def test_a_malformed_use_of_a_command(
     name: str, words: list[str], said: str, around: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command([name, *words]) == 2
+    assert main([name, *words]) == 2
     out, error = capsys.readouterr()
     assert said in error and len(error.splitlines()) == 1 and out == ""
     assert {entry.name for entry in Path().iterdir()} <= {"run", "folder", "plain", "f"}

@@ -11,7 +11,7 @@ import pytest
 
 import fedbench
 from fedbench.api.commands import resume_call
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError
 from fedbench.report.runs import find_runs

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedbench.adapters.lora import LoRA
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.core.weights import read_weights
 from fedbench.models.mlp import MLP

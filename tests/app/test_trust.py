@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.config.targets import own_classes
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import load_config

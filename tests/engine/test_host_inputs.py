@@ -175,7 +175,7 @@ def test_a_gpu_is_sent_what_it_would_hold(kind: str) -> None:
 MEASURED = """
 import sys
 from pathlib import Path
-from fedbench.app.app import main
+from fedbench.commands import main
 assert main(sys.argv[1:]) == 0
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print("peak", int(status["VmHWM"].split()[0]) * 1024)  # resident at once, pages of files included

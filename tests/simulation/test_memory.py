@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
 MEASURED = """
 import sys
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.simulation.environment import peak_memory
 import torch
 assert main(sys.argv[1:]) == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.tasks.scores import DIRECTIONS
 
 FOCAL = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.app.app import main as fedbench
+from fedbench.commands import main as fedbench
 from fedbench.tools.contours import chosen, main, segmented, told_apart
 
 SCANS = [

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.models.mlp import MLP
 from fedbench.tools import export_command

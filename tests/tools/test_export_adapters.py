@@ -19,7 +19,7 @@ from fedbench.adapters.bottleneck import Bottleneck
 from fedbench.adapters.lora import LoRA
 from fedbench.adapters.none import NoAdapter
 from fedbench.adapters.parameters import Parameters
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.models.vit_tiny import ViTTiny
 from fedbench.tools import _plain, export, export_command

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedbench.algorithms.fedper import FedPer
-from fedbench.app.app import main as fedbench
+from fedbench.commands import main as fedbench
 from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA
 from fedbench.data.image_folder import ImageFolder

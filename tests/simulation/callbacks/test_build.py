@@ -19,7 +19,7 @@ from conftest import ROOT
 from omegaconf import DictConfig
 from tiny import compose
 
-from fedbench.app.app import main
+from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash
 from fedbench.simulation import checkpoint
@@ -207,7 +207,7 @@ def test_a_killed_run_with_every_callback_goes_on_to_the_same_bytes(tmp_path: Pa
     driver = """
 import os, signal, sys
 from fedbench.simulation import checkpoint
-from fedbench.app.app import main
+from fedbench.commands import main
 real, saved = checkpoint.save, []
 def save(*args):
     saved.append(1)

@@ -18,6 +18,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.app.compose import compose
 from fedbench.core.rows import RowStore
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
@@ -27,7 +28,6 @@ from fedbench.engine.optim import SGD
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.mlp import MLP
 from fedbench.nn.flat import FlatModel
-from fedbench.partition.base import Ragged, Split
 from fedbench.simulation import build
 
 SEED = 20261121

@@ -17,7 +17,7 @@ from tiny import close, play
 
 from fedbench import commands as programs
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.partition.base import Ragged
+from fedbench.core.split import Ragged
 
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("extending", "tasks", "compression", "adapters")]
 FILES = {path: source for page in PAGES for path, source in files(page.read_text()).items()}

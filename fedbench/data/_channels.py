@@ -17,7 +17,7 @@ from fedbench.core.options import require
 from fedbench.data.base import Arrays
 
 if TYPE_CHECKING:
-    from fedbench.partition.base import Split
+    from fedbench.core.split import Split
 
 
 @dataclass(frozen=True)

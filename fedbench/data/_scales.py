@@ -12,7 +12,7 @@ from fedbench.core.mapped import take
 from fedbench.data.base import Arrays
 
 if TYPE_CHECKING:
-    from fedbench.partition.base import Split
+    from fedbench.core.split import Split
 
 log = logging.getLogger(__name__)
 RATIO = 1e3  # of the largest to the smallest standard deviation; a larger ratio causes a warning

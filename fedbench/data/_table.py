@@ -19,7 +19,7 @@ from fedbench.core.constant import EPS, deviation
 from fedbench.data.base import Arrays
 
 if TYPE_CHECKING:
-    from fedbench.partition.base import Split
+    from fedbench.core.split import Split
 
 ScaleFit = Literal["train", "all", "client"]
 Scale = Literal["standard", "max_abs"]

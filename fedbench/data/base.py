@@ -16,7 +16,7 @@ from fedbench.core.mapped import blocks
 from fedbench.core.options import require, require_distinct
 
 if TYPE_CHECKING:
-    from fedbench.partition.base import Split
+    from fedbench.core.split import Split
     from fedbench.tasks.base import Task
 
 TRAIN, VAL, TEST, EXTRA = 0, 1, 2, 3

@@ -25,7 +25,7 @@ from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.image_folder import SUFFIXES
 
 if TYPE_CHECKING:
-    from fedbench.partition.base import Split
+    from fedbench.core.split import Split
 
 PARTS = {"train": TRAIN, "test": TEST}
 TEST_SHARE = 0.2  # of every domain, where no list says

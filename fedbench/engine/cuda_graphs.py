@@ -10,15 +10,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedbench.engine.batch import Batch
 from fedbench.engine.gradients import DirectGradients, GradientRequest
-
-if TYPE_CHECKING:
-    from fedbench.engine.batch import Batch
 
 log = logging.getLogger(__name__)
 Work = Callable[[], None]

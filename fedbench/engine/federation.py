@@ -20,9 +20,9 @@ from torch import Tensor
 from fedbench.core.nested import map_inputs
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom, generator, key
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import Arrays
 from fedbench.engine.host_inputs import Fetched, HostInput, ahead, on_device, sample_size
-from fedbench.partition.base import Ragged, Split
 from fedbench.tasks.base import Task, task_for
 
 Inputs = Tensor | dict[str, Tensor]

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedbench.core.options import require
+from fedbench.engine.batch import Batch
+from fedbench.engine.federation import Inputs
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.rules import ForwardContext
 from fedbench.tasks.base import Task
-
-if TYPE_CHECKING:
-    from fedbench.engine.batch import Batch
-    from fedbench.engine.federation import Inputs
 
 
 class DifferentiatedParameters(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from fedbench.core.rng import RowRandom
+from fedbench.core.split import Split
 from fedbench.data.base import Arrays
-from fedbench.partition.base import Split
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA, Arrays
 
 if TYPE_CHECKING:
-    from fedbench.partition.base import Split
+    from fedbench.core.split import Split
 
 
 def deal_extra(

@@ -16,7 +16,7 @@ from fedbench.core.options import require
 from fedbench.data.base import EXTRA, Arrays
 
 if TYPE_CHECKING:
-    from fedbench.partition.base import Split
+    from fedbench.core.split import Split
 
 
 def hold_out(split: Split, arrays: Arrays, folds: int, fold: int, seed: int) -> Split:

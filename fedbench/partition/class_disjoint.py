@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Natural, require
-from fedbench.partition.base import Ragged, by_class
+from fedbench.core.split import Ragged
+from fedbench.partition.base import by_class
 
 
 class ClassDisjoint:

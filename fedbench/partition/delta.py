@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 
 from fedbench.core.options import ConfigError, Positive, require
-from fedbench.partition.base import Ragged, by_class, deal
+from fedbench.core.split import Ragged
+from fedbench.partition.base import by_class, deal
 
 
 class Delta:

@@ -10,7 +10,8 @@ their partitions; the retries are bounded here, where theirs loop for ever.
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Positive, require
-from fedbench.partition.base import Ragged, by_class, deal
+from fedbench.core.split import Ragged
+from fedbench.partition.base import by_class, deal
 
 # Samples shuffled, and five times the shares drawn, before giving up, whatever max_tries says: some seconds.
 MAX_WORK = 200_000_000

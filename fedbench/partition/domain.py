@@ -9,8 +9,8 @@ the prompt papers cap and ask for 2 train and 2 test samples.
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Positive, require
+from fedbench.core.split import Ragged
 from fedbench.data.base import Arrays
-from fedbench.partition.base import Ragged
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.iid import IID
 

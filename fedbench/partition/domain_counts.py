@@ -7,7 +7,8 @@ Source: pFedNet's code, whose federations of BraTS17 are such tables of clients 
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
-from fedbench.partition.base import Ragged, deal
+from fedbench.core.split import Ragged
+from fedbench.partition.base import deal
 
 
 class DomainCounts:

@@ -27,10 +27,10 @@ import numpy as np
 
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
+from fedbench.core.split import Ragged, Split
 from fedbench.data._names import check_spelling
 from fedbench.data._pickled import NotPlainError, not_plain, read_plain
 from fedbench.data.base import Arrays
-from fedbench.partition.base import Ragged, Split
 
 PARTS = ("train", "val", "test")
 OURS = {f"{part}_{field}" for part in PARTS for field in ("indices", "offsets")}

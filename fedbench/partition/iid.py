@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedbench.partition.base import Ragged
+from fedbench.core.split import Ragged
 
 
 class IID:

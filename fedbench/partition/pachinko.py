@@ -10,7 +10,7 @@ Departs from that code: its clients are shuffled at the end, by an unseeded gene
 import numpy as np
 
 from fedbench.core.options import Positive, require
-from fedbench.partition.base import Ragged
+from fedbench.core.split import Ragged
 
 # CIFAR-100's superclass (0 aquatic mammals, 1 fish, ..., 19 vehicles 2) of its classes, as the data set's files tell.
 CIFAR100 = [

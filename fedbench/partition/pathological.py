@@ -12,7 +12,8 @@ leaves over, stay out.
 import numpy as np
 
 from fedbench.core.options import Count, require
-from fedbench.partition.base import Ragged, deal_shares
+from fedbench.core.split import Ragged
+from fedbench.partition.base import deal_shares
 
 
 class Pathological:

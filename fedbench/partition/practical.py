@@ -10,7 +10,8 @@ For other numbers of clients (the papers use 12 only) the 10% of the many is div
 import numpy as np
 
 from fedbench.core.options import require
-from fedbench.partition.base import Ragged, deal_shares
+from fedbench.core.split import Ragged
+from fedbench.partition.base import deal_shares
 
 
 class Practical:

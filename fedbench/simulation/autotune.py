@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from fedbench.core import rng
 from fedbench.core.faults import is_raised_here, running_layer
 from fedbench.core.options import ConfigError, RunError
+from fedbench.core.split import Ragged
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.ranks import Ranks
 from fedbench.engine.training import LocalTraining
 from fedbench.nn.keyed import Keyed
-from fedbench.partition.base import Ragged
 
 log = logging.getLogger(__name__)
 SECONDS = 10.0  # that timing may take, ...

@@ -24,6 +24,7 @@ from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.rows import RowStore
 from fedbench.core.settings import clients_to_train
+from fedbench.core.split import Split
 from fedbench.data import _known as known
 from fedbench.data._scales import warn_of_scales
 from fedbench.data.base import Arrays
@@ -36,7 +37,7 @@ from fedbench.engine.host_inputs import stay_on_host
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import FlatModel
 from fedbench.partition._folds import hold_out
-from fedbench.partition.base import Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.simulation import autotune
 from fedbench.simulation.autotune import use
 from fedbench.simulation.build_model import build_module, model, reads_inputs

@@ -11,9 +11,9 @@ import numpy as np
 
 from fedbench.core.files import replace_text
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.partition._extra import count_extra
-from fedbench.partition.base import Split
 
 log = logging.getLogger(__name__)
 MOST_CELLS = 200_000  # of clients x classes in partition.json

@@ -17,8 +17,8 @@ from fedbench.channel.cost import RoundCost
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import config_hash, plain
+from fedbench.core.split import Split
 from fedbench.engine.engine import Engine
-from fedbench.partition.base import Split
 from fedbench.simulation import checkpoint
 from fedbench.simulation.environment import now, peak_memory
 from fedbench.tasks import scores

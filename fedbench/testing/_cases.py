@@ -25,10 +25,10 @@ from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import group_options
 from fedbench.config.find_target import find_target
 from fedbench.core.options import ConfigError, require
+from fedbench.core.split import Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.executor import Plan
 from fedbench.engine.federation import Federation
-from fedbench.partition.base import Split
 from fedbench.simulation import build, evaluate
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.instantiate import make

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedbench.core.round_context import Mode
 from fedbench.core.rows import RowStore
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
@@ -21,7 +22,6 @@ from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD, Optimizer
 from fedbench.nn.flat import FlatModel
-from fedbench.partition.base import Ragged, Split
 
 CPU = torch.device("cpu")
 PLANS = {

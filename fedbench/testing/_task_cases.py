@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.options import ConfigError, require
+from fedbench.core.split import Ragged
 from fedbench.engine.federation import Federation
-from fedbench.partition.base import Ragged
 from fedbench.simulation.instantiate import make
 from fedbench.tasks.base import Task
 from fedbench.testing._targets import Target, described, path_of

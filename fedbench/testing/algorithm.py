@@ -23,8 +23,8 @@ from fedbench.channel.compression import Compression
 from fedbench.compression.topk import TopK
 from fedbench.config.conf_tree import group_options
 from fedbench.core.options import ConfigError, RunError
+from fedbench.core.split import Ragged, Split
 from fedbench.engine.cohort import Cohort
-from fedbench.partition.base import Ragged, Split
 from fedbench.simulation import checkpoint, evaluate
 from fedbench.simulation.instantiate import make
 from fedbench.simulation.run_state import Simulation

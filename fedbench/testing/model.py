@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.data.base import Arrays
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation, Inputs
@@ -26,7 +27,6 @@ from fedbench.engine.optim import SGD
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import Batched
 from fedbench.nn.rules import ForwardContext
-from fedbench.partition.base import Split
 from fedbench.simulation import autotune, build
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.outputs import check_outputs

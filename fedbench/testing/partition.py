@@ -13,8 +13,9 @@ import numpy as np
 
 from fedbench.core.faults import describe_error
 from fedbench.core.options import ConfigError, require
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.partition.base import Ragged, Split, build_split, labels_for
+from fedbench.partition.base import build_split, labels_for
 from fedbench.simulation.instantiate import make
 from fedbench.testing import _probes as probes
 from fedbench.testing._suite import Broken, Report, Skipped, Suite

@@ -26,8 +26,8 @@ from fedbench.core.options import ConfigError, require
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedbench.core.split import Split
     from fedbench.data.base import Arrays
-    from fedbench.partition.base import Split
 
 WEIGHTS = "inception_v3_google-0cc3c7bd.pth"
 BATCH = 64

@@ -13,8 +13,8 @@ from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.destination import check_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
+from fedbench.core.split import Split
 from fedbench.partition._extra import count_extra
-from fedbench.partition.base import Split
 from fedbench.report.drawing import SUFFIXES
 
 if TYPE_CHECKING:

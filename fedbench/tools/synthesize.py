@@ -22,8 +22,8 @@ from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 
 if TYPE_CHECKING:
+    from fedbench.core.split import Split
     from fedbench.data.base import Arrays
-    from fedbench.partition.base import Split
     from fedbench.synthesis.diffusion import Predictor
     from fedbench.tasks.denoising import Schedule
 

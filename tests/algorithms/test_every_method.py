@@ -18,9 +18,9 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.local import Local
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Ragged, Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.optim import SGD
-from fedbench.partition.base import Ragged, Split
 from fedbench.simulation import build
 
 OPTIONS: dict[str, list[str]] = {  # by method, what else its YAML may say

@@ -23,8 +23,8 @@ from torch import nn
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedrod import FedRoD
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.engine.optim import SGD
-from fedbench.partition.base import Split
 
 
 def rod_by_hand(x: np.ndarray, y: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:

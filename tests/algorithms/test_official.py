@@ -47,13 +47,13 @@ from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.scaffold import Scaffold
 from fedbench.core import rng
+from fedbench.core.split import Ragged
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.models.applenet import AppleNet
 from fedbench.models.mlp import MLP
 from fedbench.nn.flat import FlatModel
-from fedbench.partition.base import Ragged
 from fedbench.simulation import evaluate
 
 GOLDEN = Path(__file__).parents[1] / "golden"

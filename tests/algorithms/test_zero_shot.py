@@ -13,10 +13,10 @@ from tiny import all_clients, close, play, split_of
 
 from fedbench.algorithms.zero_shot import ZeroShot
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.models import clip as towers
-from fedbench.partition.base import Split
 from fedbench.simulation import evaluate
 
 

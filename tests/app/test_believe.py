@@ -17,9 +17,9 @@ from tiny import compose
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import save_config
+from fedbench.core.split import Split
 from fedbench.data import _known as known
 from fedbench.data.base import Arrays
-from fedbench.partition.base import Split
 from fedbench.simulation import build, checkpoint
 from fedbench.simulation.run_folder import is_finished
 from fedbench.simulation.simulator import run

@@ -10,11 +10,12 @@ import pytest
 from tiny import compose
 
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Ragged, Split
 from fedbench.data._table import TableFit
 from fedbench.data.base import Arrays
 from fedbench.data.clinical import Clinical
 from fedbench.data.table_csv import TableCsv
-from fedbench.partition.base import Ragged, Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.iid import IID
 from fedbench.simulation import build
 

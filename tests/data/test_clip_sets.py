@@ -21,12 +21,13 @@ from tiny import compose
 
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.data import _images as images
 from fedbench.data._files import cached_array
 from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares, open_picture
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.clip_sets import DTD, Caltech101, Flowers102, Food101, OxfordPets, PictureSet, resplit
-from fedbench.partition.base import Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.class_disjoint import ClassDisjoint
 
 torchvision = pytest.importorskip("torchvision")

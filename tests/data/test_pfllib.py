@@ -17,8 +17,8 @@ from tiny import compose
 
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import save_config
+from fedbench.core.split import Split
 from fedbench.data.pfllib import PFLlib
-from fedbench.partition.base import Split
 from fedbench.report.runs import Run
 from fedbench.simulation import build
 from fedbench.simulation.simulator import run

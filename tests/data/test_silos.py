@@ -15,11 +15,12 @@ from tiny import compose
 
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.data.image_folder import ImageFolder
 from fedbench.data.image_table import ImageTable
 from fedbench.partition._subjects import cut_subjects, rarest_label
-from fedbench.partition.base import Ragged, Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.domain import Domain
 from fedbench.simulation import build, simulator

@@ -16,12 +16,13 @@ from tiny import CPU, compose
 
 from fedbench.config.check import check
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Ragged, Split
 from fedbench.data._scales import scales, warn_of_scales
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.diabetes442 import Diabetes442
 from fedbench.data.table_csv import TableCsv
 from fedbench.engine.federation import Federation
-from fedbench.partition.base import Ragged, Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.domain import Domain
 from fedbench.partition.iid import IID
 from fedbench.simulation import build

@@ -38,6 +38,7 @@ from fedbench.algorithms.per_fedavg import PerFedAvg
 from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, RunError
+from fedbench.core.split import Ragged
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
@@ -45,7 +46,6 @@ from fedbench.engine.per_client import PerClient
 from fedbench.engine.training import LocalTraining
 from fedbench.models.resnet import ResNet
 from fedbench.nn.flat import FlatModel
-from fedbench.partition.base import Ragged
 from fedbench.simulation import evaluate
 from fedbench.simulation.build import make
 from fedbench.simulation.devices import shared_evaluation_batch

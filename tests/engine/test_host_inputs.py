@@ -14,13 +14,13 @@ from tiny import CPU, all_clients, compose, engine_on, equal, mlp, split_of
 
 from fedbench.config.check import check
 from fedbench.core.settings import config_hash
+from fedbench.core.split import Split
 from fedbench.data.base import Arrays
 from fedbench.data.synthetic import Synthetic
 from fedbench.engine import host_inputs
 from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
 from fedbench.engine.training import LocalTraining
-from fedbench.partition.base import Split
 from fedbench.simulation import build
 from fedbench.simulation.simulator import run
 

@@ -11,10 +11,11 @@ from tiny import CPU, all_clients, engine, equal, seeded
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.data.base import Arrays
 from fedbench.data.synthetic import Synthetic
 from fedbench.engine.federation import Federation
-from fedbench.partition.base import Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.iid import IID
 
 

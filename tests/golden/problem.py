@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from sklearn.datasets import load_digits
 
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import Arrays
-from fedbench.partition.base import Ragged, Split
 
 TRAIN, TEST = (43, 77, 60, 25, 91, 38), (20, 31, 24, 17, 40, 22)  # samples of each client
 EVERYBODY = tuple(range(len(TRAIN)))

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from tiny import CPU, engine_on, seeded, split_of
 from torch import Tensor
 
+from fedbench.core.split import Split
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import SGD, Optimizer
 from fedbench.models.clip_prompt import CLIPPrompt
 from fedbench.nn.flat import FlatModel
-from fedbench.partition.base import Split
 from fedbench.tasks.base import task_for
 
 SIZES = (7, 12, 4, 9)

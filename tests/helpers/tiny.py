@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fedbench.algorithms.base import Algorithm
 from fedbench.app.compose import Composer
 from fedbench.config.choices import with_choices
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Plan
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import Optimizer
-from fedbench.partition.base import Ragged, Split
 from fedbench.tasks.base import Task
 from fedbench.testing._federation import (
     CPU,

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.data.base import TEST, Arrays
-from fedbench.partition.base import Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.delta import Delta
 from fedbench.partition.domain_counts import DomainCounts
 

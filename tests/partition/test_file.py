@@ -12,8 +12,9 @@ import pytest
 from tiny import compose
 
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Split
 from fedbench.data.base import TEST, Arrays
-from fedbench.partition.base import Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.file import File
 from fedbench.simulation.simulator import run
 

@@ -11,9 +11,10 @@ from tiny import compose
 
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain, save_config
+from fedbench.core.split import Split
 from fedbench.data.base import EXTRA, TRAIN, Arrays
 from fedbench.partition._folds import hold_out
-from fedbench.partition.base import Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.iid import IID
 from fedbench.report.choose import choose
 from fedbench.report.runs import find_runs

@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 from tiny import calls
 
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.digits import Digits
 from fedbench.data.synthetic import Synthetic
 from fedbench.partition import dirichlet
-from fedbench.partition.base import Ragged, Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.class_disjoint import ClassDisjoint
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.domain import Domain

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from properties import the_same_every_time
 
 from fedbench.core.options import ConfigError
+from fedbench.core.split import Ragged, Split
 from fedbench.data.base import TEST, Arrays
-from fedbench.partition.base import Ragged, Split, build_split
+from fedbench.partition.base import build_split
 from fedbench.partition.class_disjoint import ClassDisjoint
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.domain import Domain

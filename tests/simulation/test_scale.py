@@ -24,10 +24,10 @@ from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_ce import PGFedCE
 from fedbench.core.options import ConfigError
 from fedbench.core.rows import RowStore
+from fedbench.core.split import Ragged
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
-from fedbench.partition.base import Ragged
 from fedbench.simulation import build, evaluate
 from fedbench.tasks.base import task_for
 

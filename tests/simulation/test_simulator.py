@@ -27,10 +27,10 @@ from fedbench.algorithms.pgfed import PGFed
 from fedbench.config.choices import named_classes
 from fedbench.core.options import ConfigError, RunError
 from fedbench.core.settings import plain
+from fedbench.core.split import Split
 from fedbench.data.base import Arrays
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
-from fedbench.partition.base import Split
 from fedbench.simulation import build, checkpoint, simulator
 from fedbench.simulation.simulator import Simulation, run
 from fedbench.tasks.classification import Classification

@@ -17,9 +17,9 @@ from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import add_later, config_hash, plain
+from fedbench.core.split import Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.training import LocalTraining
-from fedbench.partition.base import Split
 from fedbench.simulation.callbacks.checkpoint import Checkpoint
 from fedbench.simulation.sampling import draw_cohort, pace, survivors
 from fedbench.simulation.simulator import prepare, run, run_round

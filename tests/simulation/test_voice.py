@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tiny import compose
 
+from fedbench.core.split import Ragged, Split
 from fedbench.core.suggest import suggested
 from fedbench.data.base import Arrays
 from fedbench.engine.federation import Federation
-from fedbench.partition.base import Ragged, Split
 from fedbench.report.paper import commands
 from fedbench.simulation.reporting import what_is_learned
 from fedbench.simulation.simulator import run

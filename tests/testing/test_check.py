@@ -21,7 +21,7 @@ from torch import nn
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.core.options import NonNegative, Positive
-from fedbench.partition.base import Ragged
+from fedbench.core.split import Ragged
 from fedbench.tasks.base import Task, mean_loss
 from fedbench.tasks.classification import Classification
 

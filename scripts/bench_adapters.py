@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from fedbench.adapters.lora import LoRA
 from fedbench.app.compose import compose
 from fedbench.models.vit_tiny import ViTTiny
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation import simulator
 
 B, TURNS = 4, 15

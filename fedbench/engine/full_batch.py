@@ -22,8 +22,8 @@ from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import chain_gradient, plus_extra
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import ForwardContext
 from fedbench.tasks.base import Tally
 
 # (model, rows, inputs x [k, b, ...], targets y [k, b, ...], class mask [k, C] or None) -> by name [k, b, ...]

@@ -19,12 +19,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedbench.core.faults import running_layer
 from fedbench.core.options import require
+from fedbench.core.private_torch import BatchNorm
 from fedbench.engine.batch import Batch
 from fedbench.engine.federation import Inputs
+from fedbench.nn.batched_operators import BATCH_OF_ONE, ForwardContext
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import ForwardContext
 from fedbench.tasks.base import Task
 
 
@@ -166,15 +168,18 @@ def training_pass(
     statistics = {name: params[name].detach().clone() for name in model.buffer_names}
     context = ForwardContext(True, dropout_keys)
     try:
-        return model.apply(params | statistics, x, True, context, until), statistics, context.extra_losses
+        logits = model.apply(params | statistics, x, True, context, until)
     except ValueError as error:
-        require(
-            "more than 1 value per channel" not in str(error),
-            "a batch of one sample has no statistics for the model's batch norm: local.drop_last=true leaves out a "
-            "last batch of one; if it is set, local.batch_size is 1 or a client has one sample: take a larger "
-            "local.batch_size, clients with more samples, or another norm",
-        )
+        layer = running_layer(error)
+        is_norm = layer is not None and isinstance(layer[1], BatchNorm)
+        require(not is_norm or _batch_size(x) > 1, BATCH_OF_ONE)
         raise
+    return logits, statistics, context.extra_losses
+
+
+def _batch_size(x: Inputs) -> int:
+    first = next(iter(x.values())) if isinstance(x, dict) else x
+    return first.shape[1]
 
 
 def plus_extra(losses: Tensor, extra: Sequence[Tensor], weight: Tensor | None = None) -> Tensor:

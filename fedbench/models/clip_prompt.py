@@ -32,8 +32,8 @@ from fedbench.data._files import cached
 from fedbench.data.base import Arrays
 from fedbench.models import clip as towers
 from fedbench.models.tiny_clip import TINY, pretrain
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.program import Layers, never_called
-from fedbench.nn.rules import ForwardContext
 
 log = logging.getLogger(__name__)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedbench.nn.batched_operators import LOW, Params, layout
 from fedbench.nn.program import Program
-from fedbench.nn.rules import LOW, Params, layout
 
 Out = dict[str, Tensor]  # by parameter name, the views that gradients are written into; others are not computed
 aten = torch.ops.aten

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, require
 from fedbench.core.private_torch import BatchNorm
+from fedbench.nn.batched_operators import ForwardContext, Tap
 from fedbench.nn.chain import Chain
 from fedbench.nn.forward import ForwardPass, Inputs
 from fedbench.nn.freezing import freeze as _freeze
 from fedbench.nn.freezing import is_frozen_by_name
 from fedbench.nn.program import Program, never_called
 from fedbench.nn.row_layout import RowLayout, refuse_dead_patterns
-from fedbench.nn.rules import ForwardContext, Tap
 
 
 class FlatModel(RowLayout):

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import listed, require
+from fedbench.nn.batched_operators import LOW, ForwardContext, Tap
 from fedbench.nn.chain import Chain, LowChain
 from fedbench.nn.program import layers_of, trace
-from fedbench.nn.rules import LOW, ForwardContext, Tap
 from fedbench.nn.vmapped import VmappedModule
 
 Inputs = Tensor | dict[str, Tensor]

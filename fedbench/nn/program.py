@@ -1,8 +1,8 @@
 """A module's forward pass on many parameter sets at once, written natively where that is known to pay.
 
-`Program` is a module traced by torch.fx into a list of operations: layers, which rules.py computes for one or for many
-parameter sets, and functions of tensors, which are the same for both but for the axis k in front.  A module that uses
-anything outside these tables is not traced: `FlatModel` then maps it with torch.vmap, slower but as general.
+`Program` is a module traced by torch.fx into a list of operations: layers, which batched_operators.py computes for one
+or for many parameter sets, and functions of tensors, which are the same for both but for the axis k in front.  A module
+that uses anything outside these tables is not traced: `FlatModel` then maps it with torch.vmap, slower but as general.
 
 Letters: k parameter sets (clients), B batch.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from fedbench.core.options import ConfigError, require
 from fedbench.core.private_torch import has_hooks
-from fedbench.nn.rules import RULES, ForwardContext, Params, is_plain_table
+from fedbench.nn.batched_operators import OPERATORS, ForwardContext, Params, is_plain_table
 
 POINTWISE = {
     operator.add,
@@ -86,7 +86,7 @@ class _Tracer(fx.Tracer):
         return out
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in RULES or (
+        return type(m) in OPERATORS or (
             super().is_leaf_module(m, module_qualified_name) and not isinstance(m, nn.Sequential)
         )
 
@@ -141,7 +141,7 @@ class Program:
         if node.op == "call_module":
             module = self.modules[str(node.target)]
             name = self.prefix + str(node.target)
-            return RULES[type(module)](module, name, params, env[node.args[0]], many, context)  # type: ignore[index]
+            return OPERATORS[type(module)](module, name, params, env[node.args[0]], many, context)  # type: ignore[index]
         if node.op == "get_attr":
             return params[self.prefix + str(node.target)]
         args, kwargs = [_value(a, env) for a in node.args], dict(node.kwargs)
@@ -177,8 +177,11 @@ def never_called(name: str) -> str:
 
 
 class Layers:
-    """The layers of a module that computes many clients by itself (`flat.Batched`), each by its rule or, where it is
-    made of others, as a program of its own: so that adapters, taps and captures reach them."""
+    """The layers of a module that computes many clients by itself (`forward.Batched`).
+
+    Each is computed by its operator, or as a traced graph if it is made of others, so that adapters, taps and captures
+    reach them.
+    """
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -187,8 +190,8 @@ class Layers:
     def apply(self, name: str, x: Tensor, params: Params, many: bool, context: ForwardContext) -> Tensor:
         """The layer of that name on x, [k, ...] with params [k, ...] each if many, but for the frozen ones."""
         layer = self.module.get_submodule(name)
-        if type(layer) in RULES:
-            y = RULES[type(layer)](layer, name, params, x, many, context)
+        if type(layer) in OPERATORS:
+            y = OPERATORS[type(layer)](layer, name, params, x, many, context)
             return context.passed(name, y, params, many) if context.looks else y
         if name not in self._programs:
             self._trace(name)
@@ -200,7 +203,7 @@ class Layers:
     def trace_all(self) -> None:
         """Trace every layer now: torch.fx must not do so while threads call modules."""
         for name, layer in self.module.named_modules():
-            if name and type(layer) not in RULES:
+            if name and type(layer) not in OPERATORS:
                 self._trace(name)
 
     def _trace(self, name: str) -> None:
@@ -243,7 +246,7 @@ def _known(node: fx.Node, program: Program) -> bool:
         running = not isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) or module.momentum is not None
         table = not isinstance(module, nn.Embedding) or is_plain_table(module)
         only_input = len(node.args) == 1 and not node.kwargs
-        return type(module) in RULES and plain and images and running and table and only_input
+        return type(module) in OPERATORS and plain and images and running and table and only_input
     if node.op == "get_attr":  # a parameter or a buffer that meets a batch in a pointwise operation
         meets = all(user.target in POINTWISE and any(_is_result(a) for a in user.args) for user in node.users)
         return meets and str(node.target) in program.shapes

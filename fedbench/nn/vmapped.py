@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
-from fedbench.nn.keyed import Keyed
+from fedbench.nn.batched_operators import ForwardContext, KeyedDropout, Params
+from fedbench.nn.client_random import ClientRandom
 from fedbench.nn.program import never_called
-from fedbench.nn.rules import ForwardContext, KeyedDropout, Params
 
 
 class VmappedModule:
@@ -37,7 +37,7 @@ class VmappedModule:
                 dropout.key = key
             own = {n: p for n, p in row.items() if n in self._names}
             seen = replace(context, captured={})
-            with Keyed(key, many), _looking(module, seen, row):
+            with ClientRandom(key, many), _looking(module, seen, row):
                 if until is None:
                     return torch.func.functional_call(module, own, (x,)), seen.captured
                 return _until(module, until, lambda: torch.func.functional_call(module, own, (x,))), seen.captured

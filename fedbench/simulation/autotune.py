@@ -27,7 +27,7 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Executor, Plan
 from fedbench.engine.ranks import Ranks
 from fedbench.engine.training import LocalTraining
-from fedbench.nn.keyed import Keyed
+from fedbench.nn.client_random import ClientRandom
 
 log = logging.getLogger(__name__)
 SECONDS = 10.0  # that timing may take, ...
@@ -152,7 +152,7 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
     for m in module.modules():
         m.register_forward_hook(note_if_moved)
     index = torch.from_numpy(small.federation.splits["train"].indices).to(device)
-    with torch.no_grad(), torch.random.fork_rng(), Keyed(None, False):
+    with torch.no_grad(), torch.random.fork_rng(), ClientRandom(None, False):
         module(small.federation.gather(index)[0])
     return drawing[0] if drawing else "the model"
 

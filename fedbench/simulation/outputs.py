@@ -20,9 +20,9 @@ from fedbench.core.faults import describe_error
 from fedbench.core.nested import map_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import Batched
-from fedbench.nn.rules import ForwardContext
 
 
 def check_parameters(module: Any, name: str) -> None:

@@ -21,8 +21,8 @@ from fedbench.adapters.base import Adapter
 from fedbench.core.options import require
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.instantiate import make
 from fedbench.testing._cases import TINY, composed

@@ -24,9 +24,9 @@ from fedbench.data.base import Arrays
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import SGD
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import Batched
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation import autotune, build
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.outputs import check_outputs

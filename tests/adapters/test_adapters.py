@@ -23,8 +23,8 @@ from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain
 from fedbench.engine.federation import Federation
 from fedbench.models.vit_tiny import ViTTiny
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation import build
 
 TINY = ["model=vit_tiny", "model.patch=2", "model.width=8", "model.heads=2", "model.depth=2"]

@@ -15,7 +15,7 @@ from cases import everything, same
 from tiny import compose
 from torch import Tensor
 
-from fedbench.nn.rules import ForwardContext
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.simulation import simulator
 from fedbench.simulation.run_state import Simulation
 

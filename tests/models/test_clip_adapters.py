@@ -22,8 +22,8 @@ from fedbench.core.options import ConfigError
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
 from fedbench.models.clip_prompt import CLIPPrompt
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation import build
 from fedbench.simulation.instantiate import make
 from fedbench.tasks.base import task_for

@@ -15,8 +15,8 @@ from fedbench.models._norms import norm_layer
 from fedbench.models.dnet import DNet
 from fedbench.models.tabnet import GhostNorm, TabNet, sparsemax
 from fedbench.models.unet import UNet
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import ForwardContext
 
 
 def groups(name: str) -> dict[str, list[str]]:

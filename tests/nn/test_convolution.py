@@ -12,8 +12,8 @@ from fedbench.engine.batch import Batch
 from fedbench.engine.gradients import chain_gradient
 from fedbench.models.resnet import ResNet
 from fedbench.nn import chain
+from fedbench.nn.batched_operators import layout
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.rules import layout
 from fedbench.tasks.classification import Classification
 
 K, B = 3, 4

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fedbench.core.options import ConfigError, MissingColumns
 from fedbench.models.fedavg_cnn import FedAvgCNN
 from fedbench.models.resnet import ResNet
-from fedbench.nn import rules
+from fedbench.nn import batched_operators
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.freezing import is_frozen_norm
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation.status import sentence_of
 
 K = 3
@@ -434,7 +434,7 @@ def test_what_the_table_does_not_know_is_mapped(how: str) -> None:
 
 def test_every_rule_is_covered_here() -> None:
     used = {type(m) for make, _ in MODULES.values() for m in seeded(make).modules()}
-    assert set(rules.RULES) - used == {nn.Dropout}
+    assert set(batched_operators.OPERATORS) - used == {nn.Dropout}
 
 
 @pytest.mark.parametrize("name", ["fedavg cnn", "residual network"])

@@ -28,9 +28,9 @@ from fedbench.engine import full_batch
 from fedbench.engine.engine import Engine
 from fedbench.engine.executor import Plan, plans
 from fedbench.engine.optim import SGD
+from fedbench.nn.batched_operators import ForwardContext
+from fedbench.nn.client_random import ClientRandom
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.keyed import Keyed
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation import autotune, build
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
@@ -255,7 +255,7 @@ def test_attention_is_torchs(masks: str, kind: dict) -> None:
     layer = seeded(lambda: nn.MultiheadAttention(6, 2, batch_first=True, **kind))
     x = torch.randn(5, 4, 6)
     k, v = (torch.randn(5, 4, kind.get(n, 6)) for n in ("kdim", "vdim"))
-    with Keyed(None, True):
+    with ClientRandom(None, True):
         found = layer(x, k, v, **MASKS[masks])
     expected = layer(x, k, v, **MASKS[masks])
     close(found[0], expected[0])
@@ -267,7 +267,7 @@ def test_attention_is_torchs(masks: str, kind: dict) -> None:
 def test_attention_without_a_batch_is_torchs() -> None:
     layer, x = seeded(lambda: nn.MultiheadAttention(6, 2)), torch.randn(4, 6)
     padding = torch.tensor([False, False, True, False])
-    with Keyed(None, True):
+    with ClientRandom(None, True):
         found = layer(x, x, x, key_padding_mask=padding)
     for a, b in zip(found, layer(x, x, x, key_padding_mask=padding)):
         close(a, b)
@@ -276,7 +276,7 @@ def test_attention_without_a_batch_is_torchs() -> None:
 def test_attention_drops_weights_and_grows_the_others() -> None:
     layer = seeded(lambda: nn.MultiheadAttention(6, 2, dropout=0.25, batch_first=True))
     x = torch.randn(40, 8, 6)
-    with Keyed(torch.tensor(3), False):
+    with ClientRandom(torch.tensor(3), False):
         weights = layer(x, x, x, average_attn_weights=False)[1]  # [B, H, L, S]
     whole = layer.eval()(x, x, x, average_attn_weights=False)[1]
     kept = weights != 0
@@ -297,11 +297,11 @@ def test_attention_drops_weights_and_grows_the_others() -> None:
 )
 def test_products_of_attention_are_torchs(how: dict) -> None:
     q, k, v = torch.randn(3, 5, 2, 4, 3)
-    with Keyed(None, True):
+    with ClientRandom(None, True):
         found = F.scaled_dot_product_attention(q, k, v, **how)
     expected = F.scaled_dot_product_attention(q, k, v, **how)
     close(found, expected)
-    with Keyed(torch.tensor(1), False):
+    with ClientRandom(torch.tensor(1), False):
         dropped = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5, **how)
         close(F.scaled_dot_product_attention(q, k, v, dropout_p=1e-9, **how), expected)
     assert not torch.allclose(dropped, expected)
@@ -313,7 +313,7 @@ def test_layers_with_dropout_between_them_are_torchs_layers(kind: type[nn.RNNBas
     """At a probability of nearly 0 nothing is dropped; at 1 nothing but biases reaches the last layer."""
     net = seeded(lambda: kind(6, 5, 3, dropout=1e-9, batch_first=True, **more))
     x = torch.randn(4, 7, 6)
-    with Keyed(torch.tensor(3), False):
+    with ClientRandom(torch.tensor(3), False):
         found = net(x)
         net.dropout = 1.0
         none, other = net(x)[0], net(torch.randn(4, 7, 6))[0]
@@ -356,7 +356,7 @@ def test_written_out_layers_are_torchs(kind: Callable[..., nn.RNNBase], more: di
         loss = sum((t * torch.linspace(-1, 1, t.numel()).view(t.shape)).sum() for t in (out, *lasts))
         return [out, *lasts, *torch.autograd.grad(loss, list(net.parameters()))]
 
-    with Keyed(None, True):
+    with ClientRandom(None, True):
         found = run()
     for a, b in zip(found, run()):
         close(a, b)

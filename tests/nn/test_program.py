@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbench.nn import rules
+from fedbench.nn import batched_operators
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.program import trace
-from fedbench.nn.rules import ForwardContext
 
 
 class Residual(nn.Module):
@@ -31,7 +31,9 @@ def test_outputs_that_nothing_reads_any_more_are_let_go(monkeypatch: pytest.Monk
     made: list[weakref.ref] = []
     alive: list[int] = []  # earlier outputs, when a layer begins
 
-    def tanh(m: nn.Module, name: str, p: rules.Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+    def tanh(
+        m: nn.Module, name: str, p: batched_operators.Params, x: Tensor, many: bool, context: ForwardContext
+    ) -> Tensor:
         alive.append(sum(one() is not None for one in made))
         y = x.tanh()
         made.append(weakref.ref(y))
@@ -40,7 +42,7 @@ def test_outputs_that_nothing_reads_any_more_are_let_go(monkeypatch: pytest.Monk
     module = Residual()
     traced = trace(module)
     assert traced is not None
-    monkeypatch.setitem(rules.RULES, nn.Tanh, tanh)
+    monkeypatch.setitem(batched_operators.OPERATORS, nn.Tanh, tanh)
     x = torch.randn(3, 4)
     with torch.no_grad():
         got = traced.run({}, (x,), False, ForwardContext())

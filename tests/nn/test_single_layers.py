@@ -18,10 +18,10 @@ from fedbench.engine.federation import Federation
 from fedbench.engine.gradients import training_pass
 from fedbench.engine.optim import SGD
 from fedbench.engine.step import Step
+from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import Batched
 from fedbench.nn.program import Layers
-from fedbench.nn.rules import ForwardContext
 from fedbench.simulation.outputs import check_outputs
 
 K, B = 3, 5

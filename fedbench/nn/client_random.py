@@ -1,10 +1,10 @@
 """Random numbers of a mapped module, keyed by the client, and fused layers in a form that vmap and autograd follow.
 
 A module outside the table of program.py runs its own forward pass.  Its random numbers must be those of the client's
-key, not of torch's global generator: otherwise a run does not repeat itself, and depends on the executor.  `Keyed`
-stands between the module and torch for the time of a pass and answers what draws: dropout in all its forms (attention
-and recurrent layers included), Bernoulli masks (stochastic depth), uniform and normal noise.  What draws otherwise is
-noticed before round 1 (autotune.py).
+key, not of torch's global generator: otherwise a run does not repeat itself, and depends on the executor.
+`ClientRandom` stands between the module and torch for the time of a pass and answers what draws: dropout in all its
+forms (attention and recurrent layers included), Bernoulli masks (stochastic depth), uniform and normal noise.  What
+draws otherwise is noticed before round 1 (autotune.py).
 
 Recurrent layers run in training mode, without torch's own dropout (cuDNN has a gradient in that mode alone), and are
 written out for several clients.  While the mode is active, PyTorch's encoder layers take no fast path of evaluation,
@@ -26,11 +26,11 @@ from torch.overrides import TorchFunctionMode
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom, key
 
-Rule = Callable[..., Any]  # (mode, torch's function, *its arguments) -> what it returns
+RandomFunction = Callable[..., Any]  # (mode, torch's function, *its arguments) -> what it returns
 ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
-class Keyed(TorchFunctionMode):
+class ClientRandom(TorchFunctionMode):
     """The mode in which a mapped module's pass runs: the i-th draw is a function of the client's key and i.
 
     client_key: int64 [] (None: nothing is in training).  many: whether torch.vmap maps the pass.
@@ -41,8 +41,8 @@ class Keyed(TorchFunctionMode):
         self.client_key, self.many, self.draws = client_key, many, 0
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        rule = RULES.get(func)
-        return func(*args, **(kwargs or {})) if rule is None else rule(self, func, *args, **(kwargs or {}))
+        function = RANDOM_FUNCTIONS.get(func)
+        return func(*args, **(kwargs or {})) if function is None else function(self, func, *args, **(kwargs or {}))
 
     def random(self, like: Tensor) -> RowRandom:
         """The next draw, of one row."""
@@ -59,7 +59,7 @@ class Keyed(TorchFunctionMode):
 
 # -- dropout ---------------------------------------------------------------------------------------------------
 def _dropout(
-    mode: Keyed,
+    mode: ClientRandom,
     func: Any,
     input: Tensor,
     p: float = 0.5,
@@ -70,21 +70,21 @@ def _dropout(
     return mode.masked(input, p, input.shape) if training and train and p > 0 else input
 
 
-def _channels(axes: int) -> Rule:
-    """A rule: dropout of whole channels of [B, C, ...], or of [C, ...] where the input has so many axes."""
+def _channels(axes: int) -> RandomFunction:
+    """Return dropout of whole channels of [B, C, ...], or of [C, ...] where the input has so many axes."""
 
-    def rule(
-        mode: Keyed, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    def drawn(
+        mode: ClientRandom, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
         lead = 1 if input.dim() == axes else 2
         shape = (*input.shape[:lead], *(1,) * (input.dim() - lead))
         return mode.masked(input, p, shape) if training and p > 0 else input
 
-    return rule
+    return drawn
 
 
 def _product_attention(
-    mode: Keyed,
+    mode: ClientRandom,
     func: Any,
     query: Tensor,
     key: Tensor,
@@ -114,7 +114,7 @@ def _additive(hidden: Tensor, like: Tensor) -> Tensor:
 
 
 def _attend(
-    mode: Keyed, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, p: float, scale: float | None = None
+    mode: ClientRandom, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, p: float, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Values [..., L, d] of queries [..., L, d] on S keys and values, and the weights [..., L, S]."""
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
@@ -123,7 +123,7 @@ def _attend(
     return weights @ v, weights
 
 
-def _attention(mode: Keyed, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def _attention(mode: ClientRandom, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """multi_head_attention_forward; written out where it drops, or is mapped."""
     bound = ATTENTION.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -166,7 +166,7 @@ def _hidden(a: SimpleNamespace, q: Tensor) -> Tensor | None:
 
 
 # -- recurrent layers ------------------------------------------------------------------------------------------
-def _recurrent(mode: Keyed, func: Any, *args: Any) -> tuple[Tensor, ...]:
+def _recurrent(mode: ClientRandom, func: Any, *args: Any) -> tuple[Tensor, ...]:
     """torch.lstm, torch.gru, ...: (x, state, weights, biases?, layers, dropout, train, both ways?, batch first?); of a
     packed sequence (data, sizes, state, weights, biases?, layers, dropout, train, both ways?)."""
     packed = isinstance(args[3], list | tuple)
@@ -250,7 +250,7 @@ CELLS: dict[Any, Callable[..., tuple]] = {  # (from the input, from the state, *
 
 # -- the rest --------------------------------------------------------------------------------------------------
 def _embedding(
-    mode: Keyed,
+    mode: ClientRandom,
     func: Any,
     input: Tensor,
     weight: Tensor,
@@ -271,40 +271,40 @@ def _embedding(
     return torch.where((input == padding_idx % len(weight))[..., None], vectors.detach(), vectors)
 
 
-def _bernoulli_(mode: Keyed, func: Any, x: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
+def _bernoulli_(mode: ClientRandom, func: Any, x: Tensor, p: Any = 0.5, *, generator: Any = None) -> Tensor:
     return x.copy_((mode.random(x).uniform(*x.shape)[0] < p).to(x.dtype))
 
 
-def _bernoulli(mode: Keyed, func: Any, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
+def _bernoulli(mode: ClientRandom, func: Any, x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
     return (mode.random(x).uniform(*x.shape)[0] < (x if p is None else p)).to(x.dtype)
 
 
 def _uniform_(
-    mode: Keyed, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
+    mode: ClientRandom, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
 ) -> Tensor:
     return x.copy_(low + (high - low) * mode.random(x).uniform(*x.shape)[0])
 
 
 def _normal_(
-    mode: Keyed, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
+    mode: ClientRandom, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
 ) -> Tensor:
     return x.copy_(mean + std * mode.random(x).normal(*x.shape)[0])
 
 
-def _like(law: str) -> Rule:
+def _like(law: str) -> RandomFunction:
     """rand_like, randn_like."""
 
-    def rule(mode: Keyed, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    def drawn(mode: ClientRandom, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return getattr(mode.random(x), law)(*x.shape)[0].to(dtype or x.dtype)
 
-    return rule
+    return drawn
 
 
-def _fresh(law: str) -> Rule:
+def _fresh(law: str) -> RandomFunction:
     """rand, randn: on the device of the client's key, if none is named."""
 
-    def rule(
-        mode: Keyed, func: Any, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+    def drawn(
+        mode: ClientRandom, func: Any, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
     ) -> Tensor:
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
         like = torch.empty(
@@ -312,10 +312,10 @@ def _fresh(law: str) -> Rule:
         )
         return getattr(mode.random(like), law)(*shape)[0].to(dtype or torch.get_default_dtype())
 
-    return rule
+    return drawn
 
 
-RULES: dict[Any, Rule] = {
+RANDOM_FUNCTIONS: dict[Any, RandomFunction] = {
     F.dropout: _dropout,
     torch.dropout: _dropout,
     F.dropout1d: _channels(2),

@@ -1,7 +1,7 @@
-"""A layer's forward pass on many parameter sets at once: one rule for every kind of layer that a Program knows.
+"""A layer's forward pass on many parameter sets at once: one operator for every kind of layer in a traced graph.
 
-Each rule has two forms: for one parameter set, the plain torch call; for k parameter sets, the batched one (a linear
-layer is one baddbmm, a convolution one grouped convolution).  A layer that is
+Each operator has two forms: for one parameter set, the plain torch call; for k parameter sets, the batched one (a
+linear layer is one baddbmm, a convolution one grouped convolution).  A layer that is
 frozen has one parameter set for all clients, who are then part of the batch: it is never multiplied by k.  All are pure
 functions of their arguments, so that threads can share them.
 
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedbench.core.options import require
 from fedbench.core.rng import RowRandom, key
 
 LOW = torch.bfloat16  # what autocast computes in
@@ -61,7 +62,12 @@ class ForwardContext:
         return y
 
 
-Rule = Callable[[nn.Module, str, Params, Tensor, bool, ForwardContext], Tensor]
+BATCH_OF_ONE = (
+    "a batch of one sample has no statistics for the model's batch norm: local.drop_last=true leaves out a last batch "
+    "of one; if it is set, local.batch_size is 1 or a client has one sample: take a larger local.batch_size, clients "
+    "with more samples, or another norm"
+)
+Operator = Callable[[nn.Module, str, Params, Tensor, bool, ForwardContext], Tensor]
 
 
 class _ManyLinear(torch.autograd.Function):
@@ -189,6 +195,9 @@ def _batch_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Fo
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
     is_frozen = f"{name}.running_mean" in context.frozen  # then it is in evaluation mode, and the same for all
     batch_statistics = (context.train and not is_frozen) or mean is None
+    axis = 2 if many else 1  # of channels
+    values = x.shape[axis - 1] * x.shape[axis + 1 :].numel()  # per client and channel
+    require(values != 1 or not batch_statistics, BATCH_OF_ONE)
     if not many:
         return F.batch_norm(x, mean, var, weight, bias, batch_statistics, m.momentum or 0.0, m.eps)
     k, channels = len(x), x.shape[2]
@@ -284,7 +293,7 @@ class KeyedDropout(nn.Module):
         return _dropout(self, self.name, {}, x, False, ForwardContext(self.training, keys))
 
 
-RULES: dict[type[nn.Module], Rule] = {
+OPERATORS: dict[type[nn.Module], Operator] = {
     nn.Linear: _linear,
     nn.Conv2d: _conv2d,
     nn.ConvTranspose2d: _conv_transpose2d,

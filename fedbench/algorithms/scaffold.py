@@ -43,8 +43,8 @@ class Scaffold(Algorithm):
         c_i = self.c_i[cohort.ids]  # [K, P]
         server = cohort.broadcast(x=self.x, c=self.c)
         out = cohort.train(server.x, c_i=c_i, extra_grad=lambda s: server.c - s.state.c_i)
-        pace = out.steps[:, None] * out.lr  # [K, 1]; 0 at a rate of 0, which gives no estimate of the gradient
-        new = torch.where(pace > 0, c_i - server.c + (server.x - out.theta) / pace, c_i)  # [K, P]
+        total_lr = out.steps[:, None] * out.lr  # [K, 1]; 0 at a rate of 0, which gives no estimate of the gradient
+        new = torch.where(total_lr > 0, c_i - server.c + (server.x - out.theta) / total_lr, c_i)  # [K, P]
         up = cohort.upload(dx=out.theta - server.x, dc=new - c_i, relative_to={"dx": None, "dc": None})  # [K, P] each
         self.c_i[cohort.ids] = new
         self.x = self.x + self.server_lr * cohort.mean(up.dx, weights=self.weights)

@@ -112,14 +112,16 @@ def _length(
     epochs: int | np.ndarray | None,
     steps: int | None,
     drop_last: bool,
-    pace: np.ndarray | None,
+    step_fraction: np.ndarray | None,
 ) -> _Length:
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
     in_all = per_epoch * (0 if epochs is None else epochs) if steps is None else np.where(sizes == 0, 0, steps)
-    if pace is not None:
-        in_all = np.ceil(in_all * pace - 1e-9).astype(np.int64)  # 0.07 of 100 is 7.000000000000001 in floating point
+    if step_fraction is not None:
+        in_all = np.ceil(in_all * step_fraction - 1e-9).astype(
+            np.int64
+        )  # 0.07 of 100 is 7.000000000000001 in floating point
     return _Length(batch_sizes, per_epoch, in_all)
 
 
@@ -130,11 +132,11 @@ def lengths(
     epochs: int | np.ndarray | None = None,
     steps: int | None = None,
     drop_last: bool = False,
-    pace: np.ndarray | None = None,
+    step_fraction: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """How many steps [K] and samples [K] the batches of clients with these sizes [K] hold, without drawing them."""
     sizes = np.asarray(sizes, dtype=np.int64)
-    length = _length(sizes, batch_size, epochs, steps, drop_last, pace)
+    length = _length(sizes, batch_size, epochs, steps, drop_last, step_fraction)
     epoch_samples = length.steps_per_epoch * length.batch_size if drop_last else sizes
     whole_epochs, further_steps = np.divmod(length.steps, np.maximum(length.steps_per_epoch, 1))
     return length.steps, whole_epochs * epoch_samples + np.minimum(further_steps * length.batch_size, epoch_samples)
@@ -149,17 +151,17 @@ def batches(
     epochs: int | np.ndarray | None = None,
     steps: int | None = None,
     drop_last: bool = False,
-    pace: np.ndarray | None = None,
+    step_fraction: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which samples every client takes at every local step: shuffled anew each epoch.
 
     ids, sizes [K]: the clients and their numbers of samples.  B_i = min(batch_size, n_i), as the PFL papers do.
     Returns positions [T, K, B] within each client's list (padding: 0) and counts [T, K], how many of the B are
     real; a client whose work is done has count 0.  Exactly one of epochs (of all, or [K]) and steps is given.
-    pace [K]: the share of them that a client does, rounded up to whole steps (None: all).
+    step_fraction [K]: the fraction of them that a client does, rounded up to whole steps (None: all).
     """
     sizes = np.asarray(sizes, dtype=np.int64)
-    length = _length(sizes, batch_size, epochs, steps, drop_last, pace)
+    length = _length(sizes, batch_size, epochs, steps, drop_last, step_fraction)
     per_epoch = np.maximum(length.steps_per_epoch, 1)  # [K]
     width = int(length.batch_size.max(initial=1))  # B
     step = np.arange(int(length.steps.max(initial=0)))[:, None]  # [T, 1]

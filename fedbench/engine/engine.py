@@ -39,7 +39,7 @@ class Engine:
         eval_batch: Samples of a client at once, outside of training.
         shared_batch: The same of all clients, where they hold one row.  None: eval_batch.
         weights: Of clients in a mean that the server takes.
-        pace: The share of its local steps that each client does in rounds.  None: all of them.  # [N]
+        step_fraction: Fraction of its local steps that each client does in rounds.  None: all do all.  # [N]
         fewest_epochs: The least number of epochs that a client draws.  None: epochs are not drawn.
     """
 
@@ -59,7 +59,7 @@ class Engine:
     eval_batch: int = 64
     shared_batch: int | None = None
     weights: Literal["samples", "uniform"] = "samples"
-    pace: np.ndarray | None = None
+    step_fraction: np.ndarray | None = None
     fewest_epochs: int | None = None
 
     @property

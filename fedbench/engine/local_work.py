@@ -29,7 +29,7 @@ def epochs_of(engine: Engine, context: RoundContext) -> int | np.ndarray:
 
 def step_fraction(engine: Engine, context: RoundContext) -> np.ndarray | None:
     """Return the fraction of its local steps that each client does [K]; None: all do all, as outside of rounds."""
-    return None if engine.pace is None or not context.changes_state else engine.pace[context.ids]
+    return None if engine.step_fraction is None or not context.changes_state else engine.step_fraction[context.ids]
 
 
 def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
@@ -39,7 +39,7 @@ def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
         engine.batch_size,
         epochs=epochs_of(engine, context),
         drop_last=engine.drop_last,
-        pace=step_fraction(engine, context),
+        step_fraction=step_fraction(engine, context),
     )[0]
 
 

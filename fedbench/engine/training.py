@@ -116,7 +116,7 @@ def _lengths(engine: Engine, context: RoundContext, how: LocalTraining) -> tuple
         "epochs": epochs if how.steps is None else None,
         "steps": how.steps,
         "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
-        "pace": step_fraction(engine, context),
+        "step_fraction": step_fraction(engine, context),
     }
     return engine.federation.splits[how.split].sizes_of(context.ids), how.batch_size or engine.batch_size, length
 

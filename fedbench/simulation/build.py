@@ -52,7 +52,7 @@ from fedbench.simulation.devices import (
 )
 from fedbench.simulation.instantiate import make, part, plain_values, target_of
 from fedbench.simulation.outputs import check_outputs
-from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, pace
+from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, step_fractions
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import declare
 
@@ -251,7 +251,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         eval_batch=eval_batch,
         shared_batch=shared_batch,
         weights=cfg.weights,
-        pace=pace(cfg, training.num_clients),
+        step_fraction=step_fractions(cfg, training.num_clients),
         fewest_epochs=cfg.system.fewest_epochs,
     )
 

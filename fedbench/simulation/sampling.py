@@ -31,7 +31,7 @@ def survivors(seed: int, round: int, ids: np.ndarray, dropout: float) -> np.ndar
     return ids[chance >= dropout]
 
 
-def pace(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
+def step_fractions(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
     """The share of its local steps that each client does: system.slow_steps for system.slow of them (to the nearest
     number, halves up), the same ones throughout the run, all for the others; None where nobody is slow.  # [N]"""
     slow = cfg.system.slow

@@ -21,7 +21,7 @@ from fedbench.core.split import Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.training import LocalTraining
 from fedbench.simulation.callbacks.checkpoint import Checkpoint
-from fedbench.simulation.sampling import draw_cohort, pace, survivors
+from fedbench.simulation.sampling import draw_cohort, step_fractions, survivors
 from fedbench.simulation.simulator import prepare, run, run_round
 
 OPTIONS = [
@@ -74,27 +74,30 @@ def test_every_client_is_lost_by_its_own_chance() -> None:
 
 def test_slow_ones_are_the_same_throughout_the_run() -> None:
     cfg = config(*SLOW)
-    each = pace(cfg, 6)
+    each = step_fractions(cfg, 6)
     assert each is not None and sorted(each.tolist()) == [0.3, 0.3, 0.3, 1, 1, 1]
-    assert pace(config(*SLOW, "algorithm=fedavg"), 6).tolist() == each.tolist() and pace(config(), 6) is None
-    others = [pace(config(*SLOW, f"seed={seed}"), 6) for seed in range(1, 9)]
+    assert (
+        step_fractions(config(*SLOW, "algorithm=fedavg"), 6).tolist() == each.tolist()
+        and step_fractions(config(), 6) is None
+    )
+    others = [step_fractions(config(*SLOW, f"seed={seed}"), 6) for seed in range(1, 9)]
     assert any(other.tolist() != each.tolist() for other in others if other is not None)
-    assert (pace(config("system.slow=0.5"), 5) < 1).sum() == 3
+    assert (step_fractions(config("system.slow=0.5"), 5) < 1).sum() == 3
     with pytest.raises(ConfigError, match=r"system\.slow=0\.05 of 6 clients is nobody"):
-        pace(config("system.slow=0.05"), 6)
+        step_fractions(config("system.slow=0.05"), 6)
 
 
 def test_a_slow_client_does_the_first_of_its_batches() -> None:
     """A share, rounded up; the batches themselves are those it would have had."""
     ids, sizes, share = np.array([2, 5, 9]), np.array([10, 7, 0]), np.array([1.0, 0.3, 0.3])
     whole, counted = rng.batches(1, ids, sizes, 4, epochs=2)
-    slow, few = rng.batches(1, ids, sizes, 4, epochs=2, pace=share)
-    steps, samples = rng.lengths(sizes, 4, epochs=2, pace=share)
+    slow, few = rng.batches(1, ids, sizes, 4, epochs=2, step_fraction=share)
+    steps, samples = rng.lengths(sizes, 4, epochs=2, step_fraction=share)
     assert steps.tolist() == [6, 2, 0] and samples.tolist() == [20, 7, 0] == few.sum(0).tolist()
     np.testing.assert_array_equal(slow[:, 0], whole[:, 0])
     np.testing.assert_array_equal(slow[:2, 1], whole[:2, 1])
     assert not few[2:, 1].any() and counted[2:, 1].any()
-    hundred = {"steps": 100, "pace": np.array([0.07, 0.071])}
+    hundred = {"steps": 100, "step_fraction": np.array([0.07, 0.071])}
     assert rng.lengths(np.array([50, 50]), 4, **hundred)[0].tolist() == [7, 8]
 
 
@@ -104,8 +107,8 @@ def test_a_slow_client_trains_by_no_more(tmp_path: Path) -> None:
     row, whole = sim.algorithm.global_row(), rng.lengths(sim.engine.federation.num_samples, 16, epochs=2)[0]
     cohort = Cohort(sim.engine, np.arange(6), 0)
     found, steps = cohort.train(row.expand(6, -1)).theta, cohort.num_steps
-    assert sim.engine.pace is not None
-    assert steps.tolist() == np.ceil(whole * sim.engine.pace).tolist() and (steps < whole).sum() == 3
+    assert sim.engine.step_fraction is not None
+    assert steps.tolist() == np.ceil(whole * sim.engine.step_fraction).tolist() and (steps < whole).sum() == 3
     for i in range(6):
         quick = Cohort(sim.engine, np.array([i]), 0, "evaluation")  # nobody is slow outside of rounds
         assert quick.num_steps[0] == whole[i]
@@ -185,11 +188,11 @@ def test_slow_ones_do_their_share_whoever_says_how_much(method: str, tmp_path: P
         sim = rounds(config(f"algorithm={method}", "clients_per_round=6", "rounds=1", *words), tmp_path / name, 1)
         count[name] = sim.cost["steps"]
     whole = rng.lengths(sim.engine.federation.num_samples, 16, epochs=2)[0]
-    slow = np.ceil(whole * sim.engine.pace).astype(int)
+    slow = np.ceil(whole * sim.engine.step_fraction).astype(int)
     if method == "fedrep":
         epochs = config("algorithm=fedrep").algorithm.head_epochs
         head = rng.lengths(sim.engine.federation.num_samples, 16, epochs=epochs)[0]
-        whole, slow = whole + head, slow + np.ceil(head * sim.engine.pace).astype(int)
+        whole, slow = whole + head, slow + np.ceil(head * sim.engine.step_fraction).astype(int)
     assert (count["whole"], count["slow"]) == (whole.sum(), slow.sum()) and slow.sum() < whole.sum()
 
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from fedbench.app import resume
 from fedbench.app.compose import CONFIG_NAME, Composer, explain
-from fedbench.app.loader import COMPLAINTS, VERSION_BASE, hydra_kept
+from fedbench.app.loader import COMPLAINTS, VERSION_BASE, hydra_kept, rows_in_hydra
 from fedbench.app.private_hydra import get_args_parser
 from fedbench.app.single import FAILED, MISTAKE, OK, attempt, check_processes, checked, new_folder
 from fedbench.app.sweep import sweep
@@ -173,7 +173,7 @@ def ask_hydra(command: Command) -> int:
     answer = hydra.main(config_path=str(find_conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)
     argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *command.overrides]
     try:
-        with hydra_kept():
+        with hydra_kept(), rows_in_hydra():
             answer(lambda config: None)()
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)

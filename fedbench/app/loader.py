@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
@@ -18,11 +20,12 @@ from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from hydra.version import VersionBase, setbase
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.app.private_hydra import ConfigRepository
+from fedbench.app.private_hydra import ConfigRepository, config_loader_impl
 from fedbench.config.conf_tree import GROUPS
+from fedbench.config.paper_tables import read_row
 from fedbench.core.options import ConfigError
 
 VERSION_BASE = "1.3"
@@ -66,10 +69,32 @@ class CachedRepository(ConfigRepository):
         """
         if config_path not in self.cached:
             try:
-                self.cached[config_path] = super().load_config(config_path)
+                self.cached[config_path] = super().load_config(config_path) or self._row(config_path)
             except OSError as error:  # also of a file that is no mapping
                 raise ConfigError(f"{config_path}.yaml is no file of keys that can be read: {error}") from error
         return copy.deepcopy(self.cached[config_path])
+
+    def config_exists(self, config_path: str) -> bool:
+        """Return whether there is a file, or a row of a table, of this name."""
+        return super().config_exists(config_path) or self._row(config_path) is not None
+
+    def _row(self, config_path: str) -> ConfigResult | None:
+        """Return a row of a printed table as an experiment file's content."""
+        if not config_path.startswith("experiment/"):
+            return None
+        folders = [Path(source.path) for source in self.sources if source.scheme() == "file"]
+        content = read_row(config_path, folders)
+        if content is None:
+            return None
+        row = ConfigResult("paper", config_path, OmegaConf.create(content), header={"package": "_global_"})
+        defaults = self._extract_defaults_list(config_path, row.config)
+        row.defaults_list = self._create_defaults_list(config_path, defaults)
+        return row
+
+
+def rows_in_hydra() -> AbstractContextManager[Any]:
+    """Let Hydra's answers (--cfg, --info) contain the rows of printed tables, too."""
+    return patch.object(config_loader_impl, "ConfigRepository", CachedRepository)
 
 
 class Loader(ConfigLoader):

@@ -4,14 +4,16 @@ They are those of hydra-core 1.3 (pyproject.toml: below 1.4).  tests/app/test_pr
 version that is installed.
 """
 
+from hydra._internal import config_loader_impl
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import get_args_parser
 
 NAMES = (
     "hydra._internal.callbacks.Callbacks",
+    "hydra._internal.config_loader_impl.ConfigRepository",
     "hydra._internal.config_repository.ConfigRepository",
     "hydra._internal.utils.get_args_parser",
 )
 
-__all__ = ["NAMES", "Callbacks", "ConfigRepository", "get_args_parser"]
+__all__ = ["NAMES", "Callbacks", "ConfigRepository", "config_loader_impl", "get_args_parser"]

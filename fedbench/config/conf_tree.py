@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbench.config.paper_tables import read_row, row_names, row_text
 from fedbench.core.options import ConfigError
 
 GROUPS = (
@@ -32,10 +33,11 @@ def conf_dirs(extra: str | None = None) -> list[Path]:
 
 
 def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str]:
-    """Names of a group's options, sorted: the files of its folder, nested ones as folder/name."""
-    roots = [folder / group for folder in folders or [find_conf_dir()]]
-    files = [(path, root) for root in roots for path in root.rglob("*.yaml")]
-    return sorted({path.relative_to(root).with_suffix("").as_posix() for path, root in files})
+    """Return the names of a group's options, sorted: its files, nested ones as folder/name, and rows of tables."""
+    folders = folders or [find_conf_dir()]
+    files = [(path, folder / group) for folder in folders for path in (folder / group).rglob("*.yaml")]
+    names = {path.relative_to(root).with_suffix("").as_posix() for path, root in files}
+    return sorted(names | set(row_names(folders) if group == "experiment" else ()))
 
 
 def target_of(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
@@ -102,26 +104,37 @@ def _letters(name: str) -> str:
 
 def includes_itself(name: str, folders: Sequence[Path] | None = None) -> bool:
     """Return whether a file of the conf folders (model/mine) includes itself, directly or through others."""
-    above = [*_defaults(_mapping(_text(name, folders)), name)]
+    above = [*_defaults(read_option(name, folders), name)]
     met: set[str] = set()
     while above:
         if (below := above.pop()) == name:
             return True
         if below not in met:
             met.add(below)
-            above += _defaults(_mapping(_text(below, folders)), below)
+            above += _defaults(read_option(below, folders), below)
     return False
 
 
 def keys_set(name: str, group: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
-    """The keys of a group that a file of the conf folders (experiment/table/row), or one that it stands on, sets:
-    key -> its value as text."""
-    values = _mapping(_text(name, folders))
-    keys: dict[str, str] = {}
+    """Return the keys of a group that an option (experiment/table/row) sets or inherits, with their values as text."""
+    return {str(key): str(value) for key, value in inherited(name, group, folders).items()}
+
+
+def inherited(name: str, key: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
+    """Return the mapping that an option has below a key, over those of the options that it includes."""
+    values = read_option(name, folders)
+    found: dict[str, Any] = {}
     for below in _defaults(values, name):
-        keys |= keys_set(below, group, folders)
-    here = values.get(group)
-    return keys | ({str(key): str(value) for key, value in here.items()} if isinstance(here, dict) else {})
+        found |= inherited(below, key, folders)
+    here = values.get(key)
+    return found | (here if isinstance(here, dict) else {})
+
+
+def read_option(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
+    """Return the content of an option's file, or of a table's row; empty where there is neither."""
+    text = _file(name, folders)
+    row = read_row(name, folders or [find_conf_dir()]) if text is None and name.startswith("experiment/") else None
+    return row or _mapping(text or "")
 
 
 def option_files(group: str, option: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
@@ -141,16 +154,23 @@ def option_files(group: str, option: str, folders: Sequence[Path] | None = None)
 
 
 def _text(name: str, folders: Sequence[Path] | None) -> str:
-    """The file of that name in the first folder that has it; "" where none does."""
+    """Return the text of an option's file, or of a table's row as a file; "" where there is neither."""
+    text = _file(name, folders)
+    is_row = text is None and name.startswith("experiment/")
+    return row_text(name, folders or [find_conf_dir()]) if is_row else text or ""
+
+
+def _file(name: str, folders: Sequence[Path] | None) -> str | None:
+    """Return the text of the first file of that name; None where there is none."""
     paths = (folder / f"{name}.yaml" for folder in folders or [find_conf_dir()])
     path = next((path for path in paths if path.is_file()), None)
-    return path.read_text(encoding="utf-8") if path else ""
+    return path.read_text(encoding="utf-8") if path else None
 
 
 def _mapping(text: str) -> dict[str, Any]:
     import yaml
 
-    values = yaml.safe_load(text)
+    values = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return values if isinstance(values, dict) else {}
 
 

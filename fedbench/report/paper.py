@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedbench.config.conf_tree import group_options, inherited
 from fedbench.core.options import require
 from fedbench.core.suggest import suggested
 from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
@@ -189,25 +190,9 @@ def _holds(run: Run, override: str) -> bool:
 
 def experiments(conf_dirs: Sequence[Path]) -> list[Experiment]:
     """Return the experiments of the conf folders that have, or inherit, a ``paper`` block, sorted by name."""
-    roots = [folder / "experiment" for folder in conf_dirs]
-    files = [(path, root) for root in reversed(roots) for path in root.rglob("*.yaml")]
-    by_name = {path.relative_to(root).with_suffix("").as_posix(): path for path, root in files}
-    found = [Experiment(name, _block(path, roots)) for name, path in by_name.items()]
-    return sorted((e for e in found if e.paper), key=lambda e: e.name)
-
-
-def _block(path: Path, roots: Sequence[Path]) -> dict[str, Any]:
-    """Return the ``paper`` block of an experiment file, over those of the experiment files in its defaults."""
-    with path.open(encoding="utf-8") as file:
-        content = yaml.load(file, LOADER) or {}
-    block: dict[str, Any] = {}
-    for entry in content.get("defaults") or []:
-        if isinstance(entry, str) and entry != "_self_":
-            starts = roots if entry.startswith("/experiment/") else [path.parent]
-            parents = ((start / entry.removeprefix("/experiment/")).with_suffix(".yaml") for start in starts)
-            parent = next((parent for parent in parents if parent.is_file()), None)
-            block |= _block(parent, roots) if parent else {}
-    return block | (content.get("paper") or {})
+    names = group_options("experiment", conf_dirs)
+    found = [Experiment(name, inherited(f"experiment/{name}", "paper", conf_dirs)) for name in names]
+    return [experiment for experiment in found if experiment.paper]
 
 
 def compare(name: str, runs: list[Run], known: list[Experiment], target: float = 0.7) -> list[Cell]:

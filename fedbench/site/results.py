@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from fedbench.config.conf_tree import group_options, read_option
 from fedbench.pages.groups import Group, groups_of
 from fedbench.pages.store import Page, read_page
 from fedbench.report.table import Column, show
@@ -38,7 +37,7 @@ class Result:
 def results_of(root: Path, options: Iterable[str]) -> dict[str, list[Result]]:
     """By option of algorithm=, what the pages of results/ have of it, each once."""
     found: dict[str, list[Result]] = {option: [] for option in options}
-    names = rows_of_papers(root / "conf" / "experiment")
+    names = rows_of_papers(root / "conf")
     names |= {key(name): option for option in found for name in (printed(option), option)}
     for folder in sorted(path.parent for path in (root / "results").glob("*/runs.csv")):
         page = read_page(folder)
@@ -54,26 +53,28 @@ def results_of(root: Path, options: Iterable[str]) -> dict[str, list[Result]]:
     return found
 
 
-def rows_of_papers(folder: Path) -> dict[str, str]:
-    """The option of algorithm= of each printed row (CoOp: local), by the `key` of its name, as experiment files say: as
-    most of them say, where one name is another method in another paper (PromptFL)."""
+def rows_of_papers(conf: Path) -> dict[str, str]:
+    """Return the option of algorithm= of each printed row (CoOp: local), by the `key` of the row's name.
+
+    Where one name is another method in another paper (PromptFL), most experiments decide.
+    """
     found: dict[str, Counter[str]] = {}
-    for path in folder.glob("*/*.yaml"):
-        said = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        row, option = (said.get("paper") or {}).get("method"), _algorithm(path, folder)
+    for name in group_options("experiment", [conf]):
+        row = (read_option(f"experiment/{name}", [conf]).get("paper") or {}).get("method")
+        option = _algorithm(f"experiment/{name}", conf)
         if isinstance(row, str) and option is not None:
             found.setdefault(key(row), Counter()).update([option])
     return {row: options.most_common(1)[0][0] for row, options in found.items()}
 
 
-def _algorithm(path: Path, folder: Path) -> str | None:
-    """What an experiment file chooses as algorithm, itself or by the files in its defaults; None: it chooses none."""
+def _algorithm(name: str, conf: Path) -> str | None:
+    """Return what an experiment, or one that it includes, chooses as algorithm; None where none does."""
     chosen = None
-    for entry in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults") or []:
+    for entry in read_option(name, [conf]).get("defaults") or []:
         if isinstance(entry, dict):
             chosen = entry.get("override /algorithm", chosen)
         elif entry.startswith("/experiment/"):
-            chosen = _algorithm((folder / entry.removeprefix("/experiment/")).with_suffix(".yaml"), folder) or chosen
+            chosen = _algorithm(entry[1:], conf) or chosen
     return chosen
 
 

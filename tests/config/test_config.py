@@ -334,9 +334,10 @@ def test_the_keys_are_those_of_the_snapshot(composed: dict[str, DictConfig], def
 
 
 def test_experiment_files_begin_with_their_command() -> None:
-    for name in group_options("experiment"):
-        lines = (find_conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
-        header = [line for line in lines if line.startswith("#")]
+    folder = find_conf_dir() / "experiment"
+    for path in folder.rglob("*.yaml"):
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        header = [line for line in path.read_text().splitlines() if line.startswith("#")]
         assert any(re.search(rf"python -m fedbench .*\+experiment=(\[.*,)?{name}\b", line) for line in header), name
 
 

@@ -1,0 +1,122 @@
+"""Printed tables, conf/paper/<table>.yaml: each row is an experiment, ``+experiment=<table>/<row>``.
+
+    title: PGFed (Luo et al., ICCV 2023), Table 1
+    common: {base: setting/pgfed_cifar}
+    rows:
+      fedavg: {method: FedAvg, algorithm: fedavg}
+      pgfed: {method: PGFed, algorithm: pgfed, algorithm.drop_last: true, note: a remark}
+      pgfed_again: pgfed_table1_cifar/pgfed
+
+A row has the keys of a command line: algorithm=fedavg, algorithm.mu=0.3.  ``base`` names the experiments below it,
+and a row that is only these is written as their names.  ``method`` is the row's name in fedbench/papers/<table>.csv.
+A row overrules ``common``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedbench.core.options import ConfigError, require
+
+FOLDER = "paper"
+KEYS = ("title", "remarks", "command", "time", "common", "rows")
+NO_OVERRIDES = ("base", "note", "method")
+PREFIX = "experiment/"
+
+
+def read_tables(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return the tables of conf folders by name; the first folder with a name has it.
+
+    Raises:
+        ConfigError: A file is no table.
+    """
+    names = {path.stem for folder in folders for path in (folder / FOLDER).glob("*.yaml")}
+    return {name: table for name in sorted(names) if (table := read_table(name, folders)) is not None}
+
+
+def read_table(name: str, folders: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the table of the first folder that has one of this name; None where none does."""
+    paths = (folder / FOLDER / f"{name}.yaml" for folder in folders)
+    path = next((path for path in paths if path.is_file()), None)
+    return None if path is None else _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=500)
+def _read(path: Path, changed: int) -> dict[str, Any]:
+    import yaml
+
+    try:
+        table = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    require(isinstance(table, dict) and isinstance(table.get("rows"), dict), f"{path} needs the keys title and rows")
+    odd = [key for key in table if key not in KEYS]
+    require(not odd, f"{path} has the unknown key {', '.join(map(str, odd))}; a table has {', '.join(KEYS)}")
+    for row, given in table["rows"].items():
+        require(
+            isinstance(given, str | list | dict),
+            f"{path}: row {row} must have keys, or name the experiments below it, got {given}",
+        )
+    return table
+
+
+def row_names(folders: Sequence[Path]) -> list[str]:
+    """Return the rows of all tables, as experiments are named: table/row."""
+    return [f"{name}/{row}" for name, table in read_tables(folders).items() for row in table["rows"]]
+
+
+def find_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
+    """Return the keys of a row, over those that its table has in common; None where no table has it."""
+    name, _, row = option.removeprefix(PREFIX).partition("/")
+    table = read_table(name, folders)
+    if table is None or row not in table["rows"]:
+        return None
+    given = table["rows"][row]
+    return {**(table.get("common") or {}), **(given if isinstance(given, dict) else {"base": given})}
+
+
+def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
+    """Return a row (table/row) as the content of an experiment file; None where no table has it."""
+    row = find_row(option, folders)
+    if row is None:
+        return None
+    below = row.get("base") or []
+    below = [below] if isinstance(below, str) else below
+    chosen = {key: value for key, value in row.items() if isinstance(value, str) and _is_group(key, folders)}
+    overrides = [{f"override /{group}": name} for group, name in chosen.items()]
+    content: dict[str, Any] = {"defaults": [*(f"/{PREFIX}{name}" for name in below), "_self_", *overrides]}
+    table = option.removeprefix(PREFIX).partition("/")[0]
+    answers = {"paper.table": table, "paper.method": row["method"]} if "method" in row else {}
+    for key, value in {**answers, **row}.items():
+        if key not in NO_OVERRIDES and key not in chosen:
+            _set(content, key, value)
+    return content
+
+
+def _is_group(key: str, folders: Sequence[Path]) -> bool:
+    return "." not in key and any((folder / key).is_dir() for folder in folders)
+
+
+def _set(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested mappings."""
+    *above, last = key.split(".")
+    for part in above:
+        content = content.setdefault(part, {})
+    content[last] = value
+
+
+def row_text(option: str, folders: Sequence[Path]) -> str:
+    """Return a row as the text of an experiment file, or "" where no table has it."""
+    import yaml
+
+    content = read_row(option, folders)
+    if content is None:
+        return ""
+    name, _, row = option.removeprefix(PREFIX).partition("/")
+    table, keys = read_table(name, folders) or {}, find_row(option, folders) or {}
+    remarks = [f"{table.get('title', name)}, row {keys.get('method', row)}", keys.get("note")]
+    body = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=110, allow_unicode=True)
+    return "\n".join([*(f"# {line}" for line in remarks if line), body])

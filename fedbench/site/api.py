@@ -18,7 +18,8 @@ PUBLIC = {  # what users call, by heading: names by file
     "Data, partitions, tasks": {
         "data/base.py": "Arrays",
         "data/spec.py": "DataSpec",
-        "partition/base.py": "Partition Split Ragged",
+        "partition/base.py": "Partition",
+        "core/split.py": "Split Ragged",
         "tasks/base.py": "Task",
     },
     "Adapters and compression": {"adapters/base.py": "Adapter", "compression/base.py": "Operator"},

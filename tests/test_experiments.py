@@ -194,7 +194,7 @@ def test_quirks_of_the_released_codes() -> None:
         f"{table}/lg_fedavg": {"update": "alternate", "frozen_momentum_drift": True},
         f"{table}/fedfomo": {"models": 8, "reference": "aggregated"},
         f"{table}/pgfed_mo": {"beta": 0.5, "drop_last": True},
-        "apple_practical/apple": {"mu": 0.1, "init": "independent", "prox_half": False},
+        "apple_practical/apple": {"mu": 0.1},
         "apple_practical/apple_mu0": {"mu": 0.0},
         "apple_bandwidth/practical/apple_m2": {"mu": 0.0, "bandwidth": 2, "selection": "uniform"},
         "apple_bandwidth/pathological/fedfomo_m5": {"models": 5},

@@ -1,14 +1,13 @@
 """Which hidden unit of one network is which of another's: Singh and Jaggi, NeurIPS 2020 (OTFusion), for bottlenecks.
 
 With as many units of weight 1/m on either side optimal transport is an assignment: T = P / m for a permutation P, which
-SciPy finds faster than POT's general solver (solver="emd"; the tests hold one against the other).  A bottleneck is one
-hidden layer between axes that the frozen network fixes, so that every site is solved by itself.
+SciPy finds faster than POT's general solver (the tests compare them).  A bottleneck is one hidden layer between axes
+that the frozen network fixes, so that every site is solved by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,8 +18,6 @@ from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.units import HasUnits, Units
 
-Solver = Literal["assignment", "emd", "sinkhorn"]
-Metric = Literal["euclidean", "sqeuclidean"]
 STAY = 1e-7  # of the largest cost, added where a unit moves: equal costs leave everything where it is
 
 
@@ -54,30 +51,19 @@ def sites_of(model: FlatModel, within: Columns) -> list[Site]:
 
 
 # -- one site --------------------------------------------------------------------------------------------
-def costs(mover: Tensor, anchor: Tensor, metric: Metric = "euclidean") -> Tensor:
+def costs(mover: Tensor, anchor: Tensor) -> Tensor:
     """Distance of what describes each unit, mover and anchor [..., m, d].  # [..., m, m] float64, on the host"""
     a, b = mover.double().cpu(), anchor.double().cpu()
-    distances = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # whose distance of equal rows is 0
-    return distances.square() if metric == "sqeuclidean" else distances
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # whose distance of equal rows is 0
 
 
-def assign(cost: np.ndarray, solver: Solver = "assignment") -> np.ndarray:
+def assign(cost: np.ndarray) -> np.ndarray:
     """Which unit i of the mover takes the anchor's place j: order[j] = i, of the least sum of cost [i, j].  # [m]"""
     m, largest = len(cost), float(np.abs(cost).max(initial=0))
     if not largest:
         return np.arange(m)
     cost = cost + STAY * largest * (1 - np.eye(m))
-    if solver == "assignment":
-        units, places = linear_sum_assignment(cost)
-    else:
-        import ot
-
-        uniform = np.full(m, 1 / m)
-        if solver == "emd":
-            T: Any = ot.emd(uniform, uniform, cost)
-        else:
-            T = ot.sinkhorn(uniform, uniform, cost, reg=0.01 * largest)
-        units, places = linear_sum_assignment(-T)  # of emd's plan the permutation itself
+    units, places = linear_sum_assignment(cost)
     order = np.empty(m, np.int64)
     order[places] = units
     return order
@@ -111,14 +97,14 @@ class Alignment:
     after: Tensor
 
 
-def align(model: FlatModel, rows: Tensor, sites: list[Site], cost: list[Tensor], solver: Solver) -> Alignment:
+def align(model: FlatModel, rows: Tensor, sites: list[Site], cost: list[Tensor]) -> Alignment:
     """Rows [K, P] (copied), renumbered at every site by its cost [K, m, m] of unit i of the row in place j."""
     rows = rows.clone()
     shape = (len(rows), len(sites))
     moved, before, after = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
     for s, (site, of_site) in enumerate(zip(sites, cost, strict=True)):
         table = of_site.numpy()
-        orders = np.stack([assign(c, solver) for c in table])  # [K, m]
+        orders = np.stack([assign(c) for c in table])  # [K, m]
         place = np.arange(site.units.size)
         moved[:, s] = torch.from_numpy((orders != place).mean(1))
         before[:, s] = torch.from_numpy(table[:, place, place].mean(1))

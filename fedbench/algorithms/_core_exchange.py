@@ -43,15 +43,15 @@ class LimitedCoreExchange(CoreExchange):
     """A client downloads all cores in its first round, then `bandwidth` of the others' (M) in each of its rounds, and
     keeps the versions of the rest that it has.
 
-    selection="intended": those that it never chose before come first, then large |d_ij|, the more so the larger `lamb`;
+    selection="intended": those that it never chose before come first, then large |d_ij|, more strongly in later rounds;
     "uniform": any.  State also: held [N, N], the versions that client i last downloaded, and of its own core the one
     before its last upload (-1: none yet); seen [N, N], whether it ever chose them.
     """
 
-    def __init__(self, cores: Tensor, bandwidth: int, selection: str, lamb: float):
+    def __init__(self, cores: Tensor, bandwidth: int, selection: str):
         super().__init__(cores)
         n = len(cores)
-        self.bandwidth, self.selection, self.lamb = min(bandwidth, n - 1), selection, lamb
+        self.bandwidth, self.selection = min(bandwidth, n - 1), selection
         self.held = torch.full((n, n), -1, device=cores.device)
         self.seen = torch.zeros(n, n, dtype=torch.bool, device=cores.device)
 
@@ -71,7 +71,7 @@ class LimitedCoreExchange(CoreExchange):
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
         turn = 2 * is_self.int()  # last: a client does not choose itself
         if self.selection == "intended":
-            base = max(1.5, self.lamb * cohort.round * self.bandwidth / n)
+            base = max(1.5, cohort.round * self.bandwidth / n)
             score = score + seen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
             turn = turn + seen.int()  # after those never chosen
         return torch.zeros_like(is_self).scatter_(1, by_turn(turn, score)[:, : self.bandwidth], True)

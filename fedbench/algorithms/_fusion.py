@@ -174,16 +174,14 @@ def fuse(
     tau: float,
     norm: Norm = "l2",
     *,
-    r: float | None = None,
     iterations: int = 200,
     tolerance: float = 1e-5,
-    U: Tensor | None = None,
     keep_dual: bool = True,
 ) -> Fused:
     """The Z of the header for V [N, d], in V's type.
 
-    r: ADMM's penalty at first, default: the network's.  iterations: at most so many.  tolerance: of the two residuals,
-    against ||V - mean V||.  U [M, d]: the dual to start from (None: 0).  keep_dual: whether to return the last one.
+    iterations: at most so many.  tolerance: of the two residuals, against ||V - mean V||.  keep_dual: whether to return
+    the last dual U.
     """
     if tau == 0 or len(network) == 0 or V.shape[1] == 0:
         return Fused(V, None, 0)
@@ -192,17 +190,17 @@ def fuse(
     basis = None  # orthonormal columns that span the rows of X, where those are fewer
     if norm == "l2" and len(X) < X.shape[1]:
         basis, R = torch.linalg.qr(X.T)  # [d, N], [N, N]
-        X, U = R.T.contiguous(), None if U is None else U @ basis.to(U)  # X @ basis is R'
+        X = R.T.contiguous()  # X @ basis is R'
     if (dual_norm(network.flows(X), norm) <= tau).all():  # a dual solution of Z = mean
         return Fused(mean.to(V), None, 0)
-    Z, U, count = _admm(X, network, tau, norm, r or network.r, iterations, tolerance, U)
+    Z, U, count = _admm(X, network, tau, norm, iterations, tolerance)
     if basis is not None:
         Z, U = Z @ basis.T, U @ basis.T if keep_dual else U
     return Fused((mean + Z).to(V), U if keep_dual else None, count)
 
 
 def _admm(
-    V: Tensor, network: Network, tau: float, norm: Norm, r: float, iterations: int, tolerance: float, U: Tensor | None
+    V: Tensor, network: Network, tau: float, norm: Norm, iterations: int, tolerance: float
 ) -> tuple[Tensor, Tensor, int]:
     """Eqs. (8) to (10) with V fixed throughout: Z [N, d], U [M, d] and the number of iterations.
 
@@ -210,10 +208,8 @@ def _admm(
     Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W).
     """
     small = tolerance * float(V.norm())
-    D = V.new_zeros(len(network), V.shape[1]) if U is None else U.to(V) / r  # U / r  [M, d]
-    Z = V - r * network.sums(D) / network.weights[:, None].to(V)  # Z from the dual  [N, d]
-    W, count = network.differences(Z), 0  # [M, d]
-    R = W + D  # [M, d]
+    Z, r, count = V, network.r, 0  # [N, d]
+    W = R = network.differences(Z)  # [M, d]
     inverse = network.inverse(r).to(V)  # [N, N]
     pull = network.weighted(V)  # [N, d]
     start = inverse @ pull  # [N, d]
@@ -233,20 +229,3 @@ def _admm(
                 inverse = network.inverse(r).to(V)
                 start = inverse @ pull
     return Z, r * (R - W), count
-
-
-def drifted(
-    Z: Tensor, step: Tensor, network: Network, tau: float, norm: Norm = "l2", *, r: float, iterations: int
-) -> Fused:
-    """What pFedNet's released code computes (weight, compress) instead: it writes Z over V in each iteration and takes
-    the step from it again, so that the mean of Z moves by iterations times that of step.  Z, step [N, d]; W, U start
-    at 0, and nothing stops it earlier."""
-    X, G = Z.double(), step.double()
-    A_inv, D = network.inverse(r), torch.zeros(len(network), X.shape[1]).to(X)
-    W = torch.zeros_like(D)
-    for _ in range(iterations):
-        X = A_inv @ (X - G + r * network.sums(W - D))
-        R = network.differences(X) + D
-        W = prox(R, tau / r, norm)
-        D = R - W
-    return Fused(X.to(Z), (r * D).to(Z), iterations)

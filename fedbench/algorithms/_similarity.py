@@ -20,7 +20,6 @@ from fedbench.algorithms.base import Cohort, FlatModel, Inputs
 
 Sketch = Literal["label_hist", "feature_mean", "second_moment", "sample_mean"]
 Metric = Literal["l1", "l2"]
-Symmetrize = Literal["union", "mutual"]
 
 
 # -- sketches --------------------------------------------------------------------------------------------
@@ -67,22 +66,12 @@ def nearest(of: Tensor, among: Tensor, k: int, metric: Metric, themselves: bool 
     return distances.argsort(dim=1, stable=True)[:, : min(k, len(among) - themselves)]
 
 
-def knn(sketches: Tensor, k: int, metric: Metric, symmetrize: Symmetrize) -> Tensor:
-    """Clients one of whom (union), or both of whom (mutual), have the other among their k nearest.  # [N, N]"""
+def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
+    """Return the pairs of clients of which one is among the k nearest of the other.  # [N, N]"""
     neighbours = nearest(sketches, sketches, k, metric, themselves=True)  # [N, k]
     n = len(sketches)
     lists = torch.zeros(n, n, dtype=torch.bool, device=sketches.device).scatter_(1, neighbours, True)
-    return lists | lists.T if symmetrize == "union" else lists & lists.T
-
-
-def complete(n: int) -> Tensor:
-    """Everybody with everybody."""
-    return ~torch.eye(n, dtype=torch.bool)
-
-
-def star(n: int) -> Tensor:
-    """Client 0 with all others."""
-    return of_edges(n, [(0, i) for i in range(1, n)])
+    return lists | lists.T
 
 
 def of_edges(n: int, edges: Sequence[Sequence[int]]) -> Tensor:

@@ -2,8 +2,8 @@
 
     min <T, 1 - sim> + eps sum T (log T - 1)   where every column of T sums to mass / J, and every row to at most 1 / M
 
-(FedOTP's "COT": Li et al., CVPR 2024), or to exactly 1 / M (balanced: Sinkhorn, of mass 1).  T = diag(u) K diag(v) with
-K = exp((sim - 1) / eps), from u = 1 on:   v <- mass / J / (K^T u);   u <- min(1 / M / (K v), 1).
+(FedOTP's "COT": Li et al., CVPR 2024).  T = diag(u) K diag(v) with K = exp((sim - 1) / eps), from u = 1 on:
+v <- mass / J / (K^T u);   u <- min(1 / M / (K v), 1).
 
 Cosines over eps = 0.01 leave float32's range, so u and v are kept as logarithms, f and g.  Every block of CHECK
 iterations begins with one in the log domain, which gives a plan of entries in [0, mass / J]; the others only scale
@@ -27,9 +27,7 @@ CHECK = 10  # iterations between two looks at who has converged, for which a GPU
 
 
 @torch.no_grad()
-def plan(
-    sim: Tensor, eps: float, mass: float = 1.0, max_iter: int = 100, thresh: float = 1e-3, balanced: bool = False
-) -> Tensor:
+def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: float = 1e-3) -> Tensor:
     """The plans T of similarities sim [A, J, ..., M], in that shape.  The last update is v's: columns are exact.
 
     A problem is left as it is once no log v moved by thresh in an iteration (looked at every CHECK), so that its plan
@@ -37,13 +35,13 @@ def plan(
     """
     x = sim.movedim(1, 0).flatten(1, -2) / eps  # [J, n, M]
     plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)  # unsolved: which are in x
-    a, b, u_max = 1 / x.shape[2], mass / x.shape[0], math.inf if balanced else 1.0
+    a, b = 1 / x.shape[2], mass / x.shape[0]
     g = math.log(b) - x.logsumexp(-1, keepdim=True)  # [J, n, 1]
     for start in range(0, max_iter, CHECK):
-        f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(math.log(u_max))  # log u  [n, M]
+        f = (math.log(a) - (x + g).logsumexp(0)).clamp_max(0)  # log u  [n, M]
         g = math.log(b) - (x + f).logsumexp(-1, keepdim=True)  # log v  [J, n, 1]
         T = b * (x + f).softmax(-1)  # exp(f + x + g)  [J, n, M]
-        T, dv, last = _scaled(T, a, b, u_max, min(CHECK, max_iter - start) - 1)
+        T, dv, last = _scaled(T, a, b, min(CHECK, max_iter - start) - 1)
         settled = last.log().abs() < thresh
         done = settled.all(0)[:, 0] | (start + CHECK >= max_iter)  # [n]
         plans[:, unsolved[done]] = T[:, done]
@@ -53,7 +51,7 @@ def plan(
     return plans.view(sim.shape[1], sim.shape[0], *sim.shape[2:]).movedim(0, 1)
 
 
-def _scaled(T: Tensor, a: float, b: float, u_max: float, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+def _scaled(T: Tensor, a: float, b: float, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """The plan some iterations after T, T du dv [J, n, M]; dv [J, n, 1]; what the last one multiplied dv by [J, n, 1].
 
     T has a u and a v in it.  du and dv are what these two are multiplied by from there on, by the same updates.
@@ -62,6 +60,6 @@ def _scaled(T: Tensor, a: float, b: float, u_max: float, iterations: int) -> tup
     dv_before = dv
     for _ in range(iterations):
         # u <= 1 as du <= 1: the same for a u that is 1 in T; one below 1 only falls, by du <= 1 anyhow
-        du = (a / (T * dv).sum(0)).clamp_max(u_max)  # [n, M]
+        du = (a / (T * dv).sum(0)).clamp_max(1)  # [n, M]
         dv_before, dv = dv, b / (T * du).sum(-1, keepdim=True)  # [J, n, 1]
     return T * du * dv, dv, dv / dv_before

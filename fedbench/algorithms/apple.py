@@ -4,10 +4,10 @@ Luo and Wu, IJCAI 2022, Algorithm 1.  Client i's personal model is w_i = sum_j d
 c_i alone, of its directed relationship vector d_i all entries, to minimize f_i(w_i) + lambda(r) (mu/2) ||d_i - q||^2
 with q = n / sum n.  A batch, with G = grad f_i(w_i) and both at the values before it:
 c_i <- c_i - lr d_ii G;   d_ij <- d_ij - eta2 (<G, c_j> + lambda(r) mu (d_ij - q_j)) for all j.
-Departs from the paper, as the released code does: the penalty is lambda mu ||d_i - q||^2, without the 1/2 (prox_half),
-and the cores start from independent draws (init="common": from one).  The optimizer (momentum, schedule) moves both c
-and d; eta2 is scheduled by rounds, even where schedule.per=step.  Deployed: w_i as trained, so the others' cores are
-one round old.  BatchNorm buffers are the client's own and are not mixed.
+Departs from the paper, as the released code does: the penalty is lambda mu ||d_i - q||^2, without the 1/2, and the
+cores start from independent draws.  The optimizer (momentum, schedule) moves both c and d; eta2 is scheduled by rounds,
+even where schedule.per=step.  Deployed: w_i as trained, so the others' cores are one round old.  BatchNorm buffers are
+the client's own and are not mixed.
 Limited bandwidth: in its first round a client downloads all cores, then M a round, keeping the old versions of the
 others; first those it never chose, then by |d_ij|, as the released code intends (selection="uniform": as it runs).
 Reduces to: Local at d = I with eta2 = 0.
@@ -39,8 +39,7 @@ from fedbench.engine.per_client import per_client
 
 class APPLE(Algorithm):
     """mu, eta2: above, or lists, one number for each client; scheduler: lambda falls from 1, over this fraction of the
-    rounds, and is 0 afterwards; bandwidth: M (null: all N - 1); lamb: growth of the preference for cores of large
-    |d_ij|; scale_lr="inverse_dii": c_i moves by lr G, as if client i's rate were lr / d_ii.
+    rounds, and is 0 afterwards; bandwidth: M (null: all N - 1); selection: which cores are downloaded then.
 
     State: core [N, P], c_i as client i last trained it; d [N, N]; theta [N, P], the deployed w_i; and what the exchange
     of cores keeps (_core_exchange.py).
@@ -52,16 +51,11 @@ class APPLE(Algorithm):
         eta2: NonNegative | list[NonNegative] = 0.001,
         scheduler: Literal["exponential", "cosine"] = "exponential",
         fraction: Probability = 0.1,
-        prox_half: bool = False,
         bandwidth: Count | None = None,
         selection: Literal["intended", "uniform"] = "intended",
-        lamb: NonNegative = 1.0,
-        init: Literal["independent", "common"] = "independent",
-        scale_lr: Literal["none", "inverse_dii"] = "none",
     ):
         self.mu, self.eta2 = per_client(mu), per_client(eta2)
-        self.scheduler, self.fraction, self.prox_half = scheduler, fraction, prox_half
-        self.bandwidth, self.selection, self.lamb, self.init, self.scale_lr = bandwidth, selection, lamb, init, scale_lr
+        self.scheduler, self.fraction, self.bandwidth, self.selection = scheduler, fraction, bandwidth, selection
         if bandwidth is not None and selection == "intended":
             self.leaks = (
                 "with algorithm.bandwidth, a client's choice of cores tells the server of its relationship "
@@ -88,11 +82,11 @@ class APPLE(Algorithm):
         n, w = federation.num_clients, model.init_row()
         self.columns = model.trained
         self.q = torch.from_numpy(federation.num_samples / federation.num_samples.sum()).to(w)  # [N]
-        cores = model.init_rows(n) if self.init == "independent" else w.repeat(n, 1)  # [N, P]
+        cores = model.init_rows(n)  # [N, P]
         self.exchange = (
             CoreExchange(cores)
             if self.bandwidth is None
-            else LimitedCoreExchange(cores, self.bandwidth, self.selection, self.lamb)
+            else LimitedCoreExchange(cores, self.bandwidth, self.selection)
         )
         self.core = rows("core", default=w)  # lazy [N, P]
         self.d = rows("d", default=self.q)  # lazy [N, N]
@@ -108,7 +102,7 @@ class APPLE(Algorithm):
         core = torch.where(self.core.has(cohort.ids)[:, None], self.core[cohort.ids], known)
         personal = self.mix(core.clone(), core, d, cores, versions, i)
         eta2 = self.eta2 * cohort.engine.optimizer.schedule(cohort.round, cohort.rounds)
-        pull = self.mu * self.strength(cohort.round, cohort.rounds) * (1 if self.prox_half else 2)
+        pull = self.mu * (2 * self.strength(cohort.round, cohort.rounds))
 
         def step(s: Step, batch: Batch) -> None:
             g = s.grad(batch, s.state.personal)  # G [k, P]
@@ -117,7 +111,7 @@ class APPLE(Algorithm):
             grad_d.add_(s.value(pull) * (s.state.d - self.q))
             d_ii = s.state.d.gather(1, s.state.i)  # [k, 1], before it moves
             s.descend(grad_d, "d", lr=s.value(eta2), uploaded=False)
-            s.descend(g.mul_(d_ii) if self.scale_lr == "none" else g)
+            s.descend(g.mul_(d_ii))
             self.mix(s.state.personal, s.theta, s.state.d, cores, s.state.versions, s.state.i)
 
         how = LocalTraining(buffers={"theta": "core", "d": "d"})

@@ -3,11 +3,11 @@
 Huang et al., AAAI 2021, Algorithm 1, for  sum_i f_i(w_i) + lam sum_{i<j} A(||w_i - w_j||^2),  A(x) = 1 - exp(-x/sigma).
 X_ij = alpha_k exp(-||w_i - w_j||^2 / sigma) / sigma for j != i, X_ii = 1 - sum_j X_ij, u_i = sum_j X_ij w_j; the client
 minimizes f_i(w) + lam / (2 alpha_k) ||w - u_i||^2 by SGD.
-Departs from the paper: local SGD starts from the client's own model, as in PFLlib (start="cloud": from u_i, as
-easyFL does), and is not run to the minimum.  Partial participation: w_j is the latest upload of everyone who has
-made one (peers="last_cohort": of the last cohort only, as PFLlib).  Distances are over the trained columns: with a
-million of them they are in the hundreds, so that X is I unless sigma grows with the model.  sigma="auto": the median
-of the cohort's squared distances to the others; cap: the X_ij, j != i, are scaled to a sum of at most cap.
+Departs from the paper: local SGD starts from the client's own model, as in PFLlib, and is not run to the minimum.
+Partial participation: w_j is the latest upload of every client that has made one.
+Distances are over the trained columns: with a million of them they are in the hundreds, so that X is I unless sigma
+grows with the model.  sigma="auto": the median of the cohort's squared distances to the others; cap: the X_ij, j != i,
+are scaled to a sum of at most cap.
 Departs from PFLlib, whose values the options have: its term ||w - u_i|| is built of numbers without a gradient, so that
 there FedAMP trains as Local does; here it pulls, and squared, as the paper's.
 Reduces to: Local at lam = 0.
@@ -33,27 +33,25 @@ class FedAMP(Algorithm):
     """lam (or a list, one for each client), sigma, cap (null: none): above; alpha_k: step of the server, times decay
     every decay_every rounds.
 
-    State: theta [N, P], what client i last trained; w [N, P], the server's copy of it as uploaded; prev [K'], the last
-    cohort.
+    State: theta [N, P], what client i last trained; w [N, P], the server's copy of it as uploaded.
     """
+
+    starts_from_cloud = False  # local SGD starts from u_i
 
     def __init__(
         self,
         lam: NonNegative | list[NonNegative] = 1.0,
         alpha_k: Positive = 1.0,
         sigma: Positive | Literal["auto"] = 1.0,
-        start: Literal["own", "cloud"] = "own",
-        peers: Literal["everyone", "last_cohort"] = "everyone",
         decay: Fraction = 1.0,
         decay_every: Count = 30,
         cap: Fraction | None = None,
     ):
-        self.lam, self.alpha_k, self.sigma, self.start, self.peers = per_client(lam), alpha_k, sigma, start, peers
+        self.lam, self.alpha_k, self.sigma = per_client(lam), alpha_k, sigma
         self.decay, self.decay_every, self.cap = decay, decay_every, cap
-        self.prev = None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Weights may be negative while models are close: refused with BatchNorm statistics, else a warning."""
+        """Warn of weights that may be negative while models are close."""
         super().check(federation, model, optimizer)
         require(
             self.sigma != "auto" or self.cap is not None,
@@ -61,15 +59,9 @@ class FedAMP(Algorithm):
         )
         if self.cap is not None:
             return  # no weight can be negative
-        others = (federation.num_clients if self.peers == "everyone" else federation.cohort_size) - 1
-        sigma = float(self.sigma)
+        others, sigma = federation.num_clients - 1, float(self.sigma)
         if self.alpha_k * others <= sigma:
             return
-        require(
-            self.start == "own" or not model.buffer_names,
-            f"algorithm.alpha_k={self.alpha_k:g} could extrapolate this model's BatchNorm statistics: with "
-            f"algorithm.start=cloud it must be <= sigma / {others} = {sigma / others:.3g}",
-        )
         log.warning(
             "algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight of "
             "a client's own one is negative; alpha_k <= %.3g excludes it",
@@ -81,14 +73,13 @@ class FedAMP(Algorithm):
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """All clients start from one model."""
-        num_peers = rows.most if self.peers == "everyone" else federation.cohort_size  # who may come to have uploaded
-        read = 8 * num_peers * model.size  # bytes, to compare and to mix
+        read = 8 * rows.most * model.size  # bytes, to compare and to mix
         if read >= 1 << 30:
             log.info(
                 "every round compares its %d clients with all who have taken part before, up to %s: %.1f GiB of "
-                "models are read (algorithm.peers=last_cohort: those of the last cohort only)",
+                "models are read",
                 federation.cohort_size,
-                f"{num_peers:,}",
+                f"{rows.most:,}",
                 read / 2**30,
             )
         self.columns = model.trained
@@ -100,12 +91,11 @@ class FedAMP(Algorithm):
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
         weight = self.lam / alpha
         pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None
-        out = cohort.train(theta if self.start == "own" else u, extra_grad=pull, u=u)
+        out = cohort.train(u if self.starts_from_cloud else theta, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
         # a row that a client keeps and trains on replaces w_i; one that is trained from u_i adds to that
-        relative_to, replaces = ({}, {"w": w_i}) if self.start == "own" else ({"w": "u"}, {})
+        relative_to, replaces = ({"w": "u"}, {}) if self.starts_from_cloud else ({}, {"w": w_i})
         self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, replaces=replaces).w
-        self.prev = cohort.index
 
     def alpha(self, round: int) -> float:
         """alpha_k in a round."""
@@ -113,7 +103,7 @@ class FedAMP(Algorithm):
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
         """u_i = sum_j X_ij w_j, a block of models w_j at a time; X_ii is what is left of 1.  w_i [K, P]  # [K, P]"""
-        peers = self.w.touched() if self.peers == "everyone" or self.prev is None else self.prev.cpu().numpy()
+        peers = self.peers()
         blocks = np.split(peers, range(BLOCK, len(peers), BLOCK)) if len(peers) else []
         if not blocks:
             return w_i
@@ -125,6 +115,10 @@ class FedAMP(Algorithm):
         for ids, x in zip(blocks, X.split(BLOCK, 1)):
             u += x @ self.w[ids]
         return u
+
+    def peers(self) -> np.ndarray:
+        """Return the clients whose models are mixed: all that have uploaded one."""
+        return self.w.touched()
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
         """||w_i - w_j||^2 of models [K, p] and [m, p].  # [K, m]"""

@@ -13,8 +13,6 @@ Needs two bottlenecks at each place, adapter.twin=true: f(x; A1) is computed wit
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -33,12 +31,9 @@ from fedbench.algorithms.base import (
 from fedbench.core.options import Positive, require
 from fedbench.engine.step import Loss
 
-Deployed = Literal["mixture", "local", "shared"]
-
 
 class FedDAT(Algorithm):
-    """tau: above.  refresh: A2 of what is deployed is the server's newest A1.  deploy: mixture, (A0 + A2) / 2 | local,
-    A0 | shared, A1.
+    """tau: above.
 
     State: A1 [A]; A0, A2 [N, A] and head [N, |head|] of the clients.
     """
@@ -46,9 +41,8 @@ class FedDAT(Algorithm):
     requires = ("head",)
     has_base = True
 
-    def __init__(self, tau: Positive = 3.0, refresh: bool = False, deploy: Deployed = "mixture"):
-        self.tau, self.refresh = tau, refresh
-        self.deploy: Deployed = deploy
+    def __init__(self, tau: Positive = 3.0):
+        self.tau = tau
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Twins."""
@@ -117,10 +111,7 @@ class FedDAT(Algorithm):
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         took_part = self.A0.has(cohort.ids)[:, None]  # [K, 1]
         A0, A2 = (torch.where(took_part, kept[cohort.ids], A1) for kept in (self.A0, self.A2))  # [K, A]
-        if self.deploy != "mixture":
-            both = A0 if self.deploy == "local" else A1
-            return self.rows(cohort, both, both)
-        return self.rows(cohort, A0, A1 if self.refresh else A2)
+        return self.rows(cohort, A0, A2)
 
     def newcomer_row(self, cohorts: object) -> Tensor:
         """A1 in both places, and the head that all began with."""

@@ -4,15 +4,14 @@ Li et al., CVPR 2024, Algorithm 1.  Client i owns p_g (averaged) and p_l (its ow
 image's feature map, T_c [2, D] the text features of class c under the two prompts and sim = F T_c^T:
     T* = argmin <T, 1 - sim> + eps sum T (log T - 1),   each prompt giving gamma / 2, each token taking at most 1 / M,
     logit_c = s <sg(T*), sim>,  both prompts trained by cross-entropy.
-As in the released code everybody trains in round 1, whatever the cohort (first_round="cohort": the cohort alone).
+As in the released code everybody trains in round 1, whatever the cohort.
 Departs from it: a fresh optimizer in every round; float32; when the iterations for T* end.  Here they end once no log v
-moves by thresh, looked at every 10 iterations (_transport.py); there, once the mean of |v - v before| is below 1e-3,
-where v is about b / K: 25 times tighter (thresh=1e-4 gives logits within 6e-4 of its own).  thresh=0, max_iter=99 gives
-its plans: of its 100 iterations the first changes nothing.
+moves by 1e-3, looked at every 10 iterations (_transport.py); there, once the mean of |v - v before|, where v is about
+b / K, is below 1e-3.
 global/* scores p_g alone, as PromptFL would, on the pooled image feature.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,12 +28,11 @@ from fedbench.algorithms.base import (
     RowStore,
     Step,
 )
-from fedbench.core.options import Count, Fraction, NonNegative, Positive, require
+from fedbench.core.options import Fraction, Positive
 
 
 class FedOTP(Algorithm):
-    """gamma, eps: above; max_iter, thresh: when the plan is good enough (_transport.py); mode: cot, or sinkhorn, every
-    token giving all of its 1 / M (gamma=1).
+    """gamma, eps: above; with gamma=1 every token gives all of its 1 / M.
 
     State: w [P], whose columns prompt are p_g, and whose columns local are p_l as drawn; p_l [N, l d].
     """
@@ -43,21 +41,8 @@ class FedOTP(Algorithm):
     reads = ("tokens",)
     waits = "Sinkhorn's iterations end when all have converged, at which it looks every ten"
 
-    def __init__(
-        self,
-        gamma: Fraction = 0.8,
-        eps: Positive = 0.1,
-        max_iter: Count = 100,
-        thresh: NonNegative = 1e-3,
-        mode: Literal["cot", "sinkhorn"] = "cot",
-        first_round: Literal["everyone", "cohort"] = "everyone",
-    ):
-        require(
-            mode == "cot" or gamma == 1,
-            f"algorithm.mode=sinkhorn transports everything: set algorithm.gamma=1, not {gamma:g}",
-        )
-        self.gamma, self.eps, self.max_iter, self.thresh = gamma, eps, max_iter, thresh
-        self.mode, self.first_round = mode, first_round
+    def __init__(self, gamma: Fraction = 0.8, eps: Positive = 0.1):
+        self.gamma, self.eps = gamma, eps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Columns for p_l beside those of p_g; all clients start from one draw of both."""
@@ -69,7 +54,7 @@ class FedOTP(Algorithm):
 
     def round(self, cohort: Cohort) -> None:
         """Algorithm 1: both prompts train, p_g is sent."""
-        if cohort.round == 0 and self.first_round == "everyone":
+        if cohort.round == 0:
             cohort = cohort.all_clients()
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g  # [l d]
         start = self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])  # [K, P]
@@ -92,7 +77,7 @@ class FedOTP(Algorithm):
 
     def transported(self, sim: Tensor) -> Tensor:
         """<T*, sim> with a plan that has no gradient.  sim [k, 2, C, B, M] -> [k, B, C]"""
-        plan = _transport.plan(sim, self.eps, self.gamma, self.max_iter, self.thresh, self.mode == "sinkhorn")
+        plan = _transport.plan(sim, self.eps, self.gamma)
         return (plan * sim).sum((1, 4)).transpose(1, 2)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

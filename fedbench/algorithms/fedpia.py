@@ -11,21 +11,18 @@ combine=output_sum, with two bottlenecks at each place (adapter.twin=true), adds
 client:  trains w in  f(x; (w + G~) / 2),  G~ frozen, from w = w_k;  keeps w_k <- w beside G~, uploads w_k.
 "Combining" may also be read in this way.  The order of G~'s units then changes no output, and matching at the clients
 has no effect (lam is 1/2, as in FedDAT's mixture, which such a model computes by itself).
-Departs from the paper: q sums to 1 over the clients of a site, or G would shrink towards 0 round by round
-(weights=literal is as printed: exp(-gamma d) / K); "combining" w_k and G~ has no formula there, and is
+Departs from the paper: q sums to 1 over the clients of a site, because G would shrink towards 0 round by round with the
+printed exp(-gamma d) / K; "combining" w_k and G~ has no formula there, and is
 this one because the order of units matters only in weight space; a unit's activation is its values on every sample,
-not their mean.  Parameters outside of bottlenecks are averaged by p.
-A sample's value is the mean over its tokens, padding included.  In CLIP's text tower, which reads class names only, a
-unit has a value for each class.  activation=mean describes a unit by one number.  Several matchings then have the
-minimum cost, and the solver selects one.  anchor=samples uses the run's client weights, which are uniform with
-weights=uniform.
+not their mean.  Parameters outside of bottlenecks are averaged by p, the run's client weights.
+A sample's value is the mean over its tokens, padding included, before the nonlinearity.  In CLIP's text tower, which
+reads class names only, a unit has a value for each class.
 Reduces to: FedPer with server=average, client=none.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Literal
 
@@ -52,9 +49,9 @@ from fedbench.core.options import Count, NonNegative, Share, require
 
 
 class FedPIA(Algorithm):
-    """lam, gamma, weights, anchor (p): above.  server: align | average.  client: align | identity, no renumbering |
-    none, training starts from G as in FedPer.  cost: of the clients' alignment.  combine: weight_frozen, above |
-    weight_init, training starts from w_eff and goes on without G~ | output_sum, above.  The others: in the YAML.
+    """lam, gamma: above.  server: align | average.  client: align | identity, no renumbering | none, training starts
+    from G as in FedPer.  cost: of the clients' alignment.  combine: weight_frozen | output_sum, above.  The others: in
+    the YAML.
 
     State: G [A], all columns but the head's and those of second bottlenecks; own [N, P], w_k and the client's head,
     under output_sum with G~ in the second ones; sent [N, A], w_k as the server has it.
@@ -70,14 +67,8 @@ class FedPIA(Algorithm):
         server: Literal["align", "average"] = "align",
         client: Literal["align", "identity", "none"] = "align",
         cost: Literal["activation", "weight"] = "activation",
-        activation: Literal["per_sample", "per_token", "mean"] = "per_sample",
-        site: Literal["pre", "post"] = "pre",
         samples: Count = 16,
-        combine: Literal["weight_frozen", "weight_init", "output_sum"] = "weight_frozen",
-        anchor: Literal["samples", "uniform"] = "samples",
-        weights: Literal["normalized", "literal"] = "normalized",
-        metric: Literal["euclidean", "sqeuclidean"] = "euclidean",
-        solver: Literal["assignment", "emd", "sinkhorn"] = "assignment",
+        combine: Literal["weight_frozen", "output_sum"] = "weight_frozen",
         init: Literal["common", "per_client"] = "common",
     ):
         summed = combine == "output_sum"
@@ -90,16 +81,8 @@ class FedPIA(Algorithm):
             not summed or lam == 0.5,
             f"algorithm.lam={lam}: combine=output_sum takes the mean of two adapters' outputs, leave lam at 0.5",
         )
-        require(
-            solver == "assignment" or find_spec("ot") is not None,
-            f"algorithm.solver={solver} needs POT: pip install POT, or use solver=assignment",
-        )
         self.lam, self.gamma, self.server, self.client, self.cost = lam, gamma, server, client, cost
-        self.activation, self.site, self.samples, self.combine = activation, site, samples, combine
-        self.anchor: Literal["samples", "uniform"] = anchor
-        self.weights, self.init = weights, init
-        self.metric: alignment.Metric = metric
-        self.solver: alignment.Solver = solver
+        self.samples, self.combine, self.init = samples, combine, init
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Bottlenecks, whose units can be renumbered; two of them at each place where outputs are added."""
@@ -169,26 +152,26 @@ class FedPIA(Algorithm):
             cost = [self._weight_cost(cohort.model, rows, own, site) for site in self.sites]
         else:
             values = [self.unit_values(cohort, self.in_both(r)) for r in (rows, own)]
-            cost = [alignment.costs(a, b, self.metric) for a, b in zip(*values)]
-        aligned = alignment.align(cohort.model, rows, self.sites, cost, self.solver)
+            cost = [alignment.costs(a, b) for a, b in zip(*values)]
+        aligned = alignment.align(cohort.model, rows, self.sites, cost)
         self._note_alignment("client", cohort, aligned)
         return self.shared.take(aligned.rows)
 
     def unit_values(self, cohort: Cohort, rows: Tensor) -> list[Tensor]:
         """What each unit of rows [K, P] gives on `samples` of its client's training samples, of each site; zeros where
         the client has fewer.  # [K, m, d] each"""
-        # one pass for all sites, unless the number of values per unit is known only after the pass
-        apart = self.activation == "per_token" or any(self._is_computed_once(cohort.model, s) for s in self.sites)
+        # one pass for all sites, unless a unit has a value for each class
+        apart = any(self._is_computed_once(cohort.model, s) for s in self.sites)
         together = [[site] for site in self.sites] if apart else [self.sites]
         return [values for sites in together for values in self._values_at(cohort, rows, sites)]
 
     def _values_at(self, cohort: Cohort, rows: Tensor, sites: list[alignment.Site]) -> list[Tensor]:
-        layers = [s.prefix + (s.units.before if self.site == "pre" else s.units.after) for s in sites]
+        layers = [s.prefix + s.units.before for s in sites]
 
         def values(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
             _, captured = model.capture(rows, inputs, layers)
             if self._is_computed_once(model, sites[0]):  # the text of each class is the same for all samples
-                (of_text,) = (self._of_units(captured[layer]) for layer in layers)  # [k, C, (tokens) blocks m]
+                (of_text,) = (self._of_units(captured[layer]) for layer in layers)  # [k, C, blocks m]
                 batch = inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
                 return of_text.flatten(1).unsqueeze(1).expand(-1, batch.shape[1], -1)
             return torch.cat([self._of_units(captured[layer]) for layer in layers], 2)
@@ -199,9 +182,6 @@ class FedPIA(Algorithm):
         )
         each = [e if e.dim() > 1 else e.new_zeros(0, width) for e in each]  # of a client without samples
         padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
-        if self.activation == "mean":
-            count = torch.tensor([max(len(e), 1) for e in each], device=padded.device)
-            padded = padded.sum(1, keepdim=True) / count[:, None, None]
         sizes = [width] if len(sites) == 1 else [s.units.blocks * s.units.size for s in sites]
         parts = zip(sites, padded.split(sizes, 2))
         return [p.unflatten(2, (-1, s.units.size)).flatten(1, 2).transpose(1, 2) for s, p in parts]
@@ -210,17 +190,12 @@ class FedPIA(Algorithm):
         return any(fnmatch.fnmatch(site.name, pattern) for pattern in getattr(model.module, "computed_once", ()))
 
     def _of_units(self, given: Tensor) -> Tensor:
-        """A layer's output [k, b, ..., blocks m], of all tokens or their mean, as [k, b, (tokens) blocks m]."""
-        if given.dim() > 3 and self.activation != "per_token":
-            given = given.flatten(2, -2).mean(2)
-        return given.flatten(2)
+        """Return a layer's output [k, b, ..., blocks m], its mean over tokens.  # [k, b, blocks m]"""
+        return given.flatten(2, -2).mean(2) if given.dim() > 3 else given
 
     def integrate(self, cohort: Cohort, own: Tensor, Gk: Tensor) -> tuple[SimpleNamespace, Tensor]:
         """Training with G~ [K, A]; what `cohort.train` gives, and the integrated adapters w_eff [K, A]."""
         a = self.shared
-        if self.combine == "weight_init":
-            out = self.trained(cohort, a.put(own, a.take(own).lerp(Gk, self.lam)))
-            return out, a.take(out.theta)
         if self.combine == "output_sum":  # what is in no bottleneck goes on from the server's
             out = self.trained(cohort, self.first.put(self.in_both(a.put(own, Gk)), self.first.take(own)))
             return out, a.take(out.theta)
@@ -246,18 +221,18 @@ class FedPIA(Algorithm):
     def merged(self, cohort: Cohort, up: Tensor) -> Tensor:
         """G of the clients' adapters [K, A].  # [A]"""
         K, a = len(cohort), self.shared
-        G0 = cohort.mean(up, weights=self.anchor)  # [A]
+        G0 = cohort.mean(up)  # [A]
         if self.server == "average":
             return G0
         rows, anchor = a.put(self.initial.expand(K, -1), up), a.put(self.initial, G0)  # [K, P], [P]
         cost = [self._weight_cost(cohort.model, rows, anchor[None], site) for site in self.sites]
-        aligned = alignment.align(cohort.model, rows, self.sites, cost, self.solver)
+        aligned = alignment.align(cohort.model, rows, self.sites, cost)
         self._note_alignment("server", cohort, aligned)
         G, each = anchor.clone(), []  # [P]
         for site in self.sites:
             w = site.columns.take(aligned.rows)  # w~_k of this site  [K, D]
             d = (w - site.columns.take(anchor)).norm(dim=1)  # [K]
-            q = (-self.gamma * d).softmax(0) if self.weights == "normalized" else (-self.gamma * d).exp() / K
+            q = (-self.gamma * d).softmax(0)
             G = site.columns.put(G, cohort.mean(w, weights=q))
             each.append(q.cpu())
         self._note(cohort, q=torch.stack(each, 1))
@@ -266,7 +241,7 @@ class FedPIA(Algorithm):
     def _weight_cost(self, model: FlatModel, mover: Tensor, anchor: Tensor, site: alignment.Site) -> Tensor:
         """By the weights that lead to each unit, mover [K, P], anchor [K or 1, P].  # [K, m, m]"""
         of_mover, of_anchor = (alignment.incoming(model, rows, site) for rows in (mover, anchor))
-        return alignment.costs(of_mover, of_anchor, self.metric)
+        return alignment.costs(of_mover, of_anchor)
 
     # -- what is deployed, and recorded ------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

@@ -19,17 +19,12 @@ from fedbench.core.options import require
 
 
 class FedSLD(FedAvg):
-    """counts: Pt over all clients | the cohort.  renormalize: divide by the sum of Pt over the classes of the batch:
-    otherwise a client with few classes has a smaller loss.  State: w [P]; counts_of [N, C], what clients told."""
+    """renormalize: divide by the sum of Pt over the classes of the batch: otherwise a client with few classes has a
+    smaller loss.  State: w [P]; counts_of [N, C], what clients told."""
 
-    def __init__(
-        self,
-        reduction: Literal["mean", "sum"] = "mean",
-        counts: Literal["all", "cohort"] = "all",
-        renormalize: bool = False,
-    ):
+    def __init__(self, reduction: Literal["mean", "sum"] = "mean", renormalize: bool = False):
         super().__init__()
-        self.reduction, self.prior_over, self.renormalize = reduction, counts, renormalize
+        self.reduction, self.renormalize = reduction, renormalize
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Classes to weigh."""
@@ -57,16 +52,13 @@ class FedSLD(FedAvg):
         self.w = cohort.mean(up.theta)
 
     def prior(self, cohort: Cohort) -> Tensor:
-        """Pt as clients know it: over all, sent to all in the first round; over the cohort, sent to it.  # [C]"""
-        is_first_round, over_all = self.counts_of is None, self.prior_over == "all"
+        """Return Pt over all clients, which the server sends to all of them in the first round.  # [C]"""
+        is_first_round = self.counts_of is None
         if is_first_round:
             self.counts_of = self.ask_counts(cohort.all_clients())
-        total = (self.counts_of if over_all else self.counts_of[cohort.index]).sum(0)
+        total = self.counts_of.sum(0)
         prior = total / total.sum().clamp_min(1e-30)
-        if over_all and not is_first_round:
-            return prior  # sent before
-        receivers = cohort.all_clients() if over_all else cohort
-        return receivers.broadcast(prior=prior, uncompressed=["prior"]).prior
+        return cohort.all_clients().broadcast(prior=prior, uncompressed=["prior"]).prior if is_first_round else prior
 
     def ask_counts(self, clients: Cohort) -> Tensor:
         """Label counts of all clients, C numbers each; noise (privacy) may have taken some below 0.  # [N, C]"""

@@ -6,8 +6,6 @@ Reduces to: Local at xi = 1 and lam = 0; uniformly weighted FedAvg, with everyon
 xi = 1/N and lam = 0.
 """
 
-from typing import Literal
-
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Federation, FlatModel, Optimizer, RowStore
@@ -20,18 +18,18 @@ class HeurFedAMP(FedAMP):
     """xi: weight of a client's own model (null: 1/N); sigma: sharpness of the softmax; the rest as FedAMP, whose
     state it has."""
 
+    starts_from_cloud = True
+
     def __init__(
         self,
         xi: Probability | None = None,
         sigma: NonNegative = 25.0,
         lam: NonNegative | list[NonNegative] = 1.0,
         alpha_k: Positive = 1e4,
-        start: Literal["own", "cloud"] = "cloud",
-        peers: Literal["everyone", "last_cohort"] = "everyone",
         decay: Fraction = 0.1,
         decay_every: Count = 30,
     ):
-        super().__init__(lam, alpha_k, sigma, start, peers, decay, decay_every)
+        super().__init__(lam, alpha_k, sigma, decay, decay_every)
         self.xi = xi
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, LocalTraining, RowStore
-from fedbench.core.options import Positive, Probability, require
+from fedbench.core.options import Probability, require
 
 
 class L2GD(Algorithm):
-    """pr, mix (c), alpha (null: local steps use the optimizer's rate): see the header.  steps: whether the number of
-    local steps of a round is drawn or that of local.epochs.
+    """pr, mix (c): see the header; optimizer.lr is alpha / (N (1 - pr)).  steps: whether the number of local steps of a
+    round is drawn or that of local.epochs.
 
     State: x [N, P], the models of clients; sent [N, P], the server's copy of x; knows [N], the clients that know
     their mean (None: all).
@@ -33,16 +33,10 @@ class L2GD(Algorithm):
         self,
         pr: Probability = 0.2,
         mix: Probability = 0.5,
-        alpha: Positive | None = None,
         steps: Literal["drawn", "epochs"] = "drawn",
     ):
         require(pr > 0, f"algorithm.pr={pr:g}: with no averaging step a round would never end; choose one in (0, 1]")
-        require(
-            alpha is None or pr < 1,
-            f"algorithm.alpha={alpha} gives local steps of alpha / (N (1 - pr)), and algorithm.pr=1 has none: leave "
-            "one of them out",
-        )
-        self.pr, self.mix, self.alpha, self.steps = pr, mix, alpha, steps
+        self.pr, self.mix, self.steps = pr, mix, steps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """All clients start from one model."""
@@ -52,7 +46,8 @@ class L2GD(Algorithm):
 
     def round(self, cohort: Cohort) -> None:
         """A run of local steps, then (1 - c) x_i + c xbar."""
-        how, these = self.how(cohort), torch.zeros(cohort.num_clients, dtype=torch.bool)  # on the host
+        how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
+        these = torch.zeros(cohort.num_clients, dtype=torch.bool)  # on the host
         these[torch.from_numpy(cohort.ids)] = True
         is_known = how.steps == 0 and (bool(these.all()) if self.knows is None else torch.equal(self.knows, these))
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
@@ -65,11 +60,6 @@ class L2GD(Algorithm):
             self.knows = these & torch.equal(seen, xbar)
             xbar = seen
         self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), sent.lerp(xbar, self.mix)
-
-    def how(self, cohort: Cohort) -> LocalTraining:
-        """How many local steps, and how large."""
-        lr = None if self.alpha is None else self.alpha / (cohort.num_clients * (1 - self.pr))
-        return LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None, lr=lr)
 
     def run_length(self, cohort: Cohort) -> int:
         """T, of P(T = t) = pr (1 - pr)^t, no more than the client with most has in local.epochs."""

@@ -5,12 +5,12 @@ derivative, "hf" takes its product with the gradient by a central difference of 
 batch:  theta = w - alpha grad_1 f(w),  w <- w - lr (grad_2 f(theta) - alpha H_3(w) grad_2 f(theta)),  in fo without H.
 Every local step draws one batch of 2 (hf: 3) times local.batch_size and cuts it into independent parts; a tail
 smaller than that is dropped.  A client deploys w after one step of size alpha on one of its training batches.
-Departs from the paper: aggregation weighted by samples, as the released code of the PFL benchmarks (weights="uniform"
-is the paper's).  Departs from that code: it adapts by a step of the outer rate, whatever alpha is (adapt="lr").
+Departs from the paper: aggregation weighted by samples, as the released code of the PFL benchmarks (with
+weights=uniform as the paper's).  Departs from that code: it adapts by a step of the outer rate, whatever alpha is.
 Reduces to: SGD on the second part of the batches at alpha = 0.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -33,19 +33,15 @@ from fedbench.engine.per_client import per_client
 class PerFedAvg(Algorithm):
     """alpha: size of the inner step (null: the optimizer's learning rate, which is the outer one); delta: of the
     difference, at which the product with the Hessian is taken.  Both may be lists, one for each client, in training and
-    when it adapts; adapt: by a step of size alpha, or "lr", the optimizer's learning rate.  State: w [P]."""
+    when it adapts.  State: w [P]."""
 
     def __init__(
         self,
         mode: Literal["fo", "hf"] = "fo",
         alpha: NonNegative | list[NonNegative] | None = None,
         delta: Positive | list[Positive] = 1e-3,
-        weights: Literal["samples", "uniform"] = "samples",
-        adapt: Literal["alpha", "lr"] = "alpha",
     ):
-        self.mode, self.adapt = mode, adapt
-        self.alpha, self.delta = per_client(alpha), per_client(delta)
-        self.weights: Literal["uniform", "samples"] = weights
+        self.mode, self.alpha, self.delta = mode, per_client(alpha), per_client(delta)
         self.parts = {"fo": 2, "hf": 3}[mode]
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
@@ -71,7 +67,7 @@ class PerFedAvg(Algorithm):
             how=LocalTraining(batch_size=self.parts * cohort.engine.batch_size, drop_last=True, counted=1 / self.parts),
         )  # counted: the part that defines the step
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta, weights=self.weights)
+        self.w = cohort.mean(up.theta)
 
     def step(self, s: Step, batch: Batch) -> None:
         """Meta-gradient on independent parts of the batch, at w adapted on the first."""
@@ -87,9 +83,12 @@ class PerFedAvg(Algorithm):
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """w after one step on a training batch."""
-        rate = cohort.rate() if self.alpha is None or self.adapt == "lr" else cohort.value(self.alpha)
-        how = LocalTraining(steps=1, key="adapt", lr=rate, optimizer=SGD(1.0))
+        how = LocalTraining(steps=1, key="adapt", lr=self.adaptation_rate(cohort), optimizer=SGD(1.0))
         return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta
+
+    def adaptation_rate(self, cohort: Cohort) -> Any:
+        """Return the size of the step by which a client adapts w."""
+        return cohort.rate() if self.alpha is None else cohort.value(self.alpha)
 
     def global_row(self) -> Tensor:
         """w."""

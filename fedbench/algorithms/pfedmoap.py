@@ -8,7 +8,7 @@ It trains its prompt, at lr, and its gate, the attention, at gate_lr, and upload
 trains P_g alone (s <I, T_L>).  Deployed: prompt and gate as trained, with the experts at hand; after rounds without
 the client, with those that it would download now; without a trained gate, s <I, T_L>; before its first round, P_g.
 Departs from the paper as its released code does: pool keeps every (D/d)-th coordinate; scores are multiplied by 10, not
-by 1/sqrt(d/heads); "sim" with T_MoE is an inner product (normalize: the cosine).
+by 1/sqrt(d/heads); "sim" with T_MoE is an inner product.
 Departs from the released code as the paper does: there experts are random, the pool is overwritten within a round,
 gates and experts leak from client to client, and clients that are not sampled break it.
 Reconstructed, for want of code: gating=linear, softmax(W pool(I) + b) as weights of the experts' own T, slot 0 the
@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbench.algorithms.base import (
@@ -48,7 +47,7 @@ Gate = Mapping[str, Tensor]  # parameters of k clients by name, [k, ...] each
 class PFedMoAP(Algorithm):
     """num_experts: of others and its own, K_e + 1; lam: weight of the local logits; gate_lr: of the gate, constant;
     gating: attention, of `heads` heads and scores times `scale`, or linear; d_feature: d, the gate's width (null:
-    min(128, D)), by `pool`.
+    min(128, D)); choice: of the experts.
 
     State: w [P], P_g and the gate from which clients start; prompt [N, l d] and gate [N, |gate|], as client i trained
     them; pool [N, l d], its prompt as uploaded; text [N, C, d] (linear: D), what that prompt is as an expert, its text
@@ -68,14 +67,12 @@ class PFedMoAP(Algorithm):
         heads: Count = 8,
         scale: Positive = 10.0,
         d_feature: Count | None = None,
-        pool: Literal["stride", "avg"] = "stride",
-        normalize: bool = False,
         choice: Literal["nearest", "random"] = "nearest",
         aggregate_gate: bool = False,
     ):
         self.num_experts, self.lam, self.gate_lr, self.gating = num_experts, lam, gate_lr, gating
-        self.heads, self.scale, self.d_feature, self.pooling = heads, scale, d_feature, pool
-        self.normalize, self.choice, self.aggregate_gate = normalize, choice, aggregate_gate
+        self.heads, self.scale, self.d_feature = heads, scale, d_feature
+        self.choice, self.aggregate_gate = choice, aggregate_gate
         self.last: Any = None  # no cohort yet
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
@@ -208,8 +205,7 @@ class PFedMoAP(Algorithm):
     # -- the client: logits --------------------------------------------------------------------------------
     def pooled(self, z: Tensor) -> Tensor:
         """Features [..., D] brought to the gate's width.  # [..., d]"""
-        groups = z.unflatten(-1, (self.d, -1))  # [..., d, D/d]
-        return groups[..., 0] if self.pooling == "stride" else groups.mean(-1)
+        return z.unflatten(-1, (self.d, -1))[..., 0]
 
     def expert_form(self, z: Tensor) -> Tensor:
         """Features [..., D] in the form of experts and so of T_MoE: pooled for attention, as they are for linear."""
@@ -222,8 +218,6 @@ class PFedMoAP(Algorithm):
         local = self.clip.scale * image @ text.mT  # [k, B, C]
         shown = self.expert_form(image)[:, :, None]  # [k, B, 1, d] (linear: D)
         T_MoE, _ = self.mix(p, image, text, experts, count)  # [k, B, C, d] (linear: D)
-        if self.normalize:
-            shown, T_MoE = F.normalize(shown, dim=-1), F.normalize(T_MoE, dim=-1)
         mixed = self.clip.scale * (shown * T_MoE).sum(-1)
         return torch.where(uses_gate(count)[..., None], mixed + self.lam * local, local)
 

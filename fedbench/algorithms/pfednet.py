@@ -16,10 +16,11 @@ z_step="paper" has V = Z_t - dZ / N and lam in the place of N lam, which slows z
 with the rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step: lam then
 counts as lam / (local steps).  If K clients take part, the others have dz_i = 0, and the penalty still moves their
 z_i.  lam is then scaled by K / N, because a client's gradient arrives in this fraction of the rounds.
-Departs from the released code, which writes Z over Z_t inside ADMM (z_step="official": _fusion.drifted), keeps an edge
-of its tables only if the lower of two clients lists the other, and has lam 72, 1 and 5.
+Departs from the released code, which writes Z over Z_t inside ADMM, keeps an edge of its tables only if the lower of
+two clients lists the other, and has lam 72, 1 and 5.
 Only trained columns of z are fused and sent.  Running statistics in z stay with the client; those in x are averaged.
-Reduces to: FedRep at lam = 0 with z_first, FedAvg where z is empty, network lasso where x is empty (no x-phase).
+Reduces to: FedRep with the phases swapped at lam = 0, FedAvg where z is empty, network lasso where x is empty (no
+x-phase).
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms import _similarity as similarity
-from fedbench.algorithms._fusion import Fused, Network, Norm, drifted, fuse
-from fedbench.algorithms._similarity import Metric, Sketch, Symmetrize
+from fedbench.algorithms._fusion import Network, Norm, fuse
+from fedbench.algorithms._similarity import Metric, Sketch
 from fedbench.algorithms.base import (
     Algorithm,
     Cohort,
@@ -42,20 +43,19 @@ from fedbench.algorithms.base import (
     Optimizer,
     RowStore,
 )
-from fedbench.core.options import Count, Natural, NonNegative, Positive, require
+from fedbench.core.options import Count, Natural, NonNegative, require
 from fedbench.core.rows import memory
 
 SHOWN = 1001  # of the values of SDWD in matrices.npz
 EVERYBODY = "all"  # of `personal`: every column
-GRADIENT_ONLY, EPOCHS_ONLY = ("x_steps", "z_steps"), ("x_epochs", "z_epochs")
 
 
 class PFedNet(Algorithm):
-    """Options: conf/algorithm/pfednet.yaml; lam, tau, order, mode, z_step: above.
+    """Options: conf/algorithm/pfednet.yaml; lam, mode, z_step: above.
 
-    State: x [d1]; Z [N, d2], the server's; adjacency [N, N]; sketch_of [N, q], what clients told for it (graph="knn");
-    U [M, d2], the last dual of each edge (warm_start); iterations [1], of the last ADMM; holds [N], who was sent the
-    newest x and z_i; x_sent [d1], what these saw.  Of the clients: z [N, |z|], running statistics included.
+    State: x [d1]; Z [N, d2], the server's; adjacency [N, N]; sketch_of [N, q], the clients' sketches (without edges);
+    iterations [1], of the last ADMM; holds [N], who was sent the newest x and z_i; x_sent [d1], what these saw.  Of the
+    clients: z [N, |z|], running statistics included.
     """
 
     def __init__(
@@ -63,37 +63,22 @@ class PFedNet(Algorithm):
         lam: NonNegative = 0.01,
         personal: str = "head",
         norm: Norm = "l2",
-        group: Literal["model", "tensor"] = "model",
         mode: Literal["local_epochs", "gradient"] = "local_epochs",
-        order: Literal["x_first", "z_first"] = "x_first",
-        x_epochs: Count | None = None,
-        z_epochs: Count | None = None,
         x_steps: Count | None = None,
         z_steps: Count | None = None,
-        z_step: Literal["full", "paper", "single", "official"] | None = None,
-        tau: NonNegative | None = None,
-        rho: Positive | None = None,
-        max_iterations: Count = 200,
-        tolerance: NonNegative = 1e-5,
-        warm_start: bool = False,
-        graph: Literal["knn", "complete", "star", "edges"] = "knn",
+        z_step: Literal["full", "paper", "single"] | None = None,
         k: Count = 3,
         sketch: Sketch | None = None,
-        metric: Metric | None = None,
         samples: Count | None = 64,
-        symmetrize: Symmetrize = "union",
         edges: Sequence[Sequence[Natural]] = (),
     ):
-        self.lam, self.personal, self.group, self.mode, self.order = lam, personal, group, mode, order
+        self.lam, self.personal, self.mode = lam, personal, mode
         self.norm: Norm = norm
-        self.x_epochs, self.z_epochs, self.x_steps, self.z_steps = x_epochs, z_epochs, x_steps, z_steps
+        self.x_steps, self.z_steps = x_steps, z_steps
         self.z_step = z_step or ("full" if mode == "local_epochs" else "paper")
-        self.tau, self.rho, self.max_iterations, self.tolerance = tau, rho, max_iterations, tolerance
-        self.warm_start, self.graph, self.k, self.samples = warm_start, graph, k, samples
+        self.k, self.samples = k, samples
         self.edges = [list(edge) for edge in edges]
-        self.symmetrize: Symmetrize = symmetrize
         self.sketch: Sketch | None = sketch
-        self.metric: Metric | None = metric
         self.requires = () if personal == EVERYBODY else (personal,)
         self._network: Network | None = None
 
@@ -101,24 +86,15 @@ class PFedNet(Algorithm):
     def check_settings(self, num_clients: int | None, groups: Any, optimizer: Optimizer) -> None:
         """Options that belong together; edges between clients that there are; plain SGD for mode="gradient"."""
         super().check_settings(num_clients, groups, optimizer)
-        idle, other = (GRADIENT_ONLY, "gradient") if self.mode == "local_epochs" else (EPOCHS_ONLY, "local_epochs")
-        for name in idle:
+        for name, steps in (("x_steps", self.x_steps), ("z_steps", self.z_steps)):
             require(
-                getattr(self, name) is None,
-                f"algorithm.{name}={getattr(self, name)} is of algorithm.mode={other}, not of {self.mode}",
+                self.mode == "gradient" or steps is None,
+                f"algorithm.{name}={steps} is of algorithm.mode=gradient, not of {self.mode}",
             )
         require(
             self.mode == "local_epochs" or getattr(optimizer, "plain", False),
             "algorithm.mode=gradient sends a gradient, by which the server steps: it needs plain SGD (optimizer=sgd "
             "with momentum=0, weight_decay=0, clip=null)",
-        )
-        require(
-            not (self.warm_start and self.z_step == "official"),
-            "algorithm.warm_start=true has no effect on algorithm.z_step=official, which starts from 0",
-        )
-        require(
-            (self.graph == "edges") == bool(self.edges),
-            f"algorithm.edges={self.edges} and algorithm.graph={self.graph}: they are listed for edges alone",
         )
         for edge in self.edges:
             inside = num_clients is None or max(edge, default=0) < num_clients
@@ -137,7 +113,7 @@ class PFedNet(Algorithm):
             f"{federation.task.kind} has no classes; feature_mean and others compare inputs",
         )
         n, d, have = federation.num_clients, self._columns(model)[1].size, memory(federation.device)
-        M = {"knn": min(self.k * n, n * (n - 1) // 2), "complete": n * (n - 1) // 2}.get(self.graph, n)
+        M = len(self.edges) or min(self.k * n, n * (n - 1) // 2)
         width = min(d, n) if self.norm == "l2" else d  # of what ADMM iterates
         need = 4 * n * d * 4 + 8 * (6 * n * n + 6 * M * width)
         require(
@@ -160,36 +136,24 @@ class PFedNet(Algorithm):
         self.x, self.Z = self.shared.take(w).clone(), self.fused.take(w).repeat(n, 1)  # [d1], [N, d2]
         self.z = rows("z", default=self.columns.take(w))  # lazy [N, |z|]
         self.holds, self.x_sent = torch.zeros(n, dtype=torch.bool, device=w.device), self.x
-        parameters = [(Columns([span]) & self.fused).size for span in model.spans.values()]
-        self.sizes = [size for size in parameters if size] if self.group == "tensor" else [self.fused.size]
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
         self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
-        self.distance: Metric = self.metric or ("l2" if self.compared == "label_hist" else "l1")
-        known = {
-            "knn": lambda: torch.zeros(n, n, dtype=torch.bool),  # until clients have sent their sketches
-            "complete": lambda: similarity.complete(n),
-            "star": lambda: similarity.star(n),
-            "edges": lambda: similarity.of_edges(n, self.edges),
-        }
-        self.adjacency, self.sketch_of = known[self.graph]().to(w.device), None
-        self.U: Any = None
+        self.distance: Metric = "l2" if self.compared == "label_hist" else "l1"  # as the released code
+        # without edges nobody is linked until clients have sent their sketches
+        self.adjacency, self.sketch_of = similarity.of_edges(n, self.edges).to(w.device), None
         self.iterations = torch.zeros(1, device=w.device)
         self._network = None
 
     # -- a round -------------------------------------------------------------------------------------------
     def round(self, cohort: Cohort) -> None:
         """Both phases; before the first one clients are told apart."""
-        if self.graph == "knn" and self.sketch_of is None and self.fused.size:
+        if not self.edges and self.sketch_of is None and self.fused.size:
             self.sketch_of = self.ask(cohort.all_clients())
-            self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance, self.symmetrize)
+            self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance)
             self._network = None
         theta = self.begin(cohort)  # (x_t, z_i)  [K, P]
         x = self.shared.take(theta)  # x_t as the client has it: in theta, forward passes move running statistics
-        if self.order == "z_first":
-            theta = self.z_phase(cohort, theta)
-        theta = self.x_phase(cohort, theta, x)
-        if self.order == "x_first":
-            theta = self.z_phase(cohort, theta)
+        theta = self.z_phase(cohort, self.x_phase(cohort, theta, x))
         self.z[cohort.ids] = self.columns.take(theta)
         self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, True)
 
@@ -221,7 +185,7 @@ class PFedNet(Algorithm):
             return theta
         weights = "samples" if self.mode == "local_epochs" else "uniform"
         for i in range(self.x_steps or 1):
-            out = cohort.train(theta, columns=self.shared, how=self.how("local", i, self.x_epochs, self.shared))
+            out = cohort.train(theta, columns=self.shared, how=self.how("local", i, self.shared))
             dx = x - self.shared.take(out.theta)  # [K, d1]
             up = cohort.upload(dx=dx, relative_to={"dx": None})
             self.x = self.x - cohort.mean(up.dx, weights=weights)
@@ -234,60 +198,39 @@ class PFedNet(Algorithm):
         if not self.fused.size:
             return theta
         for j in range(self.z_steps or 1):
-            how = self.how("head", j, self.z_epochs, self.fused)
+            how = self.how("head", j, self.fused)
             out = cohort.train(theta, columns=self.fused, how=how)
             dz = self.fused.take(theta) - self.fused.take(out.theta)  # [K, d2]
             dz = cohort.upload(dz=dz, relative_to={"dz": None}).dz
             dZ, lr = torch.zeros_like(self.Z).index_copy(0, cohort.index, dz), float(torch.as_tensor(out.lr).mean())
-            self.move(dZ, self.rates(cohort, how, lr), lr)
+            self.move(dZ, self.rates(cohort, how, lr))
             theta = self.fused.put(out.theta, cohort.download(z=self.Z[cohort.index]).z)
         return theta
 
-    def how(self, key: str, step: int, epochs: int | None, columns: Columns) -> LocalTraining:
+    def how(self, key: str, step: int, columns: Columns) -> LocalTraining:
         """Epochs, or one step, on batches of their own: those of FedRep's phases of this name."""
-        steps, epochs = (None, epochs) if self.mode == "local_epochs" else (1, None)
+        steps = None if self.mode == "local_epochs" else 1
         buffers = "z" if columns is self.fused else "x"
         key = f"{key}/{step}" if step else key
-        return LocalTraining(epochs=epochs, steps=steps, key=key, buffers=buffers, uploaded=columns)
+        return LocalTraining(steps=steps, key=key, buffers=buffers, uploaded=columns)
 
     def rates(self, cohort: Cohort, how: LocalTraining, lr: float) -> np.ndarray:
         """Return eta_i K / N of all clients, or the rate of a single step.  # [N]"""
         n = len(self.Z)
-        if self.z_step in ("single", "official"):
+        if self.z_step == "single":
             return np.full(n, lr)
         return cohort.all_clients().rate_sums(how) * (len(cohort) / n)
 
-    def move(self, dZ: Tensor, rates: np.ndarray, lr: float) -> None:
-        """The Z-step, by each parameter where that is asked for; dZ [N, d2] is 0 for clients that took no part.
+    def move(self, dZ: Tensor, rates: np.ndarray) -> None:
+        """Take the Z-step.  dZ [N, d2] is 0 for clients that took no part.
 
         Its objective times the largest rate: c_i is that rate over the client's, and 1 for a client without a step.
         """
         n, most = len(self.Z), float(rates.max())
         part, eta = (1.0, n * most) if self.z_step in ("full", "single") else (1 / n, most)
-        tau, weights = eta * self.lam, np.divide(most, rates, out=np.ones(n), where=rates > 0)
-        if self.tau is not None:
-            tau, weights = self.tau, np.ones(n)
-        network = self.network(weights)
-        r = None if self.rho is None else eta * self.rho
-        U = [None] * len(self.sizes) if self.U is None else self.U.split(self.sizes, 1)
-        pieces = zip(self.Z.split(self.sizes, 1), (part * dZ).split(self.sizes, 1), U, strict=True)
-        fused = [self.step(*piece, network, tau, r, lr) for piece in pieces]
-        self.Z, self.iterations = (
-            torch.cat([f.Z for f in fused], 1),
-            torch.full_like(self.iterations, max(f.iterations for f in fused)),
-        )
-        if self.warm_start:
-            self.U = torch.cat([f.Z.new_zeros(len(network), f.Z.shape[1]) if f.U is None else f.U for f in fused], 1)
-
-    def step(
-        self, Z: Tensor, dZ: Tensor, U: Tensor | None, network: Network, tau: float, r: float | None, lr: float
-    ) -> Fused:
-        """Some columns of Z [N, d] after the step dZ [N, d] (1/N of the clients' way, or all of it) and the fusion."""
-        most = self.max_iterations
-        if self.z_step == "official":  # with rho = 1, unless another is given
-            return drifted(Z, lr * dZ, network, tau, self.norm, r=r or lr, iterations=most)
-        how = {"iterations": most, "tolerance": self.tolerance}
-        return fuse(Z - dZ, network, tau, self.norm, r=r, U=U, keep_dual=self.warm_start, **how)
+        weights = np.divide(most, rates, out=np.ones(n), where=rates > 0)
+        fused = fuse(self.Z - part * dZ, self.network(weights), eta * self.lam, self.norm, keep_dual=False)
+        self.Z, self.iterations = fused.Z, torch.full_like(self.iterations, fused.iterations)
 
     def network(self, weights: np.ndarray) -> Network:
         """Return the factored network of `adjacency` with the weights c_i [N] of the clients."""
@@ -307,10 +250,10 @@ class PFedNet(Algorithm):
         return self.newcomer(self.Z.mean(0))
 
     def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """(x, the mean of the neighbours' z): of a knn network the k clients with the nearest sketches, of a star its
-        centre, of others everybody.  # [M, P], or [P] for all"""
-        if self.graph == "star":
-            return self.newcomer(self.Z[0])
+        """(x, the mean of the neighbours' z): the k clients with the nearest sketches, with edges everybody.
+
+        # [M, P], or [P] for all
+        """
         if self.sketch_of is None:
             return self.newcomer_row(cohorts)
         near = similarity.nearest(self.ask(newcomers), self.sketch_of, self.k, self.distance)  # [M, k]

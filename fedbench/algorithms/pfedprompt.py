@@ -3,36 +3,29 @@
 Guo, Guo and Wang, WWW 2023, of which neither text nor code could be had.  Known is that all learn one prompt (PromptFL)
 and each has a non-parametric attention over the features of its few images.  Here, with Kf [n, D] the features of a
 client's training images, V [n, C] their labels, one-hot, g that of a test image, T_c the text features of class c:
-mode=logits   logit_c = s <g, T_c> + (s / 100) alpha sum_k exp(-beta (1 - <g, Kf_k>)) V_kc    (form of Tip-Adapter)
-mode=attend   logit_c = s <g', T_c>,   g' = normalize(g + alpha sum_k softmax_k(s <g, Kf_k>) Kf_k)
-The memory never leaves its client.  The prompt is trained without it (in_training: with it, less the sample itself).
+    logit_c = s <g, T_c> + (s / 100) alpha sum_k exp(-beta (1 - <g, Kf_k>)) V_kc    (form of Tip-Adapter)
+The memory never leaves its client, and the prompt is trained without it.
 Reduces to: PromptFL (FedAvg) at alpha = 0.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, Inputs, Optimizer, RowStore, Step
+from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Inputs, Optimizer, RowStore
 from fedbench.core.options import NonNegative, require
 
 
 class PFedPrompt(Algorithm):
-    """alpha, beta, mode, in_training: above.  State: w [P]."""
+    """alpha, beta: above.  State: w [P]."""
 
     requires, alone = ("prompt",), True
 
-    def __init__(
-        self,
-        alpha: NonNegative = 1.0,
-        beta: NonNegative = 5.5,
-        mode: Literal["logits", "attend"] = "logits",
-        in_training: bool = False,
-    ):
-        self.alpha, self.beta, self.mode, self.in_training = alpha, beta, mode, in_training
+    def __init__(self, alpha: NonNegative = 1.0, beta: NonNegative = 5.5):
+        self.alpha, self.beta = alpha, beta
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Labels to remember."""
@@ -49,19 +42,14 @@ class PFedPrompt(Algorithm):
     def round(self, cohort: Cohort) -> None:
         """FedAvg on the prompt."""
         w = cohort.broadcast(w=self.w).w
-        out = cohort.train(w, loss=self.loss, **self.memory(cohort)) if self.in_training else cohort.train(w)
-        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]
         self.w = cohort.mean(up.theta)
 
-    def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy of the logits, with in_training: the sample itself is left out of the memory.  # [k, B]"""
-        itself = s.state.number[:, None] == batch.index[:, :, None]  # [k, B, n]
-        others = (s.state.number >= 0)[:, None] & ~itself
-        return s.task_loss(self.logits(s.model, rows, batch.x, s.state.keys, s.state.labels, others), batch)
-
     def memory(self, cohort: Cohort) -> dict[str, Any]:
-        """What every client keeps of its own training samples: features, labels, and the samples' numbers, -1 for
-        padding.  # [K, n, D], [K, n], [K, n]"""
+        """Return every client's training samples: features, labels and numbers, -1 for padding.
+
+        # [K, n, D], [K, n], [K, n]
+        """
         part, targets = cohort.federation.splits["train"], cohort.federation.targets
         number = pad_sequence([torch.from_numpy(part[i]) for i in cohort.ids], True, -1).to(cohort.device)
         keys = cohort.forward(self.w, image_features, "train")  # K x [n_i, D]
@@ -72,23 +60,14 @@ class PFedPrompt(Algorithm):
         return {"theta": cohort.broadcast(w=self.w).w, **self.memory(cohort)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """rows: theta [k, P] and the memory."""
-        real = (rows["number"] >= 0)[:, None]  # [k, 1, n]
-        return self.logits(model, rows["theta"], inputs, rows["keys"], rows["labels"], real)
-
-    def logits(
-        self, model: FlatModel, theta: Tensor, inputs: Inputs, keys: Tensor, labels: Tensor, real: Tensor
-    ) -> Tensor:
-        """Logits with the keys that are `real` for each sample, [k, 1 or B, n].  # [k, B, C]"""
+        """Return the logits of rows, theta [k, P] and the memory.  # [k, B, C]"""
         clip: Any = model.module
+        theta, real = rows["theta"], (rows["number"] >= 0)[:, None]  # [k, P], [k, 1, n]
         theta = theta[:1] if theta.stride(0) == 0 else theta  # all deploy one prompt
         T = clip.text(clip.context(model.named(theta)))  # [k, C, D]
         g = clip.image(inputs)  # [k, B, D]
-        near = g @ keys.transpose(1, 2)  # [k, B, n] cosines
-        if self.mode == "attend":
-            weight = (clip.scale * near).masked_fill(~real, float("-inf")).softmax(2).nan_to_num(0)  # no key: 0
-            return clip.scale * F.normalize(g + self.alpha * weight @ keys, dim=2) @ T.transpose(1, 2)
-        bonus = torch.exp(-self.beta * (1 - near)) * real @ F.one_hot(labels, clip.num_classes).to(g)
+        near = g @ rows["keys"].transpose(1, 2)  # [k, B, n] cosines
+        bonus = torch.exp(-self.beta * (1 - near)) * real @ F.one_hot(rows["labels"], clip.num_classes).to(g)
         return clip.scale * (g @ T.transpose(1, 2) + self.alpha / 100 * bonus)
 
     def global_row(self) -> Tensor:

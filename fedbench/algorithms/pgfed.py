@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms._deferred import coefficients_after
-from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalStep, RowStore, Step
+from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, RowStore, Step
 from fedbench.core.linalg import dot
 from fedbench.core.options import NonNegative, Positive, Probability
 from fedbench.engine.per_client import mean, per_client
@@ -57,7 +57,7 @@ class PGFed(Algorithm):
         """Algorithm 1, lines 4 to 17."""
         w = cohort.broadcast(w=self.w).w
         without_others = self.G is None or not self.mu  # in the first round, and always with mu = 0
-        out = self.local_training(cohort, w) if without_others else self.train(cohort, w)
+        out = cohort.train(w) if without_others else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
             self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)
@@ -78,16 +78,12 @@ class PGFed(Algorithm):
             s.record("gbar_theta", dot(s.theta, server.gbar))
             s.descend(g.add_(s.state.aux))
 
-        out = self.local_training(cohort, w, step, aux=aux, gbar_theta=cohort.step_record())
+        out = cohort.train(w, step=step, aux=aux, gbar_theta=cohort.step_record())
         # line 10, a_ij after every local step, made up for here: no other line of a step reads a_ij (_deferred.py)
         alpha, alpha_max = self.coefficients(cohort), cohort.value(self.alpha_max)  # [K, K']
         new = coefficients_after(alpha, self.coefficient_rate(cohort), server.c, out.gbar_theta, out.steps, alpha_max)
         self.upload_coefficients(cohort, new, alpha)
         return out
-
-    def local_training(self, cohort: Cohort, w: Tensor, step: LocalStep | None = None, **state: Any) -> Any:
-        """Local epochs from w: without `step`, as FedAvg's."""
-        return cohort.train(w, step=step, **state)
 
     def upload(self, cohort: Cohort, out: Any) -> SimpleNamespace:
         """theta_i, and the risk f_i to first order around it, c_i + g_i . theta: theta [K, P], g [K, P], c [K]."""

@@ -25,6 +25,7 @@ from fedbench.config.words import word
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
+from fedbench.core.removed import refuse_removed
 from fedbench.core.settings import is_matched, load_config, plain, show, with_home
 from fedbench.simulation.continuing import ABSENT, FREE, KEPT_OR_FREE, check_rounds, rounds_asked
 from fedbench.simulation.run_folder import CHECKPOINTS, check_files, is_finished
@@ -118,6 +119,8 @@ def _target(stored: Mapping[str, Any], group: str) -> str | None:
 
 def _checked(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a stored config, checked."""
+    for group, values in stored.items():
+        refuse_removed(f"resume={folder}: {group}", values)
     try:
         return check(OmegaConf.create(dict(stored)))
     except ConfigError as error:
@@ -153,6 +156,8 @@ def _check_same(folder: Path, stored: Mapping[str, Any], asked: Mapping[str, Any
         k for k, v in asked.items() if flat.get(k, ABSENT) != v and k != "rounds" and not is_matched(k, KEPT_OR_FREE)
     ]
     unknown = next((key for key in other if key not in flat), None)
+    group, _, name = str(unknown).partition(".")
+    refuse_removed(group, {"_target_": _target(stored, group), name: asked.get(str(unknown))})
     keys = [key for key in flat if not key.startswith("choices")]
     require(unknown is None, f"{unknown} is unknown to this run:{nearest(str(unknown), keys)}")
     lines = [f"{key.removeprefix('choices.')}={show(flat[key])} (asked: {show(asked[key])})" for key in other]

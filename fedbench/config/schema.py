@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from fedbench.config.conf_tree import nearest
 from fedbench.config.find_target import find_target
 from fedbench.core.options import LARGEST, ConfigError, require
+from fedbench.core.removed import refuse_removed
 from fedbench.core.settings import show
 
 CONVERSIONS = {"_convert_": ("none", "partial", "object", "all"), "_recursive_": (True, False)}  # Hydra's keys
@@ -75,6 +76,7 @@ def check_target(
             name not in values or any(values[name] is one or values[name] == one for one in allowed),
             f"{key}.{name} must be one of {', '.join(map(show, allowed))}, got {show(values.get(name))}",
         )
+    refuse_removed(key, values)
     model = options_of(find_target(str(target), f"{key}._target_"))
     if hidden or reserved:
         model = _adjusted(model, tuple(hidden), reserved)

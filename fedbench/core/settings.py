@@ -17,6 +17,7 @@ from fedbench.core import moved
 from fedbench.core.files import replacing
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
+from fedbench.core.removed import drop_removed, with_removed
 
 # Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
 WHEREABOUTS = (
@@ -107,9 +108,9 @@ def show(value: Any) -> str:
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """sha256 (hex) of everything that can change a run's numbers.
 
-    Left out: WHEREABOUTS, NEUTRAL values, the display name, the printed cells, the names of the chosen options (their
-    content is in), privacy where it is off.  A file below data_dir counts by its path relative to it, so that data
-    may move.
+    Options that were removed count at the values that they had.  Left out: WHEREABOUTS, NEUTRAL values, the display
+    name, the printed cells, the names of the chosen options (their content is in), privacy where it is off.  A file
+    below data_dir counts by its path relative to it, so that data may move.
     """
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:
@@ -118,7 +119,7 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
         if values.get(group) == neutral:
             del values[group]
     root = str(values["data_dir"]).rstrip("/\\")
-    flat = {key: value for key, value in flatten(values).items() if NEUTRAL.get(key, MISSING) != value}
+    flat = {key: value for key, value in flatten(with_removed(values)).items() if NEUTRAL.get(key, MISSING) != value}
     counted = {key: _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
@@ -154,8 +155,12 @@ def renewed(values: Any) -> Any:
     }
 
 
-def add_later(values: dict[str, Any]) -> None:
-    """Put the keys and groups that came after a run was stored into its nested values."""
+def update_stored(values: dict[str, Any]) -> None:
+    """Bring the nested values of a stored run up to date.
+
+    Keys and groups that came later are added.  Options that were removed are deleted where they had no effect.
+    """
+    drop_removed(values)
     if isinstance(values.get("choices"), dict):
         for key, neutral in LATER_KEYS.items():
             group, _, name = key.rpartition(".")
@@ -167,9 +172,10 @@ def add_later(values: dict[str, Any]) -> None:
             values["choices"].setdefault(group, option)
 
 
-def with_later(flat: dict[str, Any]) -> dict[str, Any]:
-    """Stored values, dotted key -> value, with the keys and groups that came after they were stored."""
+def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return stored values by dotted key, brought up to date as by `update_stored`."""
     flat = {**LATER_KEYS, **flat}
+    drop_removed(flat)
     for group, (option, neutral) in NEUTRAL_GROUPS.items():
         if not any(key.startswith(f"{group}.") for key in flat):
             flat = {**flat, f"choices.{group}": option, **flatten({group: neutral})}
@@ -198,7 +204,7 @@ def load_config(path: Path) -> DictConfig:
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:
         values["resume"] = None
-    add_later(values)
+    update_stored(values)
     return OmegaConf.create(values)  # type: ignore[return-value]
 
 

@@ -16,17 +16,19 @@ Parts = dict[str, tuple[tuple[int, ...], int]]  # by a parameter's name: the sha
 class Units:
     """The m hidden units of a module, whose parameters are named as in it.
 
-    size: m.  parts: of what is renumbered.  members: every parameter of the bottleneck, renumbered or not, which is no
-    other one's as well.  before, after: the layers that give the units' values before and after the nonlinearity, of
-    each unit one in each of `blocks` blocks of m.  incoming: of the rows' parameters by name, with this prefix, the
-    weights that lead to each unit.  # [k, m, d]
+    Attributes:
+        size: m.
+        parts: The parameters that are renumbered.
+        members: All parameters of the bottleneck.  No other module has them.
+        before: The layer that gives the units' values before the nonlinearity, in `blocks` blocks of m.
+        incoming: incoming(named, prefix) returns the weights that lead to each unit.  # [k, m, d]
+        blocks: Number of blocks.
     """
 
     size: int
     parts: Parts
     members: tuple[str, ...]
     before: str
-    after: str
     incoming: Callable[[Mapping[str, Tensor], str], Tensor]
     blocks: int = 1
 
@@ -77,7 +79,6 @@ def units_between(down: nn.Module, up: nn.Module, prefix: str) -> Units | None:
         {f"{prefix}.down.{n}": part for n, part in parts.items()} | {f"{prefix}.up.{n}": p for n, p in read.items()},
         tuple(names),
         f"{prefix}.down",
-        f"{prefix}.act",
         incoming,
         blocks,
     )

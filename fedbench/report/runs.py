@@ -20,7 +20,7 @@ from fedbench.config.conf_tree import conf_dirs, label_of
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
-from fedbench.core.settings import add_later
+from fedbench.core.settings import update_stored
 from fedbench.tasks.scores import Direction, declare
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -97,7 +97,7 @@ class Run:
         path = self.path / "config.yaml"
         values = read_yaml(path) if path.is_file() else {}
         require(isinstance(values, dict), f"{path} is damaged: it is no mapping")
-        add_later(values)
+        update_stored(values)
         chosen = values.get("choices")
         for group, built in values.items() if isinstance(chosen, dict) else ():
             if group in chosen and isinstance(built, dict):

@@ -21,7 +21,7 @@ from fedbench.core.settings import (
     plain,
     renewed,
     show,
-    with_later,
+    updated_flat,
 )
 
 FREE = ("name", "paper", "paper.*", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
@@ -33,7 +33,7 @@ ABSENT: Any = object()
 def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
     """ConfigError unless a checkpoint was written by a run of this config; rounds may have grown."""
     values, done = plain(cfg), saved["round"]
-    then = with_later(renewed(json.loads(saved["config"]))) if "config" in saved else {}
+    then = updated_flat(renewed(json.loads(saved["config"]))) if "config" in saved else {}
     known = [then["rounds"]] if then else [cfg.rounds, *rounds_asked(run_dir)]
     wrote = next((r for r in known if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)
     keys = changed(then, flatten(values))

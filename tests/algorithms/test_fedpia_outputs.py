@@ -107,11 +107,10 @@ def test_matching_at_the_clients_changes_nothing() -> None:
     assert (aligned.moved_client > 0).any() and not plain.moved_client.any()
 
 
-@pytest.mark.parametrize("activation", ["per_sample", "per_token", "mean"])
-def test_each_adapter_is_matched_by_what_it_gives_alone(activation: Any) -> None:
+def test_each_adapter_is_matched_by_what_it_gives_alone() -> None:
     """G is the client's own adapter in another order: renumbered, it is the client's own, whatever is beside it."""
     e = engine("houlsby, twins")
-    a = play(e, FedPIA(combine="output_sum", samples=4, activation=activation), 0)
+    a = play(e, FedPIA(combine="output_sum", samples=4), 0)
     own = spread(e.model, 3)[:1].expand(3, -1).clone()
     G = a.shared.take(renumbered(e, a, own[:1]))[0]
     equal(a.matched(all_clients(e), G, own), a.shared.take(own))

@@ -1,5 +1,6 @@
 """pFedNet: rounds by hand, its limits, and what is sent to whom."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -39,12 +40,23 @@ from fedbench.simulation import new_clients
 from fedbench.testing.algorithm import check_algorithm
 
 FULL: dict[str, Any] = {"batch_size": 100}
+COMPLETE = [list(edge) for edge in itertools.combinations(range(6), 2)]
 
 
 def normed(columns: dict | None = None, **options: Any):
     arrays, split = ragged((8, 20, 12, 4, 18, 10))  # no batch of one
     model = FlatModel(seeded(Normed, 0), columns or HEAD)
     return engine(arrays, split, model, SGD(lr=0.1), **{**FULL, **options})  # type: ignore[arg-type]
+
+
+class HeadFirst(PFedNet):
+    """pFedNet with its phases in FedRep's order."""
+
+    def x_phase(self, cohort: Cohort, theta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return super().x_phase(cohort, super().z_phase(cohort, theta), x)
+
+    def z_phase(self, cohort: Cohort, theta: torch.Tensor) -> torch.Tensor:
+        return theta
 
 
 # -- by hand ---------------------------------------------------------------------------------------------
@@ -55,13 +67,6 @@ def test_a_round_by_hand() -> None:
     a = play(e, PFedNet(lam=0.5))
     close(deployed(e, a), torch.tensor([[1.4, 2.128], [1.4, 2.208]]))
     assert a.x.item() == pytest.approx(1.4)
-
-
-def test_a_round_by_hand_with_z_first() -> None:
-    """h = 2 + 0.1 (1, 3) = (2.1, 2.3), tau 0.05: (2.15, 2.25); u = 1 + 0.1 (0.85 x 2.15, 2.75 x 2.25), in the mean."""
-    e = products([3, 5], SGD(lr=0.1))
-    u = 1 + 0.1 * (0.85 * 2.15 + 2.75 * 2.25) / 2
-    close(deployed(e, play(e, PFedNet(lam=0.25, order="z_first"))), torch.tensor([[u, 2.15], [u, 2.25]]))
 
 
 def test_the_printed_step_by_hand() -> None:
@@ -100,23 +105,16 @@ def test_gradients_by_hand() -> None:
 @pytest.mark.parametrize("options", [FULL, {"batch_size": 4}])
 def test_without_a_penalty_it_is_fedrep(make: Any, options: dict) -> None:
     a, b = make(epochs=2, **options), make(epochs=2, **options)
-    ours = play(a, PFedNet(lam=0, order="z_first"), 3, COHORTS)
+    ours = play(a, HeadFirst(lam=0), 3, COHORTS)
     theirs = play(b, FedRep(head_epochs=2), 3, COHORTS)
     close(deployed(a, ours), deployed(b, theirs), 1e-6)
     close(ours.x, theirs.u, 1e-6)
 
 
-def test_epochs_of_a_phase() -> None:
-    a, b = six_clients(), six_clients()
-    ours = play(a, PFedNet(lam=0, order="z_first", z_epochs=3, x_epochs=2), 2, COHORTS)
-    theirs = play(b, FedRep(head_epochs=3, body_epochs=2), 2, COHORTS)
-    close(deployed(a, ours), deployed(b, theirs), 1e-6)
-
-
-@pytest.mark.parametrize("order", ["x_first", "z_first"])
-def test_with_a_large_penalty_all_agree(order: Any) -> None:
+@pytest.mark.parametrize("options", [{"edges": COMPLETE}, {"k": 5}])
+def test_with_a_large_penalty_all_agree(options: dict) -> None:
     e = six_clients()
-    a = play(e, PFedNet(lam=1e6, graph="complete", order=order), 2, COHORTS)
+    a = play(e, PFedNet(lam=1e6, **options), 2, COHORTS)
     equal(a.Z, a.Z[:1].expand(6, -1))
     equal(deployed(e, a), deployed(e, a)[:1].expand(6, -1))
     assert not torch.allclose(a.Z[0], e.model.columns["head"].take(e.model.init_row()), atol=1e-3)
@@ -155,10 +153,11 @@ def test_equal_clients_stay_equal(lam: float) -> None:
 
 def test_one_client_and_no_edge() -> None:
     e, f = products([3], SGD(lr=0.1)), products([3], SGD(lr=0.1))
-    close(deployed(e, play(e, PFedNet(lam=1, order="z_first"), 2)), deployed(f, play(f, FedRep(), 2)), 1e-6)
-    e = six_clients()
-    a = play(e, PFedNet(lam=1, graph="knn", k=1, symmetrize="mutual"))
-    assert torch.isfinite(deployed(e, a)).all()
+    close(deployed(e, play(e, HeadFirst(lam=1), 2)), deployed(f, play(f, FedRep(), 2)), 1e-6)
+    e, f = six_clients(), six_clients()
+    linked, apart = (deployed(g, play(g, PFedNet(lam=lam, edges=[[0, 1]]))) for g, lam in ((e, 1), (f, 0)))
+    assert torch.isfinite(linked).all() and not torch.allclose(linked[:2], apart[:2])
+    close(linked[2:], apart[2:], 1e-6)
 
 
 # -- the Z-step ------------------------------------------------------------------------------------------
@@ -172,47 +171,18 @@ def ways(e, a: PFedNet) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
-@pytest.mark.parametrize("group", ["model", "tensor"])
-def test_the_step_is_the_fusion_of_what_clients_trained(norm: Any, group: Any) -> None:
+@pytest.mark.parametrize(
+    "options, edges",
+    [({"edges": [[0, 1], [1, 2], [3, 4], [2, 5]]}, [[0, 1], [1, 2], [3, 4], [2, 5]]), ({"k": 5}, COMPLETE)],
+    ids=["edges", "k"],
+)
+def test_the_step_is_the_fusion_of_what_clients_trained(norm: Any, options: dict, edges: list) -> None:
     e = six_clients(columns={"head": ["body.1.bias", "head.*"]}, **FULL)
-    edges = [[0, 1], [1, 2], [3, 4], [2, 5]]
-    a = play(e, PFedNet(lam=0.002, norm=norm, group=group, graph="edges", edges=edges))
-    Z = a.fused.take(e.model.init_row()) - ways(e, a)  # V
+    a = play(e, PFedNet(lam=0.002, norm=norm, **options))
+    V = a.fused.take(e.model.init_row()) - ways(e, a)
     net, tau = Network(similarity.of_edges(6, edges)), 6 * 0.1 * 0.002  # a step a round, of rate 0.1
-    sizes = [8, 24, 3] if group == "tensor" else [35]  # body.1.bias, head.weight, head.bias
-    close(a.Z, torch.cat([fuse(part, net, tau, norm).Z for part in Z.split(sizes, 1)], 1), 1e-5)
+    close(a.Z, fuse(V, net, tau, norm).Z, 1e-5)
     assert a.iterations.item() > 0
-
-
-def test_tau_and_other_settings_of_admm() -> None:
-    e = six_clients(**FULL)
-    a = play(e, PFedNet(lam=7, tau=0.01, graph="complete"))
-    expected = fuse(a.fused.take(e.model.init_row()) - ways(e, a), Network(similarity.complete(6)), 0.01).Z
-    close(a.Z, expected, 1e-5)
-    f = six_clients(**FULL)
-    close(play(f, PFedNet(tau=0.01, graph="complete", rho=1.0)).Z, expected, 1e-4)
-    g = six_clients(**FULL)
-    assert play(g, PFedNet(tau=0.01, graph="complete", max_iterations=3)).iterations.item() == 3
-    h = six_clients(**FULL)
-    assert play(h, PFedNet(tau=0.01, graph="complete", tolerance=0.3)).iterations < a.iterations
-
-
-def test_a_warm_start_ends_where_a_cold_one_does() -> None:
-    ends = []
-    for warm in (False, True):
-        e = six_clients(**FULL)
-        a = play(e, PFedNet(tau=0.01, graph="star", warm_start=warm), 2)
-        ends.append(a.Z)
-    close(ends[0], ends[1], 1e-4)
-    assert a.U.shape == (5, a.Z.shape[1]) and bool(a.U.any())
-
-
-def test_the_released_step_drifts() -> None:
-    """Of the mean way, iterations x lr / N more than once: 60 x 0.1 / 6."""
-    e = six_clients(**FULL)
-    a = play(e, PFedNet(z_step="official", max_iterations=60, graph="complete"))
-    moved = a.fused.take(e.model.init_row()) - a.Z
-    close(moved.mean(0), ways(e, a).mean(0), 1e-5)
 
 
 @pytest.mark.parametrize("z_step, rates", [("full", [0.1, 0.3]), ("single", [0.2, 0.2])])
@@ -257,7 +227,7 @@ def minimizer(lam: float) -> torch.Tensor:
 def off(e: Engine, begin: float = 0.0, rounds: int = 20, cohorts: Any = None, **options: Any) -> float:
     """How far Z is from the minimizer after rounds that start from the one at lam = begin, in parts of how far the
     penalty moves it."""
-    a = play(e, PFedNet(**{"lam": LAM, "personal": "all", "graph": "edges", "edges": EDGES, **options}), 0)
+    a = play(e, PFedNet(**{"lam": LAM, "personal": "all", "edges": EDGES, **options}), 0)
     a.Z = minimizer(begin)
     e.rows.all["z"][np.arange(4)] = a.Z
     a.holds[:] = True
@@ -332,7 +302,7 @@ def test_bytes_of_a_round() -> None:
 
 def test_absent_clients_are_drawn_along_and_told_later() -> None:
     e = six_clients()
-    a = play(e, PFedNet(lam=0.5, graph="edges", edges=[[0, 1], [1, 2]]), 1, [[0, 1]])
+    a = play(e, PFedNet(lam=0.5, edges=[[0, 1], [1, 2]]), 1, [[0, 1]])
     init = e.model.columns["head"].take(e.model.init_row())
     assert not torch.allclose(a.Z[2], init, atol=1e-3)
     equal(a.Z[3:], init.expand(3, -1))
@@ -375,7 +345,7 @@ def test_the_server_sees_what_was_uploaded_alone(monkeypatch: pytest.MonkeyPatch
 def test_running_statistics_of_z_stay_with_their_client() -> None:
     """BatchNorm among the personal columns: its weights are fused, its statistics never sent."""
     e = normed({"head": ["body.2.*", "head.*"]})
-    a = play(e, PFedNet(lam=1e6, graph="complete"), 0)
+    a = play(e, PFedNet(lam=1e6, edges=COMPLETE), 0)
     cohort = again(e, a, 0)
     buffers = sum(b - a for name, (a, b) in e.model.spans.items() if name in e.model.buffer_names)
     assert buffers == 12 and a.fused.size == a.columns.size - buffers
@@ -409,19 +379,19 @@ def test_the_network_is_made_once_of_all_clients() -> None:
     assert not a.adjacency.any()
     again(e, a, 0, [0, 1])
     shares = similarity.sketches(all_clients(e), "label_hist", None)
-    equal(a.adjacency, similarity.knn(shares, 2, "l2", "union"))
+    equal(a.adjacency, similarity.knn(shares, 2, "l2"))
     before, sent = a.adjacency, a.sketch_of
     again(e, a, 1, [2, 3])
     assert a.adjacency is before and a.sketch_of is sent
 
 
-@pytest.mark.parametrize("options", [{"sketch": "feature_mean"}, {"sketch": "second_moment", "metric": "l2"}])
-def test_other_sketches_and_metrics(options: dict) -> None:
+@pytest.mark.parametrize("sketch", ["feature_mean", "second_moment"])
+def test_other_sketches(sketch: Any) -> None:
     e = six_clients()
-    a = play(e, PFedNet(k=2, samples=4, **options))
-    told = similarity.sketches(Cohort(e, np.arange(6), 0), options["sketch"], 4)
+    a = play(e, PFedNet(k=2, samples=4, sketch=sketch))
+    told = similarity.sketches(Cohort(e, np.arange(6), 0), sketch, 4)
     equal(a.sketch_of, told)
-    equal(a.adjacency, similarity.knn(told, 2, options.get("metric", "l1"), "union"))
+    equal(a.adjacency, similarity.knn(told, 2, "l1"))
 
 
 def test_new_clients_start_from_their_neighbours() -> None:
@@ -437,10 +407,7 @@ def test_new_clients_start_from_their_neighbours() -> None:
     equal(a.shared.take(rows), a.x.expand(2, -1))
     close(a.fused.take(a.newcomer_row([])), a.Z.mean(0))
     f = six_clients()
-    star = play(f, PFedNet(graph="star"))
-    equal(star.fused.take(star.newcomer_rows(newcomers, [])), star.Z[0])
-    g = six_clients()
-    everybody = play(g, PFedNet(graph="complete"))
+    everybody = play(f, PFedNet(edges=COMPLETE))
     equal(everybody.newcomer_rows(newcomers, []), everybody.newcomer_row([]))
 
 
@@ -495,14 +462,11 @@ def test_what_figures_show() -> None:
     "options, sentence",
     [
         ({"x_steps": 2}, "algorithm.x_steps=2 is of algorithm.mode=gradient"),
-        ({"mode": "gradient", "z_epochs": 2}, "algorithm.z_epochs=2 is of algorithm.mode=local_epochs"),
-        ({"graph": "edges"}, r"algorithm.edges=\[\] and algorithm.graph=edges"),
-        ({"edges": [[0, 1]]}, r"algorithm.edges=\[\[0, 1\]\] and algorithm.graph=knn"),
-        ({"graph": "edges", "edges": [[0, 6]]}, r"algorithm.edges has \[0, 6\].*from 0 to 5"),
-        ({"graph": "edges", "edges": [[1, 1]]}, r"algorithm.edges has \[1, 1\]"),
-        ({"graph": "edges", "edges": [[0, 1, 2]]}, r"algorithm.edges has \[0, 1, 2\]"),
+        ({"z_steps": 2}, "algorithm.z_steps=2 is of algorithm.mode=gradient"),
+        ({"edges": [[0, 6]]}, r"algorithm.edges has \[0, 6\].*from 0 to 5"),
+        ({"edges": [[1, 1]]}, r"algorithm.edges has \[1, 1\]"),
+        ({"edges": [[0, 1, 2]]}, r"algorithm.edges has \[0, 1, 2\]"),
         ({"personal": "tail"}, "algorithm=pfednet needs the column group 'tail'"),
-        ({"z_step": "official", "warm_start": True}, "algorithm.warm_start=true has no effect"),
     ],
 )
 def test_options_that_do_not_fit(options: dict, sentence: str) -> None:
@@ -531,8 +495,8 @@ def test_memory_is_asked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
     "options",
     [
         {"mode": "gradient", "x_steps": 2, "z_steps": 2},
-        {"order": "z_first", "warm_start": True, "norm": "l1", "group": "tensor", "lam": 0.1},
-        {"personal": "all", "graph": "star", "z_step": "official", "max_iterations": 20},
+        {"norm": "l1", "lam": 0.1},
+        {"personal": "all", "edges": [[0, 1], [0, 2], [0, 3]], "z_step": "single"},
         {"sketch": "second_moment", "norm": "linf", "lam": 0.1},
     ],
 )

@@ -9,14 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from prompts import NAMES, SIZES, features, prompt, prompts
-from tiny import PLANS, all_clients, close, deployed, engine_on, equal, play
+from tiny import all_clients, close, deployed, engine_on, equal, play
 from torch import Tensor
 
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.pfedprompt import PFedPrompt
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom
-from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Federation
@@ -25,7 +24,6 @@ from fedbench.simulation import evaluate
 from fedbench.tasks.base import task_for
 
 C = len(NAMES)
-MODES = pytest.mark.parametrize("mode", ["logits", "attend"])
 
 
 def ready(e: Engine, **options: Any) -> PFedPrompt:
@@ -53,10 +51,9 @@ def own(e: Engine, client: int) -> tuple[Tensor, Tensor]:
 
 
 # -- what the memory adds --------------------------------------------------------------------------------
-@MODES
-def test_without_weight_it_predicts_as_promptfl(mode: Any):
+def test_without_weight_it_predicts_as_promptfl():
     e, f = prompts(SGD(lr=0.1, momentum=0.9)), prompts(SGD(lr=0.1, momentum=0.9))
-    a, b = play(e, PFedPrompt(alpha=0.0, mode=mode), 2), play(f, FedAvg(), 2)
+    a, b = play(e, PFedPrompt(alpha=0.0), 2), play(f, FedAvg(), 2)
     equal(a.global_row(), b.global_row())
     for name, value in evaluate.personal(a, e, np.arange(4), 2, True).items():
         np.testing.assert_allclose(value, evaluate.personal(b, f, np.arange(4), 2, True)[name], rtol=1e-5, err_msg=name)
@@ -98,21 +95,10 @@ def test_a_class_that_a_client_lacks_gets_no_bonus():
         assert (bonus[i][:, has[i]] > 1e-4).all()
 
 
-def test_attention_by_hand():
-    """g' = normalize(g + alpha softmax(s g Kf^T) Kf), with alpha of its own unit, not of s."""
-    e = prompts()
-    a, g, (keys, labels) = ready(e, alpha=0.7, mode="attend"), queries(), own(e, 2)
-    clip = e.model.module
-    seen = torch.stack([x + 0.7 * (clip.scale * keys @ x).softmax(0) @ keys for x in g[0]])
-    wanted = clip.scale * F.normalize(seen, dim=1) @ clip.text(a.w.view(-1, 64)).T
-    close(answers(e, a, g, keys, labels.tolist()), wanted, 1e-4)
-
-
-@MODES
-def test_every_client_looks_up_its_own_images_only(mode: Any):
+def test_every_client_looks_up_its_own_images_only():
     """Scores of ragged clients side by side are those of each alone, with its own images and no padding."""
     e = prompts(SGD(lr=0.1), eval_batch=4)
-    a = play(e, PFedPrompt(alpha=20.0, mode=mode), 1)
+    a = play(e, PFedPrompt(alpha=20.0), 1)
     found = Cohort(e, np.arange(4), 1, "evaluation").forward(deployed(e, a), a.predict, "test")
     plain = Cohort(e, np.arange(4), 1, "evaluation").forward(a.w, None, "test")
     for i in range(4):
@@ -134,22 +120,19 @@ def test_a_heavy_memory_names_only_classes_that_the_client_has():
 
 
 # -- what it leaves alone --------------------------------------------------------------------------------
-@pytest.mark.parametrize("in_training", [False, True])
-def test_the_memory_is_never_sent(in_training: bool):
+def test_the_memory_is_never_sent():
     e, f = prompts(), prompts()
     mine, theirs = all_clients(e), all_clients(f)
-    ready(e, in_training=in_training).round(mine)
+    ready(e).round(mine)
     play(f, FedAvg(), rounds=0).round(theirs)
     assert (mine.cost.bytes_up, mine.cost.bytes_down) == (theirs.cost.bytes_up, theirs.cost.bytes_down)
     assert mine.cost.bytes_up == 4 * 4 * 64 * 4
 
 
-def test_training_is_promptfls_unless_asked():
-    e, f, g = prompts(), prompts(), prompts()
+def test_training_is_promptfls():
+    e, f = prompts(), prompts()
     a, b = play(e, PFedPrompt(alpha=5.0), 2), play(f, FedAvg(), 2)
-    c = play(g, PFedPrompt(alpha=5.0, in_training=True), 2)
     equal(a.global_row(), b.global_row())
-    assert not torch.allclose(c.global_row(), b.global_row(), atol=1e-4)
     equal(deployed(e, a)["theta"], a.global_row())
 
 
@@ -161,53 +144,11 @@ def test_numbers_of_the_whole_are_the_prompts_alone():
     assert not np.allclose(evaluate.personal(a, e, np.arange(4), 0, True)["loss"], plain["loss"])
 
 
-# -- in training -----------------------------------------------------------------------------------------
-@MODES
-@pytest.mark.parametrize("plan", ["vmap", "loop", "pairs"])
-def test_a_sample_in_training_does_not_find_itself(mode: Any, plan: str):
-    """Each sample's loss is that of a test image with the client's other images; batches are ragged and shuffled."""
-    e, seen = prompts(batch_size=5, plan=plan), []
-    a = ready(e, alpha=30.0, mode=mode, in_training=True)
-
-    def step(s, batch: Batch) -> None:
-        losses = a.loss(s, s.theta, batch)
-        seen.extend(
-            (int(j), float(losses[i, b])) for i, n in enumerate(batch.counts) for b, j in enumerate(batch.index[i, :n])
-        )  # type: ignore
-
-    all_clients(e).train(a.w, step=step, **a.memory(all_clients(e)))
-    assert len(seen) == sum(SIZES)
-    for i in range(4):
-        keys, labels = own(e, i)
-        for at, j in enumerate(e.federation.splits["train"][i]):
-            rest = [k for k in range(len(labels)) if k != at]
-            logits = answers(e, a, keys[at][None, None], keys[rest], labels[rest].tolist())
-            close(torch.tensor(dict(seen)[int(j)]), F.cross_entropy(logits, labels[at : at + 1]), 1e-4)
-
-
-@MODES
-def test_a_single_sample_finds_nothing(mode: Any):
-    e, f = prompts(sizes=(1, 1)), prompts(sizes=(1, 1))
-    close(
-        play(e, PFedPrompt(alpha=5.0, mode=mode, in_training=True), 2).global_row(),
-        play(f, FedAvg(), 2).global_row(),
-        1e-5,
-    )
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_plans_agree_on_training_with_a_memory(plan: str):
-    def w(p: str) -> Tensor:
-        return play(prompts(SGD(lr=0.1), plan=p), PFedPrompt(alpha=30.0, in_training=True), 2).global_row()  # type: ignore
-
-    close(w(plan), w("loop"), 1e-5)
-
-
 def test_keys_are_what_an_evaluation_sees():
-    """Training shows altered images; the memory does not, and the sample is known by its number all the same."""
+    """Training shows altered images; the memory does not."""
     e = prompts()
     e.federation.augment = lambda x, y, random: (F.normalize(x + random.normal(*x.shape[1:]), dim=-1), y)
-    a = ready(e, in_training=True)
+    a = ready(e)
     bag = a.memory(all_clients(e))
     for i in range(4):
         keys, labels = own(e, i)

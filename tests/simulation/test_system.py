@@ -16,7 +16,7 @@ from tiny import compose
 from fedbench.config.check import check
 from fedbench.core import rng
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import add_later, config_hash, plain
+from fedbench.core.settings import config_hash, plain, update_stored
 from fedbench.core.split import Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.training import LocalTraining
@@ -219,7 +219,7 @@ def test_old_runs_keep_their_hash_and_go_on() -> None:
     old = plain(cfg)
     del old["system"]
     assert config_hash(old) == config_hash(cfg) != config_hash(config(*LOST))
-    add_later(old)
+    update_stored(old)
     assert old["system"] == {"dropout": 0.0, "slow": 0.0, "slow_steps": 0.5, "fewest_epochs": None}
 
 

@@ -1,0 +1,131 @@
+"""Options that were removed: the value that leaves a run as it is, and what to use instead.
+
+Runs of earlier releases stored these options.  One at the listed value is dropped when the run is read, and counts in
+the hash of every configuration of the class, so that hashes stay what they were.  Any other value is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedbench.core.moved import current
+from fedbench.core.options import ConfigError
+
+# class -> option -> its value, what to use instead
+REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
+    "fedbench.algorithms.apple.APPLE": {
+        "prox_half": (False, "halve algorithm.mu"),
+        "lamb": (1.0, "the preference for large |d_ij| grows with the round"),
+        "init": ("independent", "the cores start from independent draws"),
+        "scale_lr": ("none", "c_i moves by optimizer.lr times d_ii"),
+    },
+    "fedbench.algorithms.fedamp.FedAMP": {
+        "start": ("own", "FedAMP starts from the client's model, algorithm=heurfedamp from the server's mixture"),
+        "peers": ("everyone", "the last uploads of all clients are mixed"),
+    },
+    "fedbench.algorithms.feddat.FedDAT": {
+        "refresh": (False, "a client deploys the adapter that it received and trained with"),
+        "deploy": ("mixture", "a client deploys the mean of both adapters"),
+    },
+    "fedbench.algorithms.fedotp.FedOTP": {
+        "max_iter": (100, "the plan takes at most 100 iterations"),
+        "thresh": (1e-3, "the plan ends when log v changes by less than 0.001"),
+        "mode": ("cot", "algorithm.gamma=1 transports everything"),
+        "first_round": ("everyone", "all clients train in round 1"),
+    },
+    "fedbench.algorithms.fedpia.FedPIA": {
+        "activation": ("per_sample", "a unit is described by its value on each sample"),
+        "site": ("pre", "values before the nonlinearity are compared"),
+        "anchor": ("samples", "set weights=uniform for the whole run"),
+        "weights": ("normalized", "the weights of the matched adapters sum to 1"),
+        "metric": ("euclidean", "distances are Euclidean"),
+        "solver": ("assignment", "SciPy's assignment gives the same plan"),
+    },
+    "fedbench.algorithms.fedsld.FedSLD": {
+        "counts": ("all", "class shares are those of all clients"),
+    },
+    "fedbench.algorithms.heurfedamp.HeurFedAMP": {
+        "start": ("cloud", "HeurFedAMP starts from the server's mixture, algorithm=fedamp from the client's model"),
+        "peers": ("everyone", "the last uploads of all clients are mixed"),
+    },
+    "fedbench.algorithms.l2gd.L2GD": {
+        "alpha": (None, "set optimizer.lr to alpha / (N (1 - pr))"),
+    },
+    "fedbench.algorithms.per_fedavg.PerFedAvg": {
+        "weights": ("samples", "set weights=uniform for the whole run"),
+        "adapt": ("alpha", "leave algorithm.alpha at null: both steps are then optimizer.lr"),
+    },
+    "fedbench.algorithms.pfedmoap.PFedMoAP": {
+        "pool": ("stride", "features are pooled by stride, as in the released code"),
+        "normalize": (False, "T_MoE enters by an inner product, as in the released code"),
+    },
+    "fedbench.algorithms.pfednet.PFedNet": {
+        "group": ("model", "the norm is over all of z"),
+        "order": ("x_first", "the x-phase is first, as in the paper"),
+        "x_epochs": (None, "both phases take local.epochs"),
+        "z_epochs": (None, "both phases take local.epochs"),
+        "tau": (None, "set algorithm.lam"),
+        "rho": (None, "ADMM's penalty follows from the network"),
+        "max_iterations": (200, "ADMM takes at most 200 iterations"),
+        "tolerance": (1e-5, "ADMM ends at residuals below 1e-5 of ||V - mean V||"),
+        "warm_start": (False, "ADMM starts from 0"),
+        "graph": ("knn", "set algorithm.k, or list the pairs in algorithm.edges"),
+        "metric": (None, "sketches are compared by l2 for label_hist, else by l1"),
+        "symmetrize": ("union", "one of two clients must list the other"),
+    },
+    "fedbench.algorithms.pfedprompt.PFedPrompt": {
+        "mode": ("logits", "the client's images add to the logits"),
+        "in_training": (False, "the prompt is trained without the client's images"),
+    },
+    "fedbench.algorithms.pgfed_ce.PGFedCE": {
+        "mode": ("server_alpha", "the server updates the coefficients"),
+    },
+}
+
+
+def drop_removed(values: dict[str, Any]) -> None:
+    """Delete the removed options that have no effect from stored values, nested or dotted."""
+    for group, options in list(_groups(values)):
+        for name, (neutral, _) in options.items():
+            if group.get(name, ...) == neutral:
+                del group[name]
+    for key in [key for key in values if key.endswith("._target_")]:
+        prefix = key.removesuffix("_target_")
+        for name, (neutral, _) in _options_of(values[key]).items():
+            if values.get(prefix + name, ...) == neutral:
+                del values[prefix + name]
+
+
+def with_removed(values: Any) -> Any:
+    """Return nested values with the removed options of their classes, as runs once stored them."""
+    if isinstance(values, list | tuple):
+        return [with_removed(value) for value in values]
+    if not isinstance(values, Mapping):
+        return values
+    removed = {name: neutral for name, (neutral, _) in _options_of(values.get("_target_")).items()}
+    return {**removed, **{key: with_removed(value) for key, value in values.items()}}
+
+
+def refuse_removed(key: str, values: Any) -> None:
+    """Raise a ConfigError for a removed option in the values at a dotted key, whatever its value."""
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        if name in (options := _options_of(values.get("_target_"))):
+            raise ConfigError(f"{key}.{name} was removed: {options[name][1]}")
+        refuse_removed(f"{key}.{name}", value)
+
+
+def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, str]]]]:
+    """Yield every mapping with removed options within nested values, and these options."""
+    if isinstance(values, dict):
+        if options := _options_of(values.get("_target_")):
+            yield values, options
+        values = list(values.values())
+    for value in values if isinstance(values, list) else ():
+        yield from _groups(value)
+
+
+def _options_of(target: Any) -> Mapping[str, tuple[Any, str]]:
+    """Return the removed options of a class, by any name that it ever had."""
+    name = current(target) if isinstance(target, str) else None
+    return next((options for of, options in REMOVED.items() if current(of) == name), {})

@@ -102,6 +102,12 @@ class Experiment:
     name: str
     paper: dict[str, Any]
 
+    @property
+    def methods(self) -> list[str]:
+        """The names of the printed rows that it answers."""
+        named = self.paper.get("method", [])
+        return [str(name) for name in (named if isinstance(named, list) else [named])]
+
     def given(self, row: dict[str, str]) -> list[str]:
         """The overrides under which the experiment answers a row: dataset=cifar10, partition.num_clients=25."""
         overrides = []
@@ -325,13 +331,17 @@ def ranking_table(cells: list[Cell]) -> Table | None:
         if len(column) > 1:
             tau = kendall_tau([c.printed.mean for c in column], [c.ours.mean for c in column])
             labels = {name: value for name, value in zip(KEYS, key) if name in varying}
-            rows.append(labels | {"overrides": changed or None, "tau": tau, "methods": f"{len(column)} of {printed}"})
+            kept = "yes" if tau == 1 else "no"
+            rows.append(
+                labels
+                | {"overrides": changed or None, "tau": tau, "kept": kept, "methods": f"{len(column)} of {printed}"}
+            )
     if not rows:
         return None
     columns = [Column(name, name) for name in varying]
     if any(row["overrides"] for row in rows):
         columns.append(Column("overrides", "run with", none=""))
-    columns += [Column("tau", "tau"), Column("methods", "methods compared")]
+    columns += [Column("tau", "tau"), Column("kept", "order kept"), Column("methods", "methods compared")]
     return Table("ranking of the methods, Kendall's tau-b between printed and ours (1: the same order)", columns, rows)
 
 
@@ -373,13 +383,16 @@ def strays(name: str, runs: list[Run]) -> list[str]:
     return [f"{path} answers no cell: its key paper is {paper}." for path, paper in lost.items()]
 
 
-def remarks(name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float) -> list[Table]:
+def remarks(
+    name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float, with_commands: bool = True
+) -> list[Table]:
     """Return the lines below the table: rankings, how to read it, what to run; empty if there are none."""
     if not cells:
         return []
     ranking = ranking_table(cells)
     reading_notes = [*paper_notes(cells, target), *strays(name, runs)]
-    notes = [Table("", [], notes=lines) for lines in (reading_notes, commands(name, cells, known))]
+    to_run = commands(name, cells, known)[: None if with_commands else 1]
+    notes = [Table("", [], notes=lines) for lines in (reading_notes, to_run)]
     return [ranking, *notes] if ranking is not None else notes
 
 

@@ -41,6 +41,10 @@ FEWER = {  # by pattern, what a run is given, in place of its own word for the s
     ],
     r"num_clients=1000000": ["partition.num_clients=1000", "dataset.n=10000", "eval.clients=100"],
     r"tiny_clip": ["model.pretrained=null", "seed=0"],
+    r"pgfed_table1_cifar(/| --run)": [
+        *("dataset=generated", "dataset.subset=1", "partition.num_clients=4", "seed=0"),
+        *("rounds=1", "local.epochs=1", "tracking=disabled"),
+    ],
     r"new_clients": ["new_clients.epochs=1"],
     r"image_folder|image_table": ["dataset.resize=16"],
     r"pytest": ["--collect-only"],

@@ -16,7 +16,7 @@ from fedbench.api.runs import Run, Runs
 from fedbench.api.values import choices_and_values, split_words, sweep_words, word
 from fedbench.app import resume as resuming
 from fedbench.app.compose import Composer
-from fedbench.app.single import INTERRUPTED, checked, new_folder
+from fedbench.app.single import INTERRUPTED, check_processes, checked, new_folder
 from fedbench.app.sweep import sweep as run_cells
 from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError, RunError, require
@@ -51,8 +51,11 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
     """
     words, (choices, others) = split_words(overrides), choices_and_values(values)
     named = [word for word in words if word.startswith("resume=")]
+    require(len(named) < 2, f"resume is given twice, in {' and in '.join(named)}: a call goes on with one run")
     if named and resume is None:
-        words, resume = [word for word in words if word not in named], named[-1].removeprefix("resume=")
+        words = [word for word in words if word not in named]
+        path = named[0].removeprefix("resume=")
+        resume = None if path == "null" else path
     composer = Composer(_text(config_dir))
     with _in_process():
         if resume is not None:
@@ -60,6 +63,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
             return _resume(composer, Path(resume).expanduser(), [*words, *choices, *_as_words(others)])
         full = _composed(composer, [*words, *choices], others)
         config = checked(full, full.hydra)
+        check_processes(full, [*words, *choices, *_as_words(others)])
         folder = new_folder(full, config)
         command = _typed([*words, *choices, *_as_words(others)])
         try:

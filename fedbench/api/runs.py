@@ -43,7 +43,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json says: last and best scores, costs, versions; empty before round 1."""
+        """What summary.json says: last and best scores, costs, versions; empty if there is none."""
         return read_json(self.path / "summary.json")
 
     @property

@@ -22,6 +22,7 @@ from fedbench.app.private_hydra import Callbacks
 from fedbench.app.single import FAILED, INTERRUPTED, OK, attempt, check_processes, checked, folder_key, make_folder
 from fedbench.app.sweep_table import DONE, outcomes, show_table, stamps
 from fedbench.config.words import quoted
+from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import WHEREABOUTS, is_matched
 from fedbench.core.streams import lasting
@@ -82,7 +83,7 @@ class Cell:
         return score
 
     def _run(self, cfg: DictConfig, hydra: Any, folder: Path) -> Ended:
-        with recorded(folder):
+        with writing(folder), recorded(folder):
             config = checked(cfg, hydra)
         config["tracking"]["group"] = config["tracking"]["group"] or self.group or None
         shows_bar = _one_by_one(hydra) and not self.quiet

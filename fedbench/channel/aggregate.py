@@ -34,7 +34,9 @@ def mean(
     if groups is not None:
         members = groups.to(weights) * weights  # [M, K]
         weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
-    return weights @ uploads
+    if uploads.dim() <= 2:
+        return weights @ uploads
+    return (weights @ uploads.flatten(1)).unflatten(-1, uploads.shape[1:])
 
 
 def total(uploads: Tensor) -> Tensor:

@@ -87,14 +87,14 @@ class PrivacyConfig:
 
 @dataclass
 class CheckpointConfig:
-    """every n rounds; null: as often as costs under 10% of the time; 0: at the end."""
+    """every n rounds; null: as often as costs under 5% of the time; 0: at the end."""
 
     every: Natural | None
 
 
 @dataclass
 class HardwareConfig:
-    """Where and how a run is computed; of these, only the precision changes results.
+    """Where and how a run is computed.  Only the precision changes results beyond rounding.
 
     Attributes:
         device: auto, cpu, cuda, cuda:1 or mps.

@@ -292,13 +292,24 @@ class Cohort:
         how: LocalTraining | None = None,
         **state: Tensor,
     ) -> SimpleNamespace:
-        """Local training from start, one row for all [P] or each client's own [K, P].
+        """Train the clients locally.
 
-        state: tensors [K, ...] by name, each client's own, that a step reads (s.name) and may change.
-        step(s, batch) replaces "gradient, plus extra_grad(s), descend"; loss(s, rows, batch) -> [k, B] replaces the
-        task's.  columns: only these learn.  how: what differs from the run's configuration.
-        Returns theta [K, P], every state, steps [K] float32, loss [K] and lr (means over the steps).
-        Raises ValueError for a state that is no tensor or has a name that is taken, RunError for a loss that diverges.
+        Args:
+            start: The rows to start from: one for all [P], or one for each client [K, P].
+            step: step(s, batch) replaces the default: the gradient, plus extra_grad(s), then descend.
+            extra_grad: Returns a tensor that is added to the gradient.  # [k, P]
+            loss: loss(s, rows, batch) replaces the task's loss.  It returns losses of samples [k, B] or clients [k].
+            columns: The columns that learn.  Default: all trained ones.
+            how: What differs from the run's configuration.
+            **state: Tensors by name, a row for each client, which a step reads as s.state.name and may change in
+                place.  # [K, ...]
+
+        Returns:
+            theta [K, P], every state, steps [K] float32, loss [K] and lr (the last two are means over the steps).
+
+        Raises:
+            ValueError: A state is no tensor, or its name is a setting.
+            RunError: The loss or the parameters of a client are not finite, or the loss has diverged.
         """
         check_states(state)
         step, how = step or plain_step(extra_grad), how or LocalTraining()
@@ -323,11 +334,15 @@ class Cohort:
             self.cost.losses = out.loss
 
     def _refuse_divergence(self, position: int, loss: Tensor) -> None:
-        value = float(loss[position])
-        what = f"has diverged ({value:.3g})" if np.isfinite(value) else "is not finite"
+        value = abs(float(loss[position]))
         lr, client = self.engine.optimizer.lr, self.ids[position]
+        what = f"the training loss of client {client} is not finite"
+        if value < DIVERGED:
+            what = f"parameters of client {client} are not finite"
+        elif np.isfinite(value):
+            what = f"the training loss of client {client} has diverged ({value:.3g})"
         raise RunError(
-            f"the training loss of client {client} {what} in round {self.round + 1}: "
+            f"{what} in round {self.round + 1}: "
             f"optimizer.lr={lr[client] if isinstance(lr, list) else lr:g} is probably too large"
         )
 

@@ -52,13 +52,15 @@ class ParameterIndex:
 class Schedule:
     """Factor of the learning rate over a run: `warmup` rounds of linear growth, then the schedule `name`.
 
-    constant: 1.  exponential: gamma**r, r rounds after the warm-up.  linear, cosine: from 1 towards `final`, which
-    would be the factor of the round after the last one, as in torch's CosineAnnealingLR with T_max rounds.  `per` sets
-    what has its own factor, and so the method to call:  round   schedule(round, total): one number for a round of
-    `total`, the same for all clients and steps; step    schedule.of_steps(round, total, steps [K]): a table [T, K] for
-    the local steps of K clients in a round.  A
-            client with n steps in this round is assumed to make n in every round, sampled or not.  Step t of round r is
-            number r n + t of total n, so that the warm-up grows within rounds.  `final` would be that of step total n.
+    constant: 1.
+    exponential: gamma**r, r rounds after the warm-up.
+    linear, cosine: from 1 towards `final`, which would be the factor of the round after the last one, as in torch's
+        CosineAnnealingLR with T_max rounds.
+
+    With per="round", call schedule(round, total): one factor for all clients and steps of a round.
+    With per="step", call schedule.of_steps(round, total, steps [K]): a table [T, K] of the local steps of K clients.  A
+    client with n steps in this round is taken to make n in every round.  Step t of round r is number r n + t of
+    total n, so that the warm-up grows within rounds.
     """
 
     def __init__(

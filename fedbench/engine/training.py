@@ -27,19 +27,23 @@ from fedbench.nn.columns import Columns
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a cohort trains where that is not as the run is configured (`cohort.train(..., how=LocalTraining(...))`).
+    """Settings of a local training that differ from the run's: `cohort.train(..., how=LocalTraining(...))`.
 
-    epochs: over each client's samples; default: local.epochs.  steps: so many local steps of every client instead.
-    batch_size, drop_last: default: local.batch_size, local.drop_last.
-    lr: one learning rate, or one a client [K, 1]; default: the optimizer's in this round.
-    optimizer: another than the run's.
-    split: which of the federation's splits is trained on.
-    key: trainings of a round with the same key draw the same batches.
-    buffers: under whose name kept optimizer buffers (optimizer.reset=never) are stored: a second personal row has its
-    own.  A dict such as {"theta": name, "v": name} where a step descends on states [K, ...] as well.
-    counted: the share of the drawn samples that counts as trained on (images/s), in [0, 1]: what a batch serves beside
-    the update that it defines, or a second pass for a second model, is work but no further sample.
-    uploaded: whether the rows are uploaded afterwards, or which of their columns: privacy clips the steps of these.
+    Attributes:
+        epochs: Epochs over each client's samples.  Default: local.epochs.
+        steps: Local steps of every client, instead of epochs.
+        batch_size: Default: local.batch_size.
+        drop_last: Default: local.drop_last.
+        lr: One learning rate, or one a client [K, 1].  Default: the optimizer's in this round.
+        optimizer: Replaces the run's optimizer.
+        split: The split of the federation to train on.
+        key: Trainings of a round with the same key draw the same batches.
+        buffers: Name under which optimizer buffers are stored between rounds (optimizer.reset=never).  A second
+            personal row needs another name.  Use a dict such as {"theta": name, "v": name} if a step descends on
+            states, too.
+        counted: Fraction of the drawn samples that counts in images/s, in [0, 1].  A second pass over the same samples
+            counts 0.
+        uploaded: Whether the rows are uploaded afterwards, or which of their columns.  Privacy clips their steps.
     """
 
     epochs: int | None = None

@@ -56,7 +56,9 @@ def set_aside(folder: Path) -> None:
     contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
     for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # last, were this to be cut off
         path.rename(old / path.name)
-    print(f"{folder} held a run with another config: that one is now {old.name}", flush=True)
+    print(
+        f"{folder} held a run with another config, or one that cannot be read: that one is now {old.name}", flush=True
+    )
 
 
 def save_request(config: Mapping[str, Any], hydra: DictConfig, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Run one experiment in its folder.
 
-`simulate` is the only way a run happens.  `start` decides what is to do in a folder: begin a run, resume it, or
-nothing.  The command line, Python, the cells of a sweep and `resume=` all come here.
+`simulate` is the only way a run happens.  For new runs and the cells of a sweep, `start` decides first what is to do in
+a folder: begin, resume or skip.  `resume=` has decided before (app/resume.py), and calls `simulate` itself.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fedbench.simulation.run_folder import (
     stored_config,
 )
 from fedbench.simulation.status import ERROR, record_failure, record_interruption, write_status
+from fedbench.simulation.status import FILE as STATUS
 
 
 class Ended(NamedTuple):
@@ -86,9 +87,16 @@ def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple
 
 
 def skip(folder: Path) -> Ended:
-    """Print that the run in a folder is finished, and return its summary."""
+    """Print that the run in a folder is finished, and return its summary.
+
+    status.json is written again if a later attempt in this folder was stopped or failed.
+    """
     print(f"{folder}: finished already", flush=True)
-    return Ended(read_json(folder / "summary.json"), already=True)
+    summary = read_json(folder / "summary.json")
+    if read_json(folder / STATUS).get("status", "finished") != "finished":
+        write_status(folder, "finished", score_of(summary))
+        (folder / ERROR).unlink(missing_ok=True)
+    return Ended(summary, already=True)
 
 
 def simulate(

@@ -199,6 +199,10 @@ def test_what_is_for_a_sweep_or_for_torchrun_is_said(monkeypatch: pytest.MonkeyP
         fedbench.run("hydra.mode=MULTIRUN")
     with pytest.raises(ConfigError, match="resume='' names no run directory"):
         fedbench.run(resume="")
+    with pytest.raises(ConfigError, match="resume is given twice, in resume=a and in resume=b"):
+        fedbench.run("resume=a resume=b")
+    with pytest.raises(ConfigError, match="hardware=ddp is for the processes that torchrun starts"):
+        fedbench.run(hardware="ddp")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with pytest.raises(ConfigError, match="torchrun"):
         fedbench.run()

@@ -228,6 +228,11 @@ def test_the_run_folder_may_be_named(capsys: pytest.CaptureFixture[str]) -> None
         assert main(["hydra.run.dir=mine", "rounds=30"]) == 0
     assert calls(Path("mine")) == ["resume=False rounds=30 seed=0 project=fedbench"]
     assert "mine: finished already" in capsys.readouterr().out
+    status = Path("mine") / "status.json"
+    before = status.read_text()
+    status.write_text(json.dumps({"status": "interrupted", "score": None, "sentence": "while it was checked"}))
+    assert main(["hydra.run.dir=mine", "rounds=30"]) == 0
+    assert json.loads(status.read_text()) == json.loads(before)  # a finished run says so again
 
 
 @pytest.mark.parametrize("run_id", ["none", "job-7"])

@@ -509,6 +509,15 @@ def test_a_mean_of_groups_is_that_of_their_clients() -> None:
     equal(means[2], torch.zeros(3))
 
 
+def test_a_mean_of_matrices_is_taken_over_clients() -> None:
+    """Uploads [K, a, b], with a = K, where a matrix product would take another axis."""
+    cohort = Cohort(build(), IDS, 0)
+    uploads = torch.randn(4, 4, 3, generator=torch.Generator().manual_seed(0))
+    close(cohort.mean(uploads), (cohort.weights[:, None, None] * uploads).sum(0))
+    groups = torch.tensor([[True, False, True, False], [False, True, False, True]])
+    assert cohort.mean(uploads, groups=groups).shape == (2, 4, 3)
+
+
 def test_only_a_mean_notes_that_the_runs_weights_are_used() -> None:
     """Reading the weights, and a mean by weights that the method chooses, do not."""
     cohort = Cohort(build(weights="uniform"), IDS, 0)

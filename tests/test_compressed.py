@@ -14,7 +14,6 @@ from cases import ARRAYS, METHODS, everything, no_learning, ready, rounds, same,
 from compressed import TWO, all_pairs, compressed, sampled, simulated, without_compression
 from torch import Tensor
 
-from fedbench.algorithms.pgfed_ce import PseudoGradient
 from fedbench.channel import compression as channel
 from fedbench.channel import privacy
 from fedbench.channel.compression import Compression, Received
@@ -257,32 +256,6 @@ def test_every_method_says_what_its_messages_add_to(method: str, monkeypatch: py
     monkeypatch.setattr(Compression, "upload", upload)
     rounds(sim, 3)
     assert found == SENT[method]
-
-
-def test_pseudo_gradients_are_read_from_what_clients_started_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PGFed-CE's g_i is the distance that client i went, whatever its server's row adds to what it saw."""
-    real, train, went = PseudoGradient.upload, PseudoGradient.local_training, []
-
-    def local_training(self: PseudoGradient, cohort: Any, w: Tensor, *step: Any, **state: Any) -> Any:
-        out = train(self, cohort, w, *step, **state)
-        out.start = w
-        return out
-
-    def upload(self: PseudoGradient, cohort: Any, out: Any) -> Any:
-        up = real(self, cohort, out)
-        pace = out.lr * out.steps[:, None] / (1 - cohort.engine.optimizer.momentum)
-        went.append(float((up.g - ((out.start - out.theta) / pace - getattr(out, "aux", 0))).abs().max()))
-        assert (up.theta - out.theta).abs().max() > 1e-3 or cohort.round == 0
-        return up
-
-    def whole(self: Compression, cohort: Any, name: str, value: Tensor, *rest: Any) -> Received:
-        return Received(value, 0)
-
-    monkeypatch.setattr(PseudoGradient, "local_training", local_training)
-    monkeypatch.setattr(PseudoGradient, "upload", upload)
-    monkeypatch.setattr(Compression, "upload", whole)
-    rounds(compressed("pgfed_ce", LOSSY).simulation(**{"algorithm.mode": "pseudo_gradient"}), 4)
-    assert len(went) == 4 and max(went) < 1e-4
 
 
 def test_a_global_model_is_evaluated_as_clients_see_it() -> None:

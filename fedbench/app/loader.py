@@ -23,7 +23,7 @@ from hydra.version import VersionBase, setbase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.app.private_hydra import ConfigRepository, config_loader_impl
+from fedbench.app.private_hydra import ConfigRepository, config_loader_impl, defaults_of
 from fedbench.config.conf_tree import GROUPS
 from fedbench.config.paper_tables import read_row
 from fedbench.core.options import ConfigError
@@ -87,8 +87,7 @@ class CachedRepository(ConfigRepository):
         if content is None:
             return None
         row = ConfigResult("paper", config_path, OmegaConf.create(content), header={"package": "_global_"})
-        defaults = self._extract_defaults_list(config_path, row.config)
-        row.defaults_list = self._create_defaults_list(config_path, defaults)
+        row.defaults_list = defaults_of(self, config_path, row.config)
         return row
 
 

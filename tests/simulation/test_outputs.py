@@ -385,10 +385,6 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         (["dataset._target_={}.Empty"], "dataset.* is no data source, which has load"),
         (["model._target_={}.Empty"], r"model.* is no torch\.nn\.Module"),
         (["algorithm=scaffold", "optimizer.momentum=0.9"], "algorithm=scaffold needs plain SGD"),
-        (
-            ["algorithm=pgfed_ce", "algorithm.mode=pseudo_gradient", "optimizer.clip=1"],
-            "algorithm.mode=pseudo_gradient",
-        ),
         (["algorithm=pfedmoap"], "pfedmoap needs the column group 'prompt', which this model does not declare"),
         (["finetune.epochs=1", "finetune.part=tail"], "finetune.part needs the column group 'tail'"),
         (["algorithm.mu=[1,2]"], "algorithm.mu lists 2 numbers, and there are 20 clients"),

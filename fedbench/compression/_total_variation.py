@@ -5,8 +5,7 @@
 `exact` is Johnson's dynamic program (J. Comput. Graph. Stat. 2013), whose time and memory are linear in d: with
 f_k(b) the least cost of v_1 .. v_k where v_k = b, its derivative is piecewise linear, and a step clips it to
 [-gamma, gamma] and adds b - g_{k+1}.  Where it is clipped, lo_k and hi_k, is all that the way back needs:
-v_k = v_{k+1} clipped to [lo_k, hi_k], from v_{d+1} = 0.  `admm` is pFedNet's iteration, its threshold corrected;
-`smoothed` what its released code computes.
+v_k = v_{k+1} clipped to [lo_k, hi_k], from v_{d+1} = 0.  `smoothed` is what pFedNet's released code computes.
 """
 
 from __future__ import annotations
@@ -73,42 +72,6 @@ def _solve(g, gamma, low, high, place, slope, intercept, v):  # type: ignore[no-
     for k in range(d - 1, -1, -1):
         b = min(max(b, low[k]), high[k])
         v[k] = b
-
-
-def admm(g: Row, gamma: float, tolerance: float, max_iterations: int) -> Row:
-    """r <- soft(L v - w, gamma/rho);  v <- (I + rho L^T L)^-1 (g + rho L^T (r + w));  w <- w + r - L v, until the
-    residuals are below tolerance times the size of what they compare.  rho = 1: that of L L^T, whose entries are 2."""
-    from scipy.linalg import cho_solve_banded, cholesky_banded
-
-    if gamma <= 0 or not len(g):
-        return g.copy()
-    rho = 1.0
-    bands = np.empty((2, len(g)))  # of I + rho L^T L, above the diagonal and on it
-    bands[0], bands[1] = -rho, 1 + 2 * rho
-    bands[1, 0] = 1 + rho
-    factor = cholesky_banded(bands)
-    v, w = g.copy(), np.zeros_like(g)
-    r = differences(v)
-    for _ in range(max_iterations):
-        before, raw = r, differences(v) - w
-        r = np.sign(raw) * np.maximum(np.abs(raw) - gamma / rho, 0)
-        v = cho_solve_banded((factor, False), g + rho * transposed(r + w))
-        gap = r - differences(v)
-        w = w + gap
-        scale = tolerance * max(float(np.linalg.norm(g)), 1e-300)
-        if np.linalg.norm(gap) <= scale and rho * np.linalg.norm(transposed(r - before)) <= scale:
-            return v
-    _say_unconverged(max_iterations)
-    return v
-
-
-@functools.cache
-def _say_unconverged(iterations: int) -> None:
-    log.warning(
-        "compression.solver=admm has not converged after compression.max_iterations=%d: what it sends is not what it "
-        "minimizes; solver=exact is, and faster",
-        iterations,
-    )
 
 
 def smoothed(g: Row, k: float, times: int) -> Row:

@@ -17,15 +17,17 @@ from torch import Tensor
 from fedbench.compression import _total_variation as tv
 from fedbench.compression._stream import Reader, Writer
 from fedbench.compression.base import FLOAT, Direction, Message, Operator, Sent
-from fedbench.core.options import Count, NonNegative, Positive, Probability, require
+from fedbench.core.options import Count, NonNegative, Probability, require
 from fedbench.core.rng import RowRandom
+
+ETA = 1e-3  # step size of the released code's smoothing
 
 
 class CER(Operator):
     """gamma: the penalty, in units of the row; gamma_rel: in multiples of the least one that makes all numbers 0, and
-    then gamma is null.  solver: exact, admm (to tolerance, max_iterations at most) or smoothing, as released (with its
-    eta and 20 iterations).  block: numbers that are denoised together; null: the row.  send: segments, or all, for an
-    operator behind this one in a chain.  On the host, whatever the device is."""
+    then gamma is null.  solver: exact, or smoothing, as released (with its step size and 20 iterations).  block: how
+    many numbers are denoised together; null: the row.  send: segments, or all, for an operator behind this one in a
+    chain.  On the host, whatever the device is."""
 
     contracts = True
 
@@ -33,11 +35,8 @@ class CER(Operator):
         self,
         gamma: NonNegative | None = None,
         gamma_rel: Probability | None = 0.01,
-        solver: Literal["exact", "admm", "smoothing"] = "exact",
+        solver: Literal["exact", "smoothing"] = "exact",
         block: Count | None = None,
-        eta: Positive = 1e-3,
-        tolerance: Positive = 1e-6,
-        max_iterations: Count = 1000,
         send: Literal["segments", "all"] = "segments",
         memory: bool = False,
         direction: Direction = "up",
@@ -48,8 +47,8 @@ class CER(Operator):
             f"compression.gamma={gamma} and compression.gamma_rel={gamma_rel}: give one of them, and null for the "
             "other",
         )
-        self.gamma, self.gamma_rel, self.solver, self.block, self.eta = gamma, gamma_rel, solver, block, eta
-        self.tolerance, self.max_iterations, self.leaves_numbers = tolerance, max_iterations, send == "all"
+        self.gamma, self.gamma_rel, self.solver, self.block = gamma, gamma_rel, solver, block
+        self.leaves_numbers = send == "all"
         self.exact = not gamma and not gamma_rel
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
@@ -70,11 +69,7 @@ class CER(Operator):
     def _block_of(self, g: np.ndarray) -> np.ndarray:
         gamma = self.gamma if self.gamma_rel is None else self.gamma_rel * tv.largest_gamma(g)
         assert gamma is not None
-        if self.solver == "exact":
-            return tv.exact(g, gamma)
-        if self.solver == "admm":
-            return tv.admm(g, gamma, self.tolerance, self.max_iterations)
-        return tv.smoothed(g, self.eta * gamma, 20)
+        return tv.exact(g, gamma) if self.solver == "exact" else tv.smoothed(g, ETA * gamma, 20)
 
     def unpack(self, sent: Sent, message: Message) -> Tensor:
         """The denoised rows.  # [k, n]"""

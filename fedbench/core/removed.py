@@ -81,6 +81,28 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
     "fedbench.algorithms.pgfed_ce.PGFedCE": {
         "mode": ("server_alpha", "the server updates the coefficients"),
     },
+    "fedbench.compression.cer.CER": {
+        "eta": (1e-3, "scale compression.gamma instead"),
+        "tolerance": (1e-6, "compression.solver=exact finds the minimizer"),
+        "max_iterations": (1000, "compression.solver=exact finds the minimizer"),
+    },
+    "fedbench.partition.delta.Delta": {
+        "fractions": (None, "list the samples of each client in partition.counts"),
+        "balance": (True, "a balanced pool is drawn first; partition=file takes any other"),
+    },
+    "fedbench.partition.delta.DeltaLuna16": {
+        "counts": (None, "use partition=delta with partition.counts"),
+        "balance": (True, "a balanced pool is drawn first; partition=file takes any other"),
+    },
+    "fedbench.partition.dirichlet.Dirichlet": {
+        "max_tries": (2000, "it is drawn at most 2,000 times"),
+    },
+    "fedbench.partition.dirichlet_rarest.DirichletRarest": {
+        "max_tries": (1000, "it is drawn at most 1,000 times"),
+    },
+    "fedbench.partition.domain.Domain": {
+        "max_tries": (2000, "each silo is drawn at most 2,000 times"),
+    },
 }
 
 

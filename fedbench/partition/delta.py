@@ -14,8 +14,6 @@ With dataset.split=published or stratified the test pool is divided by the same 
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -28,36 +26,20 @@ from fedbench.partition.base import by_class, deal
 class Delta:
     """delta: negatives (class 0) to a positive on the first clients.
 
-    fractions: instead of delta, the share [N, 2] of the balanced pool's negatives and positives that each client
-    gets, or the path of a CSV file with the columns client, neg, pos.  counts: instead, how many [N, 2] each gets (of
-    the pool that is drawn first; other pools are divided in proportion).  balance: draw a balanced pool first.
+    counts: instead of delta, how many negatives and positives [N, 2] each client gets of the balanced pool that is
+    drawn first; other pools are divided in proportion.
     """
 
-    leaves_out = True  # what balance and rounding leave
+    leaves_out = True  # what balancing and rounding leave
 
-    def __init__(
-        self,
-        delta: Positive = 2.0,
-        fractions: list[list[float]] | str | None = None,
-        counts: list[list[int]] | None = None,
-        balance: bool = True,
-    ):
-        require(fractions is None or counts is None, "partition.fractions and partition.counts exclude each other")
-        self.delta, self.balance = delta, balance
-        self.fractions = _read(Path(fractions)) if isinstance(fractions, str) else fractions
-        self.counts = counts
-        for key, table in (("fractions", self.fractions), ("counts", counts)):
-            if table is not None:
-                fine = len(table) > 0 and all(len(row) == 2 and min(row) >= 0 for row in table)
-                require(fine, f"partition.{key} must hold a pair of numbers >= 0, [neg, pos], for each client")
-        if self.fractions is not None:
-            sums = np.array(self.fractions).sum(0)
-            require(bool((sums < 1 + 1e-9).all()), f"partition.fractions sum to {sums.tolist()}, more than 1")
+    def __init__(self, delta: Positive = 2.0, counts: list[list[int]] | None = None):
+        self.delta, self.counts = delta, counts
+        fine = counts is None or (len(counts) > 0 and all(len(row) == 2 and min(row) >= 0 for row in counts))
+        require(fine, "partition.counts must hold a pair of numbers >= 0, [neg, pos], for each client")
 
     def count(self, num_domains: int) -> int:
-        """N where partition.num_clients is null: the rows of the table, or 5."""
-        table = self.fractions or self.counts
-        return 5 if table is None else len(table)
+        """N where partition.num_clients is null: the rows of counts, or 5."""
+        return 5 if self.counts is None else len(self.counts)
 
     def assign(
         self,
@@ -69,18 +51,16 @@ class Delta:
     ) -> list[Ragged]:
         """See Partition.assign; ConfigError where a kind or a client is missing, or counts ask for too many."""
         require(num_clients >= 2, f"partition.num_clients={num_clients}: delta skews two clients at least")
-        for key, table in (("fractions", self.fractions), ("counts", self.counts)):
-            fine = table is None or len(table) == num_clients
-            require(fine, f"partition.num_clients={num_clients}, but partition.{key} has {len(table or ())} rows")
+        rows = num_clients if self.counts is None else len(self.counts)
+        require(rows == num_clients, f"partition.num_clients={num_clients}, but partition.counts has {rows} rows")
         positive = (labels > 0).astype(np.int64)  # [n]
         both = 0 < positive.sum() < len(labels)
         require(bool(both), "partition=delta needs negatives (class 0) and positives, and the data set lacks one kind")
         dealt, first = [], None
         for pool in pools:
             classes = [rng.permutation(members) for members in by_class(positive, pool)]
-            if self.balance:
-                least = min(len(members) for members in classes)
-                classes = [members[:least] for members in classes]
+            least = min(len(members) for members in classes)
+            classes = [members[:least] for members in classes]
             sizes = np.array([len(members) for members in classes])  # [2]
             first = sizes if first is None else first
             dealt.append(deal(classes, self._counts(sizes, first, num_clients)))
@@ -88,8 +68,6 @@ class Delta:
 
     def _counts(self, sizes: np.ndarray, first: np.ndarray, num_clients: int) -> np.ndarray:
         """How many each client gets of a pool with sizes [2]; first [2]: the sizes of the first pool.  # [2, N]"""
-        if self.fractions is not None:
-            return _floor(np.array(self.fractions).T * sizes[:, None])
         if self.counts is not None:
             counts = np.array(self.counts, np.int64).T  # [2, N]
             short = counts.sum(1) > first
@@ -97,8 +75,8 @@ class Delta:
                 c = int(short.argmax())
                 kind = ("negatives", "positives")[c]
                 raise ConfigError(
-                    f"partition.counts asks for {counts[c].sum():,} {kind}, and there are {first[c]:,}"
-                    + (" in the balanced pool" if self.balance else "")
+                    f"partition.counts asks for {counts[c].sum():,} {kind}, and there are {first[c]:,} in the balanced "
+                    "pool"
                 )
             return _floor(counts * (sizes / first)[:, None])
         skewed = max(1, 2 * num_clients // 5)
@@ -107,44 +85,26 @@ class Delta:
         counts = np.full((2, num_clients), size / 2)
         counts[:, :skewed] = [[major], [minor]]
         counts[:, num_clients - skewed :] = [[minor], [major]]
-        counts = _floor(counts)
-        # Of unbalanced pools one class may not reach; never with balance, where the pattern is its own mirror image.
-        short = counts.sum(1) > sizes
-        require(not short.any(), f"the pool holds {sizes.tolist()} samples of the two kinds, too few for "
-                f"partition.delta={self.delta:g} without partition.balance")  # fmt: skip
-        return counts
+        return _floor(counts)  # no more than sizes: of a balanced pool, as the pattern is its own mirror image
 
 
 LUNA16 = {1: (200, 200), 2: (260, 130), 4: (316, 79), 7: (350, 50)}  # of a skewed client; the balanced one: 200, 200
 
 
 class DeltaLuna16(Delta):
-    """delta: 1, 2, 4 or 7, by the counts that pFedNet's Luna16 tables imply for five clients.  counts: others."""
+    """delta: 1, 2, 4 or 7, by the counts that pFedNet's Luna16 tables imply for five clients."""
 
-    def __init__(self, delta: Literal[1, 2, 4, 7] = 2, counts: list[list[int]] | None = None, balance: bool = True):
+    def __init__(self, delta: Literal[1, 2, 4, 7] = 2):
         require(
-            counts is not None or delta in LUNA16,
+            delta in LUNA16,
             f"partition.delta={delta} must be one of {', '.join(map(str, LUNA16))}, for which pFedNet's tables imply "
             "counts; partition=delta has others",
         )
         many, few = LUNA16.get(delta, (0, 0))
         by_delta = [[many, few], [many, few], [200, 200], [few, many], [few, many]]
-        super().__init__(delta, counts=counts or by_delta, balance=balance)
+        super().__init__(delta, by_delta)
 
 
 def _floor(counts: np.ndarray) -> np.ndarray:
     """Rounded down; 1e-9: 0.29 of 100 is 28.999999, which is 29 all the same."""
     return np.floor(counts + 1e-9).astype(np.int64)
-
-
-def _read(path: Path) -> list[list[float]]:
-    """The neg and pos columns of a CSV file, in the order of its column client (0 to N - 1, each once)."""
-    require(path.is_file(), f"partition.fractions={path} is no file: it names a CSV with columns client, neg, pos")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [{k.strip(): float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        rows = sorted((row["client"], row["neg"], row["pos"]) for row in rows)
-    except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
-        raise ConfigError(f"{path} is no CSV file of numbers with the columns client, neg, pos") from error
-    require([row[0] for row in rows] == list(range(len(rows))), f"{path}: clients must be 0 to N - 1, each once")
-    return [[neg, pos] for _, neg, pos in rows]

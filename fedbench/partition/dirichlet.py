@@ -22,8 +22,10 @@ class Dirichlet:
 
     alpha: concentration (> 0).  min_size: least samples of a client in the first pool (all samples when
     the set is merged, else train samples); min_test: the same for the later pools.  cap: the papers' size
-    cap.  max_tries: redraws before giving up.
+    cap.
     """
+
+    max_tries = 2000  # redraws before giving up
 
     def __init__(
         self,
@@ -31,10 +33,8 @@ class Dirichlet:
         min_size: Count = 10,
         min_test: Count = 1,
         cap: bool = True,
-        max_tries: Count = 2000,
     ):
-        self.alpha, self.min_size, self.min_test = alpha, min_size, min_test
-        self.cap, self.max_tries = cap, max_tries
+        self.alpha, self.min_size, self.min_test, self.cap = alpha, min_size, min_test, cap
 
     def assign(
         self,

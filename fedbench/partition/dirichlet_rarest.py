@@ -13,6 +13,8 @@ from fedbench.partition.dirichlet import Dirichlet
 class DirichletRarest(Dirichlet):
     """Options of Dirichlet.  Samples with one label are divided by that."""
 
+    max_tries = 1000
+
     def labels(self, arrays: Arrays) -> np.ndarray:
         """Of each sample's labels the one that fewest training samples have (of several the first in the list), C for a
         sample without any.  # [n] int64"""

@@ -18,8 +18,8 @@ from fedbench.partition.iid import IID
 class Domain:
     """clients_per_domain: 1 makes every silo a client.  The rest says how several share a silo.
 
-    alpha: None deals a silo's samples out evenly, else Dir(alpha); min_size, min_test, cap, max_tries: see
-    Dirichlet.  num_clients may be null: it is the number of silos times clients_per_domain.
+    alpha: None deals a silo's samples out evenly, else Dir(alpha); min_size, min_test, cap: see Dirichlet.
+     num_clients may be null: it is the number of silos times clients_per_domain.
     """
 
     def __init__(
@@ -29,10 +29,9 @@ class Domain:
         min_size: Count = 2,
         min_test: Count = 1,
         cap: bool = True,
-        max_tries: Count = 2000,
     ):
         self.clients_per_domain = clients_per_domain
-        self.inside = IID() if alpha is None else Dirichlet(alpha, min_size, min_test, cap, max_tries)
+        self.inside = IID() if alpha is None else Dirichlet(alpha, min_size, min_test, cap)
 
     def count(self, num_domains: int) -> int:
         """N for a data set of so many natural silos."""

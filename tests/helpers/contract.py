@@ -55,7 +55,7 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
         (
             "compression",
             "right_on_average",
-            ("stc", "stc variant=pfednet share=0.2", "cer", "cer solver=admm gamma_rel=0.2"),
+            ("stc", "stc variant=pfednet share=0.2", "cer"),
         ),
         ("compression", "right_on_average", ("cer solver=smoothing gamma=50 gamma_rel=null block=7",)),
         ("compression", "right_on_average", ("ternary clip=2.5", "lowrank", "lowrank warm_start=true")),
@@ -63,7 +63,6 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "its memory is false": [
         ("compression", "memory_gives_the_rest_back", ("qsgd", "qsgd levels=65536", "ternary", "ternary clip=2.5")),
         ("compression", "memory_gives_the_rest_back", ("qsgd norm=l2 levels=3 code=fixed", "dadaquant", "cer")),
-        ("compression", "memory_gives_the_rest_back", ("cer solver=admm gamma_rel=0.2",)),
         ("compression", "memory_gives_the_rest_back", ("cer solver=smoothing gamma=50 gamma_rel=null block=7",)),
         ("compression", "memory_gives_the_rest_back", ("randk share=0.2 unbiased=true memory=false",)),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,26 +69,9 @@ def test_the_larger_class_is_undersampled_at_random() -> None:
     assert divided(arrays, Delta(1.0)).hash == split.hash != divided(arrays, Delta(1.0), seed=1).hash
 
 
-def test_without_balance_counts_may_reach_into_the_larger_class() -> None:
-    arrays = table(90, 30)
-    counts = [[60, 10], [30, 20]]
-    assert held(arrays, divided(arrays, Delta(counts=counts, balance=False), 2)) == counts
+def test_counts_beyond_the_balanced_pool_are_refused() -> None:
     with pytest.raises(ConfigError, match="asks for 90 negatives, and there are 30 in the balanced pool"):
-        divided(arrays, Delta(counts=counts), 2)
-    with pytest.raises(ConfigError, match=r"too few for partition\.delta=1 without"):
-        divided(arrays, Delta(1.0, balance=False), 2)
-
-
-def test_fractions_of_a_list_and_of_a_file(tmp_path: Path) -> None:
-    """The released code's table for a ratio of 3."""
-    arrays = table(100, 100)
-    shares = [[0.3, 0.1], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.1, 0.3]]
-    path = tmp_path / "ratio.csv"
-    path.write_text("client,neg,pos\n" + "".join(f"{i},{a},{b}\n" for i, (a, b) in reversed([*enumerate(shares)])))
-    split = divided(arrays, Delta(fractions=shares))
-    assert held(arrays, split) == [[30, 10], [30, 10], [20, 20], [10, 30], [10, 30]]
-    again = Delta(fractions=str(path))
-    assert divided(arrays, again, None).hash == split.hash and again.count(0) == 5
+        divided(table(90, 30), Delta(counts=[[60, 10], [30, 20]]), 2)
 
 
 def test_every_class_but_the_first_is_positive() -> None:
@@ -108,12 +90,8 @@ def test_a_published_test_part_is_divided_by_the_same_rule() -> None:
 @pytest.mark.parametrize(
     ("options", "clients", "said"),
     [
-        ({"fractions": [[0.6, 0.6], [0.6, 0.4]]}, 2, "more than 1"),
-        ({"fractions": [[0.6, 0.6, 0.1]]}, 1, "a pair of numbers"),
         ({"counts": [[1, -1], [1, 1]]}, 2, "a pair of numbers"),
         ({"counts": [[9, 9], [9, 9]]}, 3, "partition.num_clients=3, but partition.counts has 2 rows"),
-        ({"counts": [[9, 9]], "fractions": [[1, 1]]}, 1, "exclude each other"),
-        ({"fractions": "nowhere.csv"}, 5, "is no file"),
         ({}, 1, "skews two clients"),
     ],
 )
@@ -122,16 +100,9 @@ def test_mistakes_are_one_sentence(options: dict, clients: int, said: str) -> No
         divided(table(50, 50), Delta(**options), clients)
 
 
-def test_one_kind_alone_and_a_file_of_another_kind(tmp_path: Path) -> None:
+def test_one_kind_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="lacks one kind"):
         divided(table(50, 0), Delta())
-    for text in ("client,neg\n0,1\n", "client,neg,pos\n0,a,b\n", "client,neg,pos\n0,.5\n"):
-        (tmp_path / "f.csv").write_text(text)
-        with pytest.raises(ConfigError, match="is no CSV file of numbers"):
-            Delta(fractions=str(tmp_path / "f.csv"))
-    (tmp_path / "f.csv").write_text("client,neg,pos\n1,.5,.5\n")
-    with pytest.raises(ConfigError, match="0 to N - 1, each once"):
-        Delta(fractions=str(tmp_path / "f.csv"))
 
 
 def test_counts_of_natural_silos() -> None:

@@ -42,7 +42,6 @@ def dirichlets() -> st.SearchStrategy:
         alpha=st.sampled_from([0.1, 1.0, 10.0]),
         min_size=st.sampled_from([1, 2, 4]),
         cap=st.booleans(),
-        max_tries=st.just(20),
     )
 
 

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
 from fedbench.app import resume
 from fedbench.app.compose import CONFIG_NAME, Composer, explain
-from fedbench.app.loader import COMPLAINTS, VERSION_BASE, hydra_kept, rows_in_hydra
+from fedbench.app.loader import COMPLAINTS, VERSION_BASE, hydra_kept
+from fedbench.app.paper_source import PaperSource, source_path
 from fedbench.app.private_hydra import get_args_parser
 from fedbench.app.single import FAILED, MISTAKE, OK, attempt, check_processes, checked, new_folder
 from fedbench.app.sweep import sweep
-from fedbench.config.conf_tree import find_conf_dir
+from fedbench.config.conf_tree import conf_dirs, find_conf_dir
+from fedbench.config.words import quoted
 from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
 from fedbench.simulation.log import Output, notice
@@ -170,10 +174,11 @@ def parse_command(argv: list[str]) -> Command:
 
 def ask_hydra(command: Command) -> int:
     """Let Hydra answer --cfg, --info, --hydra-help or a shell's completion, and return its exit status."""
+    Plugins.instance().register(PaperSource)
     answer = hydra.main(config_path=str(find_conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)
-    argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *command.overrides]
+    argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *_with_rows(command)]
     try:
-        with hydra_kept(), rows_in_hydra():
+        with hydra_kept():
             answer(lambda config: None)()
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
@@ -182,6 +187,16 @@ def ask_hydra(command: Command) -> int:
     finally:
         sys.argv = argv
     return OK
+
+
+def _with_rows(command: Command) -> list[str]:
+    """Return the overrides with the rows of printed tables in Hydra's search path, after its folders."""
+    key = "hydra.searchpath"
+    given = [text for text in command.overrides if text.lstrip("+").startswith(f"{key}=")]
+    values = [OverridesParser.create().parse_override(text).value() for text in given]
+    paths = [str(path) for value in values if isinstance(value, list) for path in value]
+    searchpath = ",".join(map(quoted, [*paths, source_path(conf_dirs(command.args.config_dir))]))
+    return [*(text for text in command.overrides if text not in given), f"{key}=[{searchpath}]"]
 
 
 def _joined(words: list[str]) -> list[str]:

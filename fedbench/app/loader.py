@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
@@ -20,12 +18,12 @@ from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from hydra.version import VersionBase, setbase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fedbench.app.private_hydra import ConfigRepository, config_loader_impl, defaults_of
+from fedbench.app.paper_source import PaperSource, source_path
+from fedbench.app.private_hydra import ConfigRepository
 from fedbench.config.conf_tree import GROUPS
-from fedbench.config.paper_tables import read_row
 from fedbench.core.options import ConfigError
 
 VERSION_BASE = "1.3"
@@ -46,11 +44,16 @@ def hydra_kept() -> Iterator[None]:
 
 
 class CachedRepository(ConfigRepository):
-    """Hydra's repository of option files that reads every file once, as the cells of a sweep share nearly all."""
+    """Hydra's repository of option files, with the rows of printed tables.
+
+    It reads every file once, as the cells of a sweep share nearly all.
+    """
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Look for files in these folders from now on."""
+        """Look for files, and for rows of printed tables, in these folders from now on."""
         super().initialize_sources(config_search_path)
+        folders = [source.path for source in self.sources if source.scheme() == "file"]
+        self.sources.insert(-1, PaperSource("fedbench", source_path(folders)))  # Hydra's schema stays the last
         self.cached: dict[str, ConfigResult | None] = {}
 
     def __deepcopy__(self, memo: dict) -> CachedRepository:
@@ -69,31 +72,10 @@ class CachedRepository(ConfigRepository):
         """
         if config_path not in self.cached:
             try:
-                self.cached[config_path] = super().load_config(config_path) or self._row(config_path)
+                self.cached[config_path] = super().load_config(config_path)
             except OSError as error:  # also of a file that is no mapping
                 raise ConfigError(f"{config_path}.yaml is no file of keys that can be read: {error}") from error
         return copy.deepcopy(self.cached[config_path])
-
-    def config_exists(self, config_path: str) -> bool:
-        """Return whether there is a file, or a row of a table, of this name."""
-        return super().config_exists(config_path) or self._row(config_path) is not None
-
-    def _row(self, config_path: str) -> ConfigResult | None:
-        """Return a row of a printed table as an experiment file's content."""
-        if not config_path.startswith("experiment/"):
-            return None
-        folders = [Path(source.path) for source in self.sources if source.scheme() == "file"]
-        content = read_row(config_path, folders)
-        if content is None:
-            return None
-        row = ConfigResult("paper", config_path, OmegaConf.create(content), header={"package": "_global_"})
-        row.defaults_list = defaults_of(self, config_path, row.config)
-        return row
-
-
-def rows_in_hydra() -> AbstractContextManager[Any]:
-    """Let Hydra's answers (--cfg, --info) contain the rows of printed tables, too."""
-    return patch.object(config_loader_impl, "ConfigRepository", CachedRepository)
 
 
 class Loader(ConfigLoader):

@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigLoadError
 
 from fedbench.app.compose import Composer, compose
 from fedbench.app.help import asked_help
+from fedbench.app.paper_source import PaperSource, source_path
 from fedbench.commands import main
 from fedbench.config.conf_tree import conf_dirs, find_conf_dir, group_options, keys_set
 from fedbench.config.paper_tables import find_row, read_row, read_tables
@@ -62,10 +65,23 @@ def test_help_and_cfg_show_a_row(own: str, capsys: pytest.CaptureFixture[str]) -
     assert "experiment=mine/on is not an option: did you mean +experiment=mine/one" in said
 
 
-def test_a_file_goes_before_a_row_of_its_name(own: str) -> None:
+def test_a_file_goes_before_a_row_of_its_name(own: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(own) / "experiment" / "mine").mkdir(parents=True)
     (Path(own) / "experiment" / "mine" / "one.yaml").write_text("# @package _global_\nrounds: 9\n")
     assert compose(["+experiment=mine/one"], own).rounds == 9
+    assert main(["--config-dir", own, "+experiment=mine/one", "--cfg", "job"]) == 0
+    assert "\nrounds: 9\n" in capsys.readouterr().out
+
+
+def test_the_source_lists_tables_and_rows() -> None:
+    source = PaperSource("fedbench", source_path([find_conf_dir()]))
+    assert source.available() and source.is_group("experiment/apple_practical") and not source.is_group("model")
+    assert "apple_practical" in source.list("experiment", ObjectType.GROUP)
+    assert source.list("experiment", ObjectType.CONFIG) == []
+    rows = source.list("experiment/apple_practical", None)
+    assert rows and all(source.is_config(f"experiment/apple_practical/{row}") for row in rows)
+    with pytest.raises(ConfigLoadError, match="is not a row"):
+        source.load_config("experiment/apple_practical/nothing")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Rows of printed tables as experiment files, for Hydra: ``+experiment=<table>/<row>``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+
+from fedbench.config.paper_tables import PREFIX, read_row, read_tables, row_names
+
+SCHEME = "paper"
+
+
+class PaperSource(ConfigSource):
+    """The tables of conf folders: ``paper://<folder>``, or several folders separated as in PATH."""
+
+    def __init__(self, provider: str, path: str):
+        super().__init__(provider, path)
+        self.folders = [Path(folder) for folder in self.path.split(os.pathsep) if folder]
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the beginning of the paths of these sources."""
+        return SCHEME
+
+    def available(self) -> bool:
+        """Return whether the folders exist."""
+        return all(folder.is_dir() for folder in self.folders)
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return a row as the content of an experiment file.
+
+        Raises:
+            ConfigLoadError: No table has the row.
+        """
+        row = self._row(config_path)
+        if row is None:
+            raise ConfigLoadError(f"{config_path} is not a row of a table in {self.path}")
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(row), {"package": "_global_"})
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether a table has the row."""
+        return self._row(config_path) is not None
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether the path is experiment, or experiment/table."""
+        group, _, table = config_path.partition("/")
+        return f"{group}/" == PREFIX and (not table or table in read_tables(self.folders))
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the tables below experiment, or the rows below experiment/table."""
+        table = config_path.partition("/")[2]
+        if (results_filter is ObjectType.CONFIG and not table) or (results_filter is ObjectType.GROUP and table):
+            return []
+        if not table:
+            return sorted(read_tables(self.folders))
+        return sorted(row.partition("/")[2] for row in row_names(self.folders) if row.startswith(f"{table}/"))
+
+    def _row(self, config_path: str) -> dict | None:
+        return read_row(config_path, self.folders) if config_path.startswith(PREFIX) else None
+
+
+def source_path(folders: Iterable[str | Path]) -> str:
+    """Return the path of the source that reads the tables of these conf folders."""
+    return f"{SCHEME}://{os.pathsep.join(map(str, folders))}"

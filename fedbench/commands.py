@@ -8,7 +8,7 @@ import sys
 
 from fedbench.app.help import SUBCOMMANDS, asked_help
 from fedbench.config.conf_tree import GROUPS, group_options, nearest
-from fedbench.core import collector
+from fedbench.core import gc_pause
 from fedbench.core.command import command
 from fedbench.core.options import require
 
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
         print(asked_help(argv), flush=True)
         return 0
     check_subcommand(argv)
-    with collector.paused():
+    with gc_pause.paused():
         from fedbench.app.launch import launch  # Hydra: half a second that --help need not pay
 
         return launch(argv)

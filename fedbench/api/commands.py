@@ -18,9 +18,9 @@ from fedbench.app import resume as resuming
 from fedbench.app.compose import Composer
 from fedbench.app.single import INTERRUPTED, check_processes, checked, new_folder
 from fedbench.app.sweep import sweep as run_cells
+from fedbench.core.broken_pipe import survive_broken_pipe
 from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError, RunError, require
-from fedbench.core.streams import lasting
 from fedbench.report.runs import find_runs
 from fedbench.simulation.log import notice
 from fedbench.simulation.processes import under_torchrun
@@ -174,7 +174,7 @@ def _in_process() -> Iterator[None]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        with lasting(), interruptible():
+        with survive_broken_pipe(), interruptible():
             yield
     finally:
         sys.path[:] = path

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedbench.config import words
+from fedbench.config import override_text
 from fedbench.config.conf_tree import GROUPS
 from fedbench.core.options import ConfigError, require
 
@@ -119,7 +119,7 @@ def word(key: str, value: Any) -> str:
         return value
     if key in GROUPS and isinstance(value, list):
         return f"[{','.join(word(key, item) for item in value)}]"
-    return words.word(value)
+    return override_text.word(value)
 
 
 def _path(key: str, kind: type) -> str:

@@ -22,7 +22,7 @@ from fedbench.app.loader import COMPLAINTS, VERSION_BASE, Loader, hydra_kept
 from fedbench.app.overrides import check_choice, check_key, check_swept, leaves, unreadable
 from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import GROUPS, conf_dirs, find_conf_dir, group_options, includes_itself, menu, nearest
-from fedbench.config.words import quoted, with_home
+from fedbench.config.override_text import quoted, with_home
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import show
 
@@ -114,7 +114,7 @@ class Composer:
             )
         try:
             with hydra_kept():
-                return _with_good_log(self._load(overrides, RunMode.MULTIRUN if multirun else RunMode.RUN))
+                return _checked_log(self._load(overrides, RunMode.MULTIRUN if multirun else RunMode.RUN))
         except RecursionError as error:
             raise ConfigError(_in_a_circle(self.folders)) from error
         except COMPLAINTS as error:
@@ -165,7 +165,7 @@ def _in_a_circle(folders: list[Path]) -> str:
     return f"options of {folders[-1]} include themselves by their defaults: {circle}"
 
 
-def _with_good_log(full: DictConfig) -> DictConfig:
+def _checked_log(full: DictConfig) -> DictConfig:
     verbose = full.hydra.verbose
     require(
         isinstance(verbose, bool | str) or OmegaConf.is_list(verbose),
@@ -196,6 +196,6 @@ def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
     full = composer.compose(overrides)
-    idle = next((text for text in overrides if text.lstrip("+~").startswith(("resume=", "hydra."))), None)
-    require(idle is None, f"{idle} is for python -m fedbench: it says where a run is, and there is none here")
+    no_effect = next((text for text in overrides if text.lstrip("+~").startswith(("resume=", "hydra."))), None)
+    require(no_effect is None, f"{no_effect} is for python -m fedbench: it says where a run is, and there is none here")
     return with_choices(full, full.hydra)

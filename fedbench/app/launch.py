@@ -23,7 +23,7 @@ from fedbench.app.private_hydra import get_args_parser
 from fedbench.app.single import FAILED, MISTAKE, OK, attempt, check_processes, checked, new_folder
 from fedbench.app.sweep import sweep
 from fedbench.config.conf_tree import conf_dirs, find_conf_dir
-from fedbench.config.words import quoted
+from fedbench.config.override_text import quoted
 from fedbench.core.lock import Busy, writing
 from fedbench.core.options import ConfigError, require
 from fedbench.simulation.log import Output, notice

@@ -19,15 +19,15 @@ from fedbench.app.compose import Composer
 from fedbench.app.overrides import check_choice
 from fedbench.config.check import check
 from fedbench.config.conf_tree import GROUPS, conf_dirs, label_of, nearest
+from fedbench.config.override_text import word
 from fedbench.config.run_keys import RESERVED
 from fedbench.config.targets import foreign, trusted
-from fedbench.config.words import word
 from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.removed import refuse_removed
 from fedbench.core.settings import is_matched, load_config, plain, show, with_home
-from fedbench.simulation.continuing import ABSENT, FREE, KEPT_OR_FREE, check_rounds, rounds_asked
+from fedbench.simulation.resume_checks import ABSENT, FREE, KEPT_OR_FREE, check_rounds, rounds_asked
 from fedbench.simulation.run_folder import CHECKPOINTS, check_files, is_finished
 
 
@@ -38,7 +38,7 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
         ConfigError: The run cannot be resumed, or the overrides ask for another run.
     """
     stored = _read(folder)
-    for group in RESERVED:  # runs of other classes were once named after the option
+    for group in RESERVED:  # older runs name the option even where they build another class
         option, folders = stored["choices"].get(group), conf_dirs(config_dir)
         stored["choices"][group] = label_of(group, option, _target(stored, group), folders)
     composer = Composer(config_dir)

@@ -99,7 +99,8 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
     if starts_again:
         path = _torchruns_folder(path.parent, config)
     fresh = not is_named and not starts_again
-    existing = next(folder for folder in (path, *path.parents)[fresh:] if folder.exists())
+    above = list(path.parents) if fresh else [path, *path.parents]
+    existing = next(folder for folder in above if folder.exists())
     return RunFolder(make_folder(path, fresh).absolute(), existing)
 
 

@@ -21,11 +21,11 @@ from fedbench.app.loader import hydra_kept
 from fedbench.app.private_hydra import Callbacks
 from fedbench.app.single import FAILED, INTERRUPTED, OK, attempt, check_processes, checked, folder_key, make_folder
 from fedbench.app.sweep_table import DONE, outcomes, show_table, stamps
-from fedbench.config.words import quoted
+from fedbench.config.override_text import quoted
+from fedbench.core.broken_pipe import survive_broken_pipe
 from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import WHEREABOUTS, is_matched
-from fedbench.core.streams import lasting
 from fedbench.core.suggest import suggested
 from fedbench.simulation.log import notice
 from fedbench.simulation.processes import under_torchrun
@@ -66,7 +66,7 @@ class Cell:
     quiet: bool
     group: str
 
-    @lasting()
+    @survive_broken_pipe()
     def __call__(self, cfg: DictConfig) -> float:
         """Run the cell that Hydra composed, and return its score for the sweeper; NaN after a failure."""
         hydra = HydraConfig.get()

@@ -1,4 +1,4 @@
-"""Aggregation: the only place where the server combines the uploads of clients into one."""
+"""Means of clients' uploads."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Compression:
         seed: The run's seed.
 
     Attributes:
-        acted: Whether any message was compressed.
+        acted: Whether the operator has been given a message, even if it is an exact one.
     """
 
     def __init__(self, operator: Operator, rows: RowStore, model: FlatModel, seed: int):
@@ -96,9 +96,10 @@ class Compression:
         memory = self._memory(path, context, x.shape[1]) if accumulates and self.operator.memory else None
         if memory is not None:
             residual = residual + memory[context.ids]
-        is_made_up_for = memory is not None or not (accumulates or reference is None)
+        # A later upload repairs this one: by error feedback, or because it replaces it.
+        is_repaired = memory is not None or (reference is not None and not accumulates)
         message, keys = self._message(path, name, x.shape[1], context), self._keys(path, context, context.ids)
-        sent, bits = self._send(self.contracting if is_made_up_for else self.operator, residual, message, keys)
+        sent, bits = self._send(self.contracting if is_repaired else self.operator, residual, message, keys)
         if memory is not None:
             memory[context.ids] = residual - sent
         return Received(self._with_running_statistics(before + sent, x).view(value.shape), in_bytes(bits))

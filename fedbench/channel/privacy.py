@@ -117,7 +117,7 @@ class Privacy:
         )
         if self.calibration == "analytic" and self.clip is not None:
             value = clipped_towards(value, reference, self.clip)
-        counted = context.ids[context.ids < self.releases.num_clients]  # not new clients, which release least
+        counted = context.ids[context.ids < self.releases.num_clients]  # new clients are not in the table
         self.releases[counted] = self.releases[counted] + 1
         if self.ratio == 0:
             return value

@@ -14,7 +14,7 @@ from pkgutil import get_importer
 from typing import Any
 
 from fedbench.config.conf_tree import conf_dirs
-from fedbench.config.words import word
+from fedbench.config.override_text import word
 from fedbench.core.moved import current
 
 

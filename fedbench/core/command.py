@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from fedbench.core.broken_pipe import survive_broken_pipe
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, refused
-from fedbench.core.streams import lasting
 
 
 def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
@@ -22,7 +22,7 @@ def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def entry(argv: list[str] | None = None) -> int:
-        with lasting():
+        with survive_broken_pipe():
             try:
                 return main(list(sys.argv[1:] if argv is None else argv))
             except ConfigError as mistake:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedbench.core.faults import running_layer
+from fedbench.core.error_text import running_layer
 from fedbench.core.options import require
 from fedbench.core.private_torch import BatchNorm
 from fedbench.engine.batch import Batch

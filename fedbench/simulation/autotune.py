@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core import rng
-from fedbench.core.faults import is_raised_here, running_layer
+from fedbench.core.error_text import is_raised_here, running_layer
 from fedbench.core.options import ConfigError, RunError
 from fedbench.core.split import Ragged
 from fedbench.engine.cohort import Cohort

@@ -20,7 +20,7 @@ from fedbench.algorithms.base import Algorithm
 from fedbench.channel.compression import Compression
 from fedbench.channel.privacy import Privacy
 from fedbench.compression.none import NoCompression
-from fedbench.core.faults import describe_error
+from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.rows import RowStore
 from fedbench.core.settings import clients_to_train
@@ -51,7 +51,7 @@ from fedbench.simulation.devices import (
     smaller_for_masks,
 )
 from fedbench.simulation.instantiate import make, part, plain_values, target_of
-from fedbench.simulation.outputs import check_outputs
+from fedbench.simulation.output_checks import check_outputs
 from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, step_fractions
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import declare

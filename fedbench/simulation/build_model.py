@@ -21,7 +21,7 @@ from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import Batched
 from fedbench.nn.program import layers_of
 from fedbench.simulation.instantiate import make, part, target_of
-from fedbench.simulation.outputs import check_parameters
+from fedbench.simulation.output_checks import check_parameters
 
 RESERVED = ("columns", "freeze")  # keys of the group that are not the constructor's
 

@@ -13,7 +13,7 @@ from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
 from fedbench.compression.base import Operator
 from fedbench.config.find_target import find_target
-from fedbench.core.faults import describe_error
+from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import with_home
 from fedbench.data._known import DATASET_KEYS

@@ -39,12 +39,12 @@ def take_part(command: Callable[[], int]) -> int:
         status = command()
     finally:
         with suppress(Stopped, PeerLost):
-            announce(None)
+            broadcast_run(None)
             disconnect()
     return status
 
 
-def announce(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
+def broadcast_run(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
     """Send the config, folder and resume of a run to the other ranks; None: there are no more runs.
 
     Does nothing where this is the only process.

@@ -57,7 +57,8 @@ def set_aside(folder: Path) -> None:
     for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # last, were this to be cut off
         path.rename(old / path.name)
     print(
-        f"{folder} held a run with another config, or one that cannot be read: that one is now {old.name}", flush=True
+        f"{folder} contained a run with another config, or with one that cannot be read: it is now {old.name}",
+        flush=True,
     )
 
 

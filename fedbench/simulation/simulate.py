@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.config.choices import named_classes
-from fedbench.core import collector, signals
+from fedbench.core import gc_pause, signals
 from fedbench.core.files import read_json
 from fedbench.core.lock import writing
 from fedbench.core.settings import config_hash
 from fedbench.simulation.log import Output, logged
-from fedbench.simulation.processes import announce
+from fedbench.simulation.processes import broadcast_run
 from fedbench.simulation.result import score_of
 from fedbench.simulation.run_folder import (
     check_files,
@@ -122,13 +122,13 @@ def simulate(
     remove_leftovers(folder)
     write_status(folder, "running")
     (folder / ERROR).unlink(missing_ok=True)
-    collector.resume()
+    gc_pause.resume()
     cfg = OmegaConf.create(dict(config))
     OmegaConf.set_readonly(cfg, True)
     with logged(folder, output), recorded(folder):
         from fedbench.simulation.simulator import run  # torch
 
-        announce((config, folder, resume))
+        broadcast_run((config, folder, resume))
         origin = {"command": command, "classes": named_classes(config)}
         summary = run(cfg, folder, resume, origin, output)
     write_status(folder, "finished", score_of(summary))

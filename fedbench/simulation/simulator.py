@@ -25,15 +25,15 @@ from fedbench.engine.cohort import Cohort
 from fedbench.simulation import build, checkpoint, evaluate, new_clients
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.build import build as build_callbacks
-from fedbench.simulation.continuing import check_saved
 from fedbench.simulation.environment import synchronize
 from fedbench.simulation.log import Output
 from fedbench.simulation.measured import write_measured
 from fedbench.simulation.partition_files import rewrite_damaged_partition, save_partition
-from fedbench.simulation.reporting import announce, summary
+from fedbench.simulation.resume_checks import check_saved
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.sampling import draw_cohort, evaluated_clients, survivors
-from fedbench.simulation.stopping import StopSignals
+from fedbench.simulation.stop_signals import StopSignals
+from fedbench.simulation.summary import log_start, summary
 from fedbench.tasks import scores
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
     callbacks = build_callbacks(cfg, output) if first else []
     sim = prepare(cfg, run_dir, saved, write=first)
     sim.origin = origin
-    announce(sim)
+    log_start(sim)
     with closing(sim.engine.executor):
         started: list[Callback] = []
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from fedbench.core.faults import describe_error
+from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
 
 Status = Literal["held", "broken", "skipped"]

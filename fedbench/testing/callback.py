@@ -26,7 +26,7 @@ from fedbench.simulation.callbacks.checkpoint import Checkpoint
 from fedbench.simulation.callbacks.tables import Tables
 from fedbench.simulation.instantiate import make
 from fedbench.simulation.run_state import Simulation
-from fedbench.simulation.stopping import StopSignals
+from fedbench.simulation.stop_signals import StopSignals
 from fedbench.testing._cases import composed
 from fedbench.testing._suite import Broken, Report, Suite
 from fedbench.testing._targets import Target, described, path_of

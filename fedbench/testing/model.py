@@ -29,7 +29,7 @@ from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import Batched
 from fedbench.simulation import autotune, build
 from fedbench.simulation.build_model import model as build_model
-from fedbench.simulation.outputs import check_outputs
+from fedbench.simulation.output_checks import check_outputs
 from fedbench.testing import _probes as probes
 from fedbench.testing._cases import composed
 from fedbench.testing._federation import CPU, PLANS, Shape, all_clients, engine_on, ragged

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.faults import describe_error
+from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.split import Ragged, Split
 from fedbench.data.base import TEST, TRAIN, Arrays

@@ -15,7 +15,7 @@ from fedbench.app import single
 from fedbench.core import signals
 from fedbench.core.files import read_json
 from fedbench.simulation.simulate import recorded
-from fedbench.simulation.stopping import StopSignals
+from fedbench.simulation.stop_signals import StopSignals
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = [getattr(signal, name) for name in signals.STOPPING]

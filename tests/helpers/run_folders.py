@@ -8,7 +8,7 @@ import yaml
 
 from fedbench.config.conf_tree import target_of
 from fedbench.simulation.callbacks.tables import Tables
-from fedbench.simulation.reporting import write_summary
+from fedbench.simulation.summary import write_summary
 
 BASE = np.array([0.5, 0.6, 0.7, 0.8])  # of four clients at round 1
 

@@ -14,7 +14,7 @@ from fedbench.data.synthetic_dialogue import SyntheticDialogue
 from fedbench.models.recurrent import GRU, LSTM, Recurrent
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build
-from fedbench.simulation.outputs import check_outputs
+from fedbench.simulation.output_checks import check_outputs
 
 SHAPE = {"text": (5,)}
 KINDS = {"lstm": LSTM, "gru": GRU}

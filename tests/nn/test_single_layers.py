@@ -22,7 +22,7 @@ from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.forward import Batched
 from fedbench.nn.program import Layers
-from fedbench.simulation.outputs import check_outputs
+from fedbench.simulation.output_checks import check_outputs
 
 K, B = 3, 5
 ADAPTERS: dict[str, Any] = {

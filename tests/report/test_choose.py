@@ -17,8 +17,8 @@ from fedbench.report.command import main
 from fedbench.report.runs import find_runs
 from fedbench.report.table import Spread
 from fedbench.simulation.callbacks.tables import Tables
-from fedbench.simulation.reporting import write_summary
 from fedbench.simulation.simulator import run
+from fedbench.simulation.summary import write_summary
 
 NAN = float("nan")
 VAL = {0.1: [0.9, 0.5, 0.6, 0.2], 0.5: [0.8, 0.5, 0.7, 0.6], 2: [0.8, 0.1, 0.9, 0.6]}  # averages 0.55, 0.65, 0.6

@@ -15,9 +15,9 @@ from fedbench.core.suggest import suggested
 from fedbench.data.base import Arrays
 from fedbench.engine.federation import Federation
 from fedbench.report.paper import commands
-from fedbench.simulation.reporting import what_is_learned
 from fedbench.simulation.simulator import run
 from fedbench.simulation.status import resume_command
+from fedbench.simulation.summary import what_is_learned
 from fedbench.simulation.summary_text import clauses, ending, next_lines
 
 OPTIONS = [

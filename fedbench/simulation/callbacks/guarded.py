@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbench.core.faults import describe_error
+from fedbench.core.error_text import describe_error
 from fedbench.simulation.callbacks.base import Callback, Status
 
 if TYPE_CHECKING:

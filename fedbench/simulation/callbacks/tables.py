@@ -15,7 +15,7 @@ import numpy as np
 from fedbench.core.digests import Mark
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.csv_table import CsvTable, truncate_bytes
-from fedbench.simulation.reporting import output_marks, seal, summary, write_summary
+from fedbench.simulation.summary import output_marks, seal, summary, write_summary
 from fedbench.tasks import scores
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fedbench.core.nested import flatten
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.wandb_names import run_names, wandb_mode
 from fedbench.simulation.csv_table import last_rows, read_rows
-from fedbench.simulation.reporting import json_values
+from fedbench.simulation.summary import json_values
 
 if TYPE_CHECKING:
     from fedbench.simulation.run_state import Simulation

@@ -12,7 +12,7 @@ from tiny import on_disk_first
 from fedbench.report.runs import Run, read_columns
 from fedbench.simulation.callbacks.tables import Tables
 from fedbench.simulation.csv_table import read_rows
-from fedbench.simulation.reporting import write_summary
+from fedbench.simulation.summary import write_summary
 
 
 def opened(folder: Path, done: int = 0) -> Tables:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.faults import describe_error
+from fedbench.core.error_text import describe_error
 from fedbench.core.nested import map_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs

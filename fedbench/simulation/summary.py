@@ -27,7 +27,7 @@ MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # limits of names printed a
 OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
 
 
-def announce(sim: Simulation) -> None:
+def log_start(sim: Simulation) -> None:
     """Say what is about to run and what it may take in memory."""
     engine, federation = sim.engine, sim.engine.federation
     if sim.done:

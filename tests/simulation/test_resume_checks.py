@@ -14,7 +14,7 @@ from fedbench.config.check import check
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain, save_config
-from fedbench.simulation.continuing import changed, check_rounds, check_saved, rounds_asked
+from fedbench.simulation.resume_checks import changed, check_rounds, check_saved, rounds_asked
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,9 @@ def test_a_run_that_nobody_reads_is_finished_and_drawn(tmp_path: Path) -> None:
 
 PRINTING = """
 import os, sys
-from fedbench.core.streams import lasting
+from fedbench.core.broken_pipe import survive_broken_pipe
 
-@lasting()
+@survive_broken_pipe()
 def main():
     for _ in range(3):
         print("x" * 100_000, flush=True)

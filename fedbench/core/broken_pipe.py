@@ -14,7 +14,7 @@ from typing import Any, TextIO
 LOST = (errno.EPIPE, errno.EIO, errno.EBADF)  # the reader, the terminal or the descriptor is gone
 
 
-class _Lasting(io.FileIO):
+class _Descriptor(io.FileIO):
     """A descriptor that discards output once its reader is gone."""
 
     def write(self, data: Any) -> int:
@@ -23,19 +23,19 @@ class _Lasting(io.FileIO):
         except OSError as error:
             if error.errno not in LOST:
                 raise
-            _lead_nowhere(self.fileno())
+            _redirect_to_devnull(self.fileno())
             return len(data)
 
 
 @contextmanager
-def lasting() -> Iterator[None]:
+def survive_broken_pipe() -> Iterator[None]:
     """Let the block finish even if nobody reads its output: the rest is dropped.
 
     sys.stdout and sys.stderr are restored after the block.  Files and streams without a descriptor of the process (in a
     notebook or a test) are left alone, so that a full disk is an error.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _lasting(sys.stdout, 1), _lasting(sys.stderr, 2)
+    sys.stdout, sys.stderr = _wrapped(sys.stdout, 1), _wrapped(sys.stderr, 2)
     try:
         yield
     finally:
@@ -45,22 +45,22 @@ def lasting() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _lasting(stream: Any, fd: int) -> TextIO:
+def _wrapped(stream: Any, fd: int) -> TextIO:
     if stream is None:  # a closed descriptor, whose number the next opened file would get
         try:
             os.fstat(fd)
         except OSError:
-            _lead_nowhere(fd)
+            _redirect_to_devnull(fd)
         return open(os.devnull, "w", encoding="utf-8")
     if type(stream) is not io.TextIOWrapper or stream.fileno() != fd or stat.S_ISREG(os.fstat(fd).st_mode):
         return stream
     with suppress(OSError):
         stream.flush()
-    raw = io.BufferedWriter(_Lasting(fd, "w", closefd=False))
+    raw = io.BufferedWriter(_Descriptor(fd, "w", closefd=False))
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
 
 
-def _lead_nowhere(fd: int) -> None:
+def _redirect_to_devnull(fd: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     if nowhere != fd:
         os.dup2(nowhere, fd)

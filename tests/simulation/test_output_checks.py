@@ -17,7 +17,7 @@ from fedbench.config.check import check
 from fedbench.core.options import ConfigError
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build, simulator
-from fedbench.simulation.outputs import check_outputs
+from fedbench.simulation.output_checks import check_outputs
 
 CLASSES = 3
 
@@ -195,9 +195,9 @@ def engine(name: str, **keys: Any) -> Any:
         (
             "Misfit",
             r"cannot compute 5 training samples of shape \(1, 4, 4\): RuntimeError: .*16.*"
-            r"\(in head, a Linear; test_outputs\.py, line \d+\)",
+            r"\(in head, a Linear; test_output_checks\.py, line \d+\)",
         ),
-        ("Broken", r"cannot be built: RuntimeError: no such thing in the table \(test_outputs\.py, line \d+\)"),
+        ("Broken", r"cannot be built: RuntimeError: no such thing in the table \(test_output_checks\.py, line \d+\)"),
         ("Uninitialized", r"cannot be built: AttributeError: cannot assign module before"),
         ("number", r"builds an object of type int, expected a torch\.nn\.Module"),
     ],
@@ -419,7 +419,7 @@ def test_what_needs_no_torch_is_said_by_the_configuration(override: str, words: 
     "name, words",
     [
         ("Source", r"load\(\) returns an object of type int, expected fedbench\.data\.base\.Arrays"),
-        ("Unreadable", r"cannot load its data: OSError: cannot read it \(test_outputs\.py, line \d+\)"),
+        ("Unreadable", r"cannot load its data: OSError: cannot read it \(test_output_checks\.py, line \d+\)"),
         ("nothing", r"makes an object of type dict, expected a data source, which has load\(\)"),
     ],
 )

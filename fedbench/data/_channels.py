@@ -45,14 +45,5 @@ def lacking(lack: str | None, channels: Sequence[str], clients: int | None) -> L
     """The `fit` for the option `lack`, one of the channels' names; None where nothing is lacking."""
     if lack is None:
         return None
-    require(lack in channels, f"dataset.lack={lack!r} is none of dataset.channels, {', '.join(channels)}")
+    require(lack in channels, f"dataset.lack={lack!r} is none of the modalities {', '.join(channels)}")
     return Lacking(list(channels).index(lack), clients)
-
-
-def picked(channels: Sequence[str] | None, known: Sequence[str]) -> list[int]:
-    """The numbers of the channels that are used, in the order named; None: all."""
-    channels = list(known if channels is None else channels)
-    odd = [name for name in channels if name not in known]
-    fine = bool(channels) and not odd and len(set(channels)) == len(channels)
-    require(fine, f"dataset.channels must name some of {', '.join(known)}, each once, got {channels}")
-    return [list(known).index(name) for name in channels]

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedbench.core.options import ConfigError
-from fedbench.core.rng import generator
 from fedbench.data.base import TEST, TRAIN, Arrays
 
 log = logging.getLogger("fedbench.data")
@@ -56,14 +55,6 @@ def windows(speaker: str, text: str, length: int, stride: int, test: float) -> W
     numbers = encoded(text)
     start, split = cut(max(0, len(numbers) - length), length, stride, test)
     return Windows(speaker, numbers[start[:, None] + np.arange(length)], numbers[start + length], split)
-
-
-def drawn(sizes: Sequence[int], share: float, seed: int) -> list[int]:
-    """Speakers, in their order: drawn one after the other until they hold this share of all windows."""
-    order = generator(seed, "speakers").permutation(len(sizes))
-    held = np.cumsum(np.asarray(sizes)[order])
-    enough = int(np.searchsorted(held, share * held[-1] - 1e-9)) + 1
-    return sorted(order[:enough].tolist())
 
 
 def arrays_of(speakers: Sequence[Windows], source: str) -> Arrays:

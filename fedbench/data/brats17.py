@@ -7,7 +7,7 @@ It holds <scan>_flair.nii.gz, _t1, _t1ce and _t2, [H, W, D] each, and the mask <
 
 Scans are turned to one orientation (right, front, top) before they are cut.  Any part of a tumour is 1 in the mask.  A
 patch has size x size pixels around the tumour, in the slice where the tumour is largest, shifted to lie inside the
-scan.  It is standardized over the voxels that are not 0 and clipped at `clip` deviations, which become 1.
+scan.  It is standardized over the voxels that are not 0 and clipped at 3 deviations, which become 1.
 mode=official is pFedNet's code: every modality is a sample of its natural silo, for partition=domain_counts.  Its
 channels are three neighbouring slices, standardized over the patch, with the mask of the first slice.
 Departs from that code: scans are turned to one orientation; the centre is moved inwards where a neighbouring slice
@@ -23,13 +23,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedbench.core.constant import is_constant
-from fedbench.core.options import Count, Positive, require
-from fedbench.data._channels import lacking, picked
+from fedbench.core.options import Count, require
+from fedbench.data._channels import lacking
 from fedbench.data._files import cached, fingerprint
 from fedbench.data._volumes import read_nifti, require_one_space
 from fedbench.data.base import Arrays
 
 MODALITIES = ("flair", "t1", "t1c", "t2")
+CLIP = 3.0  # standard deviations that become 1
 VERSION = 3  # of the cached patches; patches of older versions are cut again
 FILES = ("flair", "t1", "t1ce", "t2")  # names of the modalities in BraTS
 LAYOUTS = "imagesTr and labelsTr (the Decathlon's Task01), or HGG and LGG with files *_seg.nii.gz (BraTS 2017)"
@@ -59,7 +60,7 @@ class Scan(NamedTuple):
 class BraTS17:
     """inputs [n, channels, size, size] float32 in [-1, 1]; targets [n, size, size], 0 or 1.
 
-    mode: slice, or official, above.  channels: which modalities; None: all.  lack, lack_clients: data/_channels.py.
+    mode: slice, or official, above.  lack, lack_clients: see data/_channels.py.
     """
 
     def __init__(
@@ -68,23 +69,19 @@ class BraTS17:
         path: str | None = None,
         size: Count = 64,
         mode: Literal["slice", "official"] = "slice",
-        channels: list[str] | None = None,
         lack: str | None = None,
         lack_clients: Count | None = 2,
-        clip: Positive = 3.0,
     ):
-        self.data_dir, self.path, self.size, self.mode, self.clip = data_dir, path, size, mode, clip
-        self.channels = picked(channels, MODALITIES)
-        self.names = [MODALITIES[m] for m in self.channels]
-        official = mode == "official"
-        require(not (official and lack), "dataset.lack needs modalities as channels, not dataset.mode=official")
-        self.fit = lacking(lack, self.names, lack_clients)
+        self.data_dir, self.path, self.size, self.mode = data_dir, path, size, mode
+        whole = mode == "slice" or lack is None
+        require(whole, "dataset.lack needs modalities as channels, not dataset.mode=official")
+        self.fit = lacking(lack, MODALITIES, lack_clients)
 
     def load(self) -> Arrays:
         """Cut the patches, or read them from the cache; ConfigError where files are missing or damaged."""
         require(self.path is not None, f"dataset=brats17 needs dataset.path=<a folder that holds {LAYOUTS}>")
         scans = _scans(Path(str(self.path)))
-        options = (VERSION, self.size, self.mode, self.channels, self.clip)
+        options = (VERSION, self.size, self.mode, [0, 1, 2, 3], CLIP)  # older versions could select channels
         files = [fingerprint(path) for scan in scans for path in (*scan.images, scan.mask)]
         cut = cached(self.data_dir, "brats17", (files, options), lambda: self._cut(scans))
         official = self.mode == "official"
@@ -95,8 +92,8 @@ class BraTS17:
             num_classes=2,
             task="segmentation",
             class_names=["background", "tumour"],
-            domain=np.arange(len(cut["inputs"])) % len(self.channels) if official else None,
-            domain_names=self.names if official else None,
+            domain=np.arange(len(cut["inputs"])) % len(MODALITIES) if official else None,
+            domain_names=list(MODALITIES) if official else None,
             fit=self.fit,
         ).check()
 
@@ -110,7 +107,7 @@ class BraTS17:
             x, y = (self._span(tumour.sum(axes), self.size) for axes in ((1, 2), (0, 2)))
             z = int(tumour.sum((0, 1)).argmax())
             make: Callable = self._neighbours if self.mode == "official" else self._slice
-            for patch, target in make(volume[x, y][..., self.channels], tumour[x, y], z):
+            for patch, target in make(volume[x, y], tumour[x, y], z):
                 inputs.append(patch)
                 targets.append(target)
         return {"inputs": np.stack(inputs).astype(np.float32), "targets": np.stack(targets).astype(np.uint8)}
@@ -140,7 +137,7 @@ class BraTS17:
         inside = patch[where]
         if not len(inside) or is_constant(inside.mean(dtype=np.float64), inside.var(dtype=np.float64), len(inside)):
             return np.zeros_like(patch)
-        return ((patch - inside.mean()) / inside.std() / self.clip).clip(-1, 1) * where
+        return ((patch - inside.mean()) / inside.std() / CLIP).clip(-1, 1) * where
 
 
 def _scans(folder: Path) -> list[Scan]:

@@ -10,17 +10,19 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import Count, Pair, Positive, Seed, Share, require
+from fedbench.core.options import Count, Pair, Seed, require
 from fedbench.data._table import Scale, ScaleFit, TableFit
 from fedbench.data.base import Arrays
+
+INFORMATIVE = 12  # features that tell the classes apart, in two clusters a class; the others are noise
+SEPARATION = 0.8  # half the side of the cube at whose corners the clusters are
+MISSING = 0.02  # share of cells without a value
 
 
 class Clinical:
     """inputs [n, features], one with the constant more; targets 0 or 1, of which there are exactly `positive`.
 
-    informative: features that tell the classes apart, in two clusters a class; the others are noise.  separation: half
-    the side of the cube at whose corners clusters are.  missing: share of cells without a value.  scale_fit, scale,
-    fill, constant: see data/_table.py.  seed: of the generator.
+    scale_fit, scale, fill, constant: see data/_table.py.  seed: of the generator.
     """
 
     def __init__(
@@ -28,9 +30,6 @@ class Clinical:
         n: Count = 716,
         features: Pair = 58,
         positive: Count = 51,
-        informative: Pair = 12,
-        separation: Positive = 0.8,
-        missing: Share = 0.02,
         scale_fit: ScaleFit = "train",
         scale: Scale = "max_abs",
         fill: Literal["mean", "zero"] = "zero",
@@ -38,9 +37,8 @@ class Clinical:
         seed: Seed = 0,
     ):
         require(positive < n, f"dataset.positive={positive} must be less than dataset.n={n}")
-        require(informative <= features, f"dataset.informative={informative} is more than dataset.features={features}")
-        self.n, self.features, self.positive = n, features, positive
-        self.informative, self.separation, self.missing, self.seed = informative, separation, missing, seed
+        require(features >= INFORMATIVE, f"dataset.features={features} must be at least {INFORMATIVE}")
+        self.n, self.features, self.positive, self.seed = n, features, positive, seed
         self.fit = TableFit((0,) * features, False, scale_fit, scale, fill, constant)
 
     def load(self) -> Arrays:
@@ -51,9 +49,9 @@ class Clinical:
         x, y = make_classification(
             n_samples=2 * each,
             n_features=self.features,
-            n_informative=self.informative,
+            n_informative=INFORMATIVE,
             n_redundant=0,
-            class_sep=self.separation,
+            class_sep=SEPARATION,
             flip_y=0,
             random_state=self.seed,
         )  # [2 each, features], [2 each]
@@ -62,7 +60,7 @@ class Clinical:
         )
         kept.sort()  # as generated: shuffled
         rng = np.random.default_rng(self.seed)
-        x = np.where(rng.random((self.n, self.features)) < self.missing, np.nan, x[kept])
+        x = np.where(rng.random((self.n, self.features)) < MISSING, np.nan, x[kept])
         return Arrays(
             inputs=x,
             targets=y[kept].astype(np.int64),

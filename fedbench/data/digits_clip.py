@@ -44,7 +44,7 @@ def draw(grey: np.ndarray, colours: np.ndarray, styles: np.ndarray, rng: np.rand
 
 
 class DigitsCLIP:
-    """style: one of the five, or all: a natural silo each.  classes: 30 coloured digits, or the 10 digits.
+    """style: one of the five, or all: a natural silo each.
 
     label_pairing: official_bug, with style=all, repeats the mistakes told in domain_sets.py.
     """
@@ -52,10 +52,9 @@ class DigitsCLIP:
     def __init__(
         self,
         style: Literal["noisy", "clean", "negative", "faded", "rotated", "all"] = "noisy",
-        classes: Literal[30, 10] = 30,
         label_pairing: Literal["correct", "official_bug"] = "correct",
     ):
-        self.style, self.classes, self.label_pairing = style, classes, label_pairing
+        self.style, self.label_pairing = style, label_pairing
 
     def load(self) -> Arrays:
         """The arrays described above."""
@@ -69,13 +68,13 @@ class DigitsCLIP:
         images = [
             draw(grey, np.full(len(grey), c), np.full(len(grey), s), np.random.default_rng([1, c, s])) for c, s in cells
         ]
-        targets = [10 * c + label if self.classes == 30 else label for c, _ in cells]
+        targets = [10 * c + label for c, _ in cells]
         arrays = Arrays(
             np.concatenate(images),
             np.concatenate(targets),
             np.tile(np.where(test, TEST, TRAIN).astype(np.int8), len(cells)),
-            self.classes,
-            class_names=[f"{c} {d}" for c in COLOURS for d in DIGITS] if self.classes == 30 else list(DIGITS),
+            30,
+            class_names=[f"{c} {d}" for c in COLOURS for d in DIGITS],
         )
         if self.style == "all":
             arrays.domain = np.repeat(np.arange(len(STYLES)), 3 * len(label))

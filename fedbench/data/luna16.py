@@ -26,46 +26,54 @@ from fedbench.data._volumes import Volume, read_mhd
 from fedbench.data.base import Arrays
 
 MASKS = re.compile(r"^seg|mask", re.IGNORECASE)  # folders that hold no scans
+TABLES = ("candidates.csv", "candidates_V2.csv")
+CHANNELS = 3
 COLUMNS = ("seriesuid", "coordX", "coordY", "coordZ", "class")
 
 
 class Luna16:
-    """inputs [n, channels, size, size] float32 in [-1, 1]; targets 0 or 1 (a nodule); a scan is a subject.
+    """inputs [n, 3, size, size] float32 in [-1, 1]; targets 0 or 1 (a nodule); a scan is a subject.
 
-    window: Hounsfield units that become -1 and 1.  size: pixels a side.  channels: copies of the patch, for models of
-    colour images.  balance: as many others as nodules, drawn by seed.  by_patient: a scan is never both trained and
-    tested on.
+    The three channels are copies, for models of colour images.
+
+    Args:
+        data_dir: Folder of the cache.
+        path: Folder with the table of candidates and the scans.
+        window: Hounsfield units that become -1 and 1.
+        size: Pixels a side.
+        balance: Whether to draw as many others as nodules.
+        by_patient: Whether a scan is never both trained and tested on.
+        seed: Seed of the draw.
     """
 
     def __init__(
         self,
         data_dir: str,
         path: str | None = None,
-        candidates: str = "candidates.csv",
         window: list[float] | None = None,
         size: Count = 32,
-        channels: Count = 3,
         balance: bool = True,
         by_patient: bool = False,
         seed: Seed = 0,
     ):
-        self.data_dir, self.path, self.candidates = data_dir, path, candidates
+        self.data_dir, self.path = data_dir, path
         self.window = [-1000.0, 400.0] if window is None else list(window)
         fine = len(self.window) == 2 and self.window[0] < self.window[1]
         require(fine, f"dataset.window={self.window} must be two numbers, the lower first")
-        self.size, self.channels, self.balance, self.by_patient, self.seed = size, channels, balance, by_patient, seed
+        self.size, self.balance, self.by_patient, self.seed = size, balance, by_patient, seed
 
     def load(self) -> Arrays:
         """Cut the patches, or read them from the cache; ConfigError where files are missing or damaged."""
         require(self.path is not None, "dataset=luna16 needs dataset.path=<the folder with candidates.csv and scans>")
         folder = Path(str(self.path))
-        table = folder / self.candidates
-        require(table.is_file(), f"{table} is not there: dataset.candidates names the CSV file of candidates")
+        table = next((path for name in TABLES if (path := folder / name).is_file()), None)
+        if table is None:
+            raise ConfigError(f"dataset.path={folder} must hold {' or '.join(TABLES)}, and neither is there")
         scans = _scans(folder)
         options = (self.window, self.size, self.balance, self.seed)
         key = (fingerprint(table), [fingerprint(p) for p in scans.values()], options)
         kept = cached(self.data_dir, "luna16", key, lambda: self._cut(table, scans))
-        patches = np.repeat(kept["patches"][:, None], self.channels, 1)  # [n, channels, size, size]
+        patches = np.repeat(kept["patches"][:, None], CHANNELS, 1)  # [n, 3, size, size]
         return Arrays(
             inputs=patches,
             targets=kept["targets"],

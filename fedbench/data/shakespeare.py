@@ -2,7 +2,7 @@
 
 Three plays come with fedbench (plays/SOURCE.md).  path names more: a folder of LEAF's JSON files, the complete works in
 one file, or a folder of plays (_plays.py).  Departs from LEAF: other characters than its 80, which it numbers -1, are
-spaces; share leaves speakers whole; they are in the order of the text.
+spaces.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, Fraction, Interior, Natural, require
+from fedbench.core.options import ConfigError, Count, Interior, Natural, require
 from fedbench.data._plays import plays_of, words
-from fedbench.data._speech import Windows, arrays_of, cut, drawn, encoded, windows
+from fedbench.data._speech import Windows, arrays_of, cut, encoded, windows
 from fedbench.data.base import TEST, TRAIN, Arrays
 
 BUNDLED = Path(__file__).parent / "plays"
@@ -31,8 +31,7 @@ class Shakespeare:
     path: null for the plays that come with fedbench; a file or a folder, see above.  length: characters of a window; of
     LEAF's files, which have 80, the last ones.  stride: characters from one window to the next; 1 uses all.  test:
     share of a speaker's windows, its last ones, that is tested on, where LEAF has not cut into train and test.
-    share: of all windows, by drawing speakers with seed (LEAF's --sf).  min_samples: windows at stride 1 that a speaker
-    so drawn has at least (LEAF's -k).
+    min_samples: windows at stride 1 that a speaker has at least (LEAF's -k).
     """
 
     def __init__(
@@ -42,12 +41,10 @@ class Shakespeare:
         stride: Count = 1,
         test: Interior = 0.2,
         min_samples: Natural = 0,
-        share: Fraction = 1.0,
-        seed: Natural = 0,
     ):
         self.path = BUNDLED if path is None else Path(path)
         self.length, self.stride, self.test = length, stride, test
-        self.min_samples, self.share, self.seed = min_samples, share, seed
+        self.min_samples = min_samples
 
     def load(self) -> Arrays:
         """Read the texts; ConfigError where there are none, or nobody says enough."""
@@ -61,19 +58,17 @@ class Shakespeare:
 
     def _of(self, speakers: Iterator[tuple[Any, ...]]) -> Arrays:
         """Speakers as (name, words), (name, text, target) or with the split that LEAF made."""
-        known, sizes = [], []
-        for one in speakers:
-            size = len(one[1]) - self.length if isinstance(one[1], str) else len(one[1])
-            if size > 0:
-                known.append(one)
-                sizes.append(size)
-        kept = [i for i in drawn(sizes, self.share, self.seed) if sizes[i] >= self.min_samples] if sizes else []
+        kept = [one for one in speakers if self._count(one[1]) >= max(self.min_samples, 1)]
         require(
             bool(kept),
             f"{SOURCE}: no speaker in {self.path} has dataset.min_samples={self.min_samples:,} windows of "
             f"{self.length} characters",
         )
-        return arrays_of([self._windows(*known[i]) for i in kept], SOURCE)
+        return arrays_of([self._windows(*one) for one in kept], SOURCE)
+
+    def _count(self, text: str | np.ndarray) -> int:
+        """Return the number of windows at stride 1 of a speaker's words, or of windows that LEAF has cut."""
+        return len(text) - self.length if isinstance(text, str) else len(text)
 
     def _windows(
         self, name: str, text: Any, target: np.ndarray | None = None, split: np.ndarray | None = None

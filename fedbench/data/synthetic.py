@@ -8,13 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import Count, Natural, NonNegative, Pair, Share, require
+from fedbench.core.options import Count, Natural, Pair, require
 from fedbench.data._images import half
-from fedbench.data.base import TEST, TRAIN, Arrays
+from fedbench.data.base import TRAIN, Arrays
 
 QUESTION = 6  # tokens per question
 WORDS = 16  # vocabulary
 QUESTIONS = 9  # about an image, of kind questions
+NOISE = 0.3  # standard deviation of what is added to the teacher's scores or to an image
 BLOCK = 1024  # pictures with masks that are generated at a time
 PICTURES = ("images", "segmentation", "dict", "questions")  # kinds whose inputs are pictures
 
@@ -27,8 +28,7 @@ class Synthetic:
     valid classes).
 
     n: samples.  shape: of one input ([F], or [channels, height, width]); None: [20], or [1, 8, 8].
-    num_domains: natural silos (0: none); linear features and images differ between them.  noise: how much is
-    added to the teacher's scores or to the image, 0 for a clean set.  test_share: samples published as test.
+    num_domains: natural silos (0: none); linear features and images differ between them.
     """
 
     def __init__(
@@ -40,8 +40,6 @@ class Synthetic:
         num_classes: Pair = 4,
         shape: list[int] | None = None,
         num_domains: Natural = 0,
-        noise: NonNegative = 0.3,
-        test_share: Share = 0.0,
         seed: Natural = 0,
     ):
         require(
@@ -49,7 +47,7 @@ class Synthetic:
             f"dataset.kind=classmask needs dataset.num_domains >= 2, got {num_domains}",
         )
         self.kind, self.n, self.num_classes, self.num_domains = kind, n, num_classes, num_domains
-        self.noise, self.test_share, self.seed = noise, test_share, seed
+        self.seed = seed
         self.shape: tuple[int, ...] = tuple(shape) if shape else ((1, 8, 8) if kind in PICTURES else (20,))
         require(
             len(self.shape) == 3 or kind not in PICTURES,
@@ -62,7 +60,6 @@ class Synthetic:
         domain = np.arange(self.n) % self.num_domains if self.num_domains else None
         arrays: Arrays = getattr(self, f"_{self.kind}")(rng, domain)
         arrays.domain = domain
-        arrays.split[: round(self.n * self.test_share)] = TEST
         return arrays.check()
 
     def _arrays(self, inputs: np.ndarray | dict[str, np.ndarray], targets: np.ndarray, task: str) -> Arrays:
@@ -77,7 +74,7 @@ class Synthetic:
         x = rng.standard_normal((self.n, features))  # [n, F]
         if domain is not None:
             x += rng.standard_normal((self.num_domains, features))[domain] / 2
-        scores = x @ teacher + self.noise * rng.standard_normal((self.n, self.num_classes))
+        scores = x @ teacher + NOISE * rng.standard_normal((self.n, self.num_classes))
         return x.astype(np.float32).reshape(self.n, *self.shape), scores
 
     def _linear(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
@@ -107,7 +104,7 @@ class Synthetic:
         coarse = rng.random((self.num_classes, self.shape[0], 4, 4))
         rows, cols = (np.arange(side) * 4 // side for side in self.shape[1:])
         pattern = coarse[:, :, rows[:, None], cols]  # [C, channels, height, width]
-        images = pattern[labels] + self.noise * rng.standard_normal((len(labels), *self.shape))
+        images = pattern[labels] + NOISE * rng.standard_normal((len(labels), *self.shape))
         return np.clip(images, 0, 1)
 
     def _images(self, rng: np.random.Generator, domain: np.ndarray | None) -> Arrays:
@@ -130,7 +127,7 @@ class Synthetic:
             down, right = rows - top[block, None, None], cols - left[block, None, None]
             inside = (down >= 0) & (down < height // 2) & (right >= 0) & (right < width // 2)  # [b, H, W]
             mask = inside * label[block, None, None]
-            grey = mask / self.num_classes + self.noise / 4 * rng.standard_normal(mask.shape)
+            grey = mask / self.num_classes + NOISE / 4 * rng.standard_normal(mask.shape)
             masks[block], images[block] = mask, (np.clip(grey, 0, 1) * 255).astype(np.uint8)[:, None]
         return self._arrays(images, masks, "segmentation")
 

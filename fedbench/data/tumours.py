@@ -21,9 +21,9 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from fedbench.core.constant import deviation
-from fedbench.core.options import Count, Natural, NonNegative, Positive, require
+from fedbench.core.options import Count, Natural, require
 from fedbench.data import _atlas
-from fedbench.data._channels import lacking, picked
+from fedbench.data._channels import lacking
 from fedbench.data.base import Arrays
 
 MODALITIES = ("flair", "t1", "t1c", "t2")
@@ -36,94 +36,78 @@ RIM = np.array(         [0.80, 0.60, 1.30, 0.75])  # fmt: skip
 OEDEMA = np.array(      [0.95, 0.62, 0.65, 0.85])  # fmt: skip
 SPOT = np.array(        [0.95, 0.80, 0.82, 0.85])  # of white matter, no tumour  # fmt: skip
 VESSEL = np.array(      [0.50, 0.80, 1.25, 0.40])  # fmt: skip
-PARTS = ("background", "core", "rim", "oedema")
+NOISE = 0.1  # standard deviation, where white matter in T1 is 0.95
+CONTRAST = 0.45  # least factor by which a tumour is blended in
+CLIP = 3.0  # standard deviations that become 1
 
 
 class Tumours:
-    """inputs [n, channels, S, S] float32 in [-1, 1], 0 outside the brain; targets [n, S, S] uint8.
+    """inputs [n, 4, S, S] float32 in [-1, 1], 0 outside the brain; targets [n, S, S] uint8, 1 in a tumour.
 
-    n: scans.  size: S.  labels: whole (1: any part of the tumour) or parts (1 core, 2 rim, 3 oedema).  channels: which
-    modalities a scan has; None: all four.  single_modality: scan i shows modality i % M alone, which is its natural
-    silo (for partition=domain and partition=domain_counts).  lack, lack_clients: see data/_channels.py.
-    sites: hospitals as natural silos, whose scanners differ in contrast, noise and bias and whose tumours in size; 0:
-    one scanner.  noise: standard deviation, where white matter in T1 is 0.95.  contrast: the least factor, in [0, 1],
-    by which a tumour is blended in.  clip: standard deviations that become 1.  seed: of everything.  anatomy: below the
-    tumours; mni152 needs nilearn.
+    Args:
+        n: Number of scans.
+        size: S.
+        lack: Modality that is missing at the first clients, see data/_channels.py.
+        lack_clients: How many clients miss it; None: all.
+        sites: Hospitals as natural silos.  Their scanners differ in contrast, noise and bias, their tumours in size.
+        seed: Seed of all draws.
+        anatomy: Source of the tissue; mni152 needs nilearn.
     """
 
     def __init__(
         self,
         n: Count = 400,
         size: Count = 64,
-        labels: Literal["whole", "parts"] = "whole",
-        channels: list[str] | None = None,
-        single_modality: bool = False,
         lack: str | None = None,
         lack_clients: Count | None = 2,
         sites: Natural = 0,
-        noise: NonNegative = 0.1,
-        contrast: NonNegative = 0.45,
-        clip: Positive = 3.0,
         seed: Natural = 0,
         anatomy: Literal["generated", "mni152"] = "generated",
     ):
-        self.n, self.size, self.labels, self.single_modality = n, size, labels, single_modality
-        self.channels = picked(channels, MODALITIES)
-        names = [MODALITIES[m] for m in self.channels]
-        require(not (single_modality and sites), "dataset.single_modality and dataset.sites both name natural silos")
-        require(not (single_modality and lack), "dataset.lack needs several channels, not dataset.single_modality")
-        require(contrast <= 1, f"dataset.contrast={contrast} must be in [0, 1]")
         require(size >= 16, f"dataset.size={size} must be at least 16 pixels")
-        self.names, self.fit = names, lacking(lack, names, lack_clients)
-        self.sites, self.noise, self.contrast, self.clip, self.seed = sites, noise, contrast, clip, seed
-        self.anatomy = anatomy
+        self.n, self.size, self.sites, self.seed, self.anatomy = n, size, sites, seed, anatomy
+        self.fit = lacking(lack, MODALITIES, lack_clients)
 
     def load(self) -> Arrays:
         """Generate the set; ConfigError where its anatomy is not installed."""
         atlas = _atlas.mni152() if self.anatomy == "mni152" else None
-        scans = np.empty((self.n, len(self.channels), self.size, self.size), np.float32)
+        scans = np.empty((self.n, len(MODALITIES), self.size, self.size), np.float32)
         masks = np.empty((self.n, self.size, self.size), np.uint8)
         for i in range(self.n):
             site = i % self.sites if self.sites else None
-            scan, masks[i] = self._scan(np.random.default_rng([self.seed, i]), site, atlas)
-            scans[i] = scan[self.channels]
-        domain = np.arange(self.n) % self.sites if self.sites else None
-        names = [f"site {s}" for s in range(self.sites)] if self.sites else None
-        if self.single_modality:
-            domain, names = np.arange(self.n) % len(self.channels), self.names
-            scans = np.take_along_axis(scans, domain[:, None, None, None], 1)  # [n, 1, S, S]
-        whole = self.labels == "whole"
+            scans[i], parts = self._scan(np.random.default_rng([self.seed, i]), site, atlas)
+            masks[i] = parts > 0
         return Arrays(
             inputs=scans,
-            targets=(masks > 0).astype(np.uint8) if whole else masks,
+            targets=masks,
             split=np.zeros(self.n, np.int8),
-            num_classes=2 if whole else len(PARTS),
+            num_classes=2,
             task="segmentation",
-            class_names=["background", "tumour"] if whole else list(PARTS),
-            domain=domain,
-            domain_names=names,
+            class_names=["background", "tumour"],
+            domain=np.arange(self.n) % self.sites if self.sites else None,
+            domain_names=[f"site {s}" for s in range(self.sites)] if self.sites else None,
             fit=self.fit,
         ).check()
 
     def _scan(
         self, rng: np.random.Generator, site: int | None, atlas: _atlas.Atlas | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One scan [4, S, S], standardized, and its mask [S, S]: 0 none, 1 core, 2 rim, 3 oedema."""
+        """Return one standardized scan [4, S, S] and its tumour [S, S]: 1 core, 2 rim, 3 oedema."""
         gain, gamma, noisier, larger = scanner(self.seed, site)
         tissue, brain = anatomy(rng, self.size) if atlas is None else real_anatomy(rng, self.size, atlas)
         inner = gaussian_filter(brain.astype(float), self.size / 32) > 0.95
-        mask = tumour(rng, inner, larger)  # [S, S]
-        factor = rng.uniform(self.contrast, 1)
+        parts = tumour(rng, inner, larger)  # [S, S]
+        factor = rng.uniform(CONTRAST, 1)
         for part, value in ((1, CORE), (2, RIM), (3, OEDEMA)):
-            where = mask == part
+            where = parts == part
             tissue[:, where] += factor * (value[:, None] - tissue[:, where])
         field = rng.standard_normal((4, self.size, self.size))
         field = np.stack([smooth(f, self.size / 4) for f in field])  # [4, S, S], of unit deviation
         scan = gain[:, None, None] * gaussian_filter(tissue, (0, 0.6, 0.6)).clip(0) ** gamma * np.exp(0.12 * field)
-        scan = scan + noisier * self.noise * rng.standard_normal(scan.shape)
+        scan = scan + noisier * NOISE * rng.standard_normal(scan.shape)
         inside = scan[:, brain]  # [4, pixels]
         z = (scan - inside.mean(1)[:, None, None]) / deviation(inside, 1)[:, None, None]
-        return (z / self.clip).clip(-1, 1) * brain, mask
+        return (z / CLIP).clip(-1, 1) * brain, parts
 
 
 def scanner(seed: int, site: int | None) -> tuple[np.ndarray, float, float, float]:

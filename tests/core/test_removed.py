@@ -136,7 +136,7 @@ def test_removed_options_count_in_the_hash_as_before(name: str) -> None:
 @pytest.mark.parametrize("target", REMOVED)
 def test_what_was_removed_is_gone(target: str) -> None:
     """Each class exists, and takes none of them."""
-    group = {"algorithms": "algorithm"}.get(name := target.split(".")[1], name)
+    group = {"algorithms": "algorithm", "data": "dataset"}.get(name := target.split(".")[1], name)
     taken = inspect.signature(find_target(target, f"{group}._target_")).parameters
     assert target in {target_of(group, option) for option in group_options(group)}
     assert not taken.keys() & REMOVED[target].keys()

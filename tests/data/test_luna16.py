@@ -89,7 +89,7 @@ def test_others_are_drawn_and_the_patches_cached(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs dataset\.path"):
         Luna16(str(tmp_path)).load()
-    with pytest.raises(ConfigError, match="is not there"):
+    with pytest.raises(ConfigError, match=r"candidates\.csv or candidates_V2\.csv, and neither is there"):
         Luna16(str(tmp_path), str(tmp_path)).load()
     with pytest.raises(ConfigError, match="the lower first"):
         Luna16(str(tmp_path), window=[1, 0])
@@ -137,11 +137,11 @@ def test_candidates_keep_the_order_of_their_table(tmp_path: Path) -> None:
     (tmp_path / "candidates.csv").write_text("\n".join(["seriesuid,coordX,coordY,coordZ,class", *lines]) + "\n")
     scans = {uid: read_mhd(tmp_path / "subset0" / f"{uid}.mhd").values for uid in "ab"}
     centres = [((np.clip(scans[uid][z, y, x], -1000, 400) + 1000) / 700 - 1) for uid, z, y, x, _ in places]
-    found = Luna16(str(tmp_path / "d"), str(tmp_path), size=8, channels=1, balance=False, by_patient=True).load()
+    found = Luna16(str(tmp_path / "d"), str(tmp_path), size=8, balance=False, by_patient=True).load()
     np.testing.assert_allclose(np.asarray(found.inputs)[:, 0, 4, 4], centres, atol=1e-6)
     assert found.targets.tolist() == [1, 0, 0, 1, 1] and found.subject is not None
     assert found.subject.tolist() == [1, 0, 1, 0, 1]
-    drawn = Luna16(str(tmp_path / "d"), str(tmp_path), size=8, channels=1, by_patient=True).load()
+    drawn = Luna16(str(tmp_path / "d"), str(tmp_path), size=8, by_patient=True).load()
     rows = [int(np.abs(np.array(centres) - v).argmin()) for v in np.asarray(drawn.inputs)[:, 0, 4, 4]]
     assert rows == sorted(rows) and len(rows) == 4
     assert drawn.targets.tolist() == [places[row][4] for row in rows]

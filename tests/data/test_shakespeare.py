@@ -11,8 +11,9 @@ import pytest
 from tiny import compose
 
 from fedbench.core.options import ConfigError
+from fedbench.data import synthetic_dialogue
 from fedbench.data._plays import plays_of, words
-from fedbench.data._speech import ALPHABET, arrays_of, counted, cut, drawn, encoded, windows
+from fedbench.data._speech import ALPHABET, arrays_of, counted, cut, encoded, windows
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.shakespeare import Shakespeare
 from fedbench.data.synthetic_dialogue import SyntheticDialogue
@@ -93,16 +94,6 @@ def test_counting_characters_by_hand(caplog: pytest.LogCaptureFixture) -> None:
     assert "and 100.0% the most frequent one behind" in caplog.text
 
 
-def test_speakers_are_drawn_until_they_hold_the_share() -> None:
-    sizes = [5, 1, 8, 2, 4]
-    assert drawn(sizes, 1.0, 0) == [0, 1, 2, 3, 4]
-    draws = {tuple(drawn(sizes, 0.4, seed)) for seed in range(20)}
-    assert len(draws) > 3 and all(sum(sizes[i] for i in draw) >= 8 for draw in draws)
-    for seed in range(20):
-        assert len(drawn(sizes, 0.01, seed)) == 1
-    assert drawn([10], 0.1, 3) == [0]
-
-
 # -- the plays that come with fedbench -------------------------------------------------------------------
 def test_the_bundled_plays() -> None:
     arrays = Shakespeare(stride=10).load()
@@ -115,12 +106,6 @@ def test_the_bundled_plays() -> None:
     assert not set("[]_*<0123456789") & set(read(np.unique(arrays.parts()["text"])))
     kept = Shakespeare(stride=10, min_samples=5000).load().domain_names
     assert kept is not None and 10 < len(kept) < 30 and set(kept) < set(names)
-
-
-def test_a_share_of_the_bundled_plays_is_drawn_before_small_speakers_are_left_out() -> None:
-    names = [set(Shakespeare(stride=50, share=0.3, min_samples=n).load().domain_names or ()) for n in (0, 2000)]
-    assert names[1] < names[0] and len(names[0]) < 40
-    assert set(Shakespeare(stride=50, share=0.3, seed=1).load().domain_names or ()) != names[0]
 
 
 def test_every_speaker_is_a_client_and_training_comes_before_testing() -> None:
@@ -363,9 +348,12 @@ def spoken(arrays: Arrays, role: int) -> set[str]:
     return {word.strip(".").lower() for text in said for word in text.split()[1:-1]}
 
 
-def test_dialects_differ_in_the_endings_alone() -> None:
+def test_dialects_differ_in_the_endings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic_dialogue, "STEMS", 30)
+
     def roles(dialect: float) -> list[set[str]]:
-        arrays = SyntheticDialogue(roles=3, words=30, dialect=dialect, stride=1, length=40).load()
+        monkeypatch.setattr(synthetic_dialogue, "DIALECT", dialect)
+        arrays = SyntheticDialogue(roles=3, stride=1, length=40).load()
         return [spoken(arrays, role) for role in range(3)]
 
     one_language = roles(0.0)
@@ -384,7 +372,7 @@ def test_generated_speech_is_a_function_of_its_options() -> None:
     assert arrays.digest == SyntheticDialogue(**options).load().digest
     assert arrays.digest != SyntheticDialogue(**options, seed=1).load().digest
     assert arrays.domain_names == [f"role_{i}" for i in range(4)]
-    sizes = np.bincount(SyntheticDialogue(roles=30, characters=600, stride=1, length=5, test=0.5).load().domain)
+    sizes = np.bincount(SyntheticDialogue(roles=30, characters=600, stride=1, length=5).load().domain)
     assert sizes.min() >= 290 and sizes.max() <= 900 and sizes.std() > 50
     with pytest.raises(ConfigError, match="dataset=synthetic_dialogue: none of 2 speakers says enough"):
         SyntheticDialogue(roles=2, characters=20).load()

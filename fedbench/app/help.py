@@ -24,7 +24,6 @@ SUBCOMMANDS = {  # the module whose main(argv) does the work, and a line for the
     "fid": ("tools.fid", "Frechet distance between real and extra pictures"),
     "contours": ("tools.contours", "true and predicted outlines of segmentations"),
     "pages": ("pages.command", "pages of results from run folders"),
-    "site": ("site.command", "documentation and results as static HTML"),
 }
 SETTINGS = (  # the keys that users set most
     ("rounds", "communication rounds"),

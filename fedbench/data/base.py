@@ -27,24 +27,25 @@ NOT_DATA = ("fit", "shared")  # fields that the digest leaves out; shared where 
 class Arrays:
     """A whole data set of n samples, in memory or (inputs alone, as np.memmap) in a file.
 
-    inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such
-        arrays (image and question tokens), all with the same first dimension unless ``shared`` names them.
-    targets: int64 labels [n] in [0, C) | float32 multi-hot rows [n, C] | masks [n, height, width], uint8 or int64 |
-        float32 numbers [n] or [n, R], of which R is num_classes.
-    task: the kind of targets, by the name of the file in fedbench/tasks that is for them.
-    split: [n] int8 as published: 0 train, 1 validation, 2 test (all 0 where the set has no split); 3 extra, for
-        training only and beside the set proper (synthesized images), which needs domain.
-    domain: [n] int64, the natural silo (hospital, user, style) of each sample, or None.
-    mean, std: per channel, of x/255, for uint8 images; None leaves inputs as they are.
-    published_scaling: the mean and std per channel that papers use for this set, where that is not mean, std.
-    class_mask: [domains, C] bool, the classes that exist in each natural silo, or None (all of them).
-    template: the sentence that names a class to a vision-language model, {} being the name.
-    subject: [n] int64 >= 0, whom (which patient) a sample is of, or None; nobody is both trained and tested on.
-    shared: inputs that several samples show (an image with nine questions) are stored once: by the input's name
-        ("inputs" where there is one alone), the entry of it that each sample shows, [n] int64.
-    fit: fit(arrays, split, normalize) are the arrays that clients train on once it is known who has which sample
-        (standardized by the training parts, say); it sees these arrays without fit.  Before that, inputs may be
-        anything [n, ...].  None: these arrays.  See ``for_split``.
+    Attributes:
+        inputs: uint8 images [n, channels, height, width], float32 features [n, ...], or a dict of such arrays (image
+            and question tokens), all with the same first dimension unless ``shared`` names them.
+        targets: int64 labels [n] in [0, C), float32 multi-hot rows [n, C], masks [n, height, width] (uint8 or int64),
+            or float32 numbers [n] or [n, R], of which R is num_classes.
+        task: The kind of targets, by the name of its file in fedbench/tasks.
+        split: The published split, [n] int8: 0 train, 1 validation, 2 test (all 0 without a split); 3 extra, for
+            training only and beside the set proper (synthesized images), which needs domain.
+        domain: The natural silo (hospital, user, style) of each sample, [n] int64, or None.
+        mean, std: Per channel, of x/255, for uint8 images.  None leaves inputs as they are.
+        published_scaling: The mean and std per channel of the papers, where they differ from mean and std.
+        class_mask: The classes that exist in each natural silo, [domains, C] bool, or None for all of them.
+        template: The sentence that names a class to a vision-language model; {} is the name.
+        subject: The patient of each sample, [n] int64 >= 0, or None.  No patient is both in training and in test data.
+        shared: Inputs that several samples show (an image with nine questions) are stored once.  By the input's name
+            ("inputs" if there is one), the entry of it that each sample shows, [n] int64.
+        fit: fit(arrays, split, normalize) returns the arrays that clients train on once the split is drawn, for
+            example standardized by the training parts.  It gets these arrays without fit.  Before that, inputs may be
+            anything [n, ...].  None: these arrays.  See ``for_split``.
     """
 
     inputs: np.ndarray | dict[str, np.ndarray]

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from fedbench.report.words import printed
-from fedbench.site.results import Result, results_of
+from fedbench.site.results import Result, experiments_by_algorithm, results_of
 
 DEPARTS = re.compile(r"(?:Departs from|Departs:|As in the released code).*?(?=\s*Reduces to|$)")  # of a paragraph
 RECONSTRUCTED = "A reconstruction: the paper's own text or code could not be had, so that all of it may depart."
@@ -36,51 +36,74 @@ class Released:
 
 @dataclass
 class Method:
-    """name: what algorithm= takes.  printed: what papers call it.  title: the header's first line, or of a variant the
-    YAML's.  text: the header's other lines, as they are laid out.  departs: those of them that say what is not as in
-    the paper.  about: the class's docstring.  released: the code that it equals, or None.  results: what results/ has
-    of it."""
+    """A method's facts.
+
+    Attributes:
+        name: The value of ``algorithm=``.
+        printed: Its name in papers.
+        file: Its module's path.
+        title: The header's first line, or the YAML's for a variant.
+        header: The module's docstring.
+        departs: The header's sentences on departures from the paper.
+        about: The class's docstring.
+        equations: Its section of docs/equations.md.
+        released: The code that it equals.
+        experiments: Rows of printed tables that run it.
+        results: Its groups of runs in results/.
+    """
 
     name: str
     printed: str
     file: str
     yaml: str
     title: str
-    text: str
+    header: str
     departs: str
     about: str
+    equations: str
     options: list[Option]
     released: Released | None
+    experiments: list[str]
     results: list[Result]
 
 
 def methods(root: Path) -> list[Method]:
-    """All options of algorithm=, by name."""
-    released, paths = _released(root / "docs" / "released.md"), sorted((root / "conf" / "algorithm").glob("*.yaml"))
+    """Return all options of algorithm=, by name."""
+    paths = sorted((root / "conf" / "algorithm").glob("*.yaml"))
+    released = _released(root / "docs" / "released.md")
+    equations = _equations(root / "docs" / "equations.md")
+    chosen = experiments_by_algorithm(root / "conf")
     results = results_of(root, [path.stem for path in paths])
-    return [_method(path, root, released.get(path.stem), results[path.stem]) for path in paths]
+    return [
+        _method(path, root, released.get(path.stem), equations.get(path.stem, ""), chosen.get(path.stem, []),
+                results[path.stem])
+        for path in paths
+    ]  # fmt: skip
 
 
-def _method(path: Path, root: Path, released: Released | None, results: list[Result]) -> Method:
+def _method(
+    path: Path, root: Path, released: Released | None, equations: str, experiments: list[str], results: list[Result]
+) -> Method:
     source = path.read_text(encoding="utf-8")
-    target = yaml.safe_load(source)["_target_"]
-    module, _, name = target.rpartition(".")
+    module, _, name = yaml.safe_load(source)["_target_"].rpartition(".")
     file = root / f"{module.replace('.', '/')}.py"
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    title, _, text = (ast.get_docstring(tree) or name).partition("\n")
+    header = ast.get_docstring(tree) or name
     classes = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
-    shown = printed(path.stem)
+    shown, title = printed(path.stem), header.partition("\n")[0]
     return Method(
         path.stem,
         shown,
         str(file.relative_to(root)),
-        source,
-        title.strip() if title.startswith(f"{shown}:") else source.partition("\n")[0].removeprefix("# "),
-        text.strip("\n"),
-        departures(f"{title}\n{text}"),
+        source.strip(),
+        title if title.startswith(f"{shown}:") else source.partition("\n")[0].removeprefix("# "),
+        header,
+        departures(header),
         classes.get(name, ""),
+        equations,
         _options(source),
         released,
+        experiments,
         results,
     )
 
@@ -101,3 +124,12 @@ def _released(page: Path) -> dict[str, Released]:
     """The table of docs/released.md, by method."""
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (\w+) \| ([^|]+) \|$", page.read_text("utf-8"), re.MULTILINE)
     return {name: Released(code, commit, apart) for name, code, commit, apart in rows}
+
+
+def _equations(page: Path) -> dict[str, str]:
+    """The sections of docs/equations.md, by the methods that their headings name in code."""
+    found = {}
+    for section in re.split(r"^## ", page.read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", heading), text.strip())
+    return found

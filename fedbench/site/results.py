@@ -11,6 +11,7 @@ from pathlib import Path
 from fedbench.config.conf_tree import group_options, read_option
 from fedbench.pages.groups import Group, groups_of
 from fedbench.pages.store import Page, read_page
+from fedbench.report import paper
 from fedbench.report.table import Column, show
 from fedbench.report.words import METHOD, metric_in_words, printed
 
@@ -65,6 +66,16 @@ def rows_of_papers(conf: Path) -> dict[str, str]:
         if isinstance(row, str) and option is not None:
             found.setdefault(key(row), Counter()).update([option])
     return {row: options.most_common(1)[0][0] for row, options in found.items()}
+
+
+def experiments_by_algorithm(conf: Path) -> dict[str, list[str]]:
+    """Return the rows of printed tables that run each option of algorithm=."""
+    found: dict[str, list[str]] = {}
+    for experiment in paper.experiments([conf]):
+        option = _algorithm(f"experiment/{experiment.name}", conf)
+        if option is not None and experiment.methods:
+            found.setdefault(option, []).append(experiment.name)
+    return found
 
 
 def _algorithm(name: str, conf: Path) -> str | None:

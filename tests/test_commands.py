@@ -54,9 +54,11 @@ MNIST = re.compile(r"dataset=mnist")
 
 
 def commands(page: Path) -> list[str]:
-    """The indented lines of a page outside of its blocks of code that start with a program, without comments."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).replace("\\\n", " ")
-    lines = re.findall(r"^    ((?:uv|pip|bash|python|torchrun) .*)$", text, re.MULTILINE)
+    """The commands of a page, without comments: lines of its bash blocks, and indented lines outside of blocks."""
+    text = page.read_text().replace("\\\n", " ")
+    shell = "".join(re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL))
+    indented = "".join(re.findall(r"^    .*\n", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE))
+    lines = re.findall(r"^ *((?:uv|pip|bash|python|torchrun) .*)$", shell + indented, re.MULTILINE)
     return [re.sub(r"\s{2,}#.*$|\s+# .*$", "", line).strip() for line in lines]
 
 

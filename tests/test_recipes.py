@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from by_hand import COHORTS, six_clients
 from conftest import ROOT
 from test_commands import commands
 from test_docs import files
-from tiny import close, play
+from tiny import close, deployed, play
 
 from fedbench import commands as programs
+from fedbench.algorithms.ditto import Ditto
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.split import Ragged
 
@@ -46,7 +48,8 @@ def own(module: str) -> Any:
 def test_the_pages_show_two_files_of_each_kind() -> None:
     kinds = {path.split("/")[1] for path in FILES if path.startswith("conf/")}
     assert kinds == {"algorithm", "dataset", "model", "partition", "task", "compression", "adapter"}
-    assert len(FILES) == 2 * len(kinds) and len(OWN) == 8
+    classes = [path for path in FILES if path.startswith("my_")]
+    assert len(FILES) == 2 * len(classes) == 2 * len(kinds) + 4 and len(OWN) == 10
 
 
 @pytest.mark.parametrize("command", OWN)
@@ -67,8 +70,26 @@ def test_the_method_is_its_equation() -> None:
     assert float(one.v.abs().max()) > 1e-3
 
 
+def test_the_personalized_method_is_ditto() -> None:
+    rows = []
+    for method in (own("my_personal").Near, Ditto):
+        e = six_clients(epochs=2)
+        algorithm = play(e, method(0.5), 3, COHORTS)
+        rows.append((algorithm.w, deployed(e, algorithm)))
+    for shown, ditto in zip(*rows, strict=True):
+        close(shown, ditto, 1e-6)
+
+
+def test_the_metric_counts_the_two_most_probable_classes() -> None:
+    """Samples of class 0 whose logits rank it first, second and third; the second client has none."""
+    logits = torch.tensor([[3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [1.0, 2.0, 3.0]])
+    tally = {"logits": logits, "y": torch.zeros(3, dtype=torch.int64)}
+    found = own("my_metrics").WithTop2().scores(tally, np.array([0, 3, 3]))["top2"]
+    assert found[0] == pytest.approx(2 / 3) and np.isnan(found[1])
+
+
 def test_the_data_are_what_the_page_says() -> None:
-    arrays = own("my_data").Wards(n=800, wards=4, noise=0).load()
+    arrays = own("my_data").Sites(n=800, sites=4, noise=0).load()
     angle = (
         np.arctan2(arrays.inputs[:, 1], arrays.inputs[:, 0]) - np.pi / 2 * arrays.targets - np.pi * arrays.domain / 4
     )

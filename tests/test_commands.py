@@ -31,6 +31,7 @@ from fedbench.report.runs import find_runs
 NOT_HERE = {  # the commands that are not run, and why
     r"^pip install": "changes the environment",
     r"dataset=dtd": "downloads CLIP's weights and the pictures",
+    r"sphinx-build": "tests/site/test_site.py builds the site",
 }
 FEWER = {  # by pattern, what a run is given, in place of its own word for the same key
     rf"-m fedbench( |$)(?!resume|{'|'.join(SUBCOMMANDS)})": [

@@ -189,7 +189,7 @@ def _clear_errors(folder: Path) -> Iterator[None]:
         raise error.with_traceback(None) from None
     except KeyboardInterrupt:
         if is_resumable(folder):
-            notice(f"interrupted; it is saved, go on with: {resume_call(folder)}")
+            notice(f"interrupted; it is saved; resume it with: {resume_call(folder)}")
         raise
     except SystemExit as error:
         raise RunError(sentence_of(error, folder)) from error

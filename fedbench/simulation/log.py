@@ -1,4 +1,4 @@
-"""Where a run's log lines go: its run.log, the terminal, and nowhere else."""
+"""The log of a run: handlers for run.log and for the terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 FILE = "run.log"
-# What a run prints: log lines and progress; a bar, on a terminal, that vanishes; warnings only.
+# What a run prints.  lines: log lines and progress; bar: a progress bar that disappears; warnings: only warnings.
 Output = Literal["lines", "bar", "warnings"]
 
 
 class Console(logging.StreamHandler):
-    """Log handler that writes to the current sys.stdout, so that a progress bar can move aside."""
+    """Log handler that writes to the current sys.stdout, which a progress bar may replace."""
 
     def __init__(self, stream: Any = None) -> None:
         logging.Handler.__init__(self)
@@ -27,34 +27,36 @@ class Console(logging.StreamHandler):
 
 
 class LogFile(logging.FileHandler):
-    """Log file that a run can do without: on a full disk the lines are dropped and nothing is printed."""
+    """Log file that ignores write errors: if the disk is full, lines are dropped silently."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, if the disk takes it."""
-        with suppress(OSError):  # of opening it, which logging.FileHandler leaves until the first line
+        """Write a line, unless the disk is full."""
+        with suppress(OSError):  # with delay=True the first line opens the file
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Print no traceback between the run's lines."""
+        """Do not print a traceback."""
 
     def close(self) -> None:
-        """Close the file; a full disk is no error."""
+        """Close the file, even if the disk is full."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
 def logged(folder: Path, output: Output = "lines") -> Iterator[None]:
-    """Write the package's log into the run folder, and print it (output="lines") or its warnings.
+    """Log the block to run.log in the folder and to the terminal, and restore the logger afterwards.
 
-    The loggers are afterwards as they were before.
+    Args:
+        folder: The run folder.
+        output: "lines" prints all lines of level INFO, the other values only warnings.
     """
     logger = logging.getLogger("fedbench")
     console, file = Console(), LogFile(folder / FILE, delay=True, encoding="utf-8")
     console.setLevel(logging.INFO if output == "lines" else logging.WARNING)
     before, propagates = logger.level, logger.propagate
     logger.setLevel(logging.DEBUG)
-    logger.propagate = False  # to handlers of the calling program, which would print each line once more
+    logger.propagate = False  # otherwise handlers of the calling program would print each line again
     logger.handlers += [console, file]
     try:
         yield

@@ -1,4 +1,4 @@
-"""measured.npz: what a method measures of each client after the last round."""
+"""measured.npz: a method's measurements of each client after the last round."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ FILE = "measured.npz"
 
 
 def write_measured(run_dir: Path, algorithm: Algorithm, engine: Engine, ids: np.ndarray) -> None:
-    """Measure clients in all processes, and write `client` [K] and each name [K, ...] float32 in the first.
+    """Write `Algorithm.measured` of each client to measured.npz, unless the method measures nothing.
 
-    Nothing is written if the method measures nothing.
+    The file contains `client` [K] and each measurement [K, ...] float32.  All processes measure, and rank 0 writes.
+
+    Args:
+        run_dir: The run folder.
+        algorithm: The method.
+        engine: The engine of the run.
+        ids: The clients to measure [K].
     """
     slices = evaluate.slices(engine, ids)
     cohorts = [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
     with torch.no_grad():
         measured = [algorithm.measured(cohort) for cohort in cohorts]
     if measured[0] and engine.executor.ranks.first:
-        whole = {name: np.concatenate([m[name].float().cpu().numpy() for m in measured]) for name in measured[0]}
-        write_npz(run_dir / FILE, client=ids, **whole)
+        arrays = {name: np.concatenate([m[name].float().cpu().numpy() for m in measured]) for name in measured[0]}
+        write_npz(run_dir / FILE, client=ids, **arrays)

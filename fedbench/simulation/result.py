@@ -1,4 +1,4 @@
-"""Values of a run's summary: the metric it is judged by, and the score that a sweeper gets."""
+"""Read scores from the summary of a run."""
 
 from __future__ import annotations
 
@@ -10,26 +10,37 @@ Summary = Mapping[str, Any]
 
 
 def primary_of(summary: Summary) -> str:
-    """Return the name of the metric by which a run is judged."""
+    """Return the name of the task's primary metric, such as "accuracy"."""
     return (summary.get("task") or {}).get("primary", "accuracy")
 
 
 def score_of(summary: Summary | None) -> float:
-    """Return the score of a run for sweepers; NaN if there is none.
+    """Return the score of a run that a sweeper optimizes; NaN if there is none.
 
-    It is the best validation score if clients have validation parts, else the test score of the last round.
+    It is the best validation score if clients have validation samples, else the test score of the last round.
     """
-    part = "val" if has_validation(summary) else "personal"
-    return value_in(summary, "best_val" if part == "val" else "last", f"{part}/{primary_of(summary or {})}")
+    primary = primary_of(summary or {})
+    if has_validation(summary):
+        return value_in(summary, "best_val", f"val/{primary}")
+    return value_in(summary, "last", f"personal/{primary}")
 
 
 def has_validation(summary: Summary | None) -> bool:
-    """Return whether the run evaluated validation parts."""
+    """Return whether the run was evaluated on validation samples."""
     return any(name.startswith("val/") for name in _values_of(summary, "last"))
 
 
 def value_in(summary: Summary | None, entry: str, column: str) -> float:
-    """Return a metric of the last round (entry: last) or of the best one (best, best_val); NaN if there is none."""
+    """Return a metric of a summary.
+
+    Args:
+        summary: The content of summary.json.
+        entry: The evaluation: "last", "best" (by test score) or "best_val" (by validation score).
+        column: The metric, as in metrics.csv.
+
+    Returns:
+        The value; NaN if there is none.
+    """
     value = _values_of(summary, entry).get(column)
     return float(value) if isinstance(value, int | float) else math.nan
 

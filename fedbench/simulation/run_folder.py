@@ -1,4 +1,4 @@
-"""A run's folder on disk: what is in it, whether the run is finished, and what is removed before it begins."""
+"""The folder of a run: read its state, check its files, and clean it up before a run begins."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LEFTOVERS = ("*.part", "*.partial")
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a run folder in which folders have the names of output files."""
+    """Raise ConfigError if a folder has the name of an output file."""
     wrong = next((folder / name for name in FILES if (folder / name).is_dir()), None)
-    require(wrong is None, f"{wrong} is a folder, and a run writes a file of that name: move it away")
+    require(wrong is None, f"{wrong} is a folder, but the run writes a file of that name: move the folder")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process was writing: files that were to be renamed when they were complete."""
+    """Remove the incomplete files of a killed process."""
     for pattern in LEFTOVERS:
         for path in [*folder.glob(pattern), *(folder / ".hydra").glob(pattern)]:
             if path.is_file():
@@ -37,9 +37,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def stored_config(folder: Path) -> dict[str, Any] | None:
-    """Return the config of the run in the folder; None if there is none.
+    """Return the configuration of the run in a folder; None if there is no run.
 
-    A folder whose config cannot be read is set aside.
+    If the configuration cannot be read, the files are set aside.
     """
     path = folder / "config.yaml"
     try:
@@ -50,20 +50,17 @@ def stored_config(folder: Path) -> dict[str, Any] | None:
 
 
 def set_aside(folder: Path) -> None:
-    """Move the files of another run out of the folder, so that nothing is lost.  The folder and its lock stay."""
+    """Move the files of another run from a folder to a new one, FOLDER.old-1.  The lock stays."""
     old = next(p for k in count(1) if not (p := folder.with_name(f"{folder.name}.old-{k}")).exists())
     old.mkdir()
     contents = [path for path in folder.iterdir() if path.name not in (NAME, MARK)]
-    for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # last, were this to be cut off
+    for path in sorted(contents, key=lambda path: path.name == "config.yaml"):  # config.yaml last: it marks a run
         path.rename(old / path.name)
-    print(
-        f"{folder} contained a run with another config, or with one that cannot be read: it is now {old.name}",
-        flush=True,
-    )
+    print(f"{folder} had a run with another or an unreadable configuration: moved to {old.name}", flush=True)
 
 
 def save_request(config: Mapping[str, Any], hydra: DictConfig, folder: Path) -> None:
-    """Write config.yaml, and the files of .hydra that Hydra itself would overwrite each time."""
+    """Write config.yaml, and the files in .hydra, which record the first command of the run."""
     inner = folder / ".hydra"
     inner.mkdir(exist_ok=True)
     OmegaConf.save(OmegaConf.create({"hydra": hydra}), inner / "hydra.yaml")
@@ -73,42 +70,48 @@ def save_request(config: Mapping[str, Any], hydra: DictConfig, folder: Path) -> 
 
 
 def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether the run is finished and its files are still what it wrote.
+    """Return whether the run in a folder is finished and its files are unchanged.
+
+    Args:
+        folder: The run folder.
+        config: The checked configuration, used to read the data.
 
     Raises:
-        ConfigError: The data have changed since.
+        ConfigError: The data have changed since the run.
     """
     summary = read_json(folder / "summary.json")
     if summary.get("status") != "finished":
         return False
     if (name := _damaged(folder, summary)) is not None:
-        notice(f"{folder} is finished, but {name} is no longer what the run wrote: it goes on from its checkpoint")
+        notice(f"{folder} is finished, but {name} was changed or damaged: resuming from the checkpoint")
         return False
-    then = summary.get("data_hash")
-    now = _data_hash(folder, config) if then else None
+    stored = summary.get("data_hash")
+    current = _data_hash(folder, config) if stored else None
     require(
-        now in (None, then),
-        f"{folder} is finished, but the data are no longer those of the run (digest "
-        f"{str(now)[:12]}, the run's {str(then)[:12]}): put its files back, or move the folder away to run it anew",
+        current in (None, stored),
+        f"{folder} is finished, but its data have changed (digest {str(current)[:12]}, the run's {str(stored)[:12]}): "
+        "restore the data files, or move the folder to run it again",
     )
     return True
 
 
 def is_resumable(folder: Path) -> bool:
-    """Return whether there is a checkpoint that is not truncated (a zip file ends with its directory)."""
+    """Return whether the folder has a checkpoint that is not truncated."""
+    # a checkpoint is a zip file, whose directory is at its end
     return any(zipfile.is_zipfile(folder / name) for name in CHECKPOINTS)
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether a run has finished a round."""
+    """Return whether the run in a folder has finished at least one round."""
     has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
     return has_checkpoint or read_json(folder / "summary.json").get("rounds_done", 0) > 0
 
 
 def config_dir_of(folder: Path) -> str | None:
-    """Return the --config-dir of a run, relative if it is below the working directory.
+    """Return the --config-dir of a run, relative to the working directory if it is inside.
 
-    None if there is none or it is unknown.
+    Returns:
+        The folder; None if the run had none, or if its record cannot be read.
     """
     path = folder / ".hydra" / "hydra.yaml"
     try:
@@ -121,7 +124,7 @@ def config_dir_of(folder: Path) -> str | None:
 
 
 def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
-    """Return the first file of a finished run that differs from its record in the summary; None if none does."""
+    """Return the first file of a finished run that differs from its checksum in the summary; None if all match."""
     if "digest" not in summary:
         return None
     from fedbench.core.digests import differing, digest  # NumPy
@@ -132,7 +135,7 @@ def _damaged(folder: Path, summary: Mapping[str, Any]) -> str | None:
 
 
 def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the digest of a run's data as they are now; None where they cannot be read."""
+    """Return the current digest of a run's data; None if they cannot be read."""
     from fedbench.data import _known as known
 
     def load() -> Any:
@@ -143,5 +146,5 @@ def _data_hash(folder: Path, config: Mapping[str, Any]) -> str | None:
     try:
         return known.digest(config["dataset"], config["data_dir"], load)
     except ConfigError as error:
-        notice(f"{folder}: whether its data have changed cannot be told ({error})")
+        notice(f"{folder}: cannot check whether the data have changed ({error})")
         return None

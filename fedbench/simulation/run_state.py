@@ -112,7 +112,7 @@ class Simulation:
         then, now = state.get("data_hash", self.data_hash), self.data_hash
         require(
             then == now,
-            f"resume={self.run_dir}: the data are no longer those of the run (digest {now[:12]}, the "
+            f"resume={self.run_dir}: the data have changed since the run began (digest {now[:12]}, the "
             f"run's {then[:12]}): put its files back, or start a new run",
         )
         require(

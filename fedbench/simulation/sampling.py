@@ -1,4 +1,7 @@
-"""Which clients take part in a round, and which are evaluated: drawn by keys, the same for every method."""
+"""Random choices of clients: those of a round, those that drop out, slow ones, and evaluated ones.
+
+Draws are keyed by the seed and the round (core/rng.py), so all methods get the same clients.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,15 @@ from fedbench.core.settings import check_cohort
 
 
 def cohort_size(cfg: DictConfig, num_clients: int) -> int:
-    """K: clients_per_round, or max(1, floor(N * sample_rate)); ConfigError for more clients than there are."""
+    """Return the number of clients per round: clients_per_round, or max(1, floor(N * sample_rate)).
+
+    Args:
+        cfg: The checked configuration.
+        num_clients: N.
+
+    Raises:
+        ConfigError: clients_per_round is larger than N.
+    """
     if cfg.clients_per_round is None:
         return max(1, int(num_clients * cfg.sample_rate + 1e-9))
     check_cohort(cfg.clients_per_round, num_clients)
@@ -19,28 +30,62 @@ def cohort_size(cfg: DictConfig, num_clients: int) -> int:
 
 
 def draw_cohort(seed: int, round: int, num_clients: int, size: int) -> np.ndarray:
-    """The clients of a round, uniform without replacement; the same for every algorithm under one seed.  # [K]"""
+    """Sample the clients of a round uniformly without replacement.
+
+    Args:
+        seed: The run's seed.
+        round: The round, from 0.
+        num_clients: N.
+        size: K, the number of clients to sample.
+
+    Returns:
+        Sorted client ids [K], the same for all algorithms.
+    """
     if size == num_clients:
         return np.arange(num_clients)
     return np.sort(rng.generator(seed, "cohort", round).choice(num_clients, size, replace=False, shuffle=False))
 
 
-def survivors(seed: int, round: int, ids: np.ndarray, dropout: float) -> np.ndarray:
-    """Those of a round's clients that are not lost, each by its own key and the same for every algorithm.  # [k]"""
-    chance = rng.bits(rng.key(seed, "lost", round), ids) / 2.0**64  # [K] in [0, 1)
-    return ids[chance >= dropout]
+def participants(seed: int, round: int, ids: np.ndarray, dropout: float) -> np.ndarray:
+    """Return the sampled clients that do not drop out.
+
+    Args:
+        seed: The run's seed.
+        round: The round, from 0.
+        ids: The sampled clients [K].
+        dropout: The probability that a client drops out, in [0, 1].
+
+    Returns:
+        Client ids [k].  Draws are keyed per client, so all algorithms see the same dropouts.
+    """
+    uniform = rng.bits(rng.key(seed, "lost", round), ids) / 2.0**64  # [K] in [0, 1)
+    return ids[uniform >= dropout]
 
 
 def step_fractions(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
-    """The share of its local steps that each client does: system.slow_steps for system.slow of them (to the nearest
-    number, halves up), the same ones throughout the run, all for the others; None where nobody is slow.  # [N]"""
+    """Return the fraction of its local steps that each client completes in a round.
+
+    It is system.slow_steps for a fraction system.slow of the clients, and 1 for the others.  The same clients are slow
+    in all rounds.
+
+    Args:
+        cfg: The checked configuration.
+        num_clients: N.
+
+    Returns:
+        Fractions [N]; None if no client is slow.
+
+    Raises:
+        ConfigError: system.slow rounds to no client.
+    """
     slow = cfg.system.slow
     if not slow:
         return None
-    count = int(num_clients * slow + 0.5 + 1e-9)
+    count = int(num_clients * slow + 0.5 + 1e-9)  # to the nearest integer, halves up
     require(
         count > 0,
-        f"system.slow={slow:g} of {num_clients} clients is nobody: take 0, or at least {0.5 / num_clients:.2g}",
+        f"system.slow={slow:g} of {num_clients} clients rounds to no client: use 0, or at least "
+        f"{0.5 / num_clients:.2g}",
     )
     each = np.ones(num_clients)
     each[rng.generator(int(cfg.seed), "slow").choice(num_clients, count, replace=False)] = cfg.system.slow_steps
@@ -48,14 +93,18 @@ def step_fractions(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
 
 
 def epochs(cfg: DictConfig, num_clients: int) -> int | np.ndarray:
-    """local.epochs: one number for all clients, or each one's; ConfigError for a list of another length.  # [N]"""
+    """Return local.epochs: one number for all clients, or an array [N] with one per client.
+
+    Raises:
+        ConfigError: The list in local.epochs does not have N entries.
+    """
     each = cfg.local.epochs
     check_each("local.epochs", each, num_clients, "numbers")
     return int(each) if isinstance(each, int) else np.array(list(each), np.int64)
 
 
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:
-    """All clients, or eval.clients of them, the same ones throughout the run.  # [n]"""
+    """Return the ids [n] of the clients to evaluate: all, or eval.clients of them, the same in all rounds."""
     count = cfg.eval.clients
     if count is None or count >= num_clients:
         return np.arange(num_clients)

@@ -1,7 +1,7 @@
 """Run one experiment in its folder.
 
-`simulate` is the only way a run happens.  For new runs and the cells of a sweep, `start` decides first what is to do in
-a folder: begin, resume or skip.  `resume=` has decided before (app/resume.py), and calls `simulate` itself.
+New runs and runs of a sweep call `start`, which begins, resumes or skips the run and then calls `simulate`.
+The command `resume=FOLDER` calls `simulate` directly (app/resume.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ from fedbench.simulation.status import FILE as STATUS
 
 
 class Ended(NamedTuple):
-    """A run that is finished: its summary, and whether it was finished before."""
+    """The result of a finished run.
+
+    Attributes:
+        summary: The content of summary.json.
+        already: Whether the run was finished before this command.
+    """
 
     summary: dict[str, Any]
     already: bool = False
@@ -46,20 +51,23 @@ class Ended(NamedTuple):
 def start(
     config: Mapping[str, Any], folder: Path, hydra: DictConfig, command: str = "", output: Output = "lines"
 ) -> Ended:
-    """Begin a run in its folder, or resume it, unless it is finished.
+    """Run an experiment in its folder: begin it, resume it, or skip it if it is finished.
 
-    The files of another run in the folder are set aside.
+    If the folder contains another run, its files are moved to a new folder first.
 
     Args:
-        config: Checked values (config/check.py).
-        folder: The run folder, which exists.
-        hydra: Hydra's node of the composed configuration, kept in the folder.
+        config: The checked configuration (config/check.py).
+        folder: The run folder.  It must exist.
+        hydra: Hydra's node of the composed configuration, saved in the folder.
         command: The command as typed, for summary.json.
-        output: What is printed.
+        output: What the run prints: "lines", "bar" or "warnings".
+
+    Returns:
+        The summary, and whether the run was already finished.
 
     Raises:
         Busy: Another process writes into the folder.
-        Exception: Whatever `simulate` raises.
+        Exception: Any exception of `simulate`.
     """
     with writing(folder):
         with recorded(folder):
@@ -70,7 +78,7 @@ def start(
 
 
 def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple[str, Mapping[str, Any]]:
-    """Return what is to do in a run folder (begin, resume or skip), and the config to do it with."""
+    """Return the action for a run folder ("begin", "resume" or "skip") and the configuration to run."""
     stored = stored_config(folder)
     if stored is not None and not _is_same_run(stored, config):
         set_aside(folder)
@@ -81,7 +89,7 @@ def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple
     if is_finished(folder, config):
         return "skip", config
     if is_resumable(folder):
-        # The hardware options are those of the first part: they are needed for bit-exact resuming.
+        # Bit-exact resuming needs the hardware options with which the run began.
         return "resume", {**config, "hardware": stored["hardware"]}
     return "begin", config
 
@@ -89,7 +97,7 @@ def _decide(config: Mapping[str, Any], folder: Path, hydra: DictConfig) -> tuple
 def skip(folder: Path) -> Ended:
     """Print that the run in a folder is finished, and return its summary.
 
-    status.json is written again if a later attempt in this folder was stopped or failed.
+    If a later attempt in this folder failed or was stopped, status.json is set back to "finished".
     """
     print(f"{folder}: finished already", flush=True)
     summary = read_json(folder / "summary.json")
@@ -102,21 +110,24 @@ def skip(folder: Path) -> Ended:
 def simulate(
     config: Mapping[str, Any], folder: Path, resume: bool = False, command: str = "", output: Output = "lines"
 ) -> dict[str, Any]:
-    """Run the rounds of a checked configuration, and return the summary.
+    """Run all rounds of a checked configuration, and return the summary.
 
-    How the run ended is recorded in status.json, and in error.txt after a failure.  The caller holds the folder's lock.
+    The outcome is recorded in status.json, and an error also in error.txt.  The caller must hold the folder's lock.
 
     Args:
-        config: Checked values (config/check.py).
+        config: The checked configuration (config/check.py).
         folder: The run folder.
-        resume: Whether to go on from the folder's checkpoint.
+        resume: Whether to resume from the folder's checkpoint.
         command: The command as typed, for summary.json.
-        output: What is printed.
+        output: What the run prints: "lines", "bar" or "warnings".
+
+    Returns:
+        The content of summary.json.
 
     Raises:
-        ConfigError: A mistake that the user can repair.
-        KeyboardInterrupt: A stop signal arrived; the run is saved if it had a checkpoint.
-        Exception: Whatever the method, the model or the data raised.
+        ConfigError: The user made a mistake, for example in an option.
+        KeyboardInterrupt: A stop signal arrived.
+        Exception: Any exception of the method, the model or the data.
     """
     check_files(folder)
     remove_leftovers(folder)
@@ -137,9 +148,9 @@ def simulate(
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt for every stop signal in this block, so that runs are saved before a scheduler ends them.
+    """Raise KeyboardInterrupt for every stop signal in the block, so that a run is saved before a scheduler kills it.
 
-    Signals are passed on to the launcher's handlers when the block ends (core/signals.py).
+    At the end of the block, received signals are passed on to the previous handlers (core/signals.py).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -154,7 +165,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Record how the block ended, if not well."""
+    """Record in status.json if the block is interrupted or fails."""
     try:
         yield
     except KeyboardInterrupt:
@@ -166,7 +177,7 @@ def recorded(folder: Path) -> Iterator[None]:
 
 
 def _is_same_run(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Return whether two configs ask for the same run; a stored one that was cut off asks for none."""
+    """Return whether two configurations describe the same run; False if the stored one is truncated."""
     try:
         return config_hash(stored) == config_hash(config)
     except (KeyError, TypeError, AttributeError):

@@ -1,6 +1,6 @@
-"""One run: prepare its parts, play its rounds, evaluate.
+"""The simulation of one run: build its components, run its rounds, evaluate.
 
-What is written and shown beside the rounds is done by callbacks (callbacks/).
+Callbacks write the files of a run and print its progress (callbacks/).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fedbench.simulation.measured import write_measured
 from fedbench.simulation.partition_files import rewrite_damaged_partition, save_partition
 from fedbench.simulation.resume_checks import check_saved
 from fedbench.simulation.run_state import Simulation
-from fedbench.simulation.sampling import draw_cohort, evaluated_clients, survivors
+from fedbench.simulation.sampling import draw_cohort, evaluated_clients, participants
 from fedbench.simulation.stop_signals import StopSignals
-from fedbench.simulation.summary import log_start, summary
+from fedbench.simulation.summary import log_components, log_run, summary
 from fedbench.tasks import scores
 
 log = logging.getLogger(__name__)
@@ -46,22 +46,25 @@ def run(
     origin: Mapping[str, Any] | None = None,
     output: Output = "lines",
 ) -> dict[str, Any]:
-    """Run or resume the experiment of a checked config in run_dir, and return the summary.
+    """Run or resume an experiment, and return its summary.
 
-    If processes share the run, all call this, and only the first writes and prints.
+    If several processes share the run, each of them calls this function.  Only rank 0 writes and prints.
 
     Args:
-        cfg: The checked config.
+        cfg: The checked configuration.
         run_dir: The run folder.
         resume: Whether to resume from the checkpoint.
-        origin: Entries of the summary about the request: the `command` as typed, and `classes` by group that replace
-            the options' own.
-        output: What is printed.
+        origin: Entries for summary.json about the command: `command`, as typed, and `classes`, a dict from group to
+            a class that was given in place of an option.
+        output: What the run prints: "lines", "bar" or "warnings".
+
+    Returns:
+        The content of summary.json.
 
     Raises:
-        ConfigError: A mistake that the user can repair.
-        KeyboardInterrupt: A stop signal arrived, and the state is saved (core/signals.py).  The current round is
-            finished first; a second signal stops at once.
+        ConfigError: The user made a mistake, for example in an option.
+        KeyboardInterrupt: A stop signal arrived.  The current round is finished and saved first; a second signal
+            stops at once.
     """
     try:
         with torch_settings.kept():
@@ -74,12 +77,12 @@ def run(
 
 
 def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any], output: Output) -> dict[str, Any]:
-    began, first = time.monotonic(), processes.current().first
+    began, is_rank_0 = time.monotonic(), processes.current().first
     saved = checkpoint.load(run_dir) if resume else None
-    callbacks = build_callbacks(cfg, output) if first else []
-    sim = prepare(cfg, run_dir, saved, write=first)
+    callbacks = build_callbacks(cfg, output) if is_rank_0 else []
+    sim = prepare(cfg, run_dir, saved, write=is_rank_0)
     sim.origin = origin
-    log_start(sim)
+    log_components(sim)
     with closing(sim.engine.executor):
         started: list[Callback] = []
         try:
@@ -89,30 +92,33 @@ def _run(cfg: DictConfig, run_dir: Path, resume: bool, origin: Mapping[str, Any]
                     callback.on_start(sim, (saved or {}).get(callback.name))
                 run_rounds(sim, callbacks, stop, began)
         except BaseException as error:
-            with suppress(OSError):  # of a full disk: the first error is reported
+            with suppress(OSError):  # if the disk is full, the error above is the one to report
                 end(sim, started, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
             raise
         return end(sim, callbacks, "finished")
 
 
 def end(sim: Simulation, callbacks: Sequence[Callback], status: Status) -> dict[str, Any]:
-    """Call ``on_end`` of every callback, also if one raises, and return the summary."""
+    """Call ``on_end`` of every callback, even if one raises, and return the summary."""
     result = summary(sim, status)
-    with ExitStack() as last_first:
-        for callback in reversed(callbacks):
-            last_first.callback(callback.on_end, sim, status, result)
+    with ExitStack() as stack:
+        for callback in reversed(callbacks):  # an ExitStack calls in reverse order
+            stack.callback(callback.on_end, sim, status, result)
     return result
 
 
 # -- prepare ---------------------------------------------------------------------------------------------
 def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write: bool = False) -> Simulation:
-    """Build every part of a run, and save the partition of a new one.
+    """Build the data, model, method and engine of a run, and save the partition of a new run.
 
     Args:
-        cfg: The checked config.
+        cfg: The checked configuration.
         run_dir: The run folder.
-        saved: The checkpoint from which the run resumes.
-        write: Whether this process writes the run's files.
+        saved: The checkpoint from which to resume; None for a new run.
+        write: Whether this process logs the run and writes its files.
+
+    Returns:
+        The run before its next round.
     """
     if saved is not None:
         check_saved(cfg, run_dir, saved)
@@ -123,6 +129,8 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
     ranks.agree("data set", arrays.digest)
     split = build.partition(cfg, arrays)
     ranks.agree("partition", split.hash)
+    if write:
+        log_run(cfg, split, 0 if saved is None else saved["round"])
     engine = build.engine(cfg, arrays, split, json.loads(saved["executor"]) if saved else None, algorithm)
     algorithm.setup(engine.federation, engine.model, engine.rows)
     sim = Simulation(cfg, run_dir, engine, algorithm, split, data_hash=arrays.digest)
@@ -137,13 +145,13 @@ def prepare(cfg: DictConfig, run_dir: Path, saved: dict[str, Any] | None, write:
 
 # -- rounds ----------------------------------------------------------------------------------------------
 def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals, began: float) -> None:
-    """Play the rounds that are left, and what follows the last one.
+    """Run the remaining rounds, and adapt new clients after the last one.
 
     Args:
         sim: The run.
-        callbacks: Called after each round, in this order.
-        stop: Whether a stop signal arrived.
-        began: When this process began with the run (time.monotonic).
+        callbacks: The callbacks, called after each round in this order.
+        stop: Records stop signals.
+        began: The time at which this process began the run (time.monotonic), in seconds.
 
     Raises:
         KeyboardInterrupt: A stop signal arrived.
@@ -165,14 +173,14 @@ def run_rounds(sim: Simulation, callbacks: Sequence[Callback], stop: StopSignals
 
 
 def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float]:
-    """Train one round, evaluate it if it is due, and return its row of costs.csv."""
+    """Train one round, evaluate it if it is due, and return its line of costs.csv."""
     engine, cfg = sim.engine, sim.cfg
     federation = engine.federation
     began = time.perf_counter()
-    drawn = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
-    ids = survivors(engine.seed, sim.done, drawn, cfg.system.dropout)
-    cohort = Cohort(engine, ids, sim.done, dropped=len(drawn) - len(ids))
-    if len(ids):  # else the server stays as it was
+    sampled = draw_cohort(engine.seed, sim.done, federation.num_clients, federation.cohort_size)
+    ids = participants(engine.seed, sim.done, sampled, cfg.system.dropout)
+    cohort = Cohort(engine, ids, sim.done, dropped=len(sampled) - len(ids))
+    if len(ids):  # if all clients dropped out, the server does not change
         sim.algorithm.round(cohort)
         check_used(sim, cohort.cost)
     if engine.compression is not None and cohort.cost.losses is not None:
@@ -193,31 +201,43 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
 
 
 def check_used(sim: Simulation, cost: RoundCost) -> None:
-    """Refuse, after the first round, options that had no effect.
+    """Check after the first round that the options `weights` and `compression` had an effect.
 
-    A round without local steps may send nothing.  Compression is then checked after the next round, if there is one.
+    A round without local steps may send nothing.  Then compression is checked after the next round.
+
+    Raises:
+        ConfigError: An option had no effect.
     """
     engine, choices = sim.engine, sim.cfg.choices
     sim.takes_means |= cost.takes_means
-    waits = not cost.steps and sim.done + 1 < sim.cfg.rounds
+    check_later = not cost.steps and sim.done + 1 < sim.cfg.rounds
     require(
         engine.weights == "samples" or sim.takes_means,
-        f"weights={engine.weights}: algorithm={choices.algorithm} takes no mean of clients weighted by "
-        "their samples; leave weights out",
+        f"weights={engine.weights} has no effect: algorithm={choices.algorithm} does not average clients by number of "
+        "samples; remove weights",
     )
     require(
-        engine.compression is None or engine.compression.acted or waits,
-        f"compression={choices.compression}: algorithm={choices.algorithm} sends nothing that is compressed, which are "
-        f"float32 tensors of {TINY} numbers a client and more; leave compression out",
+        engine.compression is None or engine.compression.acted or check_later,
+        f"compression={choices.compression} has no effect: algorithm={choices.algorithm} sends no float32 tensor with "
+        f"{TINY} or more numbers per client; remove compression",
     )
 
 
 # -- evaluation ------------------------------------------------------------------------------------------
 def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """All metrics after the round just finished: over clients, and per client [n].
+    """Evaluate the round that just finished.
 
-    cost: of the round's cohort.  Names begin with their scope: personal (what clients deploy), global (the server's
-    row, where there is one), val (what clients deploy, on validation samples, where there are any).
+    Names of metrics begin with their scope:
+      - personal: the model that each client deploys, on its test samples;
+      - global: the server's model on each client's test samples, if the method has a global model;
+      - val: the model that each client deploys, on its validation samples, if there are any.
+
+    Args:
+        sim: The run.
+        cost: The cost of the round.
+
+    Returns:
+        The metrics over clients, by name, and the columns of clients.csv [n].
     """
     engine, ids, round = sim.engine, _evaluated(sim), sim.done - 1
     final = sim.done == sim.cfg.rounds
@@ -237,31 +257,41 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
 
 
 def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) -> None:
-    """Log once for each metric that its mean leaves out clients without a defined value."""
+    """Log once for each metric that is undefined for some clients, which its mean then omits."""
     new = {name: n for name, n in scores.counts(values).items() if name not in sim.counted}
     sim.counted.update(new)
-    for n in sorted(set(new.values())) if sim.engine.executor.ranks.first else ():
+    if not sim.engine.executor.ranks.first:
+        return
+    for n in sorted(set(new.values())):
         names = ", ".join(name for name, count in new.items() if count == n)
-        log.info("%s: over %d of %d clients, as the others have no such score", names, n, clients)
+        log.info("%s: mean over %d of %d clients; the score is undefined for the others", names, n, clients)
 
 
 def check_ranks_agree(sim: Simulation) -> None:
-    """Say, once, if the server's state is not the same in all processes, where it is computed by equal operations."""
+    """Warn once if the server's state differs between processes.
+
+    Every process computes it with the same operations, but GPUs of different kinds may round differently.
+    """
     ranks = sim.engine.executor.ranks
     state = sim.algorithm.state_dict() if ranks.is_distributed else {}
     sums = ranks.gather("comparison", [float(t.double().sum()) for t in state.values()])
-    differ = any(repr(other) != repr(sums[0]) for other in sums)  # NaN equals NaN
+    differ = any(repr(other) != repr(sums[0]) for other in sums)  # repr: NaN equals NaN
     if ranks.first and differ and not sim.ranks_differ:
         sim.ranks_differ = True
         log.warning(
-            "after round %d the server's state differs between processes: their machines round differently, "
-            "and results may be further from those of one process than rounding is",
+            "after round %d the server's state differs between processes, because their machines round differently; "
+            "results may differ from those of one process by more than rounding errors",
             sim.done,
         )
 
 
 def adapt_new_clients(sim: Simulation, pause: Callable[[], None]) -> None:
-    """After the rounds: clients that took no part adapt the global model.  pause: called between epochs; may raise."""
+    """Let the new clients, which took no part in training, adapt the global model after the last round.
+
+    Args:
+        sim: The run.
+        pause: Called between epochs.  It may raise to stop.
+    """
     engine, options = sim.engine, sim.cfg.new_clients
     rows = new_clients.starting_rows(sim.algorithm, engine)
     ids, curves = new_clients.adapt(engine, rows, options.epochs, options.lr, options.momentum, pause)

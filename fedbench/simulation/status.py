@@ -1,4 +1,4 @@
-"""How a run ended, for people and reports: status.json, error.txt, and the sentence that says what to do next."""
+"""The status of a run: status.json, error.txt, and a sentence with the command that resumes it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,32 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_status(folder: Path, status: str, score: float = math.nan, sentence: str = "") -> None:
-    """Write status.json: running, finished, failed or interrupted, with the run's score and a sentence."""
+    """Write status.json.  Write errors are ignored.
+
+    Args:
+        folder: The run folder.
+        status: running, finished, failed or interrupted.
+        score: The score of the run (result.py).  NaN: none.
+        sentence: One sentence about an error or an interruption.
+    """
     values = {"status": status, "score": None if math.isnan(score) else score, "sentence": sentence}
     _try_to_write(folder / FILE, json.dumps(values))
 
 
 def record_failure(folder: Path, error: BaseException) -> None:
-    """Write status.json and error.txt (the sentence, then the traceback) of a run that failed."""
+    """Write status.json and error.txt of a failed run.
+
+    Args:
+        folder: The run folder.
+        error: The exception that is being handled.  error.txt contains its sentence and traceback.
+    """
     _try_to_write(folder / ERROR, f"{sentence_of(error, folder)}\n\n{traceback.format_exc()}")
     write_status(folder, "failed", sentence=sentence_of(error, folder))
     log.debug("failed", exc_info=True)  # into run.log only
 
 
 def reason_of(error: BaseException, folder: Path) -> str:
-    """Return what went wrong in one line, with the file that holds the traceback."""
+    """Return one line about an error, with the path of the traceback unless the user made a mistake."""
     sentence = sentence_of(error, folder)
     if isinstance(error, ConfigError) or not (folder / ERROR).is_file():
         return sentence
@@ -49,28 +61,28 @@ def reason_of(error: BaseException, folder: Path) -> str:
 
 
 def record_interruption(folder: Path) -> None:
-    """Write status.json of a run that was stopped."""
+    """Write status.json of an interrupted run."""
     write_status(folder, "interrupted", sentence=interrupted(folder))
 
 
 def interrupted(folder: Path) -> str:
-    """Return the sentence about a run that was stopped."""
+    """Return a sentence about an interrupted run, with the command that resumes it."""
     return f"interrupted; it is {how_to_resume(folder)}"
 
 
 def sentence_of(error: BaseException, folder: Path) -> str:
-    """Return what went wrong in one line."""
+    """Return one line about an error."""
     if isinstance(error, PeerLost):
         return f"{error}; up to its last checkpoint the run is {how_to_resume(folder)}"
     if isinstance(error, MissingColumns) and (others := models_with(error.columns)):
-        return f"{error}, or take a model that does: {', '.join(others)}"
+        return f"{error}, or choose a model that has them: {', '.join(others)}"
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, SystemExit):
-        return f"the run is not finished: something in it called sys.exit({error.code!r})"
+        return f"the run did not finish, because its code called sys.exit({error.code!r})"
     if isinstance(error, OSError) and error.errno in FULL:
         how = how_to_resume(folder)
-        return f"no room is left on the disk of {folder} ({error.strerror}): make some; the run is {how}"
+        return f"the disk of {folder} is full ({error.strerror}): free some space; the run is {how}"
     first = next(iter(str(error).splitlines()), "no message")
     return f"{type(error).__name__}: {first}"
 
@@ -78,8 +90,8 @@ def sentence_of(error: BaseException, folder: Path) -> str:
 def how_to_resume(folder: Path) -> str:
     """Return whether a stopped run is saved, with the command that resumes it."""
     if not is_resumable(folder):
-        return f"not saved, as there was no checkpoint yet; {folder} holds what there is"
-    return f"saved, go on with: {resume_command(folder)}"
+        return f"not saved, because it had no checkpoint yet; its files are in {folder}"
+    return f"saved; resume it with: {resume_command(folder)}"
 
 
 def resume_command(folder: Path) -> str:
@@ -90,10 +102,10 @@ def resume_command(folder: Path) -> str:
 
 
 def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:
-    """Return what a command must repeat to resume a run.
+    """Return the options that a command must repeat to resume a run.
 
     Returns:
-        The --config-dir, None if there is none; overrides that name classes of the user and trusted pickles.
+        The --config-dir, or None; and the overrides that name the user's classes and trusted pickles.
     """
     config, options = folder / "config.yaml", config_dir_of(folder)
     if options is not None and not Path(options).is_dir():
@@ -103,7 +115,7 @@ def needed_to_resume(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def started_by() -> str:
-    """Return the command that started this process, up to its first argument."""
+    """Return the command that started this process, without its arguments."""
     if not under_torchrun():
         return "python -m fedbench"
     machines = os.environ.get("GROUP_WORLD_SIZE", "1")
@@ -112,7 +124,7 @@ def started_by() -> str:
 
 
 def _try_to_write(path: Path, text: str) -> bool:
-    """Write a file as a whole, or leave it as it was and return False: a full disk must not hide the failure."""
+    """Replace a file, and return whether that worked: a full disk must not hide the run's error."""
     try:
         replace_text(path, [text], durable=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""How a run is stopped between rounds: by signals, in all processes of the run at once."""
+"""Stop a run after its current round when a signal arrives, in all processes of the run together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """Context manager that stops after the current round when a signal arrives (core/signals.py).
+    """Context manager that records stop signals (core/signals.py), for a stop after the current round.
 
-    A second signal interrupts at once, unless the first was a warning of a scheduler.
+    A second signal raises KeyboardInterrupt at once, unless the first was a scheduler's advance warning.
     """
 
     def __enter__(self) -> StopSignals:
@@ -26,11 +26,11 @@ class StopSignals:
         return self
 
     def requested(self) -> bool:
-        """Whether a stop was asked for, of this process or of another one of the run.  Every process must call it."""
+        """Return whether any process of the run received a stop signal.  Every process must call it."""
         return bool(processes.current().synchronize("end of a round", int(self.received)))
 
     def raise_if_requested(self) -> None:
-        """Raise KeyboardInterrupt if a stop was asked for.  Every process must call it."""
+        """Raise KeyboardInterrupt if any process received a stop signal.  Every process must call it."""
         if self.requested():
             raise KeyboardInterrupt
 
@@ -39,7 +39,7 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received, self._is_last = True, not signals.is_warning(number)
         if processes.current().first:
-            log.warning("stopping after this round, which is saved; once more to stop at once")
+            log.warning("stopping after this round, which will be saved; signal again to stop at once")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._handlers.__exit__(kind, error, trace)  # passes KeyboardInterrupt to the outer handlers

@@ -1,4 +1,4 @@
-"""What a run says of itself: on the log before round 1, and in summary.json."""
+"""Describe a run: in its log before round 1, and in summary.json."""
 
 from __future__ import annotations
 
@@ -11,46 +11,75 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 
 from fedbench.core.digests import Mark, digest, mark_of
 from fedbench.core.files import replace_text
+from fedbench.core.settings import clients_to_train
+from fedbench.core.split import Split
 from fedbench.engine.federation import Federation
 from fedbench.simulation import new_clients
 from fedbench.simulation.environment import describe_environment, now, peak_memory
 from fedbench.simulation.run_state import Simulation
-from fedbench.simulation.sampling import evaluated_clients
+from fedbench.simulation.sampling import cohort_size, evaluated_clients
 from fedbench.simulation.summary_text import clauses
 
 log = logging.getLogger(__name__)
-MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # limits of names printed at the start of a run
-# what a run leaves beside its tables, for reports: whoever believes a summary that says finished looks at them again
+MOST_CLASSES, MOST_NAMES, LONGEST_NAME = 10, 10, 24  # classes, client names and characters per name in the log
+# Files beside the tables that reports read.  A finished run's summary has a checksum of each.
 OUTPUTS = ("partition.npz", "partition.json", "matrices.npz", "measured.npz", new_clients.FILE)
 
 
-def log_start(sim: Simulation) -> None:
-    """Say what is about to run and what it may take in memory."""
-    engine, federation = sim.engine, sim.engine.federation
-    if sim.done:
-        log.info("resuming after round %d of %d", sim.done, sim.cfg.rounds)
-    log.info("%s", what_is_learned(federation))
+def log_run(cfg: DictConfig, split: Split, done: int) -> None:
+    """Log the first line of a run: method, data set, clients, rounds, model and seed.
+
+    Args:
+        cfg: The checked configuration.
+        split: The partition of the data over all clients, new clients included.
+        done: The number of rounds before this process.
+    """
+    choices = cfg.choices
+    num_clients = clients_to_train(split.num_clients, cfg.new_clients.count)
     log.info(
-        "%d clients%s, %d a round, %s training samples (%d to %d a client), partition %s",
+        "%s on %s, %s partition: %d clients, %d per round, %d rounds, model %s, seed %d%s",
+        name_of(cfg),
+        choices.dataset,
+        choices.partition,
+        num_clients,
+        cohort_size(cfg, num_clients),
+        cfg.rounds,
+        choices.model,
+        cfg.seed,
+        f"; resuming after round {done} of {cfg.rounds}" if done else "",
+    )
+
+
+def name_of(cfg: DictConfig) -> str:
+    """Return the name of a run: the option `name`, or the algorithm, with "+ft" if it fine-tunes."""
+    return cfg.name or str(cfg.choices.algorithm) + ("+ft" if cfg.finetune.epochs else "")
+
+
+def log_components(sim: Simulation) -> None:
+    """Log the task, data, model, executor and privacy of a run, and the memory that its state may need."""
+    engine, federation = sim.engine, sim.engine.federation
+    log.info("%s", task_line(federation))
+    log.info(
+        "%d clients%s: %s training samples, %d to %d per client; partition %s",
         federation.num_clients,
-        _named(sim.split.names, federation.num_clients),
-        federation.cohort_size,
+        _client_names(sim.split.names, federation.num_clients),
         f"{federation.num_samples.sum():,}",
         federation.num_samples.min(),
         federation.num_samples.max(),
         sim.split.hash[:12],
     )
     if federation.cohort_size == 1 < federation.num_clients:
-        log.info("a round has one client, so that it averages nothing: clients_per_round or sample_rate ask for more")
-    newcomers = engine.with_new_clients.num_clients - federation.num_clients
-    if newcomers > 0:
-        log.info("%d more clients take no part and adapt the global model at the end", newcomers)
+        log.info("a round has one client, so nothing is averaged; set clients_per_round or sample_rate for more")
+    num_new = engine.with_new_clients.num_clients - federation.num_clients
+    if num_new > 0:
+        log.info("%d new clients take no part in training and adapt the global model at the end", num_new)
     model = engine.model
     log.info(
-        "model: %s numbers a row (%s trained); executor %s",
+        "model: %s parameters and buffers per client, %s of them trained; executor %s",
         f"{model.size:,}",
         f"{model.trained.size:,}",
         engine.executor.plan,
@@ -59,24 +88,24 @@ def log_start(sim: Simulation) -> None:
         log.info("privacy: %s", "\n  ".join(clauses(engine.privacy.guarantee())))
     ranks = engine.executor.ranks
     if ranks.size > 1:
-        log.info("%d processes share the clients of every round; each holds all data and all state", ranks.size)
+        log.info("%d processes share the clients of every round; each stores all data and all state", ranks.size)
     for line in engine.rows.plan():
         log.info("state %s", line)
     for buffer in engine.optimizer.buffers if engine.optimizer.reset == "never" else ():
         size = engine.rows.size(buffer, engine.optimizer.new(buffer, torch.empty(1, model.size), len(model.spans))[0])
-        log.info("state %s, for each kind of row that clients train (optimizer.reset=never)", size)
+        log.info("state %s, for each kind of model that clients train (optimizer.reset=never)", size)
 
 
-def _named(names: Sequence[str] | None, count: int) -> str:
-    """Return the names of the first clients, in brackets."""
+def _client_names(names: Sequence[str] | None, count: int) -> str:
+    """Return the first few client names, in parentheses; "" if clients have no names."""
     if names is None:
         return ""
     shown = [name[:LONGEST_NAME] for name in names[: min(count, MOST_NAMES)]]
     return f" ({', '.join(shown)}{', ...' if count > MOST_NAMES else ''})"
 
 
-def what_is_learned(federation: Federation) -> str:
-    """Return one line with the task and its classes, labels or numbers, with their training samples."""
+def task_line(federation: Federation) -> str:
+    """Return one line with the task, its number of classes, and the training samples of each class."""
     task, count = federation.task, federation.num_classes
     text = f"{task.kind or type(task).__name__}: {count:,} {task.predicts if count != 1 else task.predicts[:-1]}"
     index = torch.from_numpy(federation.splits["train"].indices).to(federation.targets.device)
@@ -86,20 +115,24 @@ def what_is_learned(federation: Federation) -> str:
     names = [name[:LONGEST_NAME] for name in federation.class_names or map(str, range(count))]
     listed = ", ".join(f"{name} {total:,}" for name, total in zip(names[:MOST_CLASSES], totals.tolist()))
     more, empty = ", ..." if count > MOST_CLASSES else "", int((totals == 0).sum())
-    none = f"; {empty:,} of them without one" if empty else ""
-    return f"{text}, with training samples: {listed}{more}{none}"
+    none = f"; {empty:,} without any" if empty else ""
+    return f"{text}; training samples: {listed}{more}{none}"
 
 
 def summary(sim: Simulation, status: str) -> dict[str, Any]:
-    """summary.json: what ran, what came out, and what it took."""
+    """Return the content of summary.json: the setting, scores, cost and environment of a run.
+
+    Args:
+        sim: The run.
+        status: finished, failed or interrupted.
+    """
     cfg, engine, task, cost = sim.cfg, sim.engine, sim.engine.task, dict(sim.cost)
     cost["images_per_s"] = cost["samples"] / max(cost["train_s"], 1e-9)
     cost["peak_memory_mb"] = peak_memory(engine.device)
     choices = cfg.choices
-    name = cfg.name or str(choices.algorithm) + ("+ft" if cfg.finetune.epochs else "")
     return {
         "status": status,
-        "name": name,
+        "name": name_of(cfg),
         "rounds_done": sim.done,
         **{group: choices[group] for group in ("algorithm", "dataset", "partition", "model", "experiment")},
         **({"classes": sim.origin["classes"]} if sim.origin.get("classes") else {}),
@@ -133,24 +166,24 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
 
 
 def seal(values: dict[str, Any]) -> dict[str, Any]:
-    """A summary with the digest of all that it says, as it will be read."""
+    """Return the summary as JSON values, with a digest of all of them."""
     values = json_values(values)
     return {**values, "digest": digest(values)}
 
 
 def output_marks(run_dir: Path) -> dict[str, Mark]:
-    """The marks of what a finished run leaves beside its tables."""
+    """Return size and checksum of each file in OUTPUTS that exists, by name."""
     return {name: mark_of(run_dir / name) for name in OUTPUTS if (run_dir / name).is_file()}
 
 
 def write_summary(run_dir: Path, values: Mapping[str, Any]) -> None:
-    """Replace summary.json atomically.  Numbers that are not finite become null."""
+    """Replace summary.json atomically, with null for numbers that are not finite."""
     text = json.dumps(json_values(dict(values)), indent=1, allow_nan=False) + "\n"
     replace_text(run_dir / "summary.json", [text])
 
 
 def json_values(value: Any) -> Any:
-    """Return the value with NumPy scalars and arrays, paths and non-finite numbers replaced by what JSON can hold."""
+    """Convert NumPy scalars and arrays, paths and non-finite numbers inside a value to JSON types."""
     if isinstance(value, dict):
         return {str(name): json_values(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

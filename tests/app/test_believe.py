@@ -196,7 +196,7 @@ def test_a_finished_run_is_looked_at(name: str, copy: Path, whole: Path, capsys:
     text = (copy / name).read_bytes()
     (copy / name).write_bytes(text[:-5] + bytes([text[-5] ^ 1]) + text[-4:])
     assert not finished(copy, whole)
-    assert f"run is finished, but {name} is no longer what the run wrote" in capsys.readouterr().err
+    assert f"run is finished, but {name} was changed or damaged" in capsys.readouterr().err
     (copy / name).unlink()
     assert not finished(copy, whole)
 
@@ -241,9 +241,9 @@ def changed(path: Path, name: str, index: int) -> None:
 def test_changed_data_are_noticed(name: str, index: int, data: Path, copy: Path, whole: Path) -> None:
     """One value or label of another client's: resume and a finished cell refuse, until the file is put back."""
     changed(data, name, index)
-    with pytest.raises(ConfigError, match=r"the data are no longer those of the run"):
+    with pytest.raises(ConfigError, match=r"the data have changed since the run"):
         run(config(whole), copy, resume=True)
-    with pytest.raises(ConfigError, match=r"is finished, but the data are no longer those of the run \(digest"):
+    with pytest.raises(ConfigError, match=r"is finished, but its data have changed \(digest"):
         finished(copy, whole)
     assert as_the_whole(copy, whole)
 
@@ -251,7 +251,7 @@ def test_changed_data_are_noticed(name: str, index: int, data: Path, copy: Path,
 def test_data_that_are_gone_are_said(data: Path, copy: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data.unlink()
     assert finished(copy, whole)
-    assert "whether its data have changed cannot be told (" in capsys.readouterr().err
+    assert "cannot check whether the data have changed (" in capsys.readouterr().err
 
 
 def test_data_are_loaded_again_only_if_a_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

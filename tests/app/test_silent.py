@@ -71,7 +71,7 @@ def test_a_fold_of_nothing(words: list[str], here: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint.prev.pt", "metrics.csv"])
 def test_a_folder_in_the_place_of_a_file(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run" / name).mkdir(parents=True)
-    said = f"run/{name} is a folder, and a run writes a file of that name: move it away"
+    said = f"run/{name} is a folder, but the run writes a file of that name: move the folder"
     assert main(["hydra.run.dir=run", "rounds=1"]) == 2
     assert said in capsys.readouterr().err and [path.name for path in (here / "run").iterdir()] == [name]
     (here / "run" / "config.yaml").touch()

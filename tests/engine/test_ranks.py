@@ -494,7 +494,7 @@ def test_kill_9_of_one_process_ends_the_run_with_a_sentence(rank: int, running: 
     error = process.communicate(timeout=300)[1]
     assert process.returncode != 0
     said = next(line for line in error.splitlines() if "another process of this run has ended" in line)
-    assert f"saved, go on with: torchrun --nproc-per-node=2 -m fedbench resume={folder}" in said
+    assert f"saved; resume it with: torchrun --nproc-per-node=2 -m fedbench resume={folder}" in said
     assert said.startswith("fedbench: " if rank else "rank 1: ")
     assert json.loads((folder / "status.json").read_text())["status"] == ("failed" if rank else "running")
     goes_on(folder, tmp_path)
@@ -505,7 +505,7 @@ def test_a_signal_to_torchrun_saves_the_round_and_two_processes_go_on(running: t
     process, folder = running
     process.send_signal(signal.SIGTERM)
     out, error = process.communicate(timeout=300)
-    command = re.search(r"interrupted; it is saved, go on with: torchrun --nproc-per-node=2 (-m fedbench .*)", error)
+    command = re.search(r"it is saved; resume it with: torchrun --nproc-per-node=2 (-m fedbench .*)", error)
     assert command and out.count("stopping after this round") == 1
     assert json.loads((folder / "status.json").read_text())["status"] == "interrupted"
     before = checkpoint.load(folder)["round"]

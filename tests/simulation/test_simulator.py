@@ -365,7 +365,7 @@ def test_data_that_changed_is_refused(whole: Path, tmp_path: Path, monkeypatch: 
         return arrays
 
     monkeypatch.setattr(build, "load", changed)
-    with pytest.raises(ConfigError, match=r"resume=.*the data are no longer those of the run \(digest"):
+    with pytest.raises(ConfigError, match=r"resume=.*the data have changed since the run began \(digest"):
         run(config(), tmp_path / "run", resume=True)
     saved = checkpoint.load(whole)
     del saved["data_hash"], saved["file"]
@@ -558,6 +558,6 @@ def test_uniform_means_for_methods_that_take_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["fedamp", "scaffold"])
 def test_uniform_means_are_refused_where_they_change_nothing(algorithm: str, tmp_path: Path) -> None:
     """The server takes no mean, or one that is uniform by the method."""
-    said = f"weights=uniform: algorithm={algorithm} takes no mean of clients weighted by"
+    said = f"weights=uniform has no effect: algorithm={algorithm} does not average clients by number of"
     with pytest.raises(ConfigError, match=said):
         run(config(f"algorithm={algorithm}", "rounds=1", "weights=uniform", "optimizer.momentum=0"), tmp_path)

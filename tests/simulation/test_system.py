@@ -21,7 +21,7 @@ from fedbench.core.split import Split
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.training import LocalTraining
 from fedbench.simulation.callbacks.checkpoint import Checkpoint
-from fedbench.simulation.sampling import draw_cohort, step_fractions, survivors
+from fedbench.simulation.sampling import draw_cohort, participants, step_fractions
 from fedbench.simulation.simulator import prepare, run, run_round
 
 OPTIONS = [
@@ -58,18 +58,18 @@ def rounds(cfg: DictConfig, folder: Path, upto: int) -> Any:
 
 def first_round(wanted: Any, dropout: float = 0.5) -> int:
     """The first round in which so many of the drawn clients survive."""
-    return next(r for r in range(200) if wanted(len(survivors(0, r, draw_cohort(0, r, 6, 4), dropout))))
+    return next(r for r in range(200) if wanted(len(participants(0, r, draw_cohort(0, r, 6, 4), dropout))))
 
 
 # -- who ---------------------------------------------------------------------------------------------------
 def test_every_client_is_lost_by_its_own_chance() -> None:
     """Whoever else was drawn; with 0 nobody; the more often, the more are lost, and none comes back."""
     ids = np.arange(1000)
-    left = survivors(3, 7, ids, 0.3)
-    assert 650 < len(left) < 750 and survivors(3, 7, ids, 0.0).tolist() == ids.tolist()
-    assert survivors(3, 7, ids[::2], 0.3).tolist() == [i for i in left if i % 2 == 0]
-    assert {*survivors(3, 7, ids, 0.6)} < {*left} != {*survivors(3, 8, ids, 0.3)}
-    assert survivors(3, 7, ids, 0.3).tolist() != survivors(4, 7, ids, 0.3).tolist()
+    left = participants(3, 7, ids, 0.3)
+    assert 650 < len(left) < 750 and participants(3, 7, ids, 0.0).tolist() == ids.tolist()
+    assert participants(3, 7, ids[::2], 0.3).tolist() == [i for i in left if i % 2 == 0]
+    assert {*participants(3, 7, ids, 0.6)} < {*left} != {*participants(3, 8, ids, 0.3)}
+    assert participants(3, 7, ids, 0.3).tolist() != participants(4, 7, ids, 0.3).tolist()
 
 
 def test_slow_ones_are_the_same_throughout_the_run() -> None:
@@ -123,7 +123,7 @@ def test_the_lost_have_downloaded_and_neither_trained_nor_sent(tmp_path: Path) -
     run(cfg, tmp_path)
     split = Split.load(tmp_path / "partition.npz")
     for r, row in enumerate(table(tmp_path)):
-        left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+        left = participants(0, r, draw_cohort(0, r, 6, 4), 0.5)
         assert int(row["bytes_down"]) == (4 * 4 * SIZE if len(left) else 0)
         assert int(row["bytes_up"]) == 4 * SIZE * len(left)
         assert int(row["samples"]) == 2 * split.train.sizes[left].sum()
@@ -133,7 +133,7 @@ def test_the_lost_have_downloaded_and_neither_trained_nor_sent(tmp_path: Path) -
 def test_what_all_are_asked_before_is_charged_once(tmp_path: Path) -> None:
     """FedSLD's counts, of six clients whoever is lost: ten numbers up and the sum down; models of the four drawn."""
     r = first_round(lambda n: 1 < n < 4)
-    left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+    left = participants(0, r, draw_cohort(0, r, 6, 4), 0.5)
     sim = rounds(config("algorithm=fedsld", *LOST), tmp_path, 0)
     sim.done = r
     run_round(sim, [])
@@ -143,7 +143,7 @@ def test_what_all_are_asked_before_is_charged_once(tmp_path: Path) -> None:
 
 def test_weights_are_over_survivors(tmp_path: Path) -> None:
     r = first_round(lambda n: 1 < n < 4)
-    left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+    left = participants(0, r, draw_cohort(0, r, 6, 4), 0.5)
     sim = rounds(config("algorithm=fedavg", *LOST, "optimizer.momentum=0", "optimizer.reset=round"), tmp_path, r)
     trained = Cohort(sim.engine, left, r)
     rows = trained.train(sim.algorithm.global_row().expand(len(left), -1)).theta.double()
@@ -156,7 +156,7 @@ def test_weights_are_over_survivors(tmp_path: Path) -> None:
 def test_private_rows_of_the_lost_stay(method: str, tmp_path: Path) -> None:
     """Whoever is not among the survivors has the rows and buffers of the round before; survivors have others."""
     r = first_round(lambda n: n == 2)
-    left = survivors(0, r, draw_cohort(0, r, 6, 4), 0.5)
+    left = participants(0, r, draw_cohort(0, r, 6, 4), 0.5)
     sim = rounds(config(f"algorithm={method}", *LOST), tmp_path, r)
     others = np.setdiff1d(np.arange(6), left)
     before = {name: rows[others].clone() for name, rows in sim.engine.rows.all.items()}

@@ -17,7 +17,7 @@ from fedbench.engine.federation import Federation
 from fedbench.report.paper import commands
 from fedbench.simulation.simulator import run
 from fedbench.simulation.status import resume_command
-from fedbench.simulation.summary import what_is_learned
+from fedbench.simulation.summary import task_line
 from fedbench.simulation.summary_text import clauses, ending, next_lines
 
 OPTIONS = [
@@ -40,33 +40,36 @@ def test_a_run_that_goes_on_says_from_where(caplog: pytest.LogCaptureFixture, tm
     first = said(caplog, tmp_path / "run", *words)
     assert not any("resuming" in line for line in first)
     again = said(caplog, tmp_path / "run", *words, "rounds=3", resume=True)
-    assert again[0] == "resuming after round 2 of 3"
+    assert again[0].endswith("; resuming after round 2 of 3")
 
 
-def test_a_run_says_first_what_is_learned(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    first, *_ = said(caplog, tmp_path / "run", "hardware.executor=loop")
+@pytest.mark.parametrize("executor", ["auto", "loop"])
+def test_the_first_lines_are_about_the_run(executor: str, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    lines = said(caplog, tmp_path / "run", f"hardware.executor={executor}")
     counts = np.array(json.loads((tmp_path / "run" / "partition.json").read_text())["label_counts"]).sum(0)
     listed = ", ".join(f"{digit} {n}" for digit, n in enumerate(counts))
-    assert first == f"classification: 10 classes, with training samples: {listed}"
+    first = "pgfed on digits, dirichlet partition: 6 clients, 2 per round, 2 rounds, model logistic, seed 0"
+    assert lines[0] == first
+    assert f"classification: 10 classes; training samples: {listed}" in lines
 
 
-def test_what_is_learned_of_each_kind_of_targets() -> None:
+def test_task_line_of_each_kind_of_targets() -> None:
     def line(targets: np.ndarray, **given: Any) -> str:
         n, kind = len(targets), given.pop("task")
         arrays = Arrays(np.zeros((n, 1, 2, 2), np.uint8), targets, np.zeros(n, np.int8), task=kind, **given)
         parts = [Ragged.from_lists([np.array(part)]) for part in (range(n - 1), [], [n - 1])]
-        return what_is_learned(Federation.build(arrays.check(), Split(*parts)))
+        return task_line(Federation.build(arrays.check(), Split(*parts)))
 
     labels = np.array([0, 0, 3, 1])
     names = ["well", "ill", "dead", "x" * 30]
     assert line(labels, task="classification", num_classes=4, class_names=names) == (
-        f"classification: 4 classes, with training samples: well 2, ill 0, dead 0, {'x' * 24} 1; 2 of them without one"
+        f"classification: 4 classes; training samples: well 2, ill 0, dead 0, {'x' * 24} 1; 2 without any"
     )
     shown = line(labels, task="classification", num_classes=12)
-    assert shown.endswith("8 0, 9 0, ...; 10 of them without one")
+    assert shown.endswith("8 0, 9 0, ...; 10 without any")
     hot = np.eye(3, dtype=np.float32)[[0, 0, 1, 2]]
     assert line(hot, task="multilabel", num_classes=3) == (
-        "multilabel: 3 labels, with training samples: 0 2, 1 1, 2 0; 1 of them without one"
+        "multilabel: 3 labels; training samples: 0 2, 1 1, 2 0; 1 without any"
     )
     assert line(np.float32([1, 2, 3, 4]), task="regression", num_classes=1) == "regression: 1 number"
     masks = np.zeros((4, 2, 2), np.uint8)

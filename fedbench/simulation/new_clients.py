@@ -1,10 +1,14 @@
-"""Clients that come after training: each copies the global model and adapts it, epoch by epoch.
+"""New clients, which take no part in training: each adapts the global model for some local epochs.
 
-Luo et al., ICCV 2023 (PGFed), "adaptive ability on new clients", as its released code does it: of 100 clients the
-last 20 take no part in the rounds; then each is evaluated with the global model (epoch 0) and trains all columns
-with the plain loss by SGD whose momentum begins anew every epoch; the mean accuracy of the 20 after every epoch is
-the curve, its best epoch the bar.  Departs from that code: where a part of the model never reaches the server
-(Algorithm.newcomer_row), clients' parts are averaged; the code adds them up and does not divide.
+The protocol is "adaptive ability on new clients" of Luo et al., ICCV 2023 (PGFed), as in its released code.  Of 100
+clients, the last 20 take no part in the rounds.  Afterwards each is evaluated with the global model (epoch 0) and
+trains all parameters by SGD, whose momentum is reset every epoch.  The paper plots the mean accuracy of the 20 clients
+after each epoch, and reports the best epoch.
+
+Departs from that code: parameters that never reach the server (Algorithm.newcomer_row) are averaged over the trained
+clients.  The code sums them without dividing.
+
+Letters: M new clients, P parameters.
 """
 
 from __future__ import annotations
@@ -32,28 +36,27 @@ FILE = "new_clients.csv"
 
 
 def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
-    """What a new client copies when the rounds are over, of whom nothing is known.  # [P]"""
+    """Return the row [P] from which a new client starts after training, without any information on that client."""
     with torch.no_grad():
         return algorithm.newcomer_row(_trained_clients(engine))
 
 
 def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
-    """What each of the run's new clients copies when the rounds are over, or all of them.  # [M, P] or [P]"""
-    welcoming, ids = _with_new_clients(engine)
+    """Return the rows from which the new clients start after training: one per client [M, P], or a shared one [P]."""
+    engine_of_all, ids = _with_new_clients(engine)
+    new_clients = Cohort(engine_of_all, ids, engine.rounds - 1, "new clients")
     with torch.no_grad():
-        return algorithm.newcomer_rows(
-            Cohort(welcoming, ids, engine.rounds - 1, "new clients"), _trained_clients(engine)
-        )
+        return algorithm.newcomer_rows(new_clients, _trained_clients(engine))
 
 
 def _trained_clients(engine: Engine) -> list[Cohort]:
-    """All clients that took part, a few at a time."""
+    """Return all clients that took part in training, in slices."""
     slices = evaluate.slices(engine, np.arange(engine.federation.num_clients))
     return [Cohort(engine, slice_ids, engine.rounds - 1, "evaluation") for slice_ids in slices]
 
 
 def _with_new_clients(engine: Engine) -> tuple[Engine, np.ndarray]:
-    """The engine of everybody, and who of them is new.  # ids [M]"""
+    """Return the engine with the new clients added, and the ids [M] of the new clients."""
     assert engine.with_new_clients is not None
     ids = np.arange(engine.federation.num_clients, engine.with_new_clients.num_clients)
     return replace(engine, federation=engine.with_new_clients), ids
@@ -62,15 +65,25 @@ def _with_new_clients(engine: Engine) -> tuple[Engine, np.ndarray]:
 def adapt(
     engine: Engine, row: Tensor, epochs: int, lr: float, momentum: float, pause: Callable[[], None] = lambda: None
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The new clients' ids [M] and test metrics before the first epoch and after each, [epochs + 1, M] each.
+    """Train the new clients, and evaluate them on their test samples after each epoch.
 
-    row: from which all start [P], or each one's [M, P].  pause: called between epochs; it may raise.
+    Args:
+        engine: The engine of the run.
+        row: The row [P] from which all start, or one per client [M, P].
+        epochs: The number of local epochs.
+        lr: The learning rate of SGD.
+        momentum: The momentum of SGD, reset every epoch.
+        pause: Called before each epoch.  It may raise to stop.
+
+    Returns:
+        The ids of the new clients [M]; and their test metrics by name, [epochs + 1, M] each, from epoch 0 (before
+        training) on.
     """
-    everybody, ids = _with_new_clients(engine)
-    adapting = replace(everybody, optimizer=SGD(lr, momentum=momentum))
-    first = engine.federation.num_clients
+    engine_of_all, ids = _with_new_clients(engine)
+    adapting = replace(engine_of_all, optimizer=SGD(lr, momentum=momentum))
+    num_trained = engine.federation.num_clients
     curves = [
-        _adapt(adapting, slice_ids, row if row.dim() == 1 else row[slice_ids - first], epochs, pause)
+        _adapt(adapting, slice_ids, row if row.dim() == 1 else row[slice_ids - num_trained], epochs, pause)
         for slice_ids in evaluate.slices(adapting, ids)
     ]
     return ids, {name: np.concatenate([c[name] for c in curves], axis=1) for name in curves[0]}
@@ -90,15 +103,23 @@ def _adapt(
 
 
 def _epoch(cohort: Cohort, row: Tensor) -> Tensor:
-    """One more epoch from row [P] or [k, P].  # [k, P]"""
+    """Train for one epoch from a row [P] or rows [k, P], and return the rows [k, P]."""
     try:
         return cohort.train(row, how=LocalTraining(epochs=1, key="new clients")).theta
     except RunError as error:
-        raise RunError(f"while new clients adapted: {str(error).replace('optimizer.lr', 'new_clients.lr')}") from error
+        message = str(error).replace("optimizer.lr", "new_clients.lr")
+        raise RunError(f"adaptation of new clients: {message}") from error
 
 
 def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dict[str, np.ndarray]) -> None:
-    """Write a CSV file with a row per epoch and client.  sizes: [M] each, and names; curves: [epochs + 1, M]."""
+    """Write a CSV file with one line per epoch and client.
+
+    Args:
+        path: The file.
+        ids: The new clients [M].
+        curves: Metrics by name, [epochs + 1, M] each.
+        sizes: Numbers of samples and client names by column, [M] each.
+    """
     table = CsvTable(path, -1)
     for epoch in range(len(next(iter(curves.values())))):
         columns = {"client": ids, **sizes, **{name: values[epoch] for name, values in curves.items()}}
@@ -107,9 +128,15 @@ def write(path: Path, ids: np.ndarray, curves: dict[str, np.ndarray], sizes: dic
 
 
 def summary(curves: dict[str, np.ndarray], num_test: np.ndarray, primary: str = "accuracy") -> dict[str, Any]:
-    """Return the mean primary score over the new clients: before training, at its best (with the epoch) and at the end.
+    """Return the mean primary score over the new clients: before training, at the best epoch, and at the end.
 
-    counted: the number of clients in the mean, if the score is undefined for some.
+    Args:
+        curves: Metrics by name, [epochs + 1, M] each.
+        num_test: Numbers of test samples [M].
+        primary: The name of the primary score.
+
+    Returns:
+        Values for summary.json.  `counted` is the number of clients in the mean, if the score is undefined for some.
     """
     means = [scores.over_clients({primary: values}, num_test) for values in curves[primary]]
     curve = [mean[primary] for mean in means]

@@ -1,7 +1,7 @@
-"""What a model must be before it is trained: checked on a handful of training samples, once, before round 1.
+"""Check a model on a few training samples before round 1.
 
-A copy of the module computes them, in evaluation and in training mode, so that neither its buffers nor the state of
-any generator nor a number of the run changes.
+A copy of the module computes outputs in evaluation and in training mode.  So the checks change neither its buffers nor
+the state of a random generator.
 
 Letters: B samples, C classes.
 """
@@ -26,14 +26,22 @@ from fedbench.nn.forward import Batched
 
 
 def check_parameters(module: Any, name: str) -> None:
-    """Refuse what is no module, has nothing to train, or numbers that a row cannot hold.  name: for the sentence."""
+    """Check that an object is a module with trainable float32 parameters.
+
+    Args:
+        module: The object to check.
+        name: Its name for error messages, as in "model._target_=my.Net".
+
+    Raises:
+        ConfigError: It is not a module, has no trainable parameter, or has parameters or buffers of another type.
+    """
     require(
         isinstance(module, nn.Module),
         f"{name} builds an object of type {type(module).__name__}, expected a torch.nn.Module",
     )
     parameters = dict(module.named_parameters())
     lazy = next((n for n, p in parameters.items() if nn.parameter.is_lazy(p)), None)
-    require(lazy is None, f"{name}: the shape of {lazy} is not known yet (a Lazy module): give the layer its sizes")
+    require(lazy is None, f"{name}: {lazy} has no shape yet (a Lazy module): give the layer its sizes")
     trained = {n: p for n, p in parameters.items() if p.requires_grad}
     frozen = f": all {len(parameters)} have requires_grad=False" if parameters else ""
     require(any(p.numel() for p in trained.values()), f"{name} has no parameter to train{frozen}")
@@ -42,13 +50,23 @@ def check_parameters(module: Any, name: str) -> None:
     for n, t in {**trained, **buffers}.items():
         require(
             t.dtype == torch.float32,
-            f"{name}: {n} is {_word(t.dtype)}, and what clients train and exchange is "
-            "float32: build the module in float32, or end its constructor with self.float()",
+            f"{name}: {n} is {_dtype_name(t.dtype)}, expected float32: build the module in float32, or end its "
+            "constructor with self.float()",
         )
 
 
 def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
-    """Refuse a model whose outputs are not one finite float32 number for each class (and pixel) of a sample."""
+    """Check that the outputs of a model fit the task.
+
+    Args:
+        model: The model.
+        federation: The data and the task.
+        name: The name of the model for error messages.
+
+    Raises:
+        ConfigError: The outputs are not finite float32 logits [B, C] (or [B, C, ...] for pixels), or do not depend on
+            a trained parameter.
+    """
     index = _few_samples(federation)
     x, y = federation.gather(index)
     largest = federation.largest_tokens()
@@ -65,31 +83,38 @@ def check_outputs(model: FlatModel, federation: Federation, name: str) -> None:
                 lambda module: _watch_tables(module, x, largest, name),
             )
             out = _logits(out, name)
-            _check_form(out, expected, name)
+            _check_shape(out, expected, name)
             _check_values(out, model, name)
             require(
                 not train or out.requires_grad,
-                f"{name}: the outputs do not depend on any parameter that is "
-                "trained, as behind torch.no_grad() or .detach()",
+                f"{name}: the outputs do not depend on any trained parameter; look for torch.no_grad() or .detach()",
             )
 
 
 def _few_samples(federation: Federation) -> Tensor:
-    """A few training samples, repeated if there are fewer, of another number than classes.  # [B]"""
-    count = 5 if federation.num_classes != 5 else 6
+    """Return the indices [B] of a few training samples, repeated if there are fewer."""
+    count = 5 if federation.num_classes != 5 else 6  # B != C, so that swapped axes are noticed
     index = np.resize(federation.splits["train"].indices[:count], count)
     return torch.from_numpy(index).to(federation.device)
 
 
 def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Callable[[nn.Module], None]) -> Any:
-    """Return the outputs of the forward pass.  failing: start of the error message; watch: called with the copy."""
+    """Return the outputs of the forward pass.
+
+    Args:
+        model: The model.
+        x: The inputs [B, ...].
+        train: Whether to compute in training mode.
+        failing: The beginning of the error message.
+        watch: Called with the copy of the module before its forward pass.
+    """
     module: Any = model.module
     try:
         with torch.set_grad_enabled(train):
             if isinstance(module, Batched):
                 return model.forward(model.init_row().requires_grad_(train), x, ForwardContext(train))
             frozen = {id(p): p for p in module.parameters() if not p.requires_grad}
-            module = copy.deepcopy(module, memo=frozen)  # what is in the memo counts as copied: large towers are shared
+            module = copy.deepcopy(module, memo=frozen)  # frozen parameters are shared, not copied
             watch(module)
             return module.train(train)(x)
     except ConfigError:
@@ -99,9 +124,15 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Call
 
 
 def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: str) -> None:
-    """Watch the module and refuse an embedding table that is too short for the largest token of the data.
+    """Hook the embeddings of a module to check that their tables include the largest token of the data.
 
-    A short table would fail in a later batch, on a GPU without a clear message.  largest: largest token of each input.
+    A table that is too small would fail in a later batch, on a GPU without a clear message.
+
+    Args:
+        module: The module, called once after this.
+        x: The inputs [B, ...].
+        largest: The largest token of each input.
+        name: The name of the model for error messages.
     """
     inputs = x if isinstance(x, dict) else {"inputs": x}
 
@@ -109,8 +140,8 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
         for key, most in largest.items():
             require(
                 tokens is not inputs.get(key) or most < table.num_embeddings,
-                f"{name} has a table of {table.num_embeddings:,} tokens ({where}), and the data set's {key} has tokens "
-                f"up to {most:,}: at least {most + 1:,} are needed (model.vocab in models that have it)",
+                f"{name} has an embedding of {table.num_embeddings:,} tokens ({where}), but the data set's {key} has "
+                f"tokens up to {most:,}: use at least {most + 1:,} (model.vocab, if the model has that option)",
             )
 
     def watch(where: str, table: nn.Embedding) -> None:
@@ -122,77 +153,72 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
 
 
 def _logits(out: Any, name: str) -> Any:
-    """What is returned, without the extra loss [B] that may come second; refused unless that is one."""
+    """Return the logits of an output that may be (logits, extra loss [B]), and check the extra loss."""
     if not (isinstance(out, tuple) and len(out) == 2 and all(isinstance(t, Tensor) for t in out)):
         return out
     logits, extra = out
     require(
         extra.shape == logits.shape[:1] and extra.dtype == torch.float32,
-        f"{name} returns logits {list(logits.shape)} and an extra loss {list(extra.shape)} of {_word(extra.dtype)}: "
-        f"that must be one float32 number for each sample, {list(logits.shape[:1])}",
+        f"{name} returns logits {list(logits.shape)} and an extra loss {list(extra.shape)} of "
+        f"{_dtype_name(extra.dtype)}: the extra loss must be one float32 number per sample, {list(logits.shape[:1])}",
     )
     require(bool(extra.isfinite().all()), f"{name} returns an extra loss that is NaN or infinite before any training")
     return logits
 
 
-def _check_form(out: Any, expected: tuple[int, ...], name: str) -> None:
-    """expected: [B, C, ...]."""
+def _check_shape(out: Any, expected: tuple[int, ...], name: str) -> None:
+    """Check that an output is a float32 tensor of the expected shape [B, C, ...]."""
     require(
         isinstance(out, Tensor),
-        f"{name} returns {_article(out)}: its forward pass must return the logits {list(expected)}, alone or "
-        f"with an extra loss [{expected[0]}] behind them",
+        f"{name} returns {_describe(out)}: its forward pass must return logits {list(expected)}, or a tuple of "
+        f"logits and an extra loss [{expected[0]}]",
     )
     shape = tuple(out.shape)
     returned = f"{name} returns {list(shape) if shape else 'a single number'}"
     rule = f"expected {list(expected)} for {expected[0]} samples of {expected[1]} classes"
     require(shape[:1] == expected[:1], f"{returned}, {rule}: the first dimension must be the samples")
     if len(shape) == len(expected) and shape[1] != expected[1]:
+        difference = "many" if shape[1] > expected[1] else "few"
         raise ConfigError(
-            f"{name} has {shape[1]} outputs for {expected[1]} classes, too {_many(shape[1], expected[1])}: "
-            "make its last layer as wide as num_classes, which a constructor that takes it is given"
+            f"{name} has too {difference} outputs, {shape[1]} for {expected[1]} classes: give its last layer "
+            "num_classes outputs (fedbench passes num_classes to a constructor that has this parameter)"
         )
     require(shape == expected, f"{returned}, {rule}")
     require(
         out.dtype == torch.float32,
-        f"{name} returns {_word(out.dtype)} numbers where a loss needs float32: end "
-        "its forward pass with .float() where these are logits",
+        f"{name} returns {_dtype_name(out.dtype)}, expected float32 logits: end its forward pass with .float()",
     )
 
 
-def _article(out: Any) -> str:
-    inside = (
-        f" ({', '.join(map(str, out))})"
-        if isinstance(out, dict)
-        else f" of {len(out)}"
-        if isinstance(out, tuple | list)
-        else ""
-    )
-    return "None" if out is None else f"a {type(out).__name__}{inside}"
-
-
-def _many(outputs: int, classes: int) -> str:
-    return "many" if outputs > classes else "few"
+def _describe(out: Any) -> str:
+    """Describe an object that is not a tensor, as in "a dict (logits, loss)" or "a tuple of 3"."""
+    if out is None:
+        return "None"
+    inside = ""
+    if isinstance(out, dict):
+        inside = f" ({', '.join(map(str, out))})"
+    elif isinstance(out, tuple | list):
+        inside = f" of {len(out)}"
+    return f"a {type(out).__name__}{inside}"
 
 
 def _check_values(out: Tensor, model: FlatModel, name: str) -> None:
+    """Check that the outputs [B, ...] are finite."""
     finite = out.isfinite().flatten(1).all(1)  # [B]
     if finite.all():
         return
     bad = [n for n, t in model.module.named_parameters() if not t.isfinite().all()]
-    why = (
-        f"its parameter {bad[0]} holds some"
-        if bad
-        else "its parameters are all finite, so what it computes of them is not"
-    )
+    why = f"its parameter {bad[0]} is not finite" if bad else "all its parameters are finite, so check its forward pass"
     raise ConfigError(
-        f"{name} returns NaN or infinite numbers for {int((~finite).sum())} of {len(out)} training "
-        f"samples before any training: {why}"
+        f"{name} returns NaN or infinite outputs for {int((~finite).sum())} of {len(out)} training samples before any "
+        f"training: {why}"
     )
 
 
-def _word(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _shape(x: Inputs) -> str:
+    """Return the shape of a sample as text, without the batch axis."""
     return str(map_inputs(lambda t: tuple(t.shape[1:]), x))

@@ -167,10 +167,10 @@ def test_matrices_are_what_they_were(copy: Path, whole: Path) -> None:
         arrays = dict(file)
     arrays["A"] = arrays["A"] + np.float32(1)
     np.savez(path, **arrays)
-    with pytest.raises(ConfigError, match=r"matrices\.npz is not what the run wrote up to round 4"):
+    with pytest.raises(ConfigError, match=r"matrices\.npz was changed or damaged after round 4"):
         run(config(whole), copy, resume=True)
     path.unlink()
-    with pytest.raises(ConfigError, match=r"matrices\.npz is not what the run wrote up to round 4"):
+    with pytest.raises(ConfigError, match=r"matrices\.npz was changed or damaged after round 4"):
         run(config(whole), copy, resume=True)
     path.write_bytes(good)
     run(config(whole, "rounds=5"), copy, resume=True)
@@ -206,7 +206,7 @@ def test_a_summary_is_looked_at(copy: Path, whole: Path, capsys: pytest.CaptureF
     values = json.loads(path.read_text())
     values["best"]["values"]["personal/accuracy"] = 0.999
     path.write_text(json.dumps(values))
-    assert not finished(copy, whole) and "but summary.json is no longer" in capsys.readouterr().err
+    assert not finished(copy, whole) and "but summary.json was changed or damaged" in capsys.readouterr().err
     run(config(whole), copy, resume=True)
     assert finished(copy, whole) and json.loads(path.read_text())["best"]["values"]["personal/accuracy"] < 0.999
 

@@ -113,9 +113,7 @@ def test_a_small_vocabulary_is_a_sentence() -> None:
     arrays = build.data(cfg)
     federation = build.federation(cfg, arrays, build.partition(cfg, arrays), torch.device("cpu"))
     most = int(arrays.parts()["text"].max())
-    words = (
-        rf"LSTM has a table of {most} tokens \(embedding\), and .* text has tokens up to {most}: at least {most + 1}"
-    )
+    words = rf"LSTM has an embedding of {most} tokens \(embedding\), but .* text has tokens up to {most}: use at"
     with pytest.raises(ConfigError, match=words):
         check_outputs(FlatModel(LSTM({"text": (20,)}, 80, vocab=most)), federation, "LSTM")
     check_outputs(FlatModel(LSTM({"text": (20,)}, 80, vocab=most + 1)), federation, "LSTM")

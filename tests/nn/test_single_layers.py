@@ -280,7 +280,7 @@ class WrongExtra(Sparse):
 
 def test_an_extra_loss_of_another_shape_is_one_sentence() -> None:
     federation = Federation.build(*ragged(), CPU)
-    with pytest.raises(ConfigError, match=r"an extra loss \[\] of float32: that must be one float32 number for each"):
+    with pytest.raises(ConfigError, match=r"an extra loss \[\] of float32: the extra loss must be one float32"):
         check_outputs(FlatModel(WrongExtra(), {}), federation, "it")
 
 

@@ -247,5 +247,5 @@ def test_an_interrupted_adaptation_is_done_anew(tmp_path: Path, monkeypatch) -> 
 
 
 def test_a_learning_rate_that_diverges_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"while new clients adapted.*new_clients\.lr=1e\+12"):
+    with pytest.raises(RunError, match=r"adaptation of new clients.*new_clients\.lr=1e\+12"):
         run(tmp_path / "run", "new_clients.lr=1e12")

@@ -169,28 +169,31 @@ def engine(name: str, **keys: Any) -> Any:
 @pytest.mark.parametrize(
     "name, words",
     [
-        ("TooMany", "has 20 outputs for 3 classes, too many"),
-        ("TooFew", "has 2 outputs for 3 classes, too few"),
-        ("NotANumber", r"NaN or infinite numbers for 5 of 5 training samples .* parameter head\.weight holds some"),
-        ("Infinite", "NaN or infinite numbers for 5 of 5 .* its parameters are all finite"),
+        ("TooMany", "has too many outputs, 20 for 3 classes"),
+        ("TooFew", "has too few outputs, 2 for 3 classes"),
+        ("NotANumber", r"NaN or infinite outputs for 5 of 5 training samples .* parameter head\.weight is not finite"),
+        ("Infinite", "NaN or infinite outputs for 5 of 5 .* all its parameters are finite"),
         ("Nothing", "has no parameter to train$"),
         ("Frozen", "has no parameter to train: all 4 have requires_grad=False"),
         ("Double", r"body\.1\.weight is float64, .* float32: .* self\.float\(\)"),
         ("DoubleBuffer", "scale is float64"),
-        ("Lazy", "shape of head.weight is not known yet"),
+        ("Lazy", "head.weight has no shape yet"),
         (
             "Triple",
-            r"returns a tuple of 3: its forward pass must return the logits \[5, 3\], alone or with an extra loss",
+            r"returns a tuple of 3: its forward pass must return logits \[5, 3\], or a tuple of logits",
         ),
-        ("Pair", r"an extra loss \[5, 1, 4, 4\] of float32: that must be one float32 number for each sample, \[5\]"),
+        (
+            "Pair",
+            r"an extra loss \[5, 1, 4, 4\] of float32: the extra loss must be one float32 number",
+        ),
         ("Dictionary", r"returns a dict \(logits\)"),
         ("Silent", "returns None"),
         ("Scalar", r"returns a single number, expected \[5, 3\]"),
         ("OneSample", r"returns \[1, 3\], expected \[5, 3\] for 5 samples of 3 classes: the first dimension"),
         ("Pixels", r"returns \[5, 3, 1\], expected \[5, 3\]"),
-        ("Doubled", r"returns float64 numbers .* \.float\(\)"),
-        ("Choices", "returns int64 numbers"),
-        ("Detached", "do not depend on any parameter that is trained"),
+        ("Doubled", r"returns float64, expected float32 .* \.float\(\)"),
+        ("Choices", "returns int64, expected float32"),
+        ("Detached", "do not depend on any trained parameter"),
         ("OnlyInTraining", r"an extra loss \[5, 3\]"),
         (
             "Misfit",
@@ -285,7 +288,7 @@ def test_every_task_says_what_a_model_must_return(task: str, targets: np.ndarray
     arrays = arrays_of(np.ones((12, 1, 4, 4), np.float32), targets, 3, task=task)
     f = build.federation(compose([]), arrays, split_of([3, 3]), torch.device("cpu"))
     check_outputs(FlatModel(Fits(outputs)), f, "it")
-    with pytest.raises(ConfigError, match=r"4 outputs for 3 classes, too many"):
+    with pytest.raises(ConfigError, match=r"too many outputs, 4 for 3 classes"):
         check_outputs(FlatModel(Fits((4, *outputs[1:]))), f, "it")
     with pytest.raises(ConfigError, match=re.escape(f"expected {[5, *outputs]}")):
         check_outputs(FlatModel(Fits((*outputs, 2))), f, "it")

@@ -49,11 +49,11 @@ def test_ending(capsys):
     ending(summary(), Path("runs/pgfed/digits/2026-01-01"))
     text = capsys.readouterr().out
     for part in (
-        "pgfed+ft on digits, dirichlet partition: 20 clients, 5 a round, 30 rounds, model mlp, seed 3",
+        "pgfed+ft on digits, dirichlet partition: 20 clients, 5 per round, 30 rounds, model mlp, seed 3",
         "12,346 images/s",
-        "1:15 in all",
+        "1:15 in total",
         "2.5 MB down, 1.2 MB up",
-        "a client's round: 16.3 KiB down, 8.1 KiB up",
+        "mean per client and round: 16.3 KiB down, 8.1 KiB up",
         "runs/pgfed/digits/2026-01-01",
         "python -m fedbench report runs ",
         "algorithm=local,fedavg,pgfed",

@@ -83,7 +83,7 @@ def test_slow_ones_are_the_same_throughout_the_run() -> None:
     others = [step_fractions(config(*SLOW, f"seed={seed}"), 6) for seed in range(1, 9)]
     assert any(other.tolist() != each.tolist() for other in others if other is not None)
     assert (step_fractions(config("system.slow=0.5"), 5) < 1).sum() == 3
-    with pytest.raises(ConfigError, match=r"system\.slow=0\.05 of 6 clients is nobody"):
+    with pytest.raises(ConfigError, match=r"system\.slow=0\.05 of 6 clients rounds to no client"):
         step_fractions(config("system.slow=0.05"), 6)
 
 

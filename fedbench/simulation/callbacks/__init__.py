@@ -1,1 +1,1 @@
-"""What happens beside the rounds of a run: tables, checkpoints, progress, matrices, W&B, TensorBoard, MLflow."""
+"""Callbacks of a run: tables, checkpoints, progress, matrices, W&B, TensorBoard, MLflow."""

@@ -1,4 +1,4 @@
-"""The hooks of a run.  A callback overrides those that it needs."""
+"""The base class of callbacks.  A callback overrides the hooks that it needs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Status = Literal["finished", "failed", "interrupted"]
 
 
 class Callback:
-    """Watch a run.  Every hook does nothing by default.
+    """Base class of callbacks, whose hooks are called during a run.  Hooks do nothing by default.
 
-    If several processes share a run, only the first one calls callbacks.  ``run`` has the configuration (``cfg``), the
-    run folder (``run_dir``), the number of finished rounds (``done``), the last metrics (``last``) and the method
-    (``algorithm``).  A callback must not change it.
+    Each hook receives the run: its configuration (``cfg``), folder (``run_dir``), number of finished rounds
+    (``done``), last metrics (``last``) and method (``algorithm``).  A callback must not change the run.  If several
+    processes share a run, only rank 0 calls callbacks.
 
     Attributes:
         name: The key of the callback's state in the checkpoint.
-        packages: Optional packages that the callback imports, and the names by which pip installs them.  Without them
-            a run is refused before it begins.
+        packages: The optional packages that the callback imports, as a dict from module to name for pip.  They must be
+            installed before the run begins.
     """
 
     name = ""
@@ -34,31 +34,31 @@ class Callback:
 
         Args:
             run: The run.
-            saved: The result of ``on_checkpoint`` in the checkpoint from which the run resumes, else None.
+            saved: The state that ``on_checkpoint`` returned, if the run resumes from a checkpoint; else None.
         """
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Use the scores of round ``run.done``, if it was evaluated.
+        """Process the scores of round ``run.done``.  Called after each evaluation.
 
         Args:
             run: The run.
             metrics: Scores over clients by name, as in metrics.csv.
-            clients: Columns of clients.csv: ``client`` and the scores by name.  # [n] each
+            clients: The columns of clients.csv by name: ``client`` and the scores, [n] each.
         """
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Use the costs of round ``run.done``, after its evaluation.
+        """Process the costs of round ``run.done``.  Called after each round and its evaluation.
 
         Args:
             run: The run.
-            costs: Columns of costs.csv: seconds, steps, samples, bytes.
+            costs: Costs by name, as in costs.csv: seconds, steps, samples, bytes.
         """
 
     def on_checkpoint(self, run: Simulation) -> Any:
-        """Return the state for the checkpoint that is written next: numbers, text, lists and dicts of them."""
+        """Return the callback's state before a checkpoint is written: numbers, text, lists and dicts of them."""
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Finish, also after a failure and if the run is to be resumed.
+        """Clean up.  Called at the end of a run, also if it failed or was interrupted.
 
         Args:
             run: The run.

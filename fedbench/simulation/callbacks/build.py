@@ -1,4 +1,4 @@
-"""The callbacks of a run, in the order in which they are called."""
+"""Build the callbacks of a run."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ from fedbench.simulation.log import Output
 
 
 def build(cfg: DictConfig, output: Output = "lines") -> list[Callback]:
-    """Return the callbacks of a run: those that every run has, and those of the group ``callbacks``.
-
-    Matrices come first, because they refuse a damaged file before the tables are cut.  The checkpoint comes last,
-    because it refers to what the others have written.
+    """Return the callbacks of a run in calling order: those of every run, and those of the group ``callbacks``.
 
     Args:
-        cfg: The checked config.
-        output: What the run prints; progress unless it is "warnings".
+        cfg: The checked configuration.
+        output: What the run prints.  Progress is shown unless it is "warnings".
 
     Raises:
         ConfigError: A callback of the group cannot be built.
     """
-    shown = [] if output == "warnings" else [Progress(transient=output == "bar")]
-    others = [Matrices(), Tables(), *shown, Wandb(cfg.tracking.mode), *asked(cfg)]
+    progress = [] if output == "warnings" else [Progress(transient=output == "bar")]
+    # Matrices first: if their file is damaged, they raise an error before the tables are cut.
+    others = [Matrices(), Tables(), *progress, Wandb(cfg.tracking.mode), *group_callbacks(cfg)]
+    # The checkpoint last: it refers to files that the others have written.
     return [*others, Checkpoint(cfg.checkpoint.every, others)]
 
 
-def asked(cfg: DictConfig) -> list[Callback]:
-    """Return the callbacks of the group, each guarded against its errors."""
-    return [Guarded(f"callbacks.{name}", _made(cfg, name)) for name in cfg.callbacks]
+def group_callbacks(cfg: DictConfig) -> list[Callback]:
+    """Return the callbacks of the group ``callbacks``, each wrapped so that its errors do not end the run."""
+    return [Guarded(f"callbacks.{name}", _build_one(cfg, name)) for name in cfg.callbacks]
 
 
-def _made(cfg: DictConfig, name: str) -> Callback:
+def _build_one(cfg: DictConfig, name: str) -> Callback:
     key = f"callbacks.{name}"
     callback = make(cfg.callbacks[name], key=key)
     require(

@@ -1,4 +1,4 @@
-"""When a run saves its state."""
+"""Callback that saves checkpoints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from fedbench.simulation.callbacks.base import Callback
 if TYPE_CHECKING:
     from fedbench.simulation.run_state import Simulation
 
-SHARE = 0.05  # of the time of a run, if checkpoint.every is null
+SHARE = 0.05  # largest fraction of the run time spent on saving, if checkpoint.every is null
 
 
 class Checkpoint(Callback):
-    """Save the run and the states of the other callbacks.  It comes after them in the list.
+    """Save the run and the states of the other callbacks, which are called before this one.
 
     Args:
-        every: n: every n rounds; 0: after the last round only; None: as often as takes SHARE of the time.
+        every: Rounds between checkpoints.  0: only after the last round.  None: as often as possible within SHARE of
+            the run time.
         others: The callbacks whose states are saved.
     """
 
@@ -28,7 +29,7 @@ class Checkpoint(Callback):
         self.seconds, self.last = 0.0, -float("inf")
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Save, if it is due."""
+        """Save a checkpoint if it is due."""
         if not self.is_due(run.done, run.is_last_round):
             return
         began = time.monotonic()
@@ -37,14 +38,19 @@ class Checkpoint(Callback):
         self.seconds = self.last - began
 
     def is_due(self, done: int, final: bool) -> bool:
-        """Return whether to save after ``done`` rounds.  final: no round follows in this process."""
+        """Return whether a checkpoint is due.
+
+        Args:
+            done: The number of finished rounds.
+            final: Whether it was the last round of this process.
+        """
         if final or self.every:
             return final or done % (self.every or 1) == 0
         return self.every is None and time.monotonic() - self.last > self.seconds / SHARE
 
     def save(self, run: Simulation) -> None:
-        """Write the checkpoint, after the callbacks have written what it refers to."""
+        """Write a checkpoint with the states of all callbacks."""
         states = {callback.name: callback.on_checkpoint(run) for callback in self.others}
-        kept = {name: state for name, state in states.items() if state is not None}
-        checkpoint.save(run.run_dir, {**run.state(), **kept}, run.is_sound)
+        states = {name: state for name, state in states.items() if state is not None}
+        checkpoint.save(run.run_dir, {**run.state(), **states}, run.is_sound)
         run.is_sound = True

@@ -1,4 +1,4 @@
-"""A callback that cannot end a run."""
+"""Wrapper that keeps the errors of a callback from ending a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class Guarded(Callback):
-    """Call the hooks of a callback until one fails.  Then warn, and go on without it.
+    """Call the hooks of a callback until one raises an exception, then warn and disable it.
 
-    ``on_start`` may fail: no round is lost by then.  The state is stored as JSON, so that reading a checkpoint runs no
-    code.
+    An exception of ``on_start`` is raised, because no round is lost by then.  The state is stored as JSON, so that
+    reading a checkpoint runs no code.
 
     Args:
         key: The key of the callback in the group, as in ``callbacks.mine``.
@@ -30,7 +30,7 @@ class Guarded(Callback):
     """
 
     def __init__(self, key: str, callback: Callback):
-        self.name, self.callback, self.failed = key, callback, True  # until it has started
+        self.name, self.callback, self.failed = key, callback, True  # disabled until on_start succeeds
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
         """Start the callback."""
@@ -62,6 +62,6 @@ class Guarded(Callback):
             return None if result is None else json.dumps(result)
         except Exception as error:  # of any kind
             self.failed = True
-            log.warning("%s failed in %s (%s); the run goes on without it", self.name, hook, describe_error(error))
+            log.warning("%s failed in %s (%s); the run continues without it", self.name, hook, describe_error(error))
             log.debug("%s failed", self.name, exc_info=True)  # into run.log only
             return None

@@ -1,7 +1,6 @@
-"""matrices.npz: small matrices between clients over the rounds, recorded for figures.
+"""matrices.npz: client-by-client matrices of a method over the rounds, recorded for figures.
 
-Matrices are APPLE's directed relationships and PGFed's A.  Other small tensors are recorded with them, such as
-pFedNet's distances between clients.
+Examples are APPLE's directed relationships, PGFed's A, and pFedNet's distances between clients.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     from fedbench.simulation.run_state import Simulation
 
 FILE = "matrices.npz"
-BUDGET = 16 << 20  # bytes of one name
+BUDGET = 16 << 20  # bytes per matrix name, over all rounds
 
 
 class Matrices(Callback):
-    """Record a method's matrices in matrices.npz.
+    """Record the matrices of a method (`Algorithm.matrices`) in matrices.npz.
 
-    The file holds `rounds` [R] int64 and each matrix under its name, [R, ...] float32.
+    The file contains `rounds` [R] int64, and each matrix by name, [R, ...] float32.
     """
 
     name = "matrices"
@@ -38,7 +37,7 @@ class Matrices(Callback):
         self.log: MatrixLog | None = None
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Record the initial matrices, or read those of a resumed run.  saved: their digests as JSON."""
+        """Record the initial matrices, or read those of a resumed run and compare them with the saved digests."""
         cfg = run.cfg
         self.log = MatrixLog(run.run_dir, run.algorithm, run.engine.federation.num_clients, cfg.rounds, cfg.eval.every)
         if run.done:
@@ -60,29 +59,29 @@ class Matrices(Callback):
 
 
 class MatrixLog:
-    """Matrices of as many evaluated rounds as fit into BUDGET, at equal distances.
+    """The matrices of as many evaluated rounds as fit in BUDGET, at equal intervals.
 
-    The initial values and the last round are always among them.  Nothing is recorded if two rounds do not fit.
+    The initial values and the last round are always included.  Nothing is recorded if two rounds do not fit.
 
     Args:
         run_dir: The run folder.
         algorithm: The method.
         num_clients: N.
-        rounds: Number of rounds of the run.
-        every: Rounds between evaluations.
+        rounds: The number of rounds of the run.
+        every: The number of rounds between evaluations.
     """
 
     def __init__(self, run_dir: Path, algorithm: Algorithm, num_clients: int, rounds: int, every: int):
         self.path, self.algorithm, self.last = run_dir / FILE, algorithm, rounds
-        most = BUDGET // (4 * num_clients**2)  # matrices of [N, N]
-        self.step = every * -(-rounds // (every * max(most - 2, 1)))
-        self.active = most >= 2 and bool(algorithm.matrices())
+        max_matrices = BUDGET // (4 * num_clients**2)  # [N, N] float32
+        self.step = every * -(-rounds // (every * max(max_matrices - 2, 1)))
+        self.active = max_matrices >= 2 and bool(algorithm.matrices())
         self.rounds: list[int] = []
         self.recorded: list[dict[str, np.ndarray]] = []
         self.digests: dict[str, str] = {}  # by round
 
     def note(self, round: int) -> None:
-        """Record the matrices after a round (0: before the first), if it is one to be recorded."""
+        """Record the matrices after a round (0: before the first), if that round is due."""
         if self.active and self._is_recorded(round):
             self._record(round, {name: m.float().cpu().numpy() for name, m in self.algorithm.matrices().items()})
 
@@ -102,10 +101,10 @@ class MatrixLog:
 
         Args:
             done: The round of the checkpoint.
-            digests: Digest by round.  None: a checkpoint of an older version has none.
+            digests: The digest of each recorded round.  None: the checkpoint is of an older version without digests.
 
         Raises:
-            ConfigError: The file does not hold what the digests say.
+            ConfigError: The content of the file does not match the digests.
         """
         if self.active and self.path.is_file():
             stored = read_npz(self.path)
@@ -116,7 +115,8 @@ class MatrixLog:
             expected = {round: text for round, text in digests.items() if self._is_recorded(int(round))}
             require(
                 self.digests == expected,
-                f"{self.path} is not what the run wrote up to round {done}, and what it held is nowhere else",
+                f"{self.path} was changed or damaged after round {done}, so the run cannot be resumed: restore it "
+                "from a backup, or start a new run",
             )
 
     def _is_recorded(self, round: int) -> bool:

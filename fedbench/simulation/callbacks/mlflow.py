@@ -1,4 +1,7 @@
-"""MLflow: a run in a local folder, or on a server.  ``mlflow ui --backend-store-uri runs/mlruns`` shows a folder."""
+"""Log a run to MLflow, in a local folder or on a server.
+
+View a folder with ``mlflow ui --backend-store-uri runs/mlruns``.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,16 @@ from fedbench.simulation.callbacks.wandb_names import run_names
 if TYPE_CHECKING:
     from fedbench.simulation.run_state import Simulation
 
-LONGEST_PARAM = 500  # characters, the lowest limit among MLflow's stores
-MOST_IN_A_BATCH = 100  # params of a request
+LONGEST_PARAM = 500  # characters per parameter, the lowest limit among MLflow's stores
+MOST_IN_A_BATCH = 100  # parameters per request
 
 
 class MLflow(Callback):
-    """Log the configuration, scores and costs of a run.
+    """Log the configuration, scores and costs of a run to MLflow.
 
     Args:
-        uri: Where runs are stored: a folder, or the address of a server.  Default: mlruns below output_dir.
-        experiment: Name of the experiment.  Default: the group that W&B would show.
+        uri: A folder, or the address of a server.  Default: the folder mlruns in output_dir.
+        experiment: The name of the experiment.  Default: the name of the group in W&B.
     """
 
     packages: ClassVar = {"mlflow": "mlflow-skinny"}
@@ -38,11 +41,11 @@ class MLflow(Callback):
         self._id = ""
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Create a run, or continue the one whose id is in the checkpoint."""
+        """Create a run in MLflow, or continue the one whose id is in the checkpoint."""
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # MLflow's 7 are minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # MLflow's default of 7 takes minutes
         uri = self.uri or str(Path(run.cfg.output_dir).expanduser().absolute() / "mlruns")
         if "://" not in uri:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 refuses folders without it

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar on a terminal, one changing line in a notebook, a line now and then elsewhere."""
+"""Show the progress of a run: a bar on a terminal, one updated line in a notebook, about 20 lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedbench.simulation.summary_text import duration
 if TYPE_CHECKING:
     from fedbench.simulation.run_state import Simulation
 
-LINES = 20  # a run prints about so many if there is no terminal
-REDRAWN = 0.1  # s at least between two states of a notebook's line
+LINES = 20  # approximate number of lines per run without a terminal
+REDRAWN = 0.1  # minimum seconds between updates of a notebook's line
 
 
 class Progress(Callback):
-    """Show round, score, images/s and time left.
+    """Show the round, the score, images/s and the remaining time.
 
     Args:
-        transient: Show a bar that vanishes at the end, and nothing where standard output is no terminal.
+        transient: Whether to remove the bar at the end, and to show nothing if standard output is not a terminal.
     """
 
     def __init__(self, transient: bool = False) -> None:
@@ -31,23 +31,23 @@ class Progress(Callback):
         self._bar: Any = None
 
     def on_start(self, run: Simulation, saved: None) -> None:
-        """Open the bar."""
+        """Start showing progress."""
         self.open(run.cfg.rounds, run.done, run.engine.task.primary)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Show that a round is done."""
+        """Update the display after a round."""
         self.update(run.done, run.last.get(run.primary, math.nan), costs["images_per_s"])
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Leave the terminal as it was."""
+        """Stop the bar."""
         self.close()
 
     def open(self, total: int, start: int = 0, primary: str = "accuracy") -> None:
-        """Begin to show a run.
+        """Start showing progress.
 
         Args:
-            total: Number of rounds.
-            start: Number of finished rounds.
+            total: The number of rounds of the run.
+            start: The number of finished rounds.
             primary: The name of the score.
         """
         self.total, self.start, self.primary = total, start, primary
@@ -57,7 +57,13 @@ class Progress(Callback):
         self._line = None if self._bar else notebook_line()
 
     def update(self, round: int, score: float, images_per_s: float) -> None:
-        """Show that ``round`` (from 1) is done.  The score is NaN before the first evaluation."""
+        """Update the display after a round.
+
+        Args:
+            round: The finished round, from 1.
+            score: The last score; NaN before the first evaluation.
+            images_per_s: Training samples per second.
+        """
         fields = {"score": "-" if math.isnan(score) else f"{score:.4f}", "speed": f"{images_per_s:,.0f}"}
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=round, **fields)
@@ -82,16 +88,17 @@ class Progress(Callback):
 
 
 class NotebookLine:
-    """A line in the output of a notebook's cell; what is shown takes the place of what was.
+    """A line in the output of a notebook's cell, which each update replaces.
 
-    display: IPython's function of that name.
+    Args:
+        display: The function IPython.display.display.
     """
 
     def __init__(self, display: Any) -> None:
         self._display, self._handle, self._shown = display, None, -math.inf
 
     def show(self, text: str, last: bool = False) -> None:
-        """Show a text, unless another one was shown a moment ago; the last one in any case."""
+        """Replace the line, unless the previous update was less than REDRAWN ago and this is not the last one."""
         now = time.monotonic()
         if not last and now - self._shown < REDRAWN:
             return
@@ -103,7 +110,7 @@ class NotebookLine:
 
 
 def notebook_line() -> NotebookLine | None:
-    """A line where standard output is that of a notebook's cell; None on a terminal, and where it goes to a file."""
+    """Return a NotebookLine if standard output is the output of a notebook's cell, else None."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None or not type(sys.stdout).__module__.startswith("ipykernel"):
         return None

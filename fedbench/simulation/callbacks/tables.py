@@ -1,6 +1,6 @@
-"""metrics.csv, clients.csv, costs.csv and summary.json.
+"""Write metrics.csv, clients.csv, costs.csv and summary.json.
 
-Floats are written by ``repr``, so that equal runs give equal bytes.  Timings are in costs.csv alone.
+Floats are written by ``repr``, so equal runs give equal bytes.  Of the tables, only costs.csv contains timings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tables(Callback):
         self.tables: dict[str, CsvTable] = {}
 
     def on_start(self, run: Simulation, saved: Mapping[str, Mark] | None) -> None:
-        """Open the tables.  Those of a resumed run are cut where they ended at its checkpoint."""
+        """Open the tables.  In a resumed run, remove the lines after the checkpoint."""
         self.open(run.run_dir, run.done, saved)
         write_summary(run.run_dir, summary(run, "running"))
 
@@ -42,54 +42,64 @@ class Tables(Callback):
 
         Args:
             run_dir: The run folder.
-            done: The round of the checkpoint.  Rows of later rounds are removed, and all rows of a new run (0).
-            marks: The sizes of the tables at that round.  Checkpoints of older versions have none.
+            done: The round of the checkpoint, 0 for a new run.  Lines of later rounds are removed.
+            marks: Size and checksum of each table at that round.  Checkpoints of older versions have none.
         """
         for file, mark in (marks or {}).items():
             truncate_bytes(run_dir / file, mark[0])
         self.tables = {name: CsvTable(run_dir / f"{name}.csv", done or -1) for name in TABLES}
 
     def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Add a row to metrics.csv, and a row per client to clients.csv."""
+        """Add a line to metrics.csv, and one line per client to clients.csv."""
         self.add_metrics(run.done, metrics)
         self.add_clients(run.done, clients)
 
     def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Add a row to costs.csv."""
+        """Add a line to costs.csv."""
         self.add_costs(run.done, costs)
 
     def add_metrics(self, round: int, values: Mapping[str, float]) -> None:
-        """Add the row of an evaluated round to metrics.csv.
+        """Add the line of an evaluated round to metrics.csv.
 
-        The first row fixes the columns.  Numbers of clients without a column are in summary.json only.
+        The first line determines the columns.  A number of clients (name + scores.COUNT) that first occurs later has no
+        column and is only in summary.json.
+
+        Args:
+            round: The evaluated round, from 1.
+            values: Scores by name.
         """
         table = self.tables["metrics"]
         late = {name + scores.COUNT for name in scores.counts(values)}.difference(table.columns or values)
         table.append([{"round": round, **{name: value for name, value in values.items() if name not in late}}])
 
     def add_clients(self, round: int, columns: Mapping[str, np.ndarray]) -> None:
-        """Add a row per client to clients.csv.  ``client`` is 0 to N - 1 by default.
+        """Add one line per client to clients.csv.
 
         A table that began without client names continues without them.
+
+        Args:
+            round: The evaluated round, from 1.
+            columns: Values by name, [n] each.  ``client`` is 0 to n - 1 by default.
         """
-        begun = self.tables["clients"].columns
-        columns = {name: values for name, values in columns.items() if name != "name" or name in (begun or columns)}
+        existing = self.tables["clients"].columns
+        if existing and "name" not in existing:
+            columns = {name: values for name, values in columns.items() if name != "name"}
         count = len(next(iter(columns.values())))
         numbers = {} if "client" in columns else {"client": np.arange(count)}
         self.tables["clients"].extend({"round": np.full(count, round), **numbers, **columns})
 
     def add_costs(self, round: int, values: Mapping[str, float]) -> None:
-        """Add the row of a round to costs.csv."""
+        """Add the line of a round to costs.csv."""
         self.tables["costs"].append([{"round": round, **values}])
 
     def on_checkpoint(self, run: Simulation) -> dict[str, Mark]:
-        """Return the mark of each table by file name.  The tables are on the disk by then."""
+        """Flush the tables to the disk, and return the size and checksum of each by file name."""
         for table in self.tables.values():
             table.sync()
         return {table.path.name: table.written.mark for table in self.tables.values()}
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Write the summary, unless the run is to be resumed, and close the tables."""
+        """Write the summary, unless the run was interrupted, and close the tables."""
         try:
             if status == "finished":
                 files = {**self.on_checkpoint(run), **output_marks(run.run_dir)}
@@ -100,7 +110,7 @@ class Tables(Callback):
             self.close(status)
 
     def close(self, status: Status = "finished") -> None:
-        """Close the tables.  After a failure, a full disk is not reported again."""
+        """Close the tables.  After a failure, write errors are ignored: the first error is reported."""
         for table in self.tables.values():
             with nullcontext() if status == "finished" else suppress(OSError):
                 table.close()

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run folder.  ``tensorboard --logdir runs`` shows them."""
+"""Write TensorBoard event files in the run folder.  View them with ``tensorboard --logdir runs``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class TensorBoard(Callback):
-    """Write scores and costs of each round as scalars, by torch.utils.tensorboard.
+    """Write the scores and costs of each round as scalars (torch.utils.tensorboard).
 
     Args:
-        folder: Folder of the event files, relative to the run folder.
-        histograms: Whether to write the clients' scores of each evaluation as histograms.
+        folder: The folder of the event files, relative to the run folder.
+        histograms: Whether to write histograms of the clients' scores.
     """
 
     packages: ClassVar = {"tensorboard": "tensorboard"}
@@ -49,7 +49,7 @@ class TensorBoard(Callback):
             self._writer.add_scalar(name, value, round)
 
     def on_checkpoint(self, run: Simulation) -> None:
-        """Write out what the checkpoint's rounds added."""
+        """Flush the events to the disk."""
         self._writer.flush()
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:

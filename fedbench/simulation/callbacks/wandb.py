@@ -1,8 +1,8 @@
-"""Weights & Biases, which can neither prompt, hang nor end a run.
+"""Log a run to Weights & Biases.  Errors of W&B never prompt, block or end a run.
 
-Online, each round is sent as it comes.  Offline, the run is recorded from its tables when it ends, so that it starts
-without ``import wandb``.  W&B cannot continue an offline record (wandb/wandb#2423): a resumed run gets one record with
-all its rounds.
+Online, each round is sent when it ends.  Offline, the run is recorded from its tables at its end, so that it starts
+without ``import wandb``.  W&B cannot append to an offline record (wandb/wandb#2423), so a resumed run gets one record
+with all its rounds.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 SECONDS_TO_CONNECT = 20.0
 SECONDS_TO_UPLOAD = 60.0
-MOST_CLIENTS_IN_A_TABLE = 10_000  # of W&B; clients.csv has them all
-RESULTS = ("last", "best", "best_val", "new_clients", "cost")  # of the summary, to W&B's summary
-FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor", "command")  # to W&B's config
+MOST_CLIENTS_IN_A_TABLE = 10_000  # limit of W&B; clients.csv has all clients
+RESULTS = ("last", "best", "best_val", "new_clients", "cost")  # keys of summary.json for W&B's summary
+FACTS = ("commit", "dirty", "partition_hash", "machine", "versions", "executor", "command")  # ... for W&B's config
 
 
 class Wandb(Callback):
-    """Send a run to W&B, or record it offline when it ends.
+    """Send a run to W&B, or record it offline at its end.
 
     Args:
-        mode: tracking.mode.
-        notice: Prints a line for the user.
+        mode: The option tracking.mode.
+        notice: Function that logs a line for the user.
     """
 
     def __init__(self, mode: str, notice: Callable[[str], None] = log.info):
@@ -65,11 +65,10 @@ class Wandb(Callback):
         self._send(run.done, {f"cost/{name}": value for name, value in costs.items()})
 
     def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Finish the record.  An offline run is recorded now, unless it is to be resumed."""
+        """Finish the record.  An offline run is recorded now, unless it was interrupted."""
         values = json_values(dict(summary))
         if self.mode == "offline" and status != "interrupted":
-            # CPython 3.11 maps and unmaps memory at each call if the stack ends at the edge of a chunk.  A thread has a
-            # stack that is short, however deep the caller is.
+            # A thread has its own short stack.  With a deep stack, CPython 3.11 may map and unmap memory at each call.
             recording = threading.Thread(target=self._record, args=(status, values), daemon=True)
             recording.start()
             recording.join()
@@ -83,14 +82,14 @@ class Wandb(Callback):
             self._try("sending", lambda: self.run.log({"round": round, **defined}, step=round))
 
     def _connect(self) -> None:
-        """Open, or continue, the run whose id is in wandb_id.txt; fall back to offline."""
+        """Open a run in W&B, or continue the one whose id is in wandb_id.txt; fall back to offline."""
         id_file = self.run_dir / "wandb_id.txt"
-        known = id_file.read_text(encoding="utf-8").strip() if id_file.is_file() else None
+        stored_id = id_file.read_text(encoding="utf-8").strip() if id_file.is_file() else None
 
         def open_run() -> None:
-            self.run = self._init("online", id=known, resume="allow")
+            self.run = self._init("online", id=stored_id, resume="allow")
             replace_text(id_file, [f"{self.run.id}\n"])
-            if known is None:
+            if stored_id is None:
                 self._replay()
 
         self._try("connecting", open_run)
@@ -123,7 +122,7 @@ class Wandb(Callback):
         return run
 
     def _replay(self) -> None:
-        """Log the content of metrics.csv and costs.csv, a round at a time."""
+        """Log the content of metrics.csv and costs.csv, round by round."""
         rounds: dict[int, dict[str, float]] = {}
         for name, prefix in (("metrics", ""), ("costs", "cost/")):
             for row in read_rows(self.run_dir / f"{name}.csv"):
@@ -137,36 +136,36 @@ class Wandb(Callback):
 
         rows = last_rows(self.run_dir / "clients.csv")
         if status == "finished" and 0 < len(rows) <= MOST_CLIENTS_IN_A_TABLE:
-            read = {"name": str}  # all others are numbers
-            cells = [[read.get(k, float)(value) if value else None for k, value in row.items()] for row in rows]
+            types = {"name": str}  # all other columns are numbers
+            cells = [[types.get(k, float)(value) if value else None for k, value in row.items()] for row in rows]
             table = wandb.Table(columns=list(rows[0]), data=cells)  # type: ignore[arg-type]
             self.run.log({"clients": table})
         self.run.summary.update(
             flatten({name: summary[name] for name in RESULTS if name in summary}, "/", drop_empty=True)
         )
         self.run.config.update({"facts": {name: summary[name] for name in FACTS if name in summary}})
-        record = Path(self.run.dir).parent  # offline-run-<time>-<id>, with files/ in it
+        record = Path(self.run.dir).parent  # run.dir is offline-run-<time>-<id>/files
         self.run.finish(exit_code=1 if status == "failed" else 0)
         if self.mode == "offline":
             self.notice(f"W&B: recorded offline; to upload it: wandb sync {shlex.quote(str(record))}")
 
     def _try(self, doing: str, action: Callable[[], None]) -> None:
-        """Do something with W&B.  An error is reported in one line, and the run goes on without W&B."""
+        """Call a function that uses W&B.  On an error, log one line and continue without W&B."""
         try:
             action()
         except Exception as error:  # of any kind
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.notice(f"W&B: {doing} failed ({first}); the run goes on, its files have every number.")
+            self.notice(f"W&B: {doing} failed ({first}); the run continues without W&B, and its files are complete.")
             self.run = None
 
 
 def _settings(mode: str, supported: Mapping[str, Any]) -> dict[str, Any]:
-    """Return W&B's settings.  Some are newer than the oldest version that fedbench allows."""
+    """Return the settings that the installed version of W&B supports."""
     settings = {
         "init_timeout": SECONDS_TO_CONNECT,
         "finish_timeout": SECONDS_TO_UPLOAD,
         "silent": True,
         "console": "off",
-        "x_disable_stats": mode == "offline",  # the machine's load while the tables are read is not the run's
+        "x_disable_stats": mode == "offline",  # the load while reading tables is not that of the run
     }
     return {name: value for name, value in settings.items() if name in supported}

@@ -1,4 +1,4 @@
-"""Whether a run goes to Weights & Biases, and under which names."""
+"""The mode of Weights & Biases, and the names of a run there."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from omegaconf import DictConfig
 from fedbench.core.options import ConfigError
 
 MODES = ("auto", "online", "offline", "disabled")
-LONGEST_NAME, LONGEST_CELL, LONGEST_TAG = 128, 100, 64  # the name and the tag are maximum lengths in W&B
+LONGEST_NAME, LONGEST_CELL, LONGEST_TAG = 128, 100, 64  # characters; W&B limits names and tags
 
 
 def wandb_mode(setting: str) -> tuple[str, str]:
-    """Return the mode of W&B for ``tracking.mode``, and a line that says why, or "".
+    """Return the mode of W&B for an option ``tracking.mode``.
 
-    ``auto`` follows WANDB_MODE.  Without it, runs are online if a key is configured, and offline elsewhere.  Nothing is
-    imported and nobody is asked: an online run without a key is recorded offline.
+    ``auto`` follows WANDB_MODE.  Without that variable, runs are online if a W&B key is configured, else offline.
+
+    Args:
+        setting: auto, online, offline or disabled.
+
+    Returns:
+        The mode (online, offline or disabled), and a line for the user if it is not the requested one, else "".
 
     Raises:
-        ConfigError: The setting or WANDB_MODE is no mode.
+        ConfigError: The setting or WANDB_MODE is not a mode.
     """
     mode = setting
     if setting == "auto":
@@ -33,18 +38,21 @@ def wandb_mode(setting: str) -> tuple[str, str]:
         mode = {"dryrun": "offline", "run": "online"}.get(given, given)
     if mode not in MODES:
         name = "tracking.mode" if setting != "auto" else "the variable WANDB_MODE"
-        raise ConfigError(f"{name} is {mode}; allowed are {', '.join(MODES)}")
+        raise ConfigError(f"{name} must be one of {', '.join(MODES)}, got {mode}")
     if mode == "disabled":
         return mode, ""
     if importlib.util.find_spec("wandb") is None:
-        return "disabled", "W&B: not installed (pip install wandb); the numbers are in the run's files."
+        return "disabled", "W&B: not installed (pip install wandb); the results are in the run's files."
     if mode == "offline" or wandb_key_is_configured():
         return ("offline" if mode == "offline" else "online"), ""
-    return "offline", "W&B: no login (wandb login); recorded offline when the run ends, for wandb sync."
+    return (
+        "offline",
+        "W&B: not logged in (wandb login); the run is recorded offline at its end, for wandb sync.",
+    )
 
 
 def wandb_key_is_configured() -> bool:
-    """Return whether wandb.init would find a key, in the environment or in the netrc file."""
+    """Return whether wandb.init would find an API key in the environment or in the netrc file."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     home = Path.home()
@@ -61,36 +69,36 @@ def wandb_key_is_configured() -> bool:
 
 
 def run_names(cfg: DictConfig, run_dir: Path) -> dict[str, Any]:
-    """Return project, entity, group, job type, tags and name of a run.
+    """Return the arguments of wandb.init that name a run: project, entity, group, job type, tags and name.
 
-    The name of a sweep's cell ends with its folder.  Its group is in tracking.group (app/sweep.py).
+    The name of a run of a sweep ends with its folder.
     """
     choices, tracking = cfg.choices, cfg.tracking
     dataset, partition, experiment = choices.dataset, choices.partition, choices.get("experiment")
     method, seed = cfg.get("name") or choices.algorithm, f"-s{cfg.seed}"
     table = [experiment.split("/")[0]] if experiment else []
-    cell = cell_of(cfg, run_dir)
-    end = f"{seed} {within(cell, LONGEST_CELL)}" if cell else seed
+    cell = folder_in_sweep(cfg, run_dir)
+    end = f"{seed} {shortened(cell, LONGEST_CELL)}" if cell else seed
     return {
         "project": tracking.project,
         "entity": tracking.entity,
-        "group": within(tracking.group or experiment or f"{dataset}-{partition}", LONGEST_NAME),
-        "job_type": within(choices.algorithm, LONGEST_TAG),
-        "tags": [within(tag, LONGEST_TAG) for tag in [*tracking.tags, dataset, partition, *table]],
-        "name": within(f"{method}-{dataset}-{partition}", LONGEST_NAME - len(end)) + end,
+        "group": shortened(tracking.group or experiment or f"{dataset}-{partition}", LONGEST_NAME),
+        "job_type": shortened(choices.algorithm, LONGEST_TAG),
+        "tags": [shortened(tag, LONGEST_TAG) for tag in [*tracking.tags, dataset, partition, *table]],
+        "name": shortened(f"{method}-{dataset}-{partition}", LONGEST_NAME - len(end)) + end,
     }
 
 
-def cell_of(cfg: DictConfig, run_dir: Path) -> str:
-    """Return the folder of a sweep's cell below that of the sweep; "" for a single run."""
+def folder_in_sweep(cfg: DictConfig, run_dir: Path) -> str:
+    """Return the folder of a run relative to that of its sweep; "" for a single run."""
     sweep, cell = Path(cfg.sweep_dir).expanduser().absolute(), run_dir.absolute()
     if sweep == cell or not cell.is_relative_to(sweep):
         return ""
     return cell.relative_to(sweep).as_posix()
 
 
-def within(text: str, most: int) -> str:
-    """Return the text, cut to a maximum length with a hash at its end if it is longer."""
-    if len(text) <= most:
+def shortened(text: str, max_length: int) -> str:
+    """Shorten a text to a maximum length, replacing its end by a hash."""
+    if len(text) <= max_length:
         return text
-    return f"{text[: most - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{text[: max_length - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

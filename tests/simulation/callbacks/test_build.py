@@ -127,7 +127,7 @@ def test_a_callback_that_fails_is_left_out(
     with caplog.at_level(logging.WARNING, "fedbench"):
         run(config(*noting(fail=fail)), tmp_path)
     (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert re.match(r"callbacks\.mine failed in on_\w+ \(.*\); the run goes on without it", warning)
+    assert re.match(r"callbacks\.mine failed in on_\w+ \(.*\); the run continues without it", warning)
     assert CALLS.count("finished") == (fail == "finished")  # not called again after it failed
     assert same(tmp_path, whole)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"

@@ -151,10 +151,10 @@ def test_mode_without_wandb(monkeypatch):
     assert wandb_mode("disabled") == ("disabled", "")
 
 
-@pytest.mark.parametrize(("wanted", "named"), [("on", "tracking.mode is on"), ("auto", "WANDB_MODE is maybe")])
-def test_unknown_mode_is_refused(monkeypatch, wanted, named):
+@pytest.mark.parametrize(("wanted", "key", "value"), [("on", "tracking.mode", "on"), ("auto", "WANDB_MODE", "maybe")])
+def test_unknown_mode_is_refused(monkeypatch, wanted, key, value):
     monkeypatch.setenv("WANDB_MODE", "maybe")
-    with pytest.raises(ConfigError, match=named + "; allowed are auto, online, offline, disabled"):
+    with pytest.raises(ConfigError, match=f"{key} must be one of auto, online, offline, disabled, got {value}"):
         wandb_mode(wanted)
 
 

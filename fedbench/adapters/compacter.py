@@ -3,7 +3,7 @@
 Karimi Mahabadi et al., NeurIPS 2021.  Of a layer in -> out, with n the number of summands:
     y = x H + b,   H = sum_i A_i (x) (s_i t_i),   A_i [n, n] shared by all layers,  s_i [in/n, r],  t_i [r, out/n].
 Places are Houlsby et al.'s.  Departs from the library adapters, where A's deviation is 1e-4 if A is shared, else 0.01:
-0.01 by default.  From 1e-4, a step of plain SGD at 0.1 is below what float32 resolves in s and t.
+0.01 here.  From 1e-4, a step of plain SGD at 0.1 is below what float32 resolves in s and t.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.adapters.bottleneck import ACTIVATIONS, Bottleneck, named_network
-from fedbench.core.options import Count, Positive, require
+from fedbench.core.options import Count, require
 from fedbench.nn.units import Parts
+
+INITIAL = 0.01  # standard deviation of A
 
 
 class Compacter(Bottleneck):
-    """n: summands, which divides the width and the layers' own.  rank: r of s_i t_i.  std: of A's normal numbers at
-    first.  All else is the bottleneck's."""
+    """n: summands, which divides the width and the layers' own.  rank: r of s_i t_i.  All else is the bottleneck's."""
 
     def __init__(
         self,
@@ -29,7 +30,6 @@ class Compacter(Bottleneck):
         width: Count = 24,
         n: Count = 4,
         rank: Count = 1,
-        std: Positive = 0.01,
         activation: Literal["relu", "gelu", "silu"] = "gelu",
         twin: bool = False,
         train: Sequence[str] = ("head.*",),
@@ -37,7 +37,7 @@ class Compacter(Bottleneck):
         super().__init__(places, width, activation, twin=twin, train=train)
         self.neutral = False  # nothing is 0 at first but biases
         require(width % n == 0, f"adapter.n={n} must divide adapter.width={width}")
-        self.n, self.rank, self.std = n, rank, std
+        self.n, self.rank = n, rank
         self.rules: dict[str, Rule] = {}  # of the model that is being adapted: the adapters' and their twins'
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -51,7 +51,7 @@ class Compacter(Bottleneck):
                 size % self.n == 0, f"adapter.n={self.n} must divide the {size} numbers of the layers at its places"
             )
         holds = name not in self.rules
-        rule = self.rules.setdefault(name, Rule(self.n, self.std)) if holds else self.rules[name]
+        rule = self.rules.setdefault(name, Rule(self.n)) if holds else self.rules[name]
         down, up = PHMLinear(rule, read, self.width, self.rank), PHMLinear(rule, self.width, written, self.rank)
         if holds:
             down.add_module("rule", rule)
@@ -61,9 +61,9 @@ class Compacter(Bottleneck):
 class Rule(nn.Module):
     """A [n, n, n]: the left factor of every layer's summands."""
 
-    def __init__(self, n: int, std: float):
+    def __init__(self, n: int):
         super().__init__()
-        self.A = nn.Parameter(std * torch.randn(n, n, n))
+        self.A = nn.Parameter(INITIAL * torch.randn(n, n, n))
 
 
 class PHMLinear(nn.Module):

@@ -17,11 +17,12 @@ from fedbench.adapters.base import Adapter, inputs_of
 from fedbench.core.options import Count
 
 INITIAL = 0.02  # standard deviation, as of embeddings in BERT
+HIDDEN = 192  # numbers of the hidden layer of the network that makes prompts
 
 
 class Prompt(Adapter):
     """tokens: of each place.  tap: whether they are put into what a layer gives, or into what it reads, [B, T, d],
-    behind the first token.  reparam: they are what a small network, hidden numbers wide, makes of a table.
+    behind the first token.  reparam: they are what a small network makes of a table.
 
     d is what the layer's last parameter, a bias or a weight of its rows, has last.
     """
@@ -34,11 +35,10 @@ class Prompt(Adapter):
         tokens: Count = 5,
         tap: Literal["output", "input"] = "output",
         reparam: bool = False,
-        hidden: Count = 192,
         train: Sequence[str] = ("head.*",),
     ):
         super().__init__(places, train)
-        self.tokens, self.tap, self.reparam, self.hidden = tokens, tap, reparam, hidden
+        self.tokens, self.tap, self.reparam = tokens, tap, reparam
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
         """The layer with prompts; one without parameters has none, nor one whose mask would have no place for them."""
@@ -47,7 +47,7 @@ class Prompt(Adapter):
             return None
         width, network = parameters[-1].shape[-1], nn.Sequential()
         if self.reparam:
-            network = nn.Sequential(nn.Linear(width, self.hidden), nn.Tanh(), nn.Linear(self.hidden, width))
+            network = nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, width))
         return (PromptBehind if self.tap == "output" else PromptBefore)(layer, self.tokens, width, network)
 
 

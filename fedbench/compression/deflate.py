@@ -13,20 +13,19 @@ from torch import Tensor
 
 from fedbench.compression._stream import Reader, Writer
 from fedbench.compression.base import Direction, Message, Operator, Sent
-from fedbench.core.options import Natural, require
 from fedbench.core.rng import RowRandom
+
+LEVEL = 6  # of zlib, its default
 
 
 class Deflate(Operator):
-    """level: zlib's, 0 (stored) to 9.  Nothing is ever lacking, so that memory changes nothing."""
+    """zlib's bytes.  Nothing is ever lacking, so that memory changes nothing."""
 
     unbiased = True
     contracts = True
 
-    def __init__(self, level: Natural = 6, memory: bool = True, direction: Direction = "up"):
+    def __init__(self, memory: bool = True, direction: Direction = "up"):
         super().__init__(memory, direction)
-        require(level <= 9, f"compression.level must be one of 0 to 9, got {level}")
-        self.level = level
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
         """The rows."""
@@ -56,4 +55,4 @@ class Deflate(Operator):
         return {"row": torch.from_numpy(row)[None]}
 
     def _deflated(self, row: Tensor) -> bytes:
-        return zlib.compress(row.cpu().numpy().astype("<f4").tobytes(), self.level)
+        return zlib.compress(row.cpu().numpy().astype("<f4").tobytes(), LEVEL)

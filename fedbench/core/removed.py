@@ -14,6 +14,12 @@ from fedbench.core.options import ConfigError
 
 # class -> option -> its value, what to use instead
 REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
+    "fedbench.adapters.compacter.Compacter": {
+        "std": (0.01, "A starts from normal numbers of deviation 0.01"),
+    },
+    "fedbench.adapters.prompt.Prompt": {
+        "hidden": (192, "the network of adapter.reparam=true has a hidden layer of 192 numbers, as in FedDAT's code"),
+    },
     "fedbench.algorithms.apple.APPLE": {
         "prox_half": (False, "halve algorithm.mu"),
         "lamb": (1.0, "the preference for large |d_ij| grows with the round"),
@@ -86,6 +92,9 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
         "tolerance": (1e-6, "compression.solver=exact finds the minimizer"),
         "max_iterations": (1000, "compression.solver=exact finds the minimizer"),
     },
+    "fedbench.compression.deflate.Deflate": {
+        "level": (6, "zlib compresses at its default level, 6"),
+    },
     "fedbench.data.brats17.BraTS17": {
         "channels": (None, "a scan has all four modalities"),
         "clip": (3.0, "three standard deviations become 1"),
@@ -123,6 +132,25 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
         "contrast": (0.45, "tumours are blended in by a factor of 0.45 to 1"),
         "clip": (3.0, "three standard deviations become 1"),
     },
+    "fedbench.models.albef.ALBEF": {
+        "mlp_ratio": (4, "a block's mlp has 4 hidden numbers for each of model.width"),
+    },
+    "fedbench.models.clip_prompt.CLIPPrompt": {
+        "position": ("end", "the context stands in front of the class name"),
+    },
+    "fedbench.models.logistic.Logistic": {
+        "zero_init": (False, "the layer starts as PyTorch initializes it"),
+    },
+    "fedbench.models.recurrent.LSTM": {
+        "forget_bias": (1.0, "1 is added to the forget gates at the beginning, as in LEAF"),
+    },
+    "fedbench.models.unet.UNet": {
+        "official_head": (False, "logits go into the loss as they are"),
+    },
+    "fedbench.models.vilt.ViLT": {
+        "mlp_ratio": (4, "a block's mlp has 4 hidden numbers for each of model.width"),
+        "eps": (1e-12, "the layer norms add 1e-12 to the variance, as in transformers"),
+    },
     "fedbench.partition.delta.Delta": {
         "fractions": (None, "list the samples of each client in partition.counts"),
         "balance": (True, "a balanced pool is drawn first; partition=file takes any other"),
@@ -158,10 +186,8 @@ def drop_removed(values: dict[str, Any]) -> None:
 
 def with_removed(values: Any) -> Any:
     """Return nested values with the removed options of their classes, as runs once stored them."""
-    if isinstance(values, list | tuple):
-        return [with_removed(value) for value in values]
     if not isinstance(values, Mapping):
-        return values
+        return values  # lists stored what the user wrote, without the defaults of conf
     removed = {name: neutral for name, (neutral, _) in _options_of(values.get("_target_")).items()}
     return {**removed, **{key: with_removed(value) for key, value in values.items()}}
 

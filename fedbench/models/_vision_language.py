@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedbench.core.options import require
 
 PAD = 0  # the token behind a text's end, which nothing attends to
+MLP_RATIO = 4  # hidden size of a block's mlp, in multiples of the width
 INITIAL = 0.02  # standard deviation of tables, as in BERT
 Interpolation = Literal["bilinear", "bicubic"]
 

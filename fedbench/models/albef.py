@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedbench.core.options import Count, Natural, require
 from fedbench.models._backbone import read_state
 from fedbench.models._vision_language import (
+    MLP_RATIO,
     PAD,
     Attention,
     Block,
@@ -91,11 +92,15 @@ class FusionBlock(TextBlock):
 class ALBEF(nn.Module):
     """{"image": float [B, channels, H, W], "text": int64 [B, T]} -> [B, C].
 
-    patch: pixels of a side; width: numbers of a token; depth: blocks of the image's tower, and of the text's, of which
-    the first fusion_layer see words alone; mlp_ratio: hidden numbers of a block's mlp for each of the width's; vocab:
-    tokens that there are, 0 being padding; channels: that the patch convolution reads, in all of which a grey image is
-    shown (null: the data's).  head: linear, or mlp with one hidden layer of twice the width.  weights: null for random
-    ones, a checkpoint of ALBEF's code (ALBEF.pth), or a file of fedbench export.
+    Args:
+        patch: Side of a patch in pixels.
+        width: Size of a token.
+        depth: Number of blocks of the image's tower, and of the text's.
+        fusion_layer: Number of the text's blocks that see words alone.
+        vocab: Number of tokens; 0 is padding.
+        channels: Input channels of the patch convolution.  A grey image is repeated in all of them.  None: the data's.
+        head: linear, or mlp with one hidden layer of twice the width.
+        weights: A checkpoint of ALBEF's code (ALBEF.pth), or a file of fedbench export.  None: random weights.
     """
 
     def __init__(
@@ -107,7 +112,6 @@ class ALBEF(nn.Module):
         depth: Count = 2,
         fusion_layer: Natural = 1,
         heads: Count = 4,
-        mlp_ratio: Count = 4,
         vocab: Count = 64,
         channels: Count | None = None,
         head: Literal["linear", "mlp"] = "linear",
@@ -122,7 +126,7 @@ class ALBEF(nn.Module):
             fusion_layer < depth,
             f"model.fusion_layer={fusion_layer} must be below model.depth={depth}: no block would see the image",
         )
-        (rows, cols), hidden, self.fusion_layer = self.grid, mlp_ratio * width, fusion_layer
+        (rows, cols), hidden, self.fusion_layer = self.grid, MLP_RATIO * width, fusion_layer
         embedding = ImageEmbedding(channels, channels // shown, rows * cols, patch, width)
         self.image = ImageTower(embedding, width, depth, heads, hidden)
         self.words = TextEmbedding(vocab, self.tokens, width, TEXT_EPS)

@@ -4,8 +4,8 @@ Both towers are held once, outside every row, in evaluation mode (batch norm inc
 
 The text tower runs from embeddings: a class's sequence is SOS, context, name, ".", EOT, with the context's tokens in
 the place of placeholders.  Two things make it cheap, neither changes the result: the attention is causal, so positions
-behind the last EOT are cut off, and what stands before the first class-dependent token (SOS and, for position=end, the
-whole context) is the same for all classes, so it runs once for all of them.
+behind the last EOT are cut off, and what stands before the class name (SOS and the context) is the same for all
+classes, so it runs once for all of them.
 
 Letters: A contexts (clients), C classes, l context tokens, d width of the text tower, D joint dimension, p positions
 common to all classes, S the others, h heads, M image tokens.
@@ -19,7 +19,7 @@ import logging
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,17 +34,16 @@ from fedbench.nn.stream import Stream
 log = logging.getLogger(__name__)
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")  # in OpenAI's files
 PLACEHOLDER = "X"  # one token, as CoOp writes the context before it is replaced
-Position = Literal["end", "middle", "front"]
 Layer = Callable[[str, Tensor], Tensor]  # (name, x [A, ...]) -> what that layer gives
 
 
 class TextTower:
     """Text features of C classes as a function of a context of `length` tokens.
 
-    Source: CoOp (Zhou et al., IJCV 2022), unified context.  position: of the context, relative to the class name.
+    Source: CoOp (Zhou et al., IJCV 2022), unified context in front of the class name.
     """
 
-    def __init__(self, clip: Any, tokenize: Any, class_names: Sequence[str], length: int, position: Position = "end"):
+    def __init__(self, clip: Any, tokenize: Any, class_names: Sequence[str], length: int):
         self.clip = clip
         self.blocks = nn.ModuleList(TextBlock(block) for block in clip.transformer.resblocks)
         self._plain = dict(self.blocks.named_modules())
@@ -58,13 +57,8 @@ class TextTower:
             f"model.context={length}: with the longest class name the prompt takes "
             f"{longest} tokens, and model.backbone reads {tokens.shape[1]}",
         )
-        widths = tokenize(names).argmax(1) - 1  # tokens of each name alone
-        before = {"end": length, "middle": length // 2, "front": 0}[position]  # context tokens in front of the name
-        source = _sources(before, widths, length, self.total)  # [C, L] where each position comes from
-        self.common = 1 + before  # p: SOS and the context in front
-        self.slot = source[:, self.common :]  # [C, S], >= 0: context token, else not
-        words = tokens.gather(1, (-source - 1).clamp_min(0))  # [C, L]
-        embedded = embed(clip, words)  # [C, L, d]
+        self.common = 1 + length  # p: SOS and the context
+        embedded = embed(clip, tokens[:, : self.total])  # [C, L, d]
         self.sos, self.tail = embedded[0, :1], embedded[:, self.common :]  # [1, d], [C, S, d]
         self.eot = eot - self.common  # [C]
 
@@ -72,7 +66,7 @@ class TextTower:
         """Move the tower and its constants; returns itself."""
         self.clip.to(device)
         self.blocks.to(device)
-        self.sos, self.tail, self.slot, self.eot = (t.to(device) for t in (self.sos, self.tail, self.slot, self.eot))
+        self.sos, self.tail, self.eot = (t.to(device) for t in (self.sos, self.tail, self.eot))
         return self
 
     def __call__(self, contexts: Tensor, layer: Layer | None = None) -> Tensor:
@@ -82,12 +76,10 @@ class TextTower:
         contexts' first axis.
         """
         layer = layer or self._layer
-        A, C = contexts.shape[:-2].numel(), len(self.slot)
+        A, C = contexts.shape[:-2].numel(), len(self.tail)
         P = contexts.reshape(A, self.length, -1)  # [A, l, d]
-        head = torch.cat([self.sos.expand(A, 1, -1), P[:, : self.common - 1]], 1)  # [A, p, d]
+        head = torch.cat([self.sos.expand(A, 1, -1), P], 1)  # [A, p, d]
         tail = self.tail.expand(A, -1, -1, -1)  # [A, C, S, d]
-        if self.common <= self.length:  # some of the context stands behind the name
-            tail = torch.where((self.slot >= 0)[..., None], P[:, self.slot.clamp_min(0)], tail)
         place = self.clip.positional_embedding
         head, tail = head + place[: self.common], tail + place[self.common : self.total]
         for i in range(len(self.blocks)):
@@ -124,19 +116,6 @@ class TextTower:
         second = (on_common.flatten(2, 3) @ v).view(A, h, C, S, -1) + on_own @ V  # [A, h, C, S, d/h]
         second = second.permute(0, 2, 3, 1, 4).reshape(A, C, S, d)
         return layer(f"{i}.attn", first), layer(f"{i}.attn", second)
-
-
-def _sources(before: int, widths: Tensor, length: int, total: int) -> Tensor:
-    """Return the source of each position's embedding in "SOS context name . EOT".  # [C, total]
-
-    Source s >= 0 is context token s, and -1 - t is position t of the placeholder text.  `before` context tokens stand
-    in front of the name.
-    """
-    rows = []
-    for w in widths.tolist():
-        context, name = list(range(length)), [-1 - (1 + length + j) for j in range(w)]
-        rows.append([-1, *context[:before], *name, *context[before:], *(-1 - t for t in range(1 + length + w, total))])
-    return torch.tensor(rows)
 
 
 class TextBlock(nn.Module):

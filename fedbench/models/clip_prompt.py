@@ -1,4 +1,4 @@
-"""A prompt for a frozen CLIP: the row is the context of l token embeddings in front of (or around) the class names.
+"""A prompt for a frozen CLIP: the row is the context of l token embeddings in front of the class names.
 
 CoOp (Zhou et al., IJCV 2022); with federated averaging PromptFL (Guo et al., 2023).  logits = s <g(x), text(P)_c>,
 both features L2-normalized, s = exp(logit_scale) of the backbone.  Any algorithm trains it: Local is CoOp, FedAvg is
@@ -48,7 +48,6 @@ class CLIPPrompt(MoveListener):
     pretrained=digits is pre-trained here, on first use (pretraining_seed).
     context: l, drawn from N(0, 0.02^2); init: words that the context starts from instead (they set l).
     shared: how many of the first tokens are the base, the rest being the head; null: half.
-    position: end | middle | front, of the context.
     augment: of training images: none; cached_views: one of `views` random crops and flips made beforehand; live: anew
     at every visit, by the frozen tower in every step.
     norm: clip | official, whether images are scaled by CLIP's mean and std, or (before the resize) by those that are
@@ -70,7 +69,6 @@ class CLIPPrompt(MoveListener):
         context: Count = 16,
         init: str | None = None,
         shared: Natural | None = None,
-        position: Literal["end", "middle", "front"] = "end",
         augment: Literal["none", "cached_views", "live"] = "none",
         views: Count = 10,
         norm: Literal["clip", "official"] = "clip",
@@ -93,7 +91,7 @@ class CLIPPrompt(MoveListener):
         n = self.length // 2 if shared is None else shared
         require(n <= self.length, f"model.shared={n} is more than the {self.length} tokens of the context")
         self.shared, self.own = nn.Parameter(P[:n].clone()), nn.Parameter(P[n:].clone())
-        self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length, position)
+        self.tower = towers.TextTower(clip, tokenize, self.class_names, self.length)
         self.dim = towers.joint_width(clip)  # D
         self.images = towers.ImageTower(clip)
         self._last = threading.local()

@@ -14,23 +14,17 @@ from fedbench.core.options import NonNegative
 
 
 class Logistic(nn.Module):
-    """[B, ...] -> [B, C].  zero_init starts from the zero model, the usual choice for a convex problem.  bias: whether
-    the layer has one.  l1: weight of sum |W| in the loss; if positive, the module returns it beside the logits."""
+    """[B, ...] -> [B, C].
 
-    def __init__(
-        self,
-        input_shape: tuple,
-        num_classes: int,
-        zero_init: bool = False,
-        bias: bool = True,
-        l1: NonNegative = 0.0,
-    ):
+    Args:
+        bias: Whether the layer has a bias.
+        l1: Weight of sum |W| in the loss.  If positive, the module returns this term beside the logits.
+    """
+
+    def __init__(self, input_shape: tuple, num_classes: int, bias: bool = True, l1: NonNegative = 0.0):
         super().__init__()
         self.body, self.l1 = nn.Flatten(), l1
         self.head = nn.Linear(math.prod(input_shape), num_classes, bias)
-        if zero_init:
-            for parameter in self.head.parameters():
-                nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Logits [B, C], with l1 also the extra loss of each sample [B]."""

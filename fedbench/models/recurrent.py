@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.options import Count, NonNegative, require
+from fedbench.core.options import Count, require
 
 
 class Recurrent(nn.Module):
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
 
 
 class LSTM(Recurrent):
-    """forget_bias: added to the forget gates' biases at the beginning, so that states are kept at first.
+    """Long short-term memory whose forget gates start with a bias raised by 1.
 
     TensorFlow's cell, and so LEAF, adds a constant 1 to the gate in every step: for SGD the same as a start at 1.
     """
@@ -68,12 +68,11 @@ class LSTM(Recurrent):
         hidden: Count = 256,
         layers: Count = 2,
         vocab: Count = 80,
-        forget_bias: NonNegative = 1.0,
     ):
         super().__init__(input_shape, num_classes, embedding, hidden, layers, vocab)
         with torch.no_grad():
             for i in range(layers):
-                getattr(self.rnn, f"bias_ih_l{i}")[hidden : 2 * hidden] += forget_bias  # gates: in, forget, new, out
+                getattr(self.rnn, f"bias_ih_l{i}")[hidden : 2 * hidden] += 1  # gates: in, forget, new, out
 
 
 class GRU(Recurrent):

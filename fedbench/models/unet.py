@@ -2,8 +2,8 @@
 
 Ronneberger et al., MICCAI 2015, with padded convolutions, a norm behind each and few channels, as the code released
 with pFedNet has it (f = 8: 486,562 numbers for 3 channels and 2 classes; f = 4: 122,098).
-Departs from that code: logits go into the loss as they are.  There sigmoid comes first (official_head), so that a
-cross-entropy of two classes cannot fall below ln(1 + 1/e) = 0.313.
+Departs from that code: logits go into the loss as they are.  There a sigmoid comes first, so that a cross-entropy of
+two classes cannot fall below ln(1 + 1/e) = 0.313.
 """
 
 from __future__ import annotations
@@ -27,17 +27,13 @@ def block(inputs: int, outputs: int, norm: str) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """[B, channels, H, W] -> [B, C, H, W].  width: f, channels of the first level, twice as many at each next one.
-    official_head: sigmoid of the logits, as released."""
+    """[B, channels, H, W] -> [B, C, H, W].
 
-    def __init__(
-        self,
-        input_shape: tuple,
-        num_classes: int,
-        width: Count = 8,
-        norm: Norm = "batch",
-        official_head: bool = False,
-    ):
+    Args:
+        width: f, channels of the first level.  Each next level has twice as many.
+    """
+
+    def __init__(self, input_shape: tuple, num_classes: int, width: Count = 8, norm: Norm = "batch"):
         super().__init__()
         require(
             len(input_shape) == 3 and all(side % 2**LEVELS == 0 for side in input_shape[1:]),
@@ -55,7 +51,7 @@ class UNet(nn.Module):
         self.upconv2, self.decoder2 = up(widths[2]), block(widths[2], widths[1], norm)
         self.upconv1, self.decoder1 = up(widths[1]), block(widths[1], widths[0], norm)
         self.head = nn.Conv2d(widths[0], num_classes, 1)
-        self.pool, self.last = nn.MaxPool2d(2), nn.Sigmoid() if official_head else nn.Identity()
+        self.pool = nn.MaxPool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, C, H, W]."""
@@ -68,7 +64,7 @@ class UNet(nn.Module):
         y = self.decoder3(torch.cat([self.upconv3(y), e3], 1))
         y = self.decoder2(torch.cat([self.upconv2(y), e2], 1))
         y = self.decoder1(torch.cat([self.upconv1(y), e1], 1))
-        return self.last(self.head(y))
+        return self.head(y)
 
 
 def up(channels: int) -> nn.ConvTranspose2d:

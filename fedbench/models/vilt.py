@@ -15,10 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.options import ConfigError, Count, Positive, require
+from fedbench.core.options import ConfigError, Count, require
 from fedbench.models._backbone import read_state
 from fedbench.models._vision_language import (
     INITIAL,
+    MLP_RATIO,
     PAD,
     Block,
     ImageEmbedding,
@@ -29,6 +30,8 @@ from fedbench.models._vision_language import (
     shapes_of,
 )
 
+EPS = 1e-12  # of the layer norms, as in transformers
+
 
 class ViLT(nn.Module):
     """{"image": float [B, channels, H, W], "text": int64 [B, T]} -> [B, C].
@@ -37,7 +40,6 @@ class ViLT(nn.Module):
         patch: Side of a patch in pixels.
         width: Size of a token.
         depth: Number of blocks.
-        mlp_ratio: Hidden size of a block's mlp, in multiples of the width.
         vocab: Number of tokens; 0 is padding.
         channels: Input channels of the patch convolution.  A grey image is repeated in all of them.  None: the data's.
         head: linear, or mlp with one hidden layer of twice the width.
@@ -53,10 +55,8 @@ class ViLT(nn.Module):
         width: Count = 32,
         depth: Count = 2,
         heads: Count = 4,
-        mlp_ratio: Count = 4,
         vocab: Count = 64,
         channels: Count | None = None,
-        eps: Positive = 1e-12,
         head: Literal["linear", "mlp"] = "linear",
         weights: str | None = None,
     ):
@@ -69,12 +69,12 @@ class ViLT(nn.Module):
         )
         require(width % heads == 0, f"model.heads={heads} must divide model.width={width}")
         self.heads, rows, cols = heads, *self.grid
-        self.text = TextEmbedding(vocab, self.tokens, width, eps)
+        self.text = TextEmbedding(vocab, self.tokens, width, EPS)
         self.image = ImageEmbedding(channels, channels // shown, rows * cols, patch, width)
         self.text_modality = nn.Parameter(INITIAL * torch.randn(width))
         self.image_modality = nn.Parameter(INITIAL * torch.randn(width))
-        self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio * width, eps) for _ in range(depth))
-        self.norm, self.pooler = nn.LayerNorm(width, eps=eps), nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(width, heads, MLP_RATIO * width, EPS) for _ in range(depth))
+        self.norm, self.pooler = nn.LayerNorm(width, eps=EPS), nn.Linear(width, width)
         self.head = head_of(head, width, num_classes)
         if weights is not None:
             self._load(Path(weights))

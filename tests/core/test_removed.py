@@ -21,7 +21,7 @@ from fedbench.config.conf_tree import group_options, target_of
 from fedbench.config.find_target import find_target
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError
-from fedbench.core.removed import REMOVED
+from fedbench.core.removed import REMOVED, drop_removed, with_removed
 from fedbench.core.settings import config_hash, load_config, updated_flat
 from fedbench.report.runs import Run
 from fedbench.simulation import checkpoint
@@ -32,8 +32,12 @@ WORDS = [
     *("local.epochs=1", "checkpoint.every=1", "tracking=disabled", "hardware.device=cpu", "hardware.threads=1"),
 ]
 STORED = {"start": "own", "peers": "everyone"}  # options of FedAMP
-METHODS = {name: target_of("algorithm", name) for name in group_options("algorithm")}
-WITH_REMOVED = [name for name, target in METHODS.items() if target in REMOVED]
+GROUPS = {
+    "adapters": "adapter",
+    "algorithms": "algorithm",
+    "data": "dataset",
+    "models": "model",
+}  # by package, where names differ
 PEERS = "algorithm.peers was removed: the last uploads of all clients are mixed"
 
 
@@ -48,8 +52,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     root.setLevel(level)
 
 
-def neutral_values(target: str | None) -> dict[str, Any]:
-    return {name: neutral for name, (neutral, _) in REMOVED[str(target)].items()}
+def group_of(target: str) -> str:
+    package = target.split(".")[1]
+    return GROUPS.get(package, package)
+
+
+def chosen(target: str) -> str:
+    """Return the override that chooses a class with removed options."""
+    group = group_of(target)
+    return f"{group}={next(name for name in group_options(group) if target_of(group, name) == target)}"
 
 
 def edit_config(run: Path, **options: Any) -> None:
@@ -115,31 +126,39 @@ def test_a_stored_run_with_another_value_is_refused(
     assert "FedAMP" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", WITH_REMOVED)
-def test_removed_options_count_in_the_hash_as_before(name: str) -> None:
+@pytest.mark.parametrize("target", REMOVED)
+def test_removed_options_count_in_the_hash_as_before(target: str) -> None:
     """Values with all of them present, whose hash is the earlier release's, or with none: the same at neutral values
     alone, of which the flat values in a checkpoint are freed, too."""
-    now = check(compose([f"algorithm={name}"]))
-    options = neutral_values(METHODS[name])
-    before = {**now, "algorithm": {**now["algorithm"], **options}}
+    now, group = check(compose([chosen(target)])), group_of(target)
+    options = {name: neutral for name, (neutral, _) in REMOVED[target].items()}
+    before = {**now, group: {**now[group], **options}}
     assert config_hash(now) == config_hash(before)
     for option in options:
-        other = {**now, "algorithm": {**now["algorithm"], option: "another"}}
+        other = {**now, group: {**now[group], option: "another"}}
         assert config_hash(other) != config_hash(now)
-        flat = {"algorithm._target_": METHODS[name], f"algorithm.{option}": "another"}
-        assert updated_flat(flat)[f"algorithm.{option}"] == "another"
-    flat = {f"algorithm.{key}": value for key, value in before["algorithm"].items()}
-    kept = {key: value for key, value in updated_flat(flat).items() if key.startswith("algorithm.")}
-    assert kept == {f"algorithm.{key}": value for key, value in now["algorithm"].items()}
+        flat = {f"{group}._target_": target, f"{group}.{option}": "another"}
+        assert updated_flat(flat)[f"{group}.{option}"] == "another"
+    flat = {f"{group}.{key}": value for key, value in before[group].items()}
+    kept = {key: value for key, value in updated_flat(flat).items() if key.startswith(f"{group}.")}
+    assert kept == {f"{group}.{key}": value for key, value in now[group].items()}
+
+
+def test_a_list_counts_as_it_was_written() -> None:
+    """The operators of a chain never stored the defaults of conf."""
+    operators = [{"_target_": "fedbench.compression.deflate.Deflate"}]
+    cfg = compose(["compression=chain"])
+    cfg.compression.operators = operators
+    assert with_removed(check(cfg))["compression"]["operators"] == operators
+    stored = {"compression": {"operators": [{**operators[0], "level": 6}]}}
+    drop_removed(stored)
+    assert stored["compression"]["operators"] == operators
 
 
 @pytest.mark.parametrize("target", REMOVED)
 def test_what_was_removed_is_gone(target: str) -> None:
-    """Each class exists, and takes none of them."""
-    group = {"algorithms": "algorithm", "data": "dataset"}.get(name := target.split(".")[1], name)
-    taken = inspect.signature(find_target(target, f"{group}._target_")).parameters
-    assert target in {target_of(group, option) for option in group_options(group)}
-    assert not taken.keys() & REMOVED[target].keys()
+    taken = inspect.signature(find_target(target, f"{group_of(target)}._target_")).parameters
+    assert taken and not taken.keys() & REMOVED[target].keys()
 
 
 # -- commands --------------------------------------------------------------------------------------------
@@ -165,14 +184,15 @@ def test_a_resume_with_a_removed_option_is_refused(capsys: pytest.CaptureFixture
         assert sentence(capsys) == PEERS
 
 
-@pytest.mark.parametrize("name", WITH_REMOVED)
-def test_every_removed_option_is_refused_with_its_alternative(name: str) -> None:
-    for option, (neutral, instead) in REMOVED[str(METHODS[name])].items():
-        cfg = compose([f"algorithm={name}"])
-        cfg.algorithm = {**cfg.algorithm, option: neutral}
+@pytest.mark.parametrize("target", REMOVED)
+def test_every_removed_option_is_refused_with_its_alternative(target: str) -> None:
+    cfg, group = compose([chosen(target)]), group_of(target)
+    options = dict(cfg[group])
+    for option, (neutral, instead) in REMOVED[target].items():
+        cfg[group] = {**options, option: neutral}
         with pytest.raises(ConfigError) as refused:
             check(cfg)
-        assert str(refused.value) == f"algorithm.{option} was removed: {instead}"
+        assert str(refused.value) == f"{group}.{option} was removed: {instead}"
 
 
 def test_the_function_of_a_run_refuses_it() -> None:

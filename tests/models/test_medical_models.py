@@ -70,7 +70,7 @@ def test_tabnets_size() -> None:
 MODULES: dict[str, tuple[Any, tuple[int, ...], bool]] = {
     "unet": (lambda: UNet((2, 16, 16), 3, width=2), (2, 16, 16), True),
     "unet group": (lambda: UNet((2, 16, 16), 3, width=2, norm="group"), (2, 16, 16), True),
-    "unet none": (lambda: UNet((2, 16, 16), 3, width=2, norm="none", official_head=True), (2, 16, 16), True),
+    "unet none": (lambda: UNet((2, 16, 16), 3, width=2, norm="none"), (2, 16, 16), True),
     "dnet": (lambda: DNet((3, 8, 8), 3, growth=2, layers=2, norm="instance"), (3, 8, 8), True),
     "tabnet": (lambda: TabNet((7,), 3), (7,), False),
 }
@@ -180,15 +180,6 @@ def test_norms_by_their_words() -> None:
     layers: list[Any] = [norm_layer("group", 16), norm_layer("group", 12), norm_layer("instance", 6)]
     assert [layer.num_groups for layer in layers] == [8, 4, 6]
     close(layers[2](x := torch.randn(2, 6, 3, 3)), F.instance_norm(x), 1e-5)
-
-
-def test_the_official_head_squashes() -> None:
-    torch.manual_seed(0)
-    plain = UNet((1, 16, 16), 2, width=2).eval()
-    official = UNet((1, 16, 16), 2, width=2, official_head=True).eval()
-    official.load_state_dict(plain.state_dict())
-    x = torch.randn(2, 1, 16, 16)
-    close(official(x), torch.sigmoid(plain(x)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from tiny import all_clients, close, compose, engine, seeded, split_of
-from torch import Tensor
 
 from fedbench.core.options import ConfigError
 from fedbench.data.synthetic_dialogue import SyntheticDialogue
@@ -36,29 +35,29 @@ def test_sizes_and_parts(name: str, size: int) -> None:
     assert model.columns["base"].size == size - 80 * 257
 
 
+def plain(layers: int) -> torch.nn.LSTM:
+    """Return PyTorch's layers, drawn after an embedding as the model's are."""
+    torch.nn.Embedding(80, 8)
+    return torch.nn.LSTM(8, 3, layers, batch_first=True)
+
+
 def test_the_forget_gates_alone_start_higher() -> None:
-    """By 1 in LEAF, in every layer; nothing else is other than PyTorch's."""
-
-    def start(**options: Any) -> dict[str, Tensor]:
-        return dict(seeded(lambda: LSTM(SHAPE, 4, hidden=3, **options)).named_parameters())
-
-    plain, raised = start(forget_bias=0.0), start()
-    for layer in range(2):
-        moved = raised.pop(f"rnn.bias_ih_l{layer}") - plain.pop(f"rnn.bias_ih_l{layer}")
-        close(moved.detach(), torch.tensor([0.0] * 3 + [1.0] * 3 + [0.0] * 6))
-    assert all(torch.equal(plain[name], value) for name, value in raised.items())
+    """By 1, in every layer; nothing else is other than PyTorch's."""
+    raised = dict(seeded(lambda: LSTM(SHAPE, 4, hidden=3)).rnn.named_parameters())
+    for name, value in seeded(lambda: plain(2)).named_parameters():
+        moved = torch.tensor([0.0] * 3 + [1.0] * 3 + [0.0] * 6) if name.startswith("bias_ih") else torch.zeros(())
+        close((raised.pop(name) - value).detach(), moved.expand_as(value))
+    assert not raised
 
 
 def test_a_higher_start_keeps_the_state() -> None:
-    """Without what the seed drew, a cell of 1 is sigmoid(forget_bias) a step later."""
-    module, plain = (
-        seeded(lambda bias=bias: LSTM(SHAPE, 4, hidden=3, layers=1, forget_bias=bias).rnn) for bias in (3.0, 0.0)
-    )
+    """Without what the seed drew, a cell of 1 is sigmoid(1) a step later."""
+    module, drawn = seeded(lambda: LSTM(SHAPE, 4, hidden=3, layers=1)).rnn, seeded(lambda: plain(1))
     with torch.no_grad():
-        for parameter, other in zip(module.parameters(), plain.parameters(), strict=True):
+        for parameter, other in zip(module.parameters(), drawn.parameters(), strict=True):
             parameter.sub_(other)
         _, (_, cell) = module(torch.ones(1, 1, 8), (torch.ones(1, 1, 3), torch.ones(1, 1, 3)))
-    close(cell.flatten(), torch.full((3,), 3.0).sigmoid())
+    close(cell.flatten(), torch.ones(3).sigmoid())
 
 
 @pytest.mark.parametrize("kind", [LSTM, GRU])

@@ -32,12 +32,7 @@ WORDS = [
     *("local.epochs=1", "checkpoint.every=1", "tracking=disabled", "hardware.device=cpu", "hardware.threads=1"),
 ]
 STORED = {"start": "own", "peers": "everyone"}  # options of FedAMP
-GROUPS = {
-    "adapters": "adapter",
-    "algorithms": "algorithm",
-    "data": "dataset",
-    "models": "model",
-}  # by package, where names differ
+GROUPS = {"adapters": "adapter", "algorithms": "algorithm", "data": "dataset", "models": "model"}  # by package
 PEERS = "algorithm.peers was removed: the last uploads of all clients are mixed"
 
 

@@ -79,7 +79,7 @@ def test_the_last_state_answers(kind: type[Recurrent]) -> None:
 @pytest.mark.parametrize("kind", [LSTM, GRU])
 def test_many_clients_at_once_train_as_each_one(kind: type[Recurrent]) -> None:
     """The fused layers of one client, and what is written out for several: a round's rows differ by less than 1e-5."""
-    arrays = SyntheticDialogue(roles=3, characters=120, length=6, test=0.3).load()
+    arrays = SyntheticDialogue(roles=3, characters=120, length=6).load()
     split = split_of((11, 20, 15))
     rows = {}
     for plan in ("loop", "vmap", "threaded pairs"):

@@ -297,7 +297,7 @@ def test_missing_values_that_are_filled_by_nothing_are_refused() -> None:
 
 # -- two sets from scikit-learn ----------------------------------------------------------------------------------------
 def test_breast_cancer_from_a_csv_file(tmp_path: Path) -> None:
-    """Written as docs/data.md does it; the same samples as those of dataset=breast_cancer."""
+    """Written as docs/formats.md does it; the same samples as those of dataset=breast_cancer."""
     data: Any = load_breast_cancer()
     table = np.column_stack([data.data.astype(str), data.target_names[data.target]])
     path = tmp_path / "breast_cancer.csv"

@@ -183,7 +183,7 @@ def test_what_is_sent_depends_on_what_privacy_released_alone(
 
 
 # -- what the server makes of it ---------------------------------------------------------------------------
-LOSSY, WHOLE = "topk memory=false", "topk share=1"
+LOSSY, WHOLE = "topk error_feedback=false", "topk share=1"
 SERVERS = ("w", "u", "h", "x")  # rows that a server has one of, by the papers' letters
 
 

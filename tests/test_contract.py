@@ -48,7 +48,7 @@ COMPRESSIONS = [  # likewise
     *group_options("compression"),
     "topk share=1",
     "topk share=0.5",
-    "randk share=0.2 unbiased=true memory=false",
+    "randk share=0.2 unbiased=true error_feedback=false",
     "qsgd norm=l2 levels=3 code=fixed",
     "qsgd levels=65536",
     "ternary clip=2.5",

@@ -5,7 +5,7 @@ received, trained and uploaded, and A2, A1 as it was received.  Of a batch (x, y
 softmax(t / tau) and softmax(s / tau) times tau^2, and every step also one of the head, which stays:
     z_T = f(x; (A0 + A2) / 2), fixed;   A1:  1/2 [ loss(f(x; A1), y) + KL(z_T -> f(x; A1)) ];
     z_1 = f(x; A1) before that step, fixed;   A0:  1/2 [ loss(z_D, y) + KL(z_1 -> z_D) ],  z_D = f(x; (A0 + A2) / 2);
-server: A1 = the mean over clients (weights=uniform: the code's).  Deployed: (A0 + A2) / 2.
+server: A1 = the mean over clients (client_weights=uniform: the code's).  Deployed: (A0 + A2) / 2.
 Departs from the code: parameters outside of a loss are not updated (there Adam also moves A0 in A1's step, by
 its momentum); A0 begins as A1, where the code draws all three independently, the same for all clients.
 Needs two bottlenecks at each place, adapter.twin=true: f(x; A1) is computed with A1 in both.

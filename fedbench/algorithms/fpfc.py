@@ -8,7 +8,7 @@ theta_ij <- s delta, v_ij <- v_ij + rho (w_i - w_j - theta_ij) = rho (1 - s) del
 So a pair is kept as delta and s alone, theta and v being multiples of one vector.  While all pairs have had one s in
 every round (all within xi + lam/rho, or lam = 0) delta_ij = D_i - D_j, D_i <- (1 - s) D_i + w_i: N vectors.
 Departs from the paper: local SGD by epochs of batches; norms are over the trained columns, and running statistics stay
-with the client.  merge is the released code's last step, a mean weighted by samples (weights=uniform: plain).
+with the client.  merge is the released code's last step, a mean weighted by samples (client_weights=uniform: plain).
 Departs from the released code: each pair is updated once a round.  Its two loops visit a pair of two sampled clients
 twice, the second time from the dual of the first.  With merge, clusters are the connected components of near pairs.
 The code takes each client's direct neighbours, within less than merge, so that its clusters may overlap.

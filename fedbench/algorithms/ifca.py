@@ -3,7 +3,7 @@
 Ghosh et al., NeurIPS 2020, Algorithm 1 (model averaging).  The server sends theta_1 to theta_M; client i picks
 k_i = argmin_k f_i(theta_k) over its training samples, trains theta_{k_i} and sends it back with k_i;
 theta_k <- the mean of the uploads of clients with k_i = k, unchanged if there are none.
-Departs from the paper: means are weighted by samples (weights=uniform: as the released code's); ties go to the
+Departs from the paper: means are weighted by samples (client_weights=uniform: as the released code's); ties go to the
 lowest k.
 Departs from the released code: clients choose by training samples at evaluation as well, where its scores are those of
 the model with the lowest loss on each client's test samples.

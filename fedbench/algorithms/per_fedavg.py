@@ -6,7 +6,8 @@ batch:  theta = w - alpha grad_1 f(w),  w <- w - lr (grad_2 f(theta) - alpha H_3
 Every local step draws one batch of 2 (hf: 3) times local.batch_size and cuts it into independent parts; a tail
 smaller than that is dropped.  A client deploys w after one step of size alpha on one of its training batches.
 Departs from the paper: aggregation weighted by samples, as the released code of the PFL benchmarks (with
-weights=uniform as the paper's).  Departs from that code: it adapts by a step of the outer rate, whatever alpha is.
+client_weights=uniform as the paper's).  Departs from that code: it adapts by a step of the outer rate, whatever
+alpha is.
 Reduces to: SGD on the second part of the batches at alpha = 0.
 """
 

@@ -11,7 +11,8 @@ each times 1 + m + m^2 + ... of momentum m so far: how far a gradient that stays
 penalty against f_i for any number of local steps.  This is exact for one step, and an approximation for more, if the
 gradient changes little within a round.  Adam normalizes gradients, so that lam weighs against normalized ones.
 Departs from the paper: mode="local_epochs", as its released code ("weight"), trains for epochs where the paper takes
-single gradients (mode="gradient"), with w_i = n_i / sum n (weights=uniform: the paper's 1/N, always of gradient).
+single gradients (mode="gradient"), with w_i = n_i / sum n (client_weights=uniform: the paper's 1/N, as always in
+mode="gradient").
 z_step="paper" has V = Z_t - dZ / N and lam in the place of N lam, which slows z down N times; the default is that step
 with the rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step: lam then
 counts as lam / (local steps).  If K clients take part, the others have dz_i = 0, and the penalty still moves their

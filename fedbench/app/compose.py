@@ -24,6 +24,7 @@ from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import GROUPS, conf_dirs, find_conf_dir, group_options, includes_itself, menu, nearest
 from fedbench.config.override_text import quoted, with_home
 from fedbench.core.options import ConfigError, require
+from fedbench.core.renamed import new_name
 from fedbench.core.settings import show
 
 CONFIG_NAME = "config"
@@ -59,7 +60,7 @@ class Composer:
         given: dict[str, str] = {}
         for override in self.parse(overrides):
             for key in leaves(override):
-                before = given.setdefault(key, str(override.input_line))
+                before = given.setdefault(new_name(key), str(override.input_line))
                 require(
                     before == override.input_line,
                     f"{key} is given twice, in {before} and in {override.input_line}: leave one of them out",
@@ -127,6 +128,12 @@ class Composer:
             require(given is None, f"{given} and --config-dir {self.config_dir} both name folders: give one of them")
             words.append(f"{SEARCH_PATH}=[{quoted(f'file://{self.config_dir}')}]")
         return self.loader.load_configuration(CONFIG_NAME, words, mode)
+
+    def for_hydra(self, overrides: list[str]) -> list[str]:
+        """Return checked overrides for Hydra: by current names, with ``++`` before those that change a key."""
+        added = self.loader.added(overrides)
+        names = [re.fullmatch(r"(\++)([^=]*)(.*)", text, re.DOTALL) for text in added]
+        return [text if name is None else f"{name[1]}{new_name(name[2])}{name[3]}" for text, name in zip(added, names)]
 
     def compose_cell(self, master: DictConfig, overrides: list[str]) -> DictConfig:
         """Compose one cell of a sweep, as its launcher will.

@@ -94,6 +94,7 @@ def run_command(argv: list[str]) -> int:
     full = composer.compose(command.overrides)
     if shows_config:
         checked(full, full.hydra)
+        command.overrides = composer.for_hydra(command.overrides)
         return MISTAKE if ask_hydra(command) else OK
     if str(full.hydra.mode).endswith("MULTIRUN"):  # an experiment file may ask for it
         return sweep(composer, command.overrides, command.typed, args.quiet).status

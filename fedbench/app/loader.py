@@ -105,7 +105,7 @@ class Loader(ConfigLoader):
         try:
             return self.hydra.load_configuration(config_name, overrides, run_mode, False, validate_sweep_overrides)
         except COMPLAINTS:
-            added = self._added(overrides)
+            added = self.added(overrides)
             if added == overrides:
                 raise
             return self.hydra.load_configuration(config_name, added, run_mode, False, validate_sweep_overrides)
@@ -125,9 +125,9 @@ class Loader(ConfigLoader):
         try:
             return self.hydra.load_sweep_config(master_config, list(sweep_overrides))
         except COMPLAINTS:
-            return self.hydra.load_sweep_config(master_config, self._added(sweep_overrides))
+            return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
 
-    def _added(self, overrides: Iterable[str]) -> list[str]:
+    def added(self, overrides: Iterable[str]) -> list[str]:
         """Return the overrides with `++` before those that change a key."""
         parsed = OverridesParser.create(self).parse_overrides(list(overrides))
         return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]

@@ -21,7 +21,7 @@ def mean(
     Args:
         context: The clients.
         uploads: One row for each client.  # [K, ...]
-        weights: "samples": by the number of training samples, or 1 / K in a run with weights=uniform.  "uniform":
+        weights: "samples": by the number of training samples, or 1 / K with client_weights=uniform.  "uniform":
             1 / K.  A tensor: these weights, as they are.  # [K]
         groups: The members of each of M groups.  A group without clients has the mean 0.  # [M, K]
 

@@ -93,7 +93,7 @@ class Compression:
         path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
         before = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)
         residual = x - before
-        memory = self._memory(path, context, x.shape[1]) if accumulates and self.operator.memory else None
+        memory = self._memory(path, context, x.shape[1]) if accumulates and self.operator.error_feedback else None
         if memory is not None:
             residual = residual + memory[context.ids]
         # A later upload repairs this one: by error feedback, or because it replaces it.

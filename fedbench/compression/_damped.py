@@ -31,7 +31,7 @@ class Damped(Operator):
     contracts = True
 
     def __init__(self, inner: Operator):
-        super().__init__(inner.memory, inner.direction)
+        super().__init__(inner.error_feedback, inner.direction)
         self.inner = inner
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:

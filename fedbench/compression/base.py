@@ -64,8 +64,8 @@ class Sent:
 class Operator:
     """A way to send rows of float32 in fewer bits.
 
-    memory: whether clients add what an upload lacked to their next one, where uploads accumulate (Stich et al., NeurIPS
-    2018).  direction: "up", or "both" where the server compresses what it sends, too.  Both are for the channel.
+    error_feedback: whether clients add the residual of an upload to their next one, where uploads accumulate (Stich et
+    al., NeurIPS 2018).  direction: "up", or "both" where the server compresses, too.  Both are for the channel.
 
     exact: the row arrives as it is.  unbiased: a row is what is seen of it on average over draws.  contracts: what is
     seen of a row is no farther from it than 0 is; other operators are damped where the rest is remembered
@@ -84,8 +84,8 @@ class Operator:
     chooses = False
     reads_spans = False
 
-    def __init__(self, memory: bool, direction: Direction):
-        self.memory = memory
+    def __init__(self, error_feedback: bool, direction: Direction):
+        self.error_feedback = error_feedback
         self.direction: Direction = direction
 
     # -- what an operator is -----------------------------------------------------------------------------

@@ -38,10 +38,10 @@ class CER(Operator):
         solver: Literal["exact", "smoothing"] = "exact",
         block: Count | None = None,
         send: Literal["segments", "all"] = "segments",
-        memory: bool = False,
+        error_feedback: bool = False,
         direction: Direction = "up",
     ):
-        super().__init__(memory, direction)
+        super().__init__(error_feedback, direction)
         require(
             (gamma is None) != (gamma_rel is None),
             f"compression.gamma={gamma} and compression.gamma_rel={gamma_rel}: give one of them, and null for the "

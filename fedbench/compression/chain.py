@@ -19,16 +19,16 @@ from fedbench.core.rows import RowStore
 
 class Chain(Operator):
     """operators: from the first to the last.  All but the last leave numbers (topk, randk), one of them at most
-    chooses positions, and what needs the shapes of parameters comes first.  Exact ones are passed over.  memory,
-    direction: of the chain, which its operators' own are set to.
+    chooses positions, and what needs the shapes of parameters comes first.  Exact ones are passed over.
+    error_feedback, direction: of the chain, which its operators' own are set to.
     """
 
-    def __init__(self, operators: list, memory: bool = True, direction: Direction = "up"):
-        super().__init__(memory, direction)
+    def __init__(self, operators: list, error_feedback: bool = True, direction: Direction = "up"):
+        super().__init__(error_feedback, direction)
         self._check(operators)
         self.operators = [o for o in operators if not o.exact]
         for o in self.operators:
-            o.memory, o.direction = memory, direction
+            o.error_feedback, o.direction = error_feedback, direction
         self.exact = not self.operators
         self.unbiased = all(o.unbiased for o in self.operators)
         # behind an operator that changes numbers another may choose one whose sign was turned: contractions compose
@@ -39,9 +39,9 @@ class Chain(Operator):
         self.chooses = any(o.chooses for o in self.operators)
         self.reads_spans = any(o.reads_spans for o in self.operators)
         require(
-            not (self.memory and any(o.chooses and o.unbiased and not o.exact for o in operators)),
-            "compression.operators has one that scales numbers up, to be right on average without a memory: set "
-            "compression.memory=false",
+            not (self.error_feedback and any(o.chooses and o.unbiased and not o.exact for o in operators)),
+            "compression.operators has one that scales numbers up, to be right on average without error feedback: set "
+            "compression.error_feedback=false",
         )
 
     def _check(self, operators: list) -> None:

@@ -4,7 +4,7 @@ Hönig, Zhao and Mullins, ICML 2022.  A number is rounded without bias to a rand
 Over time: with G_t the mean training loss of round t and its running mean H_t = psi H_{t-1} + (1 - psi) G_t,
 q_t = 2 q_{t-1} where H_{t-1} >= H_{t-phi} and q has not changed since round t - phi, up to q_max.
 Over clients: q_{t,i} = round(sqrt(a / b) w_i^{2/3}), a = sum_j w_j^{2/3}, b = sum_j w_j^2 / q_t^2.  w_i is the weight
-of client i in the server's mean (by samples, or 1 / K with weights=uniform).  This preserves
+of client i in the server's mean (by samples, or 1 / K with client_weights=uniform).  This preserves
 sum_i w_i^2 / q_{t,i}^2, the variance of the mean.
 Levels are coded as runs of zeros and nonzero levels, all in Elias omega codes (_runs.py).
 Departs from the paper: phi is an option, where it is a tenth of the rounds; messages of the server have q_t levels
@@ -40,11 +40,11 @@ class DAdaQuant(QSGD):
         psi: Fraction = 0.9,
         phi: Count = 10,
         norm: Literal["l2", "max"] = "l2",
-        memory: bool = False,
+        error_feedback: bool = False,
         direction: Direction = "up",
     ):
         require(q_min <= q_max, f"compression.q_min={q_min} is more than compression.q_max={q_max}")
-        super().__init__(q_max, norm, "runs", memory, direction)
+        super().__init__(q_max, norm, "runs", error_feedback, direction)
         self.q_max, self.psi, self.phi = q_max, psi, phi
         self.q = torch.full((1,), float(q_min))
         self.H, self.past = torch.zeros(phi), torch.full((phi,), float(q_min))

@@ -19,13 +19,13 @@ LEVEL = 6  # of zlib, its default
 
 
 class Deflate(Operator):
-    """zlib's bytes.  Nothing is ever lacking, so that memory changes nothing."""
+    """zlib's bytes.  Nothing is ever lacking, so that error_feedback changes nothing."""
 
     unbiased = True
     contracts = True
 
-    def __init__(self, memory: bool = True, direction: Direction = "up"):
-        super().__init__(memory, direction)
+    def __init__(self, error_feedback: bool = True, direction: Direction = "up"):
+        super().__init__(error_feedback, direction)
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
         """The rows."""

@@ -48,8 +48,10 @@ class LowRank(Operator):
     leaves_numbers = False  # that one scale would suit: P's are below 1, Q's and the vectors' of the row's size
     reads_spans = True
 
-    def __init__(self, rank: Count = 2, warm_start: bool = False, memory: bool = True, direction: Direction = "up"):
-        super().__init__(memory, direction)
+    def __init__(
+        self, rank: Count = 2, warm_start: bool = False, error_feedback: bool = True, direction: Direction = "up"
+    ):
+        super().__init__(error_feedback, direction)
         self.rank, self.warm_start = rank, warm_start
         self.last: dict[str, Rows] = {}
 

@@ -37,10 +37,10 @@ class QSGD(Operator):
         levels: Count | None = 16,
         norm: Literal["l2", "max"] = "max",
         code: Literal["elias", "runs", "fixed"] = "elias",
-        memory: bool = False,
+        error_feedback: bool = False,
         direction: Direction = "up",
     ):
-        super().__init__(memory, direction)
+        super().__init__(error_feedback, direction)
         require(
             levels is None or levels <= MOST,
             f"compression.levels must be at most {MOST:,}, or null for full precision, got {levels}",

@@ -24,13 +24,13 @@ class RandK(Operator):
     chooses = True
 
     def __init__(
-        self, share: Fraction = 0.01, unbiased: bool = False, memory: bool = True, direction: Direction = "up"
+        self, share: Fraction = 0.01, unbiased: bool = False, error_feedback: bool = True, direction: Direction = "up"
     ):
-        super().__init__(memory, direction)
+        super().__init__(error_feedback, direction)
         require(
-            not (unbiased and memory),
-            "compression.unbiased=true scales numbers up, to be right on average without a memory, and "
-            "compression.memory=true makes up for the rest: choose one of them",
+            not (unbiased and error_feedback),
+            "compression.unbiased=true scales numbers up, to be right on average without error feedback, and "
+            "compression.error_feedback=true makes up for the rest: choose one of them",
         )
         self.share, self.unbiased, self.contracts, self.exact = share, unbiased, not unbiased, share == 1
 

@@ -18,8 +18,8 @@ class Sign(Operator):
 
     contracts = True
 
-    def __init__(self, memory: bool = True, direction: Direction = "up"):
-        super().__init__(memory, direction)
+    def __init__(self, error_feedback: bool = True, direction: Direction = "up"):
+        super().__init__(error_feedback, direction)
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
         """The scale [k, 1] and who is negative [k, n]."""

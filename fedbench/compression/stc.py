@@ -35,10 +35,10 @@ class STC(Operator):
         self,
         share: Fraction = 0.01,
         variant: Literal["sattler", "pfednet"] = "sattler",
-        memory: bool = True,
+        error_feedback: bool = True,
         direction: Direction = "up",
     ):
-        super().__init__(memory, direction)
+        super().__init__(error_feedback, direction)
         self.share, self.variant = share, variant
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:

@@ -21,8 +21,8 @@ class Ternary(Operator):
     """clip: magnitudes are cut at so many standard deviations of the row first (the paper: 2.5), which is no longer
     right on average; null: they are not."""
 
-    def __init__(self, clip: Positive | None = None, memory: bool = False, direction: Direction = "up"):
-        super().__init__(memory, direction)
+    def __init__(self, clip: Positive | None = None, error_feedback: bool = False, direction: Direction = "up"):
+        super().__init__(error_feedback, direction)
         self.clip, self.unbiased = clip, clip is None
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:

@@ -20,8 +20,8 @@ class TopK(Operator):
     leaves_numbers = True
     chooses = True
 
-    def __init__(self, share: Fraction = 0.01, memory: bool = True, direction: Direction = "up"):
-        super().__init__(memory, direction)
+    def __init__(self, share: Fraction = 0.01, error_feedback: bool = True, direction: Direction = "up"):
+        super().__init__(error_feedback, direction)
         self.share, self.exact = share, share == 1
 
     def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:

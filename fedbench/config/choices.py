@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 from fedbench.config.conf_tree import GROUPS, class_name, is_class, keys_set, label_of, target_of
 from fedbench.config.run_keys import RESERVED
 from fedbench.core.options import require
+from fedbench.core.renamed import new_name, rename_options
+
+log = logging.getLogger(__name__)
 
 
 def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
@@ -35,7 +40,14 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
                     given[match[1]] = f"{given.get(match[1], '')} {text}"
             _name_class(cfg, group, given, folders)
         _decide_cohort(cfg, overrides)
+        for old in rename_options(cfg):
+            _warn_of_old_name(old)
     return cfg
+
+
+@cache
+def _warn_of_old_name(old: str) -> None:
+    log.warning("%s is now called %s; the old name is accepted for one release", old, new_name(old))
 
 
 def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: list[Path]) -> None:

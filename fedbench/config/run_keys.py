@@ -223,7 +223,7 @@ class RunConfig:
     rounds: Count
     sample_rate: Fraction
     clients_per_round: Count | None
-    weights: Literal["samples", "uniform"]
+    client_weights: Literal["samples", "uniform"]
     folds: Pair | None
     fold: Natural
     local: LocalConfig

@@ -43,7 +43,7 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
     "fedbench.algorithms.fedpia.FedPIA": {
         "activation": ("per_sample", "a unit is described by its value on each sample"),
         "site": ("pre", "values before the nonlinearity are compared"),
-        "anchor": ("samples", "set weights=uniform for the whole run"),
+        "anchor": ("samples", "set client_weights=uniform for the whole run"),
         "weights": ("normalized", "the weights of the matched adapters sum to 1"),
         "metric": ("euclidean", "distances are Euclidean"),
         "solver": ("assignment", "SciPy's assignment gives the same plan"),
@@ -59,7 +59,7 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
         "alpha": (None, "set optimizer.lr to alpha / (N (1 - pr))"),
     },
     "fedbench.algorithms.per_fedavg.PerFedAvg": {
-        "weights": ("samples", "set weights=uniform for the whole run"),
+        "weights": ("samples", "set client_weights=uniform for the whole run"),
         "adapt": ("alpha", "leave algorithm.alpha at null: both steps are then optimizer.lr"),
     },
     "fedbench.algorithms.pfedmoap.PFedMoAP": {

@@ -19,7 +19,7 @@ class RoundContext:
     Attributes:
         ids: The clients, ascending.  # [K] int64
         num_samples: Their numbers of training samples.  # [K] int64
-        client_weights: Their weights in a mean, not normalized: n_i, or 1 in a run with weights=uniform.  # [K] float64
+        client_weights: Their weights in a mean, not normalized: n_i, or 1 with client_weights=uniform.  # [K] float64
         num_clients: Number of clients of the federation.
         round: The round, from 0.
         mode: What is computed.  Only "round" may change the state of clients.

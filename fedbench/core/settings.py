@@ -18,6 +18,7 @@ from fedbench.core.files import replacing
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.removed import drop_removed, with_removed
+from fedbench.core.renamed import new_name, old_name, rename_options
 
 # Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
 WHEREABOUTS = (
@@ -28,7 +29,7 @@ WHEREABOUTS = (
 )
 # Keys that came after runs had been stored without them, at the values that leave everything as it was.
 # Not of a group's class, which has its own defaults.
-LATER_KEYS = {"weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
+LATER_KEYS = {"client_weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
 LATER_KEYS |= {"system.dropout": 0.0, "system.slow": 0.0, "system.slow_steps": 0.5}
 LATER_KEYS |= {"system.fewest_epochs": None}
 NEUTRAL = {
@@ -55,7 +56,7 @@ NEUTRAL_GROUPS = {
     "task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"}),
     "compression": (
         "none",
-        {"_target_": "fedbench.compression.none.NoCompression", "memory": True, "direction": "up"},
+        {"_target_": "fedbench.compression.none.NoCompression", "error_feedback": True, "direction": "up"},
     ),
     "callbacks": ("none", {}),
 }
@@ -108,9 +109,9 @@ def show(value: Any) -> str:
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """sha256 (hex) of everything that can change a run's numbers.
 
-    Options that were removed count at the values that they had.  Left out: WHEREABOUTS, NEUTRAL values, the display
-    name, the printed cells, the names of the chosen options (their content is in), privacy where it is off.  A file
-    below data_dir counts by its path relative to it, so that data may move.
+    Removed options count at the values that they had, and renamed ones by their old names. Left out: WHEREABOUTS,
+    NEUTRAL values, the display name, the printed cells, the names of the chosen options (their content is in),
+    privacy where it is off. A file below data_dir counts by its path relative to it, so that data may move.
     """
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:
@@ -120,7 +121,7 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
             del values[group]
     root = str(values["data_dir"]).rstrip("/\\")
     flat = {key: value for key, value in flatten(with_removed(values)).items() if NEUTRAL.get(key, MISSING) != value}
-    counted = {key: _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
+    counted = {old_name(key): _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
@@ -161,6 +162,7 @@ def update_stored(values: dict[str, Any]) -> None:
     Keys and groups that came later are added.  Options that were removed are deleted where they had no effect.
     """
     drop_removed(values)
+    rename_options(values)
     if isinstance(values.get("choices"), dict):
         for key, neutral in LATER_KEYS.items():
             group, _, name = key.rpartition(".")
@@ -174,7 +176,7 @@ def update_stored(values: dict[str, Any]) -> None:
 
 def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
     """Return stored values by dotted key, brought up to date as by `update_stored`."""
-    flat = {**LATER_KEYS, **flat}
+    flat = {**LATER_KEYS, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)
     for group, (option, neutral) in NEUTRAL_GROUPS.items():
         if not any(key.startswith(f"{group}.") for key in flat):

@@ -63,7 +63,7 @@ class Cohort:
 
     def _context(self, ids: np.ndarray, round: int, mode: Mode) -> RoundContext:
         num_samples = self.federation.num_samples[ids]
-        by_samples = self.engine.weights == "samples"
+        by_samples = self.engine.client_weights == "samples"
         return RoundContext(
             ids=ids,
             num_samples=num_samples,
@@ -130,7 +130,7 @@ class Cohort:
 
     @property
     def client_weights(self) -> np.ndarray:
-        """Weights in a mean, not normalized: n_i, or 1 in a run with weights=uniform.  # [K] float64"""
+        """Weights in a mean, not normalized: n_i, or 1 in a run with client_weights=uniform.  # [K] float64"""
         return self.context.client_weights
 
     @property
@@ -230,7 +230,7 @@ class Cohort:
             relative_to: The name by which `broadcast` or `download` sent, in this round, the tensor that a row was
                 trained from; None for a difference.  {"theta": "w"}: theta was trained from w.  If clients saw a
                 version of w that lags behind the server's, the row is shifted by the lag.  Compression adds the
-                residual of an upload to the client's next one (compression.memory).
+                residual of an upload to the client's next one (compression.error_feedback).
             replaces: The server's version, [...] or [K, ...], that a tensor replaces; None if it has none.  Use it for
                 a row that a client keeps and trains on: its next upload makes up for the residual of this one.  The
                 residual of gradients, coefficients and counts is lost.  The version must not depend on values that
@@ -259,7 +259,7 @@ class Cohort:
 
         Args:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
-            weights: "samples": by the number of training samples, or 1 / K in a run with weights=uniform.  "uniform":
+            weights: "samples": by the number of training samples, or 1 / K with client_weights=uniform.  "uniform":
                 1 / K.  A tensor: these weights, as they are.  # [K]
             groups: The members of each of M groups.  A group without clients has the mean 0.  # [M, K]
 

@@ -38,7 +38,7 @@ class Engine:
         drop_last: local.drop_last.
         eval_batch: Samples of a client at once, outside of training.
         shared_batch: The same of all clients, where they hold one row.  None: eval_batch.
-        weights: Of clients in a mean that the server takes.
+        client_weights: Of clients in a mean that the server takes.
         step_fraction: Fraction of its local steps that each client does in rounds.  None: all do all.  # [N]
         fewest_epochs: The least number of epochs that a client draws.  None: epochs are not drawn.
     """
@@ -58,7 +58,7 @@ class Engine:
     drop_last: bool = False
     eval_batch: int = 64
     shared_batch: int | None = None
-    weights: Literal["samples", "uniform"] = "samples"
+    client_weights: Literal["samples", "uniform"] = "samples"
     step_fraction: np.ndarray | None = None
     fewest_epochs: int | None = None
 

@@ -250,7 +250,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         drop_last=cfg.local.drop_last,
         eval_batch=eval_batch,
         shared_batch=shared_batch,
-        weights=cfg.weights,
+        client_weights=cfg.client_weights,
         step_fraction=step_fractions(cfg, training.num_clients),
         fewest_epochs=cfg.system.fewest_epochs,
     )

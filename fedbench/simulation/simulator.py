@@ -212,9 +212,9 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
     sim.takes_means |= cost.takes_means
     check_later = not cost.steps and sim.done + 1 < sim.cfg.rounds
     require(
-        engine.weights == "samples" or sim.takes_means,
-        f"weights={engine.weights} has no effect: algorithm={choices.algorithm} does not average clients by number of "
-        "samples; remove weights",
+        engine.client_weights == "samples" or sim.takes_means,
+        f"client_weights={engine.client_weights} has no effect: algorithm={choices.algorithm} does not "
+        "average clients by number of samples; remove client_weights",
     )
     require(
         engine.compression is None or engine.compression.acted or check_later,

@@ -288,7 +288,7 @@ def what_contracts_is_never_farther_than_nothing(case: CompressionCase) -> None:
 @SUITE.check
 def memory_gives_the_rest_back(case: CompressionCase) -> None:
     """With memory, what was not sent of a row is sent in later rounds."""
-    if not case.make().memory:
+    if not case.make().error_feedback:
         raise Skipped("its memory is false")
     message = Message("theta", 60, np.arange(2), {"weight": (0, 60, (6, 10))})
     operator, x = contracting(case.ready(message)), rows_of(60, 2)

@@ -48,14 +48,14 @@ def test_near_clients_at_gamma_zero_are_the_uniform_mean() -> None:
     e = engine()
     up = uploads(e, size=1e-3)
     method = FedPIA(gamma=0.0)
-    close(merged(method, up, weights="uniform"), up.mean(0), 1e-6)
+    close(merged(method, up, client_weights="uniform"), up.mean(0), 1e-6)
     assert not method.moved_server.any()
     equal(merged(FedPIA(server="average"), up), all_clients(e).weights @ up)
 
 
 def test_the_anchor_follows_the_runs_weights() -> None:
-    """It is the uniform mean in a run with weights=uniform."""
-    e = engine(weights="uniform")
+    """It is the uniform mean in a run with client_weights=uniform."""
+    e = engine(client_weights="uniform")
     up, method = uploads(e), FedPIA(server="average")
     play(e, method, rounds=0)
     close(method.merged(all_clients(e), up), up.mean(0), 1e-6)
@@ -64,10 +64,10 @@ def test_the_anchor_follows_the_runs_weights() -> None:
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_weights_by_distance_by_hand(weights: str) -> None:
     """Of every site q by the distance of its own parameters; large gamma picks the nearest client."""
-    e = engine(weights=weights)
+    e = engine(client_weights=weights)
     up = uploads(e, size=0.02)
     method = FedPIA(gamma=2.0)
-    G, a = merged(method, up, weights=weights), e.model.without("head")
+    G, a = merged(method, up, client_weights=weights), e.model.without("head")
     rows, got = (a.put(e.model.init_row(), t) for t in (up, G))
     anchor = rows.mean(0) if weights == "uniform" else all_clients(e).weights @ rows
     assert not method.moved_server.any() and torch.allclose(method.q.sum(0), torch.ones(4))
@@ -79,7 +79,7 @@ def test_weights_by_distance_by_hand(weights: str) -> None:
         close(method.q[:, s], q, 1e-5)
         close(torch.cat([e.model.named(got)[n].flatten() for n in names]), q @ w, 1e-5)
     nearest = FedPIA(gamma=1e6)
-    merged(nearest, up, weights="uniform")
+    merged(nearest, up, client_weights="uniform")
     assert (nearest.q.amax(0) == 1).all()
 
 
@@ -171,7 +171,7 @@ def test_what_compression_leaves_out_of_an_adapter_is_made_up_for_once() -> None
     """Clients whose adapters stand still: the server's mean comes to be theirs, though a quarter is sent at a time."""
     of = federation()
     e = engine_on(of, model_of(of=of), SGD(lr=1e-12), batch_size=5, epochs=1)
-    e = replace(e, compression=Compression(TopK(0.25, memory=True), e.rows, e.model, e.seed))
+    e = replace(e, compression=Compression(TopK(0.25, error_feedback=True), e.rows, e.model, e.seed))
     a = play(e, FedPIA(lam=0.0, server="average", client="identity"), 0)
     rows = spread(e.model, 3)
     a.own[np.arange(3)] = rows

@@ -170,14 +170,14 @@ def test_two_populations_fuse_within_and_not_across() -> None:
 @pytest.mark.parametrize("weights, mean", [("samples", (1 + 3 * 5) / 4), ("uniform", (1 + 5) / 2)])
 def test_a_cluster_deploys_its_mean_by_samples(weights: Any, mean: float) -> None:
     """One cluster of clients with 1 and 3 samples, at 1 and 5: their mean is 4; the third, far away, stays at 90."""
-    e = dataclasses.replace(points([[1], [5, 5, 5], [90]]), weights=weights)
+    e = dataclasses.replace(points([[1], [5, 5, 5], [90]]), client_weights=weights)
     m = play(e, FPFC(0.6, merge=1.0), rounds=0)
     m.round(cohort := Cohort(e, np.arange(3), 0))
     m.W = column(1.0, 5.0, 90.0)
     m.own[np.arange(3)] = m.W
     m.delta, m.s = torch.tensor([[0.5], [89.0], [85.0]]), torch.ones(3)
     close(deployed(e, m, 0, True), column(mean, mean, 90.0))
-    assert cohort.cost.takes_means  # weights=uniform is used
+    assert cohort.cost.takes_means  # client_weights=uniform is used
 
 
 def test_running_statistics_and_the_others_rows_stay_with_the_client() -> None:

@@ -71,7 +71,7 @@ def test_per_fedavg_without_inner_step_is_sgd_on_the_second_part(mode: str) -> N
     )
     close(a.w, all_clients(other).weights @ theta, 1e-6)
     equal(deployed(e, a), a.w.expand(6, -1))  # nothing to adapt: FedAvg's evaluation
-    uniform = play(replace(six_clients(epochs=2), weights="uniform"), PerFedAvg(mode, alpha=0.0))
+    uniform = play(replace(six_clients(epochs=2), client_weights="uniform"), PerFedAvg(mode, alpha=0.0))
     close(uniform.w, theta.mean(0), 1e-6)
 
 

@@ -138,7 +138,7 @@ def test_without_shared_columns_it_is_network_lasso(personal: str, columns: dict
     assert cohort.cost.steps == 6
     close(deployed(e, a), deployed(f, play(f, Local(), 3)), 1e-6)
     h = six_clients(columns=columns, **FULL)
-    g = replace(g, weights="uniform")
+    g = replace(g, client_weights="uniform")
     fused = play(h, PFedNet(lam=1e6, personal=personal), 2)
     close(deployed(h, fused), deployed(g, play(g, FedAvg(), 2)), 1e-6)
     assert not torch.allclose(deployed(h, fused), deployed(e, a))

@@ -42,8 +42,8 @@ def net(operator: Operator | None, module: nn.Module | None = None) -> Engine:
     return e if operator is None else replace(e, compression=Compression(operator, e.rows, e.model, e.seed))
 
 
-def top2(memory: bool = True, direction: Any = "up") -> TopK:
-    return TopK(0.25, memory, direction)
+def top2(error_feedback: bool = True, direction: Any = "up") -> TopK:
+    return TopK(0.25, error_feedback, direction)
 
 
 def in_bytes(*bits: int) -> int:
@@ -83,10 +83,10 @@ def test_what_an_upload_lacks_is_added_to_the_next_one() -> None:
     equal(untouched[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))  # client 1 had sent nothing
 
 
-@pytest.mark.parametrize("operator", [top2(memory=False), top2()], ids=["memory=false", "replaces"])
+@pytest.mark.parametrize("operator", [top2(error_feedback=False), top2()], ids=["error_feedback=false", "replaces"])
 def test_nothing_is_remembered_where_nothing_accumulates(operator: TopK) -> None:
     e = net(operator)
-    kind = "replaces" if operator.memory else "relative_to"
+    kind = "replaces" if operator.error_feedback else "relative_to"
     for r in range(2):
         seen = Cohort(e, IDS, r).upload(d=rows(1, 1, 1), **{kind: {"d": None}}).d
         equal(seen[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))
@@ -252,8 +252,8 @@ def test_fetched_rows_and_uploads_alone_are_left_as_they_are() -> None:
 def test_what_is_made_up_for_later_is_damped() -> None:
     """Downloads, rows that a client keeps, and what a memory keeps: the rest shrinks; other uploads stay unbiased."""
 
-    def half(memory: bool = False) -> Engine:
-        return net(QSGD(1, "l2", memory=memory, direction="both"))
+    def half(error_feedback: bool = False) -> Engine:
+        return net(QSGD(1, "l2", error_feedback=error_feedback, direction="both"))
 
     e, w = half(), 100 * torch.randn(N)
     known = torch.zeros(3, N)
@@ -268,7 +268,7 @@ def test_what_is_made_up_for_later_is_damped() -> None:
     equal((plain != 0) * (plain.abs() - w.norm()).abs() < 1e-3, torch.ones(3, N, dtype=torch.bool))  # norms, not shares
     replaced = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), replaces={"d": None}).d
     equal(replaced != 0, plain != 0)  # nothing is to be made up for
-    e, sent = half(memory=True), torch.zeros(3, N)
+    e, sent = half(error_feedback=True), torch.zeros(3, N)
     for r in range(200):
         sent += Cohort(e, IDS, r).upload(d=w.expand(3, -1), relative_to={"d": None}).d
     close(sent / 200, w.expand(3, -1), 10)
@@ -278,7 +278,7 @@ def test_what_is_made_up_for_later_is_damped() -> None:
 def test_what_was_trained_from_a_lagging_row_is_moved_onto_the_servers_own() -> None:
     """By hand: clients see 8, -7 and zeros of what the server has, add a step of 1, and the server sees its own + 1."""
     for send, value in (("broadcast", ROW), ("download", rows(1, 1, 1))):
-        e = net(top2(memory=False, direction="both"))
+        e = net(top2(error_feedback=False, direction="both"))
         getattr(Cohort(e, IDS, 0), send)(w=torch.zeros_like(value))
         cohort = Cohort(e, IDS, 1)
         w = getattr(cohort, send)(w=value).w
@@ -514,8 +514,8 @@ def test_draws_differ_by_message_round_and_client() -> None:
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_operators_are_given_each_clients_part_in_the_servers_mean(weights: Any) -> None:
-    """DAdaQuant's levels keep the variance of that mean: with weights=uniform all clients have q_t."""
-    e = replace(net(operator := DAdaQuant(8, 64)), weights=weights)
+    """DAdaQuant's levels keep the variance of that mean: with client_weights=uniform all clients have q_t."""
+    e = replace(net(operator := DAdaQuant(8, 64)), client_weights=weights)
     cohort, given = Cohort(e, IDS, 0), []
     operator.levels_of = lambda message, rows: given.append(message) or DAdaQuant.levels_of(operator, message, rows)
     cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None})

@@ -48,10 +48,10 @@ def test_exact_ones_are_passed_over() -> None:
 
 
 def test_it_is_unbiased_if_all_are() -> None:
-    unbiased = RandK(0.5, unbiased=True, memory=False)
-    assert Chain([unbiased, QSGD(4)], memory=False).unbiased
-    assert not Chain([unbiased, Sign()], memory=False).unbiased and not Chain([TopK(0.5), QSGD(4)]).unbiased
-    with pytest.raises(ConfigError, match=r"compression\.memory=false"):
+    unbiased = RandK(0.5, unbiased=True, error_feedback=False)
+    assert Chain([unbiased, QSGD(4)], error_feedback=False).unbiased
+    assert not Chain([unbiased, Sign()], error_feedback=False).unbiased and not Chain([TopK(0.5), QSGD(4)]).unbiased
+    with pytest.raises(ConfigError, match=r"compression\.error_feedback=false"):
         Chain([unbiased, QSGD(4)])
 
 

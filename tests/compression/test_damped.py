@@ -16,11 +16,11 @@ from fedbench.compression.ternary import Ternary
 from fedbench.compression.topk import TopK
 
 NOISY: list[Operator] = [
-    RandK(0.1, unbiased=True, memory=False),
+    RandK(0.1, unbiased=True, error_feedback=False),
     QSGD(1, "l2"),
     Ternary(),
     Ternary(clip=2.5),
-    Chain([TopK(0.5), Ternary()], memory=False),
+    Chain([TopK(0.5), Ternary()], error_feedback=False),
 ]
 
 
@@ -30,7 +30,7 @@ def name(operator: Operator) -> str:
 
 def test_the_nearest_multiple_is_sent() -> None:
     """By hand: of (3, 4) random-1, scaled by 2, shows (6, 0) or (0, 8); half of it is the number itself."""
-    result, bits = seen(contracting(RandK(0.5, unbiased=True, memory=False)), rows([3, 4], [0, 0]))
+    result, bits = seen(contracting(RandK(0.5, unbiased=True, error_feedback=False)), rows([3, 4], [0, 0]))
     assert sorted(result[0].tolist()) in ([0, 3], [0, 4]) and not result[1].any()
     assert bits == [32 + 64 + 32] * 2
 

@@ -104,7 +104,7 @@ def test_other_rows_are_refused() -> None:
 def test_options_of_conf_are_those_of_the_class(option: str) -> None:
     values = described("compression", option, {})
     check_target("compression", values)
-    assert set(values) >= {"memory", "direction"}
+    assert set(values) >= {"error_feedback", "direction"}
 
 
 @pytest.mark.parametrize(

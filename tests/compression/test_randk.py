@@ -25,7 +25,7 @@ def test_every_position_is_as_likely() -> None:
 
 
 def test_unbiased_numbers_are_scaled() -> None:
-    result, _ = seen(RandK(0.5, unbiased=True, memory=False), rows([3, 3, 3, 3]))
+    result, _ = seen(RandK(0.5, unbiased=True, error_feedback=False), rows([3, 3, 3, 3]))
     assert sorted(result[0].tolist()) == [0, 0, 6, 6]
 
 

@@ -53,7 +53,7 @@ def test_pfednets_variant_keeps_a_share_of_either_sign() -> None:
     """10 numbers, share 0.2: rank 0.8 * 9 = 7.2 of max(x, 0) = (0 x 6, 1, 2, 3, 5) is 2.2: 3 and 5 are kept, mean 4; of
     the magnitudes of negative ones (0 x 6, 1, 2, 4, 6) it is 2.4: 4 and 6, mean 5."""
     x = rows([1, -1, 2, -2, 3, -4, 5, -6, 0, 0])
-    result, bits = seen(STC(0.2, variant="pfednet", memory=False), x)
+    result, bits = seen(STC(0.2, variant="pfednet", error_feedback=False), x)
     assert torch.equal(result, rows([0, 0, 0, 0, 4, -5, 4, -5, 0, 0]))
     assert bits == [64 + 10 + 4]
 
@@ -77,5 +77,5 @@ def test_pfednets_variant_keeps_200_of_1000_of_a_sign() -> None:
 
 def test_pfednets_variant_makes_nothing_of_zeros() -> None:
     """One positive number among ten: the quantile is 0, and zeros stay."""
-    result, _ = seen(STC(0.2, variant="pfednet", memory=False), rows([7, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
+    result, _ = seen(STC(0.2, variant="pfednet", error_feedback=False), rows([7, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
     assert torch.equal(result, rows([7, 0, 0, 0, 0, 0, 0, 0, 0, 0]))

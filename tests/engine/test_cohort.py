@@ -489,7 +489,7 @@ def test_an_engine_stays_as_it_is() -> None:
 
 # -- means ---------------------------------------------------------------------------------------------------
 def test_means_are_weighted_by_samples_or_by_none() -> None:
-    e, uniform = build(), build(weights="uniform")
+    e, uniform = build(), build(client_weights="uniform")
     n = e.federation.num_samples[IDS]
     rows, by_samples = torch.randn(4, 3), torch.from_numpy(n / n.sum()).float()
     close(Cohort(e, IDS, 0).mean(rows), (by_samples[:, None] * rows).sum(0))
@@ -520,7 +520,7 @@ def test_a_mean_of_matrices_is_taken_over_clients() -> None:
 
 def test_only_a_mean_notes_that_the_runs_weights_are_used() -> None:
     """Reading the weights, and a mean by weights that the method chooses, do not."""
-    cohort = Cohort(build(weights="uniform"), IDS, 0)
+    cohort = Cohort(build(client_weights="uniform"), IDS, 0)
     close(cohort.weights, torch.full((4,), 0.25))
     close(torch.from_numpy(cohort.client_weights), torch.ones(4).double())
     cohort.mean(torch.ones(4, 2), weights=cohort.weights)

@@ -64,7 +64,7 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
         ("compression", "memory_gives_the_rest_back", ("qsgd", "qsgd levels=65536", "ternary", "ternary clip=2.5")),
         ("compression", "memory_gives_the_rest_back", ("qsgd norm=l2 levels=3 code=fixed", "dadaquant", "cer")),
         ("compression", "memory_gives_the_rest_back", ("cer solver=smoothing gamma=50 gamma_rel=null block=7",)),
-        ("compression", "memory_gives_the_rest_back", ("randk share=0.2 unbiased=true memory=false",)),
+        ("compression", "memory_gives_the_rest_back", ("randk share=0.2 unbiased=true error_feedback=false",)),
     ],
     "it has no options min_size and min_test": [
         ("partition", "sizes_are_kept", ("class_disjoint", "iid", "pachinko", "pathological", "practical")),

@@ -558,6 +558,6 @@ def test_uniform_means_for_methods_that_take_means(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["fedamp", "scaffold"])
 def test_uniform_means_are_refused_where_they_change_nothing(algorithm: str, tmp_path: Path) -> None:
     """The server takes no mean, or one that is uniform by the method."""
-    said = f"weights=uniform has no effect: algorithm={algorithm} does not average clients by number of"
+    said = f"client_weights=uniform has no effect: algorithm={algorithm} does not average clients by number of"
     with pytest.raises(ConfigError, match=said):
-        run(config(f"algorithm={algorithm}", "rounds=1", "weights=uniform", "optimizer.momentum=0"), tmp_path)
+        run(config(f"algorithm={algorithm}", "rounds=1", "client_weights=uniform", "optimizer.momentum=0"), tmp_path)

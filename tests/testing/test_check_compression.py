@@ -137,7 +137,7 @@ class Growing(QSGD):
     contracts = True
 
     def __init__(self):
-        super().__init__(1, norm="l2", memory=True)
+        super().__init__(1, norm="l2", error_feedback=True)
 
 
 class Partial(TopK):

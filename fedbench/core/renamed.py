@@ -1,0 +1,40 @@
+"""Options that were renamed.  The old names are accepted for one release, and stored runs are read by this table.
+
+Hashes of configurations are taken over the old names, so that they stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+# old dotted key -> new one.  A group's option is renamed for the classes of fedbench only.
+RENAMED = {
+    "weights": "client_weights",
+    "compression.memory": "compression.error_feedback",
+}
+OLD = {new: old for old, new in RENAMED.items()}
+
+
+def new_name(key: str) -> str:
+    """Return the current name of a dotted key."""
+    return RENAMED.get(key, key)
+
+
+def old_name(key: str) -> str:
+    """Return the first name of a dotted key."""
+    return OLD.get(key, key)
+
+
+def rename_options(values: MutableMapping[Any, Any]) -> list[str]:
+    """Rename options in nested values, in place, and return the old dotted keys that were found."""
+    found = []
+    for old, new in RENAMED.items():
+        group, _, name = old.rpartition(".")
+        options = values.get(group) if group else values
+        if not isinstance(options, MutableMapping) or name not in options:
+            continue
+        if not group or str(options.get("_target_")).startswith("fedbench."):
+            options[new.rpartition(".")[2]] = options.pop(name)
+            found.append(old)
+    return found

@@ -205,7 +205,7 @@ def every_plan(work: Workload, device: torch.device) -> dict[str, Plan]:
 
 # -- what they train on --------------------------------------------------------------------------------------
 def digits() -> Arrays:
-    from fedbench.data.digits import Digits
+    from fedbench.data.images.digits import Digits
 
     return Digits().load()
 
@@ -213,7 +213,7 @@ def digits() -> Arrays:
 def images(data: Path | None, count: int = 15_000) -> Arrays:
     """CIFAR-10 where a folder with cifar10_jpeg.npz is given, else random images of its shape (equally fast)."""
     if data is not None:
-        from fedbench.data.cifar import CIFAR10
+        from fedbench.data.images.cifar import CIFAR10
 
         return CIFAR10(data_dir="data", path=str(data / "cifar10_jpeg.npz")).load()
     generator = np.random.default_rng(0)

@@ -13,7 +13,7 @@ MODULES = {
     "fedbench/core/private_torch.py",
     "fedbench/app/private_hydra.py",
     "fedbench/models/_private_open_clip.py",
-    "fedbench/data/_private_torchvision.py",
+    "fedbench/data/images/_private_torchvision.py",
 }
 FILES = sorted(path for folder in ("fedbench", "scripts") for path in (ROOT / folder).rglob("*.py"))
 NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # public, whatever they look like

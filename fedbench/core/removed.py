@@ -95,23 +95,23 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
     "fedbench.compression.deflate.Deflate": {
         "level": (6, "zlib compresses at its default level, 6"),
     },
-    "fedbench.data.brats17.BraTS17": {
+    "fedbench.data.scans.brats17.BraTS17": {
         "channels": (None, "a scan has all four modalities"),
         "clip": (3.0, "three standard deviations become 1"),
     },
-    "fedbench.data.clinical.Clinical": {
+    "fedbench.data.tables.clinical.Clinical": {
         "informative": (12, "12 features tell the classes apart"),
         "separation": (0.8, "clusters are at the corners of a cube of side 1.6"),
         "missing": (0.02, "one cell in 50 has no value"),
     },
-    "fedbench.data.digits_clip.DigitsCLIP": {
+    "fedbench.data.images.digits_clip.DigitsCLIP": {
         "classes": (30, "the classes are the 30 pairs of a colour and a digit"),
     },
-    "fedbench.data.luna16.Luna16": {
+    "fedbench.data.scans.luna16.Luna16": {
         "candidates": ("candidates.csv", "dataset.path holds candidates.csv or candidates_V2.csv"),
         "channels": (3, "a patch has three equal channels"),
     },
-    "fedbench.data.shakespeare.Shakespeare": {
+    "fedbench.data.text.shakespeare.Shakespeare": {
         "share": (1.0, "set dataset.subset"),
         "seed": (0, "no speakers are drawn"),
     },
@@ -119,12 +119,12 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
         "noise": (0.3, "the noise has standard deviation 0.3"),
         "test_share": (0.0, "the set has no published test part: use dataset.split=merged"),
     },
-    "fedbench.data.synthetic_dialogue.SyntheticDialogue": {
+    "fedbench.data.text.synthetic_dialogue.SyntheticDialogue": {
         "words": (200, "the language has 200 stems"),
         "dialect": (0.3, "a role ends three stems in ten in its way"),
         "test": (0.2, "the last fifth of a role's samples is tested on"),
     },
-    "fedbench.data.tumours.Tumours": {
+    "fedbench.data.scans.tumours.Tumours": {
         "labels": ("whole", "1 is any part of the tumour"),
         "channels": (None, "a scan has all four modalities; dataset.lack names one that clients lack"),
         "single_modality": (False, "use dataset=brats17 dataset.mode=official"),

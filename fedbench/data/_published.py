@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbench.core.options import require
-from fedbench.data.base import TEST, TRAIN, VAL, Arrays
+from fedbench.data.base import PARTS, Arrays
 
 log = logging.getLogger("fedbench.data")
-PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 
 
 @dataclass(frozen=True)

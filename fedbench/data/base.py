@@ -1,7 +1,8 @@
 """What every data source returns: plain numpy arrays, checked once, before anything is partitioned.
 
 A source is a class whose constructor takes the options of its YAML and whose ``load()`` returns
-``Arrays``.  Adding one touches two files: ``fedbench/data/x.py`` and ``conf/dataset/x.yaml``.
+``Arrays``.  Adding one touches two files: ``x.py`` in the folder of
+its kind (images, tables, scans, questions, text, arrays) and ``conf/dataset/x.yaml``.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fedbench.tasks.base import Task
 
 TRAIN, VAL, TEST, EXTRA = 0, 1, 2, 3
+PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 NOT_DATA = ("fit", "shared")  # fields that the digest leaves out; shared where it is None
 
 

@@ -1,8 +1,8 @@
 """A CLIP of 3.4 million numbers, pre-trained here in about two minutes: the offline stand-in.
 
-Images are coloured digits in five styles (data/digits_clip.py, the part that no downstream task sees), captions say
-style, colour and digit, or only some of them: incomplete captions and duplicates in a batch are deliberate, they keep
-zero-shot below its ceiling.  Symmetric contrastive loss (Radford et al., 2021), AdamW, one cycle.
+Images are coloured digits in five styles (data/images/digits_clip.py, the part that no downstream task sees). Captions
+say style, colour and digit, or only some of them: incomplete captions and duplicates in a batch are deliberate. They
+keep zero-shot below its ceiling.  Symmetric contrastive loss (Radford et al., 2021), AdamW, one cycle.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from fedbench.core.weights import read_weights
-from fedbench.data import digits_clip
 from fedbench.data._files import whole
+from fedbench.data.images import digits_clip
 from fedbench.models import clip as towers
 
 log = logging.getLogger(__name__)

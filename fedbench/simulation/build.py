@@ -26,8 +26,8 @@ from fedbench.core.rows import RowStore
 from fedbench.core.settings import clients_to_train
 from fedbench.core.split import Split
 from fedbench.data import _known as known
-from fedbench.data._scales import warn_of_scales
 from fedbench.data.base import Arrays
+from fedbench.data.tables._scales import warn_of_scales
 from fedbench.engine import executor as executors
 from fedbench.engine import ranks as processes
 from fedbench.engine.engine import Engine

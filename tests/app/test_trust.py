@@ -91,7 +91,7 @@ def test_a_stored_trust_of_data_is_asked_for_before_anything_is_read(
     run = Path("run")
     run.mkdir()
     choices = {"dataset": "pfllib"}
-    dataset = {"_target_": "fedbench.data.pfllib.PFLlib", "path": "PFL", "trust": value}
+    dataset = {"_target_": "fedbench.data.arrays.pfllib.PFLlib", "path": "PFL", "trust": value}
     OmegaConf.save(OmegaConf.create({"rounds": 1, "choices": choices, "dataset": dataset}), run / "config.yaml")
     assert main(["resume=run"]) == 2
     assert f"say dataset.trust={word} as well" in capsys.readouterr().err

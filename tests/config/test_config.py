@@ -176,7 +176,7 @@ def test_a_class_of_ones_own_takes_none_of_the_options_keys(tmp_path: Path, monk
     assert partition == {"_target_": "ones_own.Parts", "num_clients": 7, "seed": 1}
     same = "model._target_=fedbench.models.mlp.MLP"
     assert check(compose([same]))["model"] == check(compose([]))["model"]
-    nested = ["dataset=apple/mnist", "dataset._target_=fedbench.data.mnist.MNIST"]
+    nested = ["dataset=apple/mnist", "dataset._target_=fedbench.data.images.mnist.MNIST"]
     assert check(compose(nested))["dataset"] == check(compose(nested[:1]))["dataset"]
 
 

@@ -29,15 +29,15 @@ from fedbench.data import _files as files
 from fedbench.data import synthetic
 from fedbench.data._files import cached, read_npz
 from fedbench.data._images import resize
+from fedbench.data.arrays.npz import Npz
 from fedbench.data.base import Arrays
-from fedbench.data.breast_cancer import BreastCancer
-from fedbench.data.cifar import CIFAR10, CIFAR100
-from fedbench.data.digits import Digits
-from fedbench.data.image_folder import ImageFolder
-from fedbench.data.medmnist import MedMNIST
-from fedbench.data.mnist import MNIST, FashionMNIST
-from fedbench.data.npz import Npz
+from fedbench.data.images.cifar import CIFAR10, CIFAR100
+from fedbench.data.images.digits import Digits
+from fedbench.data.images.image_folder import ImageFolder
+from fedbench.data.images.medmnist import MedMNIST
+from fedbench.data.images.mnist import MNIST, FashionMNIST
 from fedbench.data.synthetic import Synthetic
+from fedbench.data.tables.breast_cancer import BreastCancer
 
 RNG = np.random.default_rng(0)
 RESERVED = ("split", "test_fraction", "val_fraction", "subset", "normalize", "augment")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from fedbench.core.options import ConfigError
-from fedbench.data.image_folder import ImageFolder
-from fedbench.data.image_table import ImageTable
-from fedbench.data.npy import Npy
-from fedbench.data.npz import Npz
-from fedbench.data.pfllib import PFLlib
-from fedbench.data.shakespeare import Shakespeare
-from fedbench.data.table_csv import TableCsv
+from fedbench.data.arrays.npy import Npy
+from fedbench.data.arrays.npz import Npz
+from fedbench.data.arrays.pfllib import PFLlib
+from fedbench.data.images.image_folder import ImageFolder
+from fedbench.data.images.image_table import ImageTable
+from fedbench.data.tables.table_csv import TableCsv
+from fedbench.data.text.shakespeare import Shakespeare
 
 
 def parquet(folder: Path) -> Path:

@@ -11,11 +11,11 @@ from PIL import Image
 
 from fedbench.core.options import ConfigError
 from fedbench.data._names import check_spelling
-from fedbench.data.image_folder import ImageFolder
-from fedbench.data.image_table import ImageTable
-from fedbench.data.npz import Npz
-from fedbench.data.pfllib import PFLlib
-from fedbench.data.table_csv import TableCsv
+from fedbench.data.arrays.npz import Npz
+from fedbench.data.arrays.pfllib import PFLlib
+from fedbench.data.images.image_folder import ImageFolder
+from fedbench.data.images.image_table import ImageTable
+from fedbench.data.tables.table_csv import TableCsv
 
 
 @pytest.mark.parametrize("names", [["1", "1.0"], ["7", "x", "007"], ["0", "-0.0"], ["+3", "3."], [".5", "0.5"]])

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom
-from fedbench.data import digits_clip
 from fedbench.data.base import TEST, TRAIN
+from fedbench.data.images import digits_clip
 from fedbench.engine.cohort import Cohort
 from fedbench.models import clip as towers
 from fedbench.models import clip_prompt, tiny_clip

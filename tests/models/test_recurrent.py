@@ -9,7 +9,7 @@ import torch
 from tiny import all_clients, close, compose, engine, seeded, split_of
 
 from fedbench.core.options import ConfigError
-from fedbench.data.synthetic_dialogue import SyntheticDialogue
+from fedbench.data.text.synthetic_dialogue import SyntheticDialogue
 from fedbench.models.recurrent import GRU, LSTM, Recurrent
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build

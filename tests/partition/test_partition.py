@@ -14,7 +14,7 @@ from tiny import calls
 from fedbench.core.options import ConfigError
 from fedbench.core.split import Ragged, Split
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
-from fedbench.data.digits import Digits
+from fedbench.data.images.digits import Digits
 from fedbench.data.synthetic import Synthetic
 from fedbench.partition import dirichlet
 from fedbench.partition.base import build_split
@@ -474,7 +474,7 @@ def test_pachinko_survives_a_tiny_alpha():
 
 def test_pachinko_superclasses_of_cifar_100():
     """The table against the superclasses as CIFAR-100's page lists them."""
-    from fedbench.data.cifar import CIFAR100 as Source
+    from fedbench.data.images.cifar import CIFAR100 as Source
 
     names = Source.names.split()
     assert len(names) == len(CIFAR100) == 100 and np.bincount(CIFAR100).tolist() == [5] * 20

@@ -460,7 +460,7 @@ def test_a_method_refuses_before_executors_are_timed(tmp_path: Path, monkeypatch
         (f"partition._target_={__name__}.Net", "is no partition"),
         ("dataset._target_=fedbench.models.mlp.MLP", "is no data source"),
         ("algorithm._target_=fedbench.engine.optim.SGD", "is no fedbench.algorithms.base.Algorithm"),
-        ("model._target_=fedbench.data.npz.Npz", r"is no torch\.nn\.Module"),
+        ("model._target_=fedbench.data.arrays.npz.Npz", r"is no torch\.nn\.Module"),
         ("optimizer._target_=torch.optim.SGD", "optimizer.params must be given"),  # called Optimizer as well
         (f"model._target_={__name__}.Net model.depth=3", "model.depth is unknown"),
     ],

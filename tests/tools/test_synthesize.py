@@ -14,7 +14,7 @@ from fedbench.algorithms.fedper import FedPer
 from fedbench.commands import main as fedbench
 from fedbench.core.options import ConfigError
 from fedbench.data.base import EXTRA
-from fedbench.data.image_folder import ImageFolder
+from fedbench.data.images.image_folder import ImageFolder
 from fedbench.synthesis.measures import neighbours
 from fedbench.tools.synthesize import (
     Learned,

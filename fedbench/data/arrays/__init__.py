@@ -1,0 +1,1 @@
+"""Data sets from files of arrays."""

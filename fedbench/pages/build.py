@@ -1,4 +1,4 @@
-"""README.md and figures of pages, from page.md, page.json and the CSV files; or what of them is not as these say."""
+"""README.md and figures of a page, made from page.md, page.json and the CSV files, or compared with them."""
 
 from __future__ import annotations
 
@@ -9,60 +9,62 @@ from pathlib import Path
 from fedbench.core.files import replace_text
 from fedbench.core.options import require
 from fedbench.pages.figures import Drawing, as_svg, is_of, make_drawing
-from fedbench.pages.places import Places, render, said_by_hand, stored
-from fedbench.pages.store import Page, read_page
+from fedbench.pages.page import TABLES, Page, read_page
+from fedbench.pages.template import render, stored
 
-DATA = ("README.md", "page.json", "page.md", "runs.csv", "curves.csv", "cells.csv", "gains.csv")
+DATA = ("README.md", "page.json", "page.md", *(f"{name}.csv" for name in TABLES))
 MARK = "<!-- Written by python -m fedbench pages build from page.md, page.json and the CSV files: change those. -->\n"
 
 
 @dataclass
 class Built:
-    """What a page should be: its text, its figures; and what became of its numbers."""
+    """The text and the figures that a page should have."""
 
     folder: Path
     text: str
     drawings: dict[str, Drawing] = field(default_factory=dict)
-    places: int = 0
-    said: dict[str, int] = field(default_factory=dict)
-
-    def summary(self) -> str:
-        """One line: what is generated, and what is said by hand."""
-        by_hand = ", ".join(f"{count} {why}" for why, count in self.said.items()) or "none"
-        generated = f"{len(self.drawings)} figures, {self.places} numbers in the text"
-        return f"{self.folder}: {generated} from files; said by hand: {by_hand}"
 
 
 def find_pages(root: Path) -> list[Path]:
-    """The folders below root that are pages, by name."""
+    """Return the folders below root that are pages, by name."""
     return sorted(path.parent for path in root.glob("*/page.json"))
 
 
 def make(folder: Path) -> Built:
-    """A page as its files say it; ConfigError where they do not fit together."""
+    """Return a page as its files have it, or the index of a folder of pages.
+
+    Raises:
+        ConfigError: The files do not fit together.
+    """
     stored.cache_clear()
-    template = _template(folder)
-    page = read_page(folder)
-    places = Places(page, folder.resolve().parent)
-    text = MARK + render(template, places, str(folder / "page.md"))
-    _check_used(page, places.used)
-    drawings = {name: make_drawing(page, name) for name in page.about["figures"]}
-    _check_files(page)
-    return Built(folder, text, drawings, places.count, said_by_hand(template))
+    path = folder / "page.md"
+    require(path.is_file(), f"{folder} has no page.md: the words of the page, with calls such as {{{{ table(...) }}}}")
+    template = path.read_text(encoding="utf-8")
+    is_index = not (folder / "page.json").is_file()
+    page = Page(folder, {}) if is_index else read_page(folder)
+    text = MARK + render(template, page, folder if is_index else folder.resolve().parent, str(path))
+    drawings = {} if is_index else {name: make_drawing(page, name) for name in page.about["figures"]}
+    if not is_index:
+        _check_files(page, template)
+    return Built(folder, text, drawings)
 
 
-def make_index(root: Path) -> Built:
-    """The README of the folder of pages, whose template may ask all of them."""
-    stored.cache_clear()
-    template = _template(root)
-    places = Places(Page(root, {}), root)
-    return Built(root, MARK + render(template, places, str(root / "page.md")), {}, places.count, said_by_hand(template))
+def _check_files(page: Page, template: str) -> None:
+    """Refuse files that the page does not show, and figures and pictures that are not shown or not there."""
+    about = page.about
+    idle = [name for name in (*about["figures"], *about["pictures"]) if f'("{name}")' not in template]
+    require(not idle, f"{page.folder}: page.json has {', '.join(idle)}, which page.md does not show")
+    gone = sorted(name for name in (*about["pictures"], *about["files"]) if not (page.folder / name).is_file())
+    require(not gone, f"{page.folder}: page.json names {', '.join(gone)}, which is not there")
+    named = {*DATA, *about["pictures"], *about["files"], *(f"{name}.svg" for name in about["figures"])}
+    idle = sorted(p.name for p in page.folder.iterdir() if p.name not in named and f'csv("{p.name}"' not in template)
+    require(not idle, f"{page.folder} holds {', '.join(idle)}, which neither page.json nor page.md names")
 
 
 def write(built: Built) -> list[Path]:
-    """Write what is not as it should be; returns the paths."""
+    """Write the files that differ and return their paths."""
     written = []
-    if read(built.folder / "README.md") != built.text:
+    if _read(built.folder / "README.md") != built.text:
         replace_text(built.folder / "README.md", [built.text])
         written.append(built.folder / "README.md")
     for name, drawing in built.drawings.items():
@@ -74,40 +76,12 @@ def write(built: Built) -> list[Path]:
 
 
 def differences(built: Built) -> list[str]:
-    """What of a page's files is not as it should be, line by line; none where nothing is."""
+    """Return the differences between a page and its files, line by line."""
     path = built.folder / "README.md"
-    lines = difflib.unified_diff(read(path).splitlines(), built.text.splitlines(), str(path), "built", "", "", 0, "")
-    old = [
-        f"{name}.svg" for name, drawing in built.drawings.items() if not is_of(built.folder / f"{name}.svg", drawing)
-    ]
-    return [*lines, *(f"{built.folder / name} is not drawn of these data" for name in old)]
+    lines = difflib.unified_diff(_read(path).splitlines(), built.text.splitlines(), str(path), "built", "", "", 0, "")
+    old = [path for name, of in built.drawings.items() if not is_of(path := built.folder / f"{name}.svg", of)]
+    return [*lines, *(f"{path} is not drawn of these data" for path in old)]
 
 
-def read(path: Path) -> str:
-    """A text file, its line ends as Python reads them; empty where there is none."""
+def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _template(folder: Path) -> str:
-    path = folder / "page.md"
-    require(path.is_file(), f"{folder} has no page.md: the words of the page, with places such as {{{{ table(...) }}}}")
-    return path.read_text(encoding="utf-8")
-
-
-def _check_used(page: Page, used: set[str]) -> None:
-    """Refuse what page.json defines and page.md does not show."""
-    kinds = {"table": "tables", "figure": "figures", "picture": "pictures", "commands": "commands"}
-    for word, key in kinds.items():
-        idle = [name for name in page.about[key] if f"{word} {name}" not in used]
-        require(not idle, f"{page.folder}: page.json has {key} {', '.join(idle)}, which page.md does not show")
-
-
-def _check_files(page: Page) -> None:
-    """Refuse files that nothing shows or names, and names without their file."""
-    tables = (spec.get("file") for spec in page.about["tables"].values())
-    named = {*page.about["pictures"], *page.about["files"], *filter(None, tables)}
-    gone = sorted(name for name in named if not (page.folder / name).is_file())
-    require(not gone, f"{page.folder}: page.json names {', '.join(gone)}, which is not there")
-    drawn = {f"{name}.svg" for name in page.about["figures"]}
-    idle = sorted(path.name for path in page.folder.iterdir() if path.name not in {*DATA, *named, *drawn})
-    require(not idle, f"{page.folder} holds {', '.join(idle)}, which page.json does not name")

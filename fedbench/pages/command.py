@@ -7,9 +7,15 @@ from pathlib import Path
 
 from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.files import typed_path
-from fedbench.core.options import require
-from fedbench.pages import build, collect
+from fedbench.core.options import ConfigError, require
 from fedbench.report import scores
+
+try:
+    from fedbench.pages import build, collect
+except ModuleNotFoundError as error:
+    if error.name != "pandas":
+        raise
+    raise ConfigError("pages need pandas: pip install 'fedbench-pfl[report]'") from error
 
 EXAMPLES = """examples:
   python -m fedbench pages write results/default sweeps/default
@@ -57,40 +63,34 @@ def main(argv: list[str]) -> int:
 
 
 def write(args: argparse.Namespace) -> int:
-    """Data files of a page from run folders, and then its README.md."""
+    """Write a page's data files from run folders, and then its README.md."""
     asked = {key: getattr(args, key) for key in ("title", "metric", "select", "target", "group", "paper")}
-    for path in collect.write(
-        args.page, args.folders, {key: value for key, value in asked.items() if value is not None}, args.config_dir
-    ):
-        print(path)
-    for path in build.write(build.make(args.page)):
+    asked = {key: value for key, value in asked.items() if value is not None}
+    for path in [*collect.write(args.page, args.folders, asked, args.config_dir), *build.write(build.make(args.page))]:
         print(path)
     return 0
 
 
 def wanted(args: argparse.Namespace) -> list[build.Built]:
-    """The pages that are named, or all of results and its index."""
+    """Return the pages that are named, or all of results and its index."""
     if args.pages:
-        return [build.make_index(path) if (path / "page.md").is_file() and not (path / "page.json").is_file()
-                else build.make(path) for path in args.pages]  # fmt: skip
+        return [build.make(path) for path in args.pages]
     root = Path("results")
     found = build.find_pages(root)
     require(bool(found), "there is no page in results: name a folder, or go to the repository's root")
-    index = [build.make_index(root)] if (root / "page.md").is_file() else []
-    return [*map(build.make, found), *index]
+    return [build.make(path) for path in [*found, *([root] if (root / "page.md").is_file() else [])]]
 
 
 def make(args: argparse.Namespace) -> int:
-    """README.md and figures."""
+    """Write README.md and figures."""
     for built in wanted(args):
         for path in build.write(built):
             print(f"written: {path}")
-        print(built.summary())
     return 0
 
 
 def check(args: argparse.Namespace) -> int:
-    """Whether all of these are as their files say."""
+    """Print the differences between pages and their files."""
     found = [line for built in wanted(args) for line in build.differences(built)]
     for line in found:
         print(line)

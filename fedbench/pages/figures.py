@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.core.options import ConfigError, listed, require
-from fedbench.pages.groups import Group, groups_of
-from fedbench.pages.store import Page, Row, check_keys
-from fedbench.pages.tables import curve_at
+from fedbench.pages.page import Group, Page, curve_at, groups_of
 from fedbench.report.drawing import (
     SPREAD,
     TUNED_HERE,
@@ -92,7 +90,8 @@ def make_drawing(page: Page, name: str) -> Drawing:
     kind = spec.pop("kind", "curves")
     require(kind in KINDS, f"{page.folder}: figure {name}: kind is {kind!r}; it is one of {', '.join(KINDS)}")
     make, keys = KINDS[kind]
-    check_keys(spec, (*keys, "alt", "title"), f"{page.folder}: figure {name}")
+    odd = [key for key in spec if key not in (*keys, "alt", "title")]
+    require(not odd, f"{page.folder}: figure {name} has unknown keys {', '.join(odd)}; there are {', '.join(keys)}")
     drawing = make(page, spec)
     require(bool(drawing.series), f"{page.folder}: figure {name}: there is nothing to draw: page.json asks in vain")
     return drawing
@@ -106,42 +105,37 @@ def is_of(path: Path, drawing: Drawing) -> bool:
 
 def curves(page: Page, spec: Mapping[str, Any]) -> Drawing:
     """A metric over rounds (``over``: MB sent or seconds so far), at the rounds that all seeds of a group have."""
-    part = spec.get("part", page.parts[0])
-    metric = spec.get("metric", page.about["metric"])
-    scale = 100 if page.about["percent"] and "loss" not in metric else 1
-    over = spec.get("over", "round")
+    metric, over = spec.get("metric", page.about["metric"]), spec.get("over", "round")
+    scale = 1 if "loss" in metric else page.scale
     require(over in OVER, f"{page.folder}: a figure of curves is over one of {listed(OVER)}, not {over}")
+    groups = [group for group in groups_of(page, spec.get("part"), spec.get("where")) if _rounds(page, group, metric)]
+    names, shared = lines_of([group.labels for group in groups], [group.tuned for group in groups])
     series = []
-    groups = [group for group in _chosen(page, part, spec) if _rounds(page, group, metric)]
-    told = [{name: group.labels.get(name) for name in page.labels(part)} for group in groups]
-    names, shared = lines_of(told, [group.tuned for group in groups])
     for name, group in zip(names, groups):
         rounds = _rounds(page, group, metric)
         places = rounds if over == "round" else [curve_at(page, group, over, t).mean for t in rounds]
         found = [(float(x), curve_at(page, group, metric, t)) for x, t in zip(places, rounds)]
         series.append(_line(f"{name} (n={group.n})", found, scale, group.tuned))
     target = page.about["target"] * scale
-    reached = [y for line in series for y in line.y if y > target / 2]
-    level = target if metric == page.about["metric"] and reached else None
-    logarithm = over.startswith("mb_")
+    reached = metric == page.about["metric"] and any(y > target / 2 for line in series for y in line.y)
     title = ", ".join(filter(None, (spec.get("title", ""), shared)))
-    return Drawing("lines", title, OVER[over], metric_axis(metric), series, level, logarithm)
+    level, is_log = target if reached else None, over.startswith("mb_")
+    return Drawing("lines", title, OVER[over], metric_axis(metric), series, level, is_log)
 
 
 def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
     """A score over a label; the other labels name the lines. Values far apart are laid out by their logarithm."""
-    part = spec.get("part", page.parts[0])
     key, score = spec["key"], spec.get("score", page.about["select"])
-    scale = 100 if page.about["percent"] else 1
     lines: dict[str, list[tuple[float, Spread]]] = {}
-    others = [name for name in page.labels(part) if name != key]
-    for group in _chosen(page, part, spec):
-        x, value = group.labels.get(key), group.value(score)
-        if not isinstance(x, int | float):
+    for group in groups_of(page, spec.get("part"), spec.get("where")):
+        x, value = group.labels.get(key), group.spread(score)
+        if isinstance(x, str) or x is None:
             raise ConfigError(f"{page.folder}: a figure against {key}: {group.labels} has no number there")
-        if isinstance(value, Spread) and value.count:
-            lines.setdefault(_named(group, others), []).append((float(x), value))
-    series = [_line(name, sorted(found, key=lambda f: f[0]), scale) for name, found in sorted(lines.items())]
+        others = {name: label for name, label in group.labels.items() if name != key and label is not None}
+        if value.count:
+            name = f"{line_of(others, group.tuned)} (n={group.n})"
+            lines.setdefault(name, []).append((float(x), value))
+    series = [_line(name, sorted(found, key=lambda f: f[0]), page.scale) for name, found in sorted(lines.items())]
     positive = [x for line in series for x in line.x if x > 0]
     apart = bool(positive) and max(positive) > 100 * min(positive)
     words = metric_axis(page.about["metric"])
@@ -150,40 +144,30 @@ def against(page: Page, spec: Mapping[str, Any]) -> Drawing:
 
 def gains(page: Page, spec: Mapping[str, Any]) -> Drawing:
     """A panel for each method: a bar for each client."""
-    scale = 100 if page.about["percent"] else 1
-    rows: dict[str, list[Row]] = {}
-    for row in page.gains:
-        if row["part"] == spec.get("part", page.parts[0]):
-            rows.setdefault(row["group"], []).append(row)
+    rows = page.gains[page.gains["part"] == page.part(spec.get("part"))]
     series = []
-    for name, found in rows.items():
-        seeds = {row.get("gain_n") for row in found} - {None}
-        label = printed(name) + (f" (n={seeds.pop()})" if len(seeds) == 1 else "")
-        several = all(row.get("gain_std") is not None for row in found)
-        std = [scale * float(row["gain_std"]) for row in found] if several else None
-        clients, each = [float(row["client"]) for row in found], [scale * float(row["gain"]) for row in found]
-        series.append(Series(label, clients, each, std))
+    for name, found in rows.groupby("group", sort=False):
+        counts = found["gain_n"].dropna().unique() if "gain_n" in found else []
+        label = printed(str(name)) + (f" (n={int(counts[0])})" if len(counts) == 1 else "")
+        several = "gain_std" in found and found["gain_std"].notna().all()
+        std = [page.scale * float(value) for value in found["gain_std"]] if several else None
+        each = [page.scale * float(value) for value in found["gain"]]
+        series.append(Series(label, [float(client) for client in found["client"]], each, std))
     when = "own best round" if page.about["select"] == "best" else "last round"
     spread = f" (lines: {SPREAD})" if any(bars.std for bars in series) else ""
     words = f"{of_each_client(page.about['metric'])}, {when}{spread}"
     title = "; ".join(filter(None, (words, spec.get("title", ""))))
-    unit = " (percentage points)" if scale == 100 else ""
+    unit = " (percentage points)" if page.scale == 100 else ""
     return Drawing("panels", title, "Client", f"Gain over Local{unit}", series)
 
 
-def _chosen(page: Page, part: str, spec: Mapping[str, Any]) -> list[Group]:
-    return groups_of(page, part, spec.get("where"))
-
-
 def _rounds(page: Page, group: Group, metric: str) -> list[int]:
-    """The rounds of which all of a group's runs have a value, in order."""
-    curves_of = [page.curve_of.get(row["run"], {}) for row in group.rows]
-    return [t for t in sorted(curves_of[0]) if all(c.get(t, {}).get(metric) is not None for c in curves_of)]
-
-
-def _named(group: Group, labels: list[str]) -> str:
-    values = {name: group.labels.get(name) for name in labels if group.labels.get(name) is not None}
-    return f"{line_of(values, group.tuned)} (n={group.n})"
+    """Return the rounds of which all of a group's runs have a value, in order."""
+    rows = page.curves[page.curves["run"].isin(group.rows["run"])] if len(page.curves) else page.curves
+    if not len(rows) or metric not in rows:
+        return []
+    counts = rows[rows[metric].notna()].groupby("round")["run"].nunique()
+    return [int(t) for t in counts.index[counts == len(group.rows)]]
 
 
 def _line(name: str, found: list[tuple[float, Spread]], scale: float, tuned: bool = False) -> Series:

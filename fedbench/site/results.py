@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbench.config.conf_tree import group_options, read_option
-from fedbench.pages.groups import Group, groups_of
-from fedbench.pages.store import Page, read_page
+from fedbench.pages.page import Group, Page, groups_of, read_page
 from fedbench.report import paper
 from fedbench.report.table import Column, show
 from fedbench.report.words import METHOD, metric_in_words, printed
@@ -104,14 +103,14 @@ def key(name: str) -> str:
 
 
 def _result(page: Page, part: str, group: Group, label: str, option: str) -> Result:
-    metric, scale = str(page.about["metric"]), 100 if page.about["percent"] else 1
+    metric, scale = str(page.about["metric"]), page.scale
     of_part = [part] if part != page.parts[0] else []
     of_label = [] if key(label) == key(option) else [printed(label)]
     others = [f"{name.rpartition('.')[2]}={value}" for name, value in group.labels.items()
               if name not in METHOD and value is not None]  # fmt: skip
-    last, best = (show(group.value(name), Column(name, name, scale=scale, none="")) for name in ("last", "best"))
+    last, best = (show(group.spread(name), Column(name, name, scale=scale, none="")) for name in ("last", "best"))
     last = last or best or "other scores: see the page"
-    forms = sorted({str(row["form"]) for row in group.rows})
+    forms = sorted(group.rows["form"].unique())
     words = ", ".join([*of_part, *of_label, *others])
     title = str(page.about["title"])
     return Result(page.name, title, words, metric_in_words(metric), ", ".join(forms), group.n, last, best)

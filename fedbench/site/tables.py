@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from fedbench.config.paper_tables import read_tables
+from fedbench.pages.page import FORMS
 from fedbench.report import paper
 from fedbench.report.recipes import is_measured
 
 KEYS = ["method", *paper.KEYS]
-FORMS = ("full", "reduced", "not run")
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,38 @@
-"""README.md says what the files say: any other number, file or word of page.json is refused or found."""
+"""README.md and figures have the numbers of a page's files; what does not fit together is refused."""
 
 import json
 import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedbench.core.options import ConfigError
 from fedbench.pages import build
 from fedbench.pages.figures import as_svg, make_drawing
-from fedbench.pages.store import KEYS, Page, as_csv, as_json, cell, read_page, write_page
+from fedbench.pages.page import DEFAULTS, Page, read_page, write_page
+from fedbench.report.drawing import SPREAD, TUNED_HERE
+from fedbench.report.words import TUNED
 
 pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
-BASE = {"part": "main", "status": "finished", "form": "full"}
+BASE = {"part": "main", "status": "finished", "form": "full", "n": 1}
+TABLE = '{{ table("n last rounds_to_target", order="-last") }}\n'
+PAPER = "pgfed_table1_cifar"
+CELL = {"table": PAPER, "setting": "Dir(0.3); sample 25%", "dataset": "CIFAR10", "clients": 25,
+        "metric": "mean_client_test_accuracy_pct", "form": "full", "run_with": None}  # fmt: skip
 
 
 def make_page(folder: Path, text: str, **about) -> Path:
-    """A page of two methods with two seeds each, and of one method of which only a summary of three is left."""
-    table = {"rows": {"columns": ["n", "last", "rounds_to_target"], "order": ["-last"]}}
+    """Write a page of two methods with two seeds each, and of one of which only a summary of three runs is left."""
     runs, curves = [], []
-    for method, last in (("a", (0.5, 0.75)), ("b", (0.25, 0.5))):
+    for i, (method, last) in enumerate((("a", (0.5, 0.75)), ("b", (0.25, 0.5)))):
         for seed, value in enumerate(last):
-            run = f"{method}{seed}"
-            runs.append(
-                BASE | {"run": run, "method": method, "lam": len(runs) // 2, "seed": seed, "n": 1, "last": value}
-            )
-            curves += [{"run": run, "round": t, "personal/accuracy": value * t / 2} for t in (1, 2)]
-    old = {"run": None, "method": "old", "lam": 9, "seed": "0 to 2", "n": 3, "last": 0.9, "last_std": 0.0125}
+            runs.append(BASE | {"run": f"{method}{seed}", "method": method, "lam": i, "seed": seed, "last": value})
+            curves += [{"run": f"{method}{seed}", "round": t, "personal/accuracy": value * t / 2} for t in (1, 2)]
+    old = {"method": "old", "lam": 9, "seed": "0 to 2", "n": 3, "last": 0.9, "last_std": 0.0125}
     runs.append(BASE | old | {"rounds_to_target": 7.0, "rounds_to_target_n": 2})
-    page = Page(folder, {**KEYS, "title": "t", "tables": table} | about, runs, curves)
-    write_page(page)
+    write_page(Page(folder, {**DEFAULTS, "title": "t", **about}, pd.DataFrame(runs), pd.DataFrame(curves)))
     (folder / "page.md").write_text(text)
     return folder
 
@@ -40,8 +42,7 @@ def text_of(folder: Path) -> str:
 
 
 def test_runs_are_averaged_and_summaries_are_taken_as_they_are(tmp_path) -> None:
-    lines = text_of(make_page(tmp_path, '{{ table("rows") }}\n')).splitlines()
-    assert lines == [
+    assert text_of(make_page(tmp_path, TABLE)).splitlines() == [
         "| method | n | last | rounds to 70% |",
         "| --- | ---: | ---: | ---: |",
         "| old | 3 | 90.00 ± 1.25 | 7.0 (2 of 3) |",
@@ -50,84 +51,69 @@ def test_runs_are_averaged_and_summaries_are_taken_as_they_are(tmp_path) -> None
     ]
 
 
-@pytest.mark.parametrize("place, shown", [
+@pytest.mark.parametrize("call, shown", [
     ('value("last", "a") | digits(1)', "62.5"),
     ('value("last", "a", seed=1) | digits(0)', "75"),
     ('spread("last", "old") | digits(2)', "90.00 ± 1.25"),
     ('std("last", method="b") | digits(1)', "12.5"),
+    ('each("last", "a")', "50.00, 75.00"),
     ('(value("last", "b") - value("last", "a")) | signed(1)', "-25.0"),
     ('paired("last", "a", "b") | digits(2)', "25.00 ± 0.00"),
     ('curve(1, "a") | digits(2)', "31.25"),
+    ('curve_spread(1, "a") | digits(2)', "31.25 ± 6.25"),
     ('value("last", lam=9) | digits(1)', "90.0"),
-    ('n("old")', "3"),
-    ('printed("PGFed", "print") | digits(2)', "81.02"),
+    ('printed("PGFed") | digits(2)', "81.02"),
+    ('printed_spread("PGFed") | digits(2)', "81.02 ± 0.41"),
+    ('printed_spread("mine") | digits(2, none="none")', "none"),
+    ('groups(order="-last") | map(attribute="name") | join(" ")', "old a b"),
 ])  # fmt: skip
-def test_places(tmp_path, place, shown) -> None:
-    asked = {"table": "pgfed_table1_cifar", "dataset": "CIFAR10", "clients": 25, "method": "$method"}
-    columns = {"print": {"printed": asked}}
-    folder = make_page(tmp_path, '{{ table("rows") }}\n\nIt is {{ ' + place + " }}.\n", columns=columns)
-    assert text_of(folder).splitlines()[-1] == f"It is {shown}."
+def test_calls_of_a_template(tmp_path, call, shown) -> None:
+    cells = {"printed": {"table": PAPER, "dataset": "CIFAR10", "clients": 25}}
+    folder = make_page(tmp_path, "It is {{ " + call + " }}.\n", cells=cells)
+    assert text_of(folder) == f"It is {shown}.\n"
 
 
 @pytest.mark.parametrize("words, why", [
-    ("PGFed has 90.8.", "the number 90.8"),
-    ("Seeds 0 and so on", "the number 0"),
-    ("From a-3 to x", None),
-    ("CIFAR-10, H100, ViT-B/32, Tables 1 and 2, `rounds=50`, [x](y/2.md)", None),
-    ("    uv run python -m fedbench rounds=3", None),
-    ('{% said "setting" %}50 rounds{% endsaid %}', None),
-    ('{% said "guess" %}50 rounds{% endsaid %}', "why is one of setting"),
-    ("{{ 90.8 }}", "gives 90.8"),
-    ('{{ "90.8" }}', "gives '90.8'"),
-    ('{{ value("last", "a") }}', "digits"),
-    ("| a | b |\n| --- | --- |", "a table typed by hand"),
     ('{{ value("last", "c") | digits(1) }}', "0 groups of part main are c"),
     ('{{ value("last", seed=1) | digits(1) }}', "2 groups of part main are seed=1"),
-    ('{{ value("lost", "a") | digits(1) }}', "defines no such column"),
     ('{{ value("best", "a") | digits(1) }}', "has no number best"),
     ("{{ picture }", "page.md, line"),
     ("{% if nothing %}x{% endif %}", "'nothing' is undefined"),
     ('{{ paired("last", "a", "old") | digits(1) }}', "a and old have no seed in common"),
-    ('{{ picture("old.png") }}', "why says what it was drawn from"),
     ('{{ figure("empty") }}', "there is nothing to draw"),
     ('{{ figure("against") }}', "has no number there"),
-    ('{{ table("row") }}', "has no table row"),
+    ('{{ picture("gone.png") }}', "page.json names gone.png"),
+    ('{{ table("n", part="x") }}', "has no part x"),
+    ('{{ paper("pgfed_table1_cifar", columns="method oars") }}', "has no column oars; there are method"),
+    ('{{ csv("gone.csv") }}', "is not there"),
+    ('{{ table("lost") }}', "no column lost; there are n"),
 ])  # fmt: skip
-def test_numbers_are_places_or_marked(tmp_path, words, why) -> None:
+def test_what_the_files_do_not_have_is_refused(tmp_path, words, why) -> None:
     figures = {"empty": {"where": {"method": "old"}}, "against": {"kind": "against", "key": "method"}}
-    pictures = {"old.png": {"alt": "old"}}
-    text = '{{ table("rows") }}\n\n' + words + "\n"
-    asked = {
-        "figures": {k: v for k, v in figures.items() if k in words},
-        "pictures": pictures if "old" in words else {},
-    }
-    folder = make_page(tmp_path, text, **asked)
-    if why is None:
-        assert "{" not in text_of(folder).splitlines()[-1]
-    else:
-        with pytest.raises(ConfigError, match=re.escape(why)):
-            build.make(folder)
+    about = {"figures": {key: value for key, value in figures.items() if key in words}}
+    about |= {"pictures": {"gone.png": {"alt": "old"}}} if "gone.png" in words else {}
+    folder = make_page(tmp_path, words + "\n", **about)
+    (folder / "cells.csv").write_text(pd.DataFrame([CELL | FEDAVG]).to_csv(index=False))
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        build.make(folder)
 
 
-def test_what_is_said_by_hand_is_counted(tmp_path) -> None:
-    words = '{% said "setting" %}5 of 10, {{ value("last", "a") | digits(1) }}, CIFAR-10{% endsaid %}'
-    built = build.make(make_page(tmp_path, '{{ table("rows") }}\n' + words + "\n"))
-    assert built.said == {"setting": 2} and built.places == 1
+FEDAVG = {"method": "FedAvg", "ours": 70.0, "ours_std": 1.0, "ours_n": 3, "sigma": 1.0}
 
 
 def test_a_change_of_a_file_is_found(tmp_path) -> None:
     figures = {"curves": {"kind": "curves"}, "over": {"kind": "against", "key": "lam"}}
-    text = '{{ table("rows") }}\n{{ figure("curves") }}\n{{ figure("over") }}\n'
+    text = TABLE + '{{ figure("curves") }}\n{{ figure("over") }}\n'
     folder = make_page(tmp_path, text, figures=figures, labels={"main": ["method", "lam"]})
     assert sorted(path.name for path in build.write(build.make(folder))) == ["README.md", "curves.svg", "over.svg"]
     assert build.differences(build.make(folder)) == [] and build.write(build.make(folder)) == []
 
     page = read_page(folder)
-    page.runs[0]["last"] = 0.51
+    page.runs.loc[0, "last"] = 0.51
     write_page(page)
     found = "\n".join(build.differences(build.make(folder)))
     assert "63.00 ± 12.00" in found and "over.svg is not drawn of these data" in found and "curves.svg" not in found
-    page.runs[0]["last"], page.curves[0]["personal/accuracy"] = 0.5, 0.2
+    page.runs.loc[0, "last"], page.curves.loc[0, "personal/accuracy"] = 0.5, 0.2
     write_page(page)
     assert build.differences(build.make(folder)) == [f"{folder / 'curves.svg'} is not drawn of these data"]
     (folder / "README.md").write_text((folder / "README.md").read_text().replace("62.50", "62.51"))
@@ -136,10 +122,10 @@ def test_a_change_of_a_file_is_found(tmp_path) -> None:
 
 def test_a_figure_draws_its_data(tmp_path) -> None:
     """The points of a line in the SVG file are an affine image of rounds and means."""
-    folder = make_page(tmp_path, "", figures={"curves": {"kind": "curves"}}, tables={})
-    page = read_page(folder)
-    page.curves = [{**row, "round": t, "personal/accuracy": row["personal/accuracy"] + 0.1 * (t == 5)}
-                   for row in page.curves for t in (row["round"], row["round"] + 3)]  # fmt: skip
+    page = read_page(make_page(tmp_path, "", figures={"curves": {"kind": "curves"}}))
+    later = page.curves.assign(round=page.curves["round"] + 3)
+    later["personal/accuracy"] += 0.1 * (later["round"] == 5)
+    page.curves = pd.concat([page.curves, later])
     drawing = make_drawing(page, "curves")
     svg = as_svg(drawing)
     assert svg == as_svg(drawing) and drawing.digest in svg
@@ -154,117 +140,63 @@ def test_a_figure_draws_its_data(tmp_path) -> None:
 
 @pytest.mark.parametrize("change, why", [
     (lambda folder, about: (folder / "old.png").write_text(""), "holds old.png"),
-    (lambda folder, about: about["tables"].update(idle={"columns": ["n"]}), "has tables idle"),
-    (lambda folder, about: about.update(titel="x"), "no key titel; the nearest are title"),
-    (lambda folder, about: about.update(papers="x"), "papers must be a list"),
-    (lambda folder, about: about["tables"]["rows"].update(kind="row"), "kind is 'row'"),
-    (lambda folder, about: about["tables"]["rows"].update(colums=[]), "no key colums"),
-    (lambda folder, about: about["tables"]["rows"].update(part="x"), "has no part 'x'"),
+    (lambda folder, about: about.update(figures={"idle": {}}), "has idle, which page.md does not show"),
+    (lambda folder, about: about.update(titel="x"), "unknown keys titel; there are title"),
     (lambda folder, about: about.update(files=["gone.json"]), "names gone.json"),
+    (lambda folder, about: about.update(labels={"main": ["lost"]}), "has no column lost"),
     (lambda folder, about: (folder / "page.md").unlink(), "has no page.md"),
+    (lambda folder, about: (folder / "runs.csv").write_text("a,b\n1,2,3\n"), "runs.csv is damaged"),
 ])  # fmt: skip
 def test_what_does_not_fit_together_is_refused(tmp_path, change, why) -> None:
-    folder = make_page(tmp_path, '{{ table("rows") }}\n')
+    folder = make_page(tmp_path, TABLE)
     build.make(folder)
     about = json.loads((folder / "page.json").read_text())
     change(folder, about)
-    (folder / "page.json").write_text(as_json(about))
+    (folder / "page.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match=re.escape(why)):
         build.make(folder)
 
 
 @pytest.mark.parametrize("row, why", [
-    ({"form": "fully"}, "form is 'fully'; it is one of full, reduced, not run"),
-    ({"n": 1.5}, "n counts runs, got 1.5"),
-    ({"part": None}, "line 7 has no part"),
-    ({"method": "old", "lam": 9, "last": 0.5}, "a summary of several runs beside other rows"),
+    ({"form": "fully"}, "a form is one of full, reduced, not run"),
+    ({"method": "old", "last": 0.5}, "a summary of several runs beside other rows"),
 ])  # fmt: skip
 def test_rows_that_mean_nothing_are_refused(tmp_path, row, why) -> None:
-    folder = make_page(tmp_path, '{{ table("rows") }}\n')
+    folder = make_page(tmp_path, TABLE)
     page = read_page(folder)
-    page.runs.append(BASE | {"run": "x", "method": "c", "seed": 0, "n": 1} | row)
-    (folder / "runs.csv").write_text(as_csv(page.runs))
+    page.runs = pd.concat([page.runs, pd.DataFrame([BASE | {"run": "x", "method": "c", "seed": 0} | row])])
+    write_page(page)
     with pytest.raises(ConfigError, match=re.escape(why)):
         build.make(folder)
 
 
 def test_what_has_no_number_comes_last(tmp_path) -> None:
-    folder = make_page(tmp_path, '{{ table("rows") }}\n')
+    folder = make_page(tmp_path, TABLE)
     page = read_page(folder)
-    page.runs.insert(0, BASE | {"run": "x", "method": "c", "seed": 0, "n": 1})
+    page.runs = pd.concat([pd.DataFrame([BASE | {"run": "x", "method": "c", "seed": 0}]), page.runs])
     write_page(page)
     assert [line.split(" | ")[0] for line in text_of(folder).splitlines()[2:]] == ["| old", "| a", "| b", "| c"]
 
 
 def test_a_curve_is_of_the_rounds_that_all_seeds_have(tmp_path) -> None:
-    page = read_page(make_page(tmp_path, "", figures={"curves": {"kind": "curves"}}, tables={}))
-    page.curves[1]["personal/accuracy"] = None  # of method a, seed 0, round 2
+    page = read_page(make_page(tmp_path, "", figures={"curves": {"kind": "curves"}}))
+    page.curves.loc[1, "personal/accuracy"] = None  # of method a, seed 0, round 2
     a, b = make_drawing(page, "curves").series
     assert (a.x, b.x) == ([1], [1, 2])
 
 
-def test_files_that_are_cut_off_are_refused(tmp_path) -> None:
-    tables = {"speed": {"kind": "csv", "file": "speed.csv"}}
-    folder = make_page(tmp_path, '{{ table("speed") }}\n', tables=tables)
-    (folder / "speed.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises(ConfigError, match="line 3"):
+def test_cells_of_a_printed_table(tmp_path) -> None:
+    text = f'{{{{ coverage("{PAPER}") }}}}\n{{{{ ours("FedAvg", "printed") | digits(1) }}}}\n'
+    folder = make_page(tmp_path, text, cells={"printed": {"table": PAPER, "dataset": "CIFAR10", "clients": 25}})
+    (folder / "cells.csv").write_text(pd.DataFrame([CELL | FEDAVG]).to_csv(index=False))
+    assert text_of(folder) == "83 of 84 cells are not run.\n70.0\n"
+    (folder / "cells.csv").write_text(pd.DataFrame([CELL | FEDAVG | {"method": "FedAvgg"}]).to_csv(index=False))
+    with pytest.raises(ConfigError, match=re.escape("has no cell ('FedAvgg'")):
         build.make(folder)
-    runs = (folder / "runs.csv").read_text()
-    (folder / "runs.csv").write_text(runs.rstrip("\n").rpartition(",")[0] + "\n")
-    with pytest.raises(ConfigError, match="line 6 has not"):
-        build.make(folder)
-
-
-@pytest.mark.parametrize("change, why", [
-    ({"form": "full"}, "full or reduced, and ours, or not run"),
-    ({"method": "FedAvgg"}, "has no cell ('FedAvgg'"),
-])  # fmt: skip
-def test_cells_that_mean_nothing_are_refused(tmp_path, change, why) -> None:
-    folder = make_page(tmp_path, '{{ coverage("pgfed_table1_cifar") }}\n', tables={})
-    row = {"table": "pgfed_table1_cifar", "method": "FedAvg", "setting": "Dir(0.3); sample 25%", "dataset": "CIFAR10"}
-    row |= {"clients": 25, "metric": "mean_client_test_accuracy_pct", "form": "not run", "run_with": None, "ours": None}
-    row |= {"ours_std": None, "ours_n": None, "sigma": None}
-    (folder / "cells.csv").write_text(as_csv([row]))
-    assert text_of(folder) == "84 of 84 cells are not run.\n"
-    (folder / "cells.csv").write_text(as_csv([row | change]))
-    with pytest.raises(ConfigError, match=re.escape(why)):
-        build.make(folder)
-
-
-def test_a_curve_without_a_run_is_refused(tmp_path) -> None:
-    folder = make_page(tmp_path, "")
-    (folder / "curves.csv").write_text("run,round,personal/accuracy\nz,1,0.5\n")
-    with pytest.raises(ConfigError, match=r"runs\.csv has no run z"):
-        read_page(folder)
-
-
-def test_texts_differences_and_rounds(tmp_path) -> None:
-    """Columns of page.json that are made of others, and a table of rounds with scores below."""
-    asked = {"table": "pgfed_table1_cifar", "dataset": "CIFAR10", "clients": 25, "method": "$method"}
-    columns = {"print": {"printed": asked}, "both": {"title": "both", "text": ["{last} ({print})", "{last}"]}}
-    less = {"key": "last", "title": "less", "less": asked, "none": ""}
-    each = {"key": "last", "title": "each", "each": True, "digits": 0}
-    tables = {
-        "rows": {"columns": ["both", less, each], "where": {"method": ["PGFed", "a"]}},
-        "rounds": {"kind": "rounds", "rounds": [1, 2], "columns": [{"title": "A", "where": {"method": "a"}}],
-                   "below": [{"title": "in the end", "key": "last"}]},
-    }  # fmt: skip
-    folder = make_page(tmp_path, '{{ table("rows") }}\n\n{{ table("rounds") }}\n', columns=columns, tables=tables)
-    page = read_page(folder)
-    page.runs[2] |= {"method": "PGFed", "last": 0.8}
-    page.runs[3] |= {"method": "PGFed", "last": 0.84}
-    write_page(page)
-    lines = text_of(folder).splitlines()
-    assert lines[2:4] == [
-        "| a | 62.50 ± 12.50 |  | 50, 75 |",
-        "| PGFed | 82.00 ± 2.00 (81.02 ± 0.41) | +0.98 | 80, 84 |",
-    ]
-    assert lines[7:] == ["| 1 | 31.25 ± 6.25 |", "| 2 | 62.50 ± 12.50 |", "| in the end | 62.50 ± 12.50 |"]
 
 
 def test_a_csv_file_is_shown_as_it_stands(tmp_path) -> None:
-    tables = {"speed": {"kind": "csv", "file": "speed.csv"}}
-    folder = make_page(tmp_path, '{{ table("speed") }}\n', tables=tables)
+    folder = make_page(tmp_path, '{{ csv("speed.csv") }}\n')
     (folder / "speed.csv").write_text('what,ratio,ratio\nloop,0.80,"1,024 (1 to 2)"\nvmap,,**3**\n')
     assert text_of(folder).splitlines() == [
         "| what | ratio | ratio |",
@@ -275,26 +207,92 @@ def test_a_csv_file_is_shown_as_it_stands(tmp_path) -> None:
 
 
 def test_the_index_names_every_page(tmp_path) -> None:
-    make_page(tmp_path / "one", '{{ table("rows") }}\n', summary='a: {{ value("last", "a") | digits(1) }}')
+    make_page(tmp_path / "one", TABLE, summary='a: {{ value("last", "a") | digits(1) }}')
     (tmp_path / "page.md").write_text('{{ index("one") }}\n\n{{ page("one").value("last", "b") | digits(1) }}\n')
-    text = build.make_index(tmp_path).text
+    text = build.make(tmp_path).text
     assert "| [one](one/README.md) | a: 62.5 | full | 2; 3 |  |" in text and text.endswith("\n37.5\n")
-    make_page(tmp_path / "two", '{{ page("one").value("last", "a") | digits(1) }}', tables={})
+    make_page(tmp_path / "two", '{{ page("one").value("last", "a") | digits(1) }}')
     (tmp_path / "one" / "runs.csv").write_text((tmp_path / "one" / "runs.csv").read_text().replace("0.75", "0.85"))
-    assert build.make(tmp_path / "two").text.endswith("67.5")
-    (tmp_path / "one" / "runs.csv").write_text((tmp_path / "one" / "runs.csv").read_text().replace("0.85", "0.95"))
+    assert build.make(tmp_path / "two").text.endswith("67.5")  # what is stored is read again
     with pytest.raises(ConfigError, match="differ in two"):
-        build.make_index(tmp_path)
-    (tmp_path / "page.md").write_text('{{ page("one").value("last", "a") | digits(1) }}\n')
-    assert build.make_index(tmp_path).text.endswith("\n72.5\n")
+        build.make(tmp_path)
 
 
-def test_cells_of_csv_files() -> None:
-    assert [cell(text) for text in ("", "3", "-0.5", "1e-3", "nan", "0 to 2")] == [
-        None,
-        3,
-        -0.5,
-        0.001,
-        "nan",
-        "0 to 2",
-    ]
+# -- words of tables and figures ------------------------------------------------------------------------------
+def make_tuned(folder: Path, seeds: int = 2, **about) -> Page:
+    """PGFed, and FedBABU, which fine-tunes at the end, of some seeds and three rounds; a cell of each."""
+    runs, curves, gains = [], [], []
+    for method, tuned in (("pgfed", None), ("fedbabu", 1)):
+        for seed in range(seeds):
+            run, last = f"{method}{seed}", 0.5 + 0.1 * seed
+            runs.append(BASE | {"run": run, "method": method, "lam": 1, "seed": seed, "last": last,
+                                "tuned_at_end": tuned})  # fmt: skip
+            curves += [{"run": run, "round": t, "personal/accuracy": last * t / 3, "mb_up": 10.0**t} for t in (1, 2, 3)]
+        gain = {"part": "main", "group": method, "gain": 0.1, "gain_std": 0.01, "gain_n": 2}
+        gains += [gain | {"client": client} for client in (0, 1)]
+    cells = [CELL | {"method": name, "ours": 70.0, "ours_std": 1.0, "ours_n": n, "sigma": 1.0, "tuned_at_end": tuned}
+             for name, n, tuned in (("PGFed", 3, None), ("FedBABU", 2, 1))]  # fmt: skip
+    figures = {"curves": {}, "sent": {"over": "mb_up", "where": {"method": "pgfed"}}, "gains": {"kind": "gains"}}
+    shown = {"title": "t", "labels": {"main": ["method", "lam"]}, "papers": [PAPER], "figures": figures}
+    write_page(Page(folder, {**DEFAULTS, **shown, **about}, *map(pd.DataFrame, (runs, curves, cells, gains))))
+    tables = ['{{ table("n last", title="t") }}\n', f'{{{{ paper("{PAPER}") }}}}\n']
+    drawn = [f'{{{{ figure("{name}") }}}}' for name in about.get("figures", figures)]
+    (folder / "page.md").write_text("\n".join([*tables, *drawn]) + "\n")
+    return read_page(folder)
+
+
+def test_tables_print_names_daggers_and_what_differs(tmp_path: Path) -> None:
+    make_tuned(tmp_path)
+    lines = text_of(tmp_path).splitlines()
+    assert lines[:6] == [
+        "**t, lam 1, n = 2**", "",
+        "| method | last |", "| --- | ---: |",
+        "| PGFed | 55.00 ± 5.00 |", "| FedBABU† | 55.00 ± 5.00 |",
+    ]  # fmt: skip
+    assert lines[7].rstrip() == TUNED
+
+
+def test_a_printed_table_has_its_dagger_and_differences_from_three_seeds_on(tmp_path: Path) -> None:
+    make_tuned(tmp_path)
+    rows = [line for line in text_of(tmp_path).splitlines() if line.startswith("|")]
+    shown = {row.split(" | ")[0]: row.split(" | ")[4] for row in rows if row.count("|") == 7}
+    assert shown["| PGFed"] != "-" and shown["| FedBABU†"] == "-"
+
+
+def test_a_curve_of_a_method_tuned_at_the_end(tmp_path: Path) -> None:
+    drawing = make_drawing(make_tuned(tmp_path), "curves")
+    assert [(line.name, line.tuned) for line in drawing.series] == [("PGFed (n=2)", False), ("FedBABU† (n=2)", True)]
+    assert (drawing.title, drawing.xlabel, drawing.ylabel) == ("lam=1", "Round", "Accuracy, mean over clients (%)")
+    assert drawing.series[0].std == pytest.approx([5 / 3, 10 / 3, 5])
+    svg = as_svg(drawing)
+    assert TUNED_HERE in svg and SPREAD in svg
+
+
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    drawing = make_drawing(make_tuned(tmp_path, seeds=1), "curves")
+    assert [line.std for line in drawing.series] == [None, None] and SPREAD not in as_svg(drawing)
+
+
+def test_curves_over_what_was_sent(tmp_path: Path) -> None:
+    page = make_tuned(tmp_path)
+    drawing = make_drawing(page, "sent")
+    assert drawing.series[0].x == [10, 100, 1000] and drawing.xlabel == "MB sent up, all clients together"
+    page.about["figures"]["sent"]["over"] = "mb"
+    with pytest.raises(ConfigError, match="over one of round, mb_up, mb_down, train_s, not mb"):
+        make_drawing(page, "sent")
+
+
+def test_gains_say_their_spread_and_number(tmp_path: Path) -> None:
+    drawing = make_drawing(make_tuned(tmp_path), "gains")
+    assert [bars.name for bars in drawing.series] == ["PGFed (n=2)", "FedBABU (n=2)"]
+    assert drawing.series[0].std == pytest.approx([1, 1])
+    assert drawing.title == f"Accuracy of each client, last round (lines: {SPREAD})"
+    assert drawing.ylabel == "Gain over Local (percentage points)"
+
+
+def test_a_figure_against_a_label_takes_its_words(tmp_path: Path) -> None:
+    page = make_tuned(tmp_path, figures={"lam": {"kind": "against", "key": "lam"}})
+    drawing = make_drawing(page, "lam")
+    assert drawing.xlabel == "λ" and {line.name for line in drawing.series} == {"PGFed (n=2)", "FedBABU† (n=2)"}
+    page.about["figures"]["lam"]["xlabel"] = "Weight"
+    assert make_drawing(page, "lam").xlabel == "Weight"

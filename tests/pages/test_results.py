@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -10,6 +11,13 @@ from fedbench.pages import build
 
 pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
 RESULTS = ROOT / "results"
+CALL = re.compile(r"{{.*?}}|{%.*?%}", re.DOTALL)
+NO_NUMBER = re.compile(
+    r"```.*?```|`[^`\n]*`|^(?: {4}|\t)[^\n]*$|\]\([^)\n]*\)|<!--.*?-->|https?://\S+"
+    r"|\b(?:Tables?|Figures?|Tasks?|Sections?|Algorithms?|Equations?) \d+(?:(?:,| to| and) \d+)*",
+    re.DOTALL | re.MULTILINE,
+)
+NUMBER = re.compile(r"(?<![A-Za-z0-9_.])(?<![A-Za-z0-9_][-/.])\d(?:[\d.,]*\d)?")
 PAGES = build.find_pages(RESULTS)
 
 
@@ -24,7 +32,27 @@ def test_a_page_is_what_its_files_say(page) -> None:
 
 
 def test_the_index_is_what_the_pages_say() -> None:
-    assert build.differences(build.make_index(RESULTS)) == []
+    assert build.differences(build.make(RESULTS)) == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.name)
+def test_no_number_is_typed(page) -> None:
+    """Numbers of page.md come from files, but for those of typed_numbers.txt: settings, and what no file has.
+
+    Code, links and names (CIFAR-10, Table 1) are no numbers.
+    """
+    typed = dict(line.split(":") for line in (Path(__file__).parent / "typed_numbers.txt").read_text().splitlines())
+    assert numbers_of((page / "page.md").read_text()) == typed.get(page.name, "").split()
+
+
+def numbers_of(template: str) -> list[str]:
+    return NUMBER.findall(NO_NUMBER.sub("", CALL.sub("", template)))
+
+
+def test_numbers_are_found() -> None:
+    assert numbers_of("PGFed has 90.8, seed 0.") == ["90.8", "0"]
+    assert numbers_of("CIFAR-10, H100, Tables 1 and 2, `rounds=50`, [x](y/2.md), {{ value(1) | digits(1) }}") == []
+    assert numbers_of("    rounds=3\n```\nrounds=3\n```\n| PGFed | 81.02 |") == ["81.02"]
 
 
 def test_the_table_of_the_gpu_is_its_json() -> None:

@@ -5,13 +5,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from run_folders import make_run
 
 from fedbench.pages import build
 from fedbench.pages.command import main
-from fedbench.pages.store import Page, read_page, write_page
+from fedbench.pages.page import Page, read_page, write_page
 from fedbench.report.command import main as report
 
 pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
@@ -39,16 +40,24 @@ def pipes(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
+def first_table(text: str) -> dict[str, list[str]]:
+    """The columns of the first pipe table, by heading."""
+    lines = pipes(text.partition("| method |")[1] + text.partition("| method |")[2].split("\n\n")[0])
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {head: list(column) for head, _, *column in zip(*cells)}
+
+
 def test_a_page_shows_the_tables_of_the_report(sweep, tmp_path, capsys) -> None:
     page = tmp_path / "results" / "mine"
     assert main(["write", str(page), str(sweep), "--title", "Mine"]) == 0
     capsys.readouterr()
     report([str(sweep), "--format", "markdown"])
-    reported = pipes(capsys.readouterr().out.split("**not finished**")[0])
-    shown = pipes((page / "README.md").read_text())
-    assert len(shown) == len(reported) == 5 + 4
-    assert [line.split(" | ")[1:] for line in shown] == [line.split(" | ")[1:] for line in reported]
-    assert [line.split(" | ")[0] for line in shown[2:5]] == ["| PGFed", "| FedAvg", "| Local"]
+    reported = first_table(capsys.readouterr().out)
+    shown = first_table((page / "README.md").read_text())
+    both = [name for name in shown if name in reported]
+    assert both[:5] == ["method", "last", "best", "worst tenth", "global"]
+    assert {name: shown[name] for name in both} == {name: reported[name] for name in both}
+    assert shown["method"] == ["PGFed", "FedAvg", "Local"]
     assert main(["build", str(page), "--check"]) == 0
     (page / "README.md").write_text("")
     assert main(["build", str(page), "--check"]) == 1 and (page / "README.md").read_text() == ""
@@ -75,8 +84,8 @@ def test_what_was_sent_where_and_with_which_commit(tmp_path) -> None:
     (small / "costs.csv").write_text("\n".join(more) + "\n")
     assert main(["write", str(page), str(sweep), "--target", "0.7"]) == 0
     local, pgfed = sorted(rows(page / "runs.csv"), key=lambda row: row["method"])
-    keys = ("bytes_up", "bytes_down", "part_up", "part_down", "bytes_to_target")
-    assert [float(pgfed[key]) for key in keys] == [3000, 6000, 0.25, 1, 6000]
+    keys = ("mb_up", "mb_down", "part_up", "part_down", "mb_to_target")
+    assert [float(pgfed[key]) for key in keys] == [0.003, 0.006, 0.25, 1, 0.006]
     assert local["part_up"] == "" and local["machine"] == "P, 3 cores, no GPU; Python 3.11, torch 2.15"
     assert (local["commit"], pgfed["commit"]) == ("c" * 12, "c" * 12 + " and changes")
     assert "| PGFed | 70.00 | 0.00 | 0.01 | 25.00 | 100.00 | 0.01 |" in (page / "README.md").read_text()
@@ -97,7 +106,7 @@ def test_a_page_says_over_how_many_clients_a_mean_is(tmp_path, capsys) -> None:
     make_run(tmp_path / "runs", "pgfed")
     assert main(["write", str(tmp_path / "pages" / "few"), str(tmp_path / "runs")]) == 0
     page = read_page(tmp_path / "pages" / "few")
-    assert [row.get("counted") for row in page.runs] == [None, "3 of 4"]
+    assert page.runs["counted"].fillna("all").tolist() == ["all", "3 of 4"]
     lines = pipes((page.folder / "README.md").read_text())
     assert (
         "over clients" in lines[0]
@@ -134,7 +143,7 @@ def test_what_people_wrote_stays_and_other_parts_too(sweep, tmp_path) -> None:
     page = tmp_path / "mine"
     assert main(["write", str(page), f"a={sweep}", f"b={sweep}"]) == 0
     about = json.loads((page / "page.json").read_text())
-    about["tables"]["results_a"]["columns"] = about["tables"]["results_b"]["columns"] = ["last"]
+    about["figures"]["curves_a"]["alt"] = "mine"
     (page / "page.json").write_text(json.dumps(about))
     (page / "page.md").write_text("Mine alone.\n" + (page / "page.md").read_text())
     other = tmp_path / "other"
@@ -142,16 +151,13 @@ def test_what_people_wrote_stays_and_other_parts_too(sweep, tmp_path) -> None:
     make_run(other, "local", 5)
     assert main(["write", str(page), f"b={other}"]) == 0
     found = read_page(page)
-    assert found.about["tables"]["results_a"]["columns"] == found.about["tables"]["results_b"]["columns"] == ["last"]
-    assert [(row["part"], row["group"]) for row in found.gains][::4] == [
-        ("a", "PGFed"),
-        ("a", "FedAvg"),
-        ("b", "Ditto"),
-    ]
+    assert found.about["figures"]["curves_a"]["alt"] == "mine"
+    groups = found.gains[["part", "group"]].drop_duplicates().values.tolist()
+    assert groups == [["a", "PGFed"], ["a", "FedAvg"], ["b", "Ditto"]]
     assert (page / "README.md").read_text().splitlines()[1] == "Mine alone."
-    assert {r["method"] for r in found.runs if r["part"] == "b"} == {"ditto", "local"}
-    assert {r["method"] for r in found.runs if r["part"] == "a"} == {"local", "fedavg", "pgfed", "apple"}
-    assert {r["run"].split("/")[0] for r in found.curves} == {"a", "b"} and len(found.curves) == 6 * 3 + 2 * 3
+    methods = {part: set(rows["method"]) for part, rows in found.runs.groupby("part")}
+    assert methods == {"b": {"ditto", "local"}, "a": {"local", "fedavg", "pgfed", "apple"}}
+    assert set(found.curves["run"].str.split("/").str[0]) == {"a", "b"} and len(found.curves) == 6 * 3 + 2 * 3
 
 
 def test_commands_name_no_place_of_this_machine(tmp_path) -> None:
@@ -160,7 +166,7 @@ def test_commands_name_no_place_of_this_machine(tmp_path) -> None:
     run = make_run(tmp_path / "sweep", "pgfed", 0, summary={"command": command})
     assert run.is_dir() and main(["write", str(tmp_path / "mine"), str(tmp_path / "sweep")]) == 0
     text = (tmp_path / "mine" / "README.md").read_text()
-    line = next(line for line in text.splitlines() if line.startswith("    uv run"))
+    line = next(line for line in text.splitlines() if line.startswith("uv run"))
     assert line.endswith("dataset.path=x.npz sweep_dir=sweeps/a data_dir=z 'dataset.b=[e.zip,f]'")
 
 
@@ -215,9 +221,9 @@ def test_a_metric_of_its_own(sweep, tmp_path) -> None:
 def test_a_table_without_rows_has_no_file(sweep, tmp_path) -> None:
     page = read_page_of(sweep, tmp_path)
     assert (page.folder / "gains.csv").is_file()
-    page.gains = []
+    page.gains = pd.DataFrame()
     write_page(page)
-    assert not (page.folder / "gains.csv").exists() and read_page(page.folder).gains == []
+    assert not (page.folder / "gains.csv").exists() and read_page(page.folder).gains.empty
 
 
 def read_page_of(sweep: Path, tmp_path: Path) -> Page:

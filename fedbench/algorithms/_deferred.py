@@ -1,8 +1,7 @@
-"""PGFed's coefficients: the updates of all local steps, made together after the last one.
+"""PGFed's coefficient updates, applied once after all local steps of a round.
 
-Luo et al., ICCV 2023, Algorithm 1, the update of a_ij in ClientUpdate.  No other line of a local step reads a_ij.  A
-step therefore only records gbar . theta_i, one number a client, and the [K, K'] coefficients are read and written once
-a round instead of once a step.
+Luo et al., ICCV 2023, Algorithm 1, the update of a_ij in ClientUpdate.  No other line of a local step reads a_ij.  So a
+step only records the scalar gbar . theta_i of each client, and the [K, K'] coefficients are updated once per round.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 20  # moves of coefficients held at a time
+AT_ONCE = 1 << 20  # maximum number of entries of a block [t, K, K']
 
 
 def coefficients_after(
@@ -21,13 +20,21 @@ def coefficients_after(
     steps: Tensor,
     alpha_max: float | Tensor | None,
 ) -> Tensor:
-    """`pgfed.coefficient_step` applied for the local steps t = 1 .. steps_i of every client i.  # [K, K']
-
-    alpha [K, K'], at least 0; eta2: a number or [K, 1]; c [K'] or [K, K']; gbar_theta [K, T]; steps [K] float32;
-    alpha_max: a number, [K, 1], or None; c has mu in it, as the clients receive it.
+    """Apply `pgfed.coefficient_step` for the local steps t = 1 .. steps_i of every client i.
 
     Without an upper bound several steps are one: a_t = max(a_(t-1) - x_t, 0) with X_t = x_1 + ... + x_t unrolls to
-    a_T = max(a_0, X_1, ..., X_T) - X_T.  A bound from above has no such form, so its steps are made one at a time.
+    a_T = max(a_0, X_1, ..., X_T) - X_T.  With an upper bound there is no such form, so steps are taken one at a time.
+
+    Args:
+        alpha: Coefficients before the round, >= 0.  # [K, K']
+        eta2: Learning rate of the coefficients, a number or [K, 1].
+        c: Constants of the linear models as clients receive them, multiplied by mu.  # [K'] or [K, K']
+        gbar_theta: Recorded scalar products gbar . theta_i.  # [K, T]
+        steps: Number of local steps of each client, float32.  # [K]
+        alpha_max: Upper bound, a number, [K, 1] or None.
+
+    Returns:
+        Coefficients after the round.  # [K, K']
     """
     at_once = max(1, AT_ONCE // alpha.numel()) if alpha_max is None else 1
     training = torch.arange(gbar_theta.shape[1], device=gbar_theta.device) < steps[:, None]  # [K, T]

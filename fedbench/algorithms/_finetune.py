@@ -1,8 +1,8 @@
-"""Fine-tuning at evaluation, for any method: what a client would deploy is trained a little more, and thrown away.
+"""Fine-tuning of the deployed models at evaluation, for any method.
 
-FedAvg-FT is `algorithm=fedavg finetune.epochs=5`.  Nothing is sent and no state changes.  What is trained is what is
-deployed: where a method has logits of its own (`predict`), the loss is of those, in evaluation mode, and of all that it
-deploys the rows theta learn.
+FedAvg-FT is `algorithm=fedavg finetune.epochs=5`.  The fine-tuned models are evaluated and discarded: nothing is
+communicated and no state changes.  If a method defines its own `predict`, the loss uses its logits, in evaluation mode,
+and only the rows "theta" of the deployed dict are trained.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from fedbench.nn.columns import require_group
 
 
 class Wrapper(Algorithm):
-    """A method around another one, `inner`: every hook that a subclass does not define is inner's.
+    """Base class of methods that wrap another method, `inner`.
 
-    Hooks are the public functions of Algorithm; its class attributes (requires, reads, ...) are not forwarded.
+    Public methods of Algorithm that a subclass does not define are forwarded to inner.  Class attributes (requires,
+    reads, ...) are not.
     """
 
     inner: Algorithm
@@ -36,7 +37,7 @@ class Wrapper(Algorithm):
 
 
 def _forwarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """inner's hook of this name."""
+    """Return a method that calls inner's method of the same name."""
 
     @functools.wraps(hook)
     def call(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
@@ -46,9 +47,15 @@ def _forwarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FineTuned(Wrapper):
-    """inner, with epochs of plain local training (fresh optimizer; lr: one, a list of one for each client, or None: the
-    optimizer's) on the column group `part` ("all": every trained column), at every evaluation or (when="end") only
-    after the last round."""
+    """Wrapper that fine-tunes the models that the inner method deploys, with a fresh optimizer.
+
+    Args:
+        inner: The method.
+        epochs: Epochs of fine-tuning.
+        lr: Learning rate, or one per client; None uses optimizer.lr.
+        when: "end" fine-tunes after the last round only, other values at every evaluation.
+        part: Column group to train, or "all" trained columns.
+    """
 
     def __init__(self, inner: Algorithm, epochs: int, lr: float | Sequence[float] | None, when: str, part: str):
         self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, per_client(lr), when, part
@@ -56,12 +63,12 @@ class FineTuned(Wrapper):
         self.tuned_at_end = inner.tuned_at_end or when == "end"
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """inner's, and finetune.*."""
+        """Check the inner method and the options finetune.*."""
         self.inner.check(federation, model, optimizer)
         self.check_settings(federation.num_clients, model.columns, optimizer)
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """inner's, and as many rates as clients, columns that the model has."""
+        """Check the inner method, the number of learning rates and the column group."""
         self.inner.check_settings(num_clients, groups, optimizer)
         if isinstance(self.lr, PerClient) and num_clients is not None:
             check_each("finetune.lr", list(self.lr.values), num_clients)
@@ -69,13 +76,13 @@ class FineTuned(Wrapper):
             require_group(self.part, "finetune.part", groups)
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """What inner deploys, its rows theta fine-tuned."""
+        """Return the inner method's deployed models, fine-tuned."""
         deployed = self.inner.personalized(cohort, final)
         if self.when == "end" and not final:
             return deployed
         is_dict = isinstance(deployed, dict)
         start = select_rows(deployed if is_dict else {"theta": deployed}, cohort.positions)  # each [K, ...]
-        theta, beside = start["theta"], {name: value for name, value in start.items() if name != "theta"}
+        theta, others = start["theta"], {name: value for name, value in start.items() if name != "theta"}
 
         def deployed_loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:
             rows = {"theta": theta, **vars(s.state)} if is_dict else theta
@@ -88,6 +95,6 @@ class FineTuned(Wrapper):
             how=LocalTraining(
                 epochs=self.epochs, lr=cohort.value(self.lr), key="finetune", optimizer=cohort.engine.optimizer.fresh()
             ),
-            **beside,
+            **others,
         ).theta
         return {**deployed, "theta": tuned} if is_dict else tuned

@@ -1,4 +1,7 @@
-"""Places with two bottlenecks, adapter.twin=true, whose mean a model computes: where both are equal, one alone."""
+"""Columns of paired bottlenecks (adapter.twin=true).
+
+An adapted layer adds the mean of both outputs.  If the two are equal, this is the output of one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from fedbench.nn.flat import FlatModel
 
 
 def columns_of_twins(model: FlatModel) -> tuple[Columns, Columns]:
-    """Of all places the columns of the first bottleneck and of the second, number by number; none without twins."""
+    """Return the columns of all first and of all second bottlenecks, in the same order.
+
+    Both are empty if the model has no paired bottlenecks.
+    """
     twins = [name for name in model.spans if ".twin." in name]
     first = [model.spans[name.replace(".twin.", ".adapter.")] for name in twins]
     return Columns(first), Columns([model.spans[name] for name in twins])

@@ -1,10 +1,10 @@
-"""APFL: each client mixes a personal model with its copy of the global one.
+"""APFL: each client deploys a mixture of a personal model and the global one.
 
-Deng et al., 2020, Algorithm 1.  A batch, all at the values before it:  vbar = a v + (1 - a) w;
-w <- w - lr grad f(w);  v <- v - lr a grad f(vbar);  adaptive, at the first step of a round:
+Deng et al., 2020, Algorithm 1.  Each batch, with all right-hand sides evaluated before it:  vbar = a v + (1 - a) w;
+w <- w - lr grad f(w);  v <- v - lr a grad f(vbar);  if adaptive, at the first step of a round:
 a <- clip(a - lr <v - w, grad f(vbar)>, 0, 1).  A client deploys a v_i + (1 - a) w with the newly aggregated w.
-Departs from the paper: aggregation weighted by samples; unless adaptive, a stays as it is, as in the released code.
-BatchNorm buffers of v are those that the mixture saw.
+Departs from the paper: aggregation is weighted by samples.  Unless adaptive, a is constant, as in the released code.
+BatchNorm buffers of v are updated by the forward passes of the mixture.
 Reduces to: FedAvg at alpha = 0; Local, beside an unchanged FedAvg, at alpha = 1.
 """
 
@@ -19,17 +19,23 @@ from fedbench.engine.per_client import PerClient, mean, per_client
 
 
 class APFL(Algorithm):
-    """alpha: a, the share of the personal model, or a list, one for each client.  adaptive: a starts
-    there and is learned.
+    """APFL.
 
-    State: w [P]; v [N, P]; a [N, 1].
+    Args:
+        alpha: Weight a of the personal model in the mixture, in [0, 1].  A list sets one value per client.
+        adaptive: Whether each client learns a, starting from alpha.
+
+    State:
+        w: Global model, [P].
+        v: Personal models, [N, P].
+        a: Mixture weights, [N, 1].
     """
 
     def __init__(self, alpha: Probability | list[Probability] = 0.5, adaptive: bool = False):
         self.alpha, self.adaptive = per_client(alpha), adaptive
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """v_i and w start from one model."""
+        """Start w and all v_i from one initial model."""
         self.w = model.init_row()  # [P]
         self.v = rows("v", default=self.w)  # lazy [N, P]
         self.a = rows("a", default=torch.full_like(self.w[:1], mean(self.alpha)))  # lazy [N, 1]
@@ -39,7 +45,7 @@ class APFL(Algorithm):
         self.buffers = model.trained.rest(model.size)
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1: w and v_i train together, w alone is sent."""
+        """Run one round of Algorithm 1: train w and v_i together, and average w."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(
             w,
@@ -53,7 +59,7 @@ class APFL(Algorithm):
         self.w = cohort.mean(up.w)
 
     def step(self, s: Step, batch: Batch) -> None:
-        """A batch of the box."""
+        """Take one local step of Algorithm 1."""
         vbar = s.state.a * s.state.v + (1 - s.state.a) * s.theta  # [k, P]
         g_w, g_vbar = s.grad(batch), s.grad(batch, rows=vbar)
         if self.adaptive and s.t == 0:
@@ -65,10 +71,10 @@ class APFL(Algorithm):
             s.state.a.copy_((s.state.a - s.lr * slope).clamp(0, 1))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """a_i v_i + (1 - a_i) w."""
+        """Return a_i v_i + (1 - a_i) w."""
         a = self.a[cohort.ids]
         return a * self.v[cohort.ids] + (1 - a) * cohort.broadcast(w=self.w).w
 
     def global_row(self) -> Tensor:
-        """w."""
+        """Return w."""
         return self.w

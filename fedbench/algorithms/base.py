@@ -1,6 +1,8 @@
-"""What a method is: a setup, a round on a cohort, and what each client would deploy.
+"""Base class of federated learning methods, and the types that a method needs.
 
-Methods import from here the types of what they are given: Cohort, Federation, FlatModel, RowStore, Step ...
+A row is the flat vector of all parameters and buffers of one model.
+Letters of shapes: N clients, K clients of a cohort, k clients of one step, P entries of a row, B samples of a batch,
+C classes.
 """
 
 from __future__ import annotations
@@ -39,23 +41,26 @@ __all__ = [
     "Step",
 ]
 
-LocalStep = Callable[[Step, Batch], None]  # what a client does with a batch: cohort.train(..., step=...)
+LocalStep = Callable[[Step, Batch], None]  # a custom local step: cohort.train(..., step=...)
 
 
 class Algorithm:
-    """Base class of methods.  State is plain tensors (and NumPy ids) on self, and Rows made in `setup`.
+    """Base class of methods.
+
+    A method implements `setup`, `round` and `personalized`.  A method with a server model also implements `global_row`.
+    Its state is plain tensors and NumPy arrays on self, and the row stores made in `setup`.
 
     Attributes:
         requires: Column groups of the model that the method needs.
-        alone: Whether no other columns may be trained.
-        has_base: Whether the method separates the head from a base, all other columns.  Some of the base must be
-            trained.
-        reads: Parts of a sample that a model's frozen encoder computes only on request, such as "tokens".
-        leaks: How a client's data reach others without cohort.upload, in words.  Privacy then refuses the method.
-        numbered: Why results depend on the order of clients, in words.
-        tuned_at_end: Whether `personalized` returns other rows after the last round than before it, by fine-tuning or
-            merging.  The last value is then reported apart.
-        waits: Why a local step asks the device for a number, in words.  On a GPU each request waits for its queue.
+        alone: Whether only the required column groups may be trained.
+        has_base: Whether the method separates the head from the base (all other columns).  The model must then have
+            trained parameters in its base.
+        reads: Outputs of a model's frozen encoder that are computed only on request, such as "tokens".
+        leaks: Reason why client data reach others without `cohort.upload`, or None.  Privacy refuses such a method.
+        numbered: Reason why results depend on the order of clients, or None.
+        tuned_at_end: Whether `personalized` fine-tunes or merges models after the last round only.  The last value is
+            then reported separately.
+        waits: Reason why a local step reads a value back from the device, or None.  On a GPU each read synchronizes.
     """
 
     requires: tuple[str, ...] = ()
@@ -68,7 +73,11 @@ class Algorithm:
     waits: str | None = None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Refuse, in one sentence, what the method cannot run on."""
+        """Check that the method can run on this federation, model and optimizer.
+
+        Raises:
+            ConfigError: The method cannot run.  The message names the option to change.
+        """
         self.check_settings(federation.num_clients, model.columns, optimizer)
         require(
             not self.alone or "adapter" not in model.columns,
@@ -88,9 +97,15 @@ class Algorithm:
         return module.rpartition(".")[2] if module.startswith("fedbench.algorithms.") else type(self).__name__
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """The part of `check` for which neither data nor a module are needed: it comes before they are loaded.
+        """Check the options alone, before data and model are loaded.
 
-        num_clients: None where only the data say.  groups: the names of the model's column groups.
+        Args:
+            num_clients: Number of training clients, or None if only the data set determines it.
+            groups: Names of the model's column groups.
+            optimizer: The local optimizer.
+
+        Raises:
+            ConfigError: The options contradict each other, the model or the number of clients.
         """
         for group in self.requires:
             require_group(group, f"algorithm={self._name}", groups)
@@ -103,30 +118,62 @@ class Algorithm:
                 )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Make the state; rows(name, default) gives a lazy [N, ...] store."""
+        """Initialize the state of the server and of all clients.
+
+        Args:
+            federation: The clients and their data.
+            model: The model, as functions of rows.
+            rows: rows(name, default=...) returns a lazy [N, ...] store with one row for each client.
+        """
         raise NotImplementedError
 
     def round(self, cohort: Cohort) -> None:
-        """One communication round with the sampled clients."""
+        """Run one communication round with the sampled clients."""
         raise NotImplementedError
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
-        """What each client of the cohort would deploy: rows [K, P] (or [P] if one for all), or a dict of such for
-        `predict`.  May train.  final: after the last round."""
+        """Return the models that the cohort's clients would deploy.
+
+        The method may train here, for example to fine-tune.  Its state must not change.
+
+        Args:
+            cohort: Clients to evaluate.  They need not have been sampled in the last round.
+            final: Whether the last round is over.
+
+        Returns:
+            Rows [K, P], or one row [P] for all clients.  A method with its own `predict` may return a dict of tensors
+            [K, ...].
+        """
         raise NotImplementedError
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Logits [k, b, C] of what `personalized` returned, on inputs [k, b, ...]."""
+        """Return the logits of deployed models.
+
+        Args:
+            model: The model.
+            rows: Output of `personalized` for k clients.
+            inputs: Inputs of b samples of each client.  # [k, b, ...]
+
+        Returns:
+            Logits.  # [k, b, C]
+        """
         return model.predict(rows, inputs)
 
     def global_row(self) -> Tensor | None:
-        """The server's model [P], or None where the method has none."""
+        """Return the server's model [P], or None if the method has none."""
         return None
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """The row [P] from which a client starts that took no part: the server's, or, where the method has none,
-        the weighted mean of what the clients deploy, which they upload for it.  cohorts: all clients, a
-        few at a time."""
+        """Return the initial model of new clients.
+
+        It is the server's model.  Without one, all clients upload their deployed models, and it is their weighted mean.
+
+        Args:
+            cohorts: All training clients, split into cohorts.
+
+        Returns:
+            One row for all new clients.  # [P]
+        """
         row = self.global_row()
         if row is not None:
             return row
@@ -139,31 +186,41 @@ class Algorithm:
         return torch.stack(parts).sum(0)
 
     def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """The rows [M, P] from which each of these clients starts, or one for all [P]: where the method knows no more
-        of them, `newcomer_row`.  newcomers: clients that took no part; what they tell of themselves they upload."""
+        """Return the initial model of each new client.  The default is `newcomer_row` for all.
+
+        Args:
+            newcomers: M clients that took no part in training.  Whatever the server learns of them they must upload.
+            cohorts: All training clients, split into cohorts.
+
+        Returns:
+            Rows [M, P], or one row [P] for all.
+        """
         return self.newcomer_row(cohorts)
 
     def _rows(self, cohort: Cohort) -> Tensor:
-        """The rows of what the cohort deploys.  # [K, P]"""
+        """Return the rows of the deployed models.  # [K, P]"""
         deployed = self.personalized(cohort, True)
         rows = deployed["theta"] if isinstance(deployed, dict) else deployed
         return rows.expand(len(cohort), -1)
 
     def matrices(self) -> dict[str, Tensor]:
-        """Small tensors that figures show, by name, recorded over the rounds: matrices [N, N] (who learned to use
-        whom), or no larger ones of another shape, which stays the same."""
+        """Return small tensors to record over the rounds, by name.
+
+        Returns:
+            Tensors of constant shape with at most N x N entries, such as the weights between clients.
+        """
         return {}
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """What figures show of each client of the cohort [K, ...], measured after the last round, by name."""
+        """Return measurements of each client for figures, taken after the last round, by name.  # [K, ...] each"""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor on self by name; Rows are saved by the simulator."""
+        """Return all tensors on self by attribute name.  The simulator saves row stores itself."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Set what `state_dict` gave, on the device of what stands there now."""
+        """Restore the tensors of `state_dict`, each on the device of the current one."""
         for name, value in state.items():
             now = getattr(self, name, None)
             setattr(self, name, value.to(now.device) if isinstance(now, Tensor) else value)

@@ -1,8 +1,8 @@
-"""Ditto: a global model by FedAvg, and beside it a personal model held near it.
+"""Ditto: a global model trained by FedAvg, and personal models regularized towards it.
 
-Li et al., ICML 2021, Algorithm 1: v_i <- argmin f_i(v) + (lam/2) ||v - w||^2, anchored at the w that was received.
-Departs from the paper: aggregation weighted by samples.   Reduces to: Local at lam = 0 (the personal rows draw the
-same batches as the global ones, on purpose); the path of w does not depend on lam.
+Li et al., ICML 2021, Algorithm 1: v_i <- argmin f_i(v) + (lam/2) ||v - w||^2, where w is the received global model.
+Departs from the paper: aggregation is weighted by samples.
+Reduces to: Local at lam = 0.  To this end, v_i and w train on the same batches.  lam does not affect w.
 """
 
 from torch import Tensor
@@ -14,10 +14,15 @@ from fedbench.engine.per_client import per_client
 
 
 class Ditto(FedAvg):
-    """lam: pull of the global model, or a list, one for each client; personal_epochs: epochs for v (null:
-    local.epochs).
+    """Ditto.
 
-    State: w [P]; v [N, P].
+    Args:
+        lam: Weight of the regularization of v_i towards w, >= 0.  A list sets one value per client.
+        personal_epochs: Epochs of personal training; None uses local.epochs.
+
+    State:
+        w: Global model, [P].
+        v: Personal models, [N, P].
     """
 
     def __init__(self, lam: NonNegative | list[NonNegative] = 1.0, personal_epochs: Count | None = None):
@@ -25,23 +30,23 @@ class Ditto(FedAvg):
         self.lam, self.personal_epochs = per_client(lam), personal_epochs
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """v_i starts from w."""
+        """Start all personal models from the initial global model."""
         super().setup(federation, model, rows)
         self.v = rows("v", default=self.w)
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1: v_i near the w that came, then w as in FedAvg."""
+        """Run one round of Algorithm 1: train v_i towards the received w, then w as in FedAvg."""
         w = cohort.broadcast(w=self.w).w  # [P]
         pull = (lambda s: s.value(self.lam) * (s.theta - w)) if self.lam else None  # [k, P]
         v = cohort.train(
             self.v[cohort.ids],
             extra_grad=pull,
             how=LocalTraining(epochs=self.personal_epochs, buffers="v", counted=0, uploaded=False),
-        ).theta  # the same samples again: counted=0
+        ).theta  # counted=0: throughput counts each sample once
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})
         self.w = cohort.mean(up.theta)
         self.v[cohort.ids] = v  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """v_i as last trained."""
+        """Return v_i, as last trained."""
         return self.v[cohort.ids]

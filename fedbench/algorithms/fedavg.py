@@ -1,8 +1,9 @@
-"""FedAvg: local SGD from the server's model, then the mean weighted by samples.
+"""FedAvg: local SGD from the server's model, then averaging weighted by sample counts.
 
-McMahan et al., AISTATS 2017, Algorithm 1.  With deploy="local" it is FedAvg-local: the same training, but client i
-deploys its model as it was after its own last local training, before aggregation (PGFed with mu = 0).
-Departs from the paper: weights are normalized over the cohort, as all released codes do.
+McMahan et al., AISTATS 2017, Algorithm 1.
+With deploy="local" it is FedAvg-local: training is the same, but client i deploys its model as it was after its last
+local training, before aggregation (PGFed with mu = 0).
+Departs from the paper: weights are normalized over the cohort, as in all released codes.
 """
 
 from typing import Literal
@@ -13,18 +14,26 @@ from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, R
 
 
 class FedAvg(Algorithm):
-    """State: w [P]; theta [N, P], what client i last trained (deploy="local" only)."""
+    """FedAvg.
+
+    Args:
+        deploy: "global" deploys the server model; "local" deploys each client's model as last trained (FedAvg-local).
+
+    State:
+        w: Server model, [P].
+        theta: Client models as last trained, [N, P] (deploy="local" only).
+    """
 
     def __init__(self, deploy: Literal["global", "local"] = "global"):
         self.deploy = deploy
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all."""
+        """Initialize the server model, from which all clients start."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w) if self.deploy == "local" else None
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
@@ -33,9 +42,9 @@ class FedAvg(Algorithm):
             self.theta[cohort.ids] = out.theta
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """w, or with deploy="local" what the client last trained."""
+        """Return w for every client; with deploy="local", theta_i as last trained."""
         return cohort.broadcast(w=self.w).w if self.theta is None else self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """w."""
+        """Return w."""
         return self.w

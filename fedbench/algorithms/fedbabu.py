@@ -1,9 +1,11 @@
-"""FedBABU: the head stays at its random initialization while the base is averaged; clients fine-tune at the end.
+"""FedBABU: only the base is trained and averaged; clients fine-tune after the last round.
 
-Oh et al., ICLR 2022, Algorithm 1.  Until the last round a client deploys [u, h]; after it, that row fine-tuned on its
-own samples (the download of a whole model that this takes is not in the rounds' bytes).
-Departs from the paper: nowhere.  finetune_head="zero" repeats the released code of the PFL benchmarks, where the
-server's sum begins by erasing the head too: clients then fine-tune from a head of zeros.
+Oh et al., ICLR 2022, Algorithm 1.  The head h keeps its random initialization during training.  Before the last round
+ends a client deploys [u, h]; afterwards it deploys this model fine-tuned on its training samples.
+Departs from the paper: nowhere.
+finetune_head="zero" reproduces the released code of the PFL benchmarks.  Its server erases the head when it sums the
+models, so clients fine-tune from a head of zeros.
+Limits: the rounds' communication cost does not include the final download of the whole model.
 """
 
 from typing import Literal
@@ -16,9 +18,16 @@ from fedbench.core.options import Natural, Positive
 
 
 class FedBABU(Algorithm):
-    """finetune_*: epochs, learning rate (null: optimizer.lr), columns, and the head from which the clients start.
+    """FedBABU.
 
-    State: w [P], whose head never changes.
+    Args:
+        finetune_epochs: Epochs of the final fine-tuning; 0 disables it.
+        finetune_lr: Learning rate of fine-tuning; None uses optimizer.lr.
+        finetune_part: Columns to fine-tune: "all", "head" or "base".
+        finetune_head: Head from which fine-tuning starts: "frozen", the initial one, or "zero".
+
+    State:
+        w: Server model [u, h], [P]; its head never changes.
     """
 
     requires = ("head",)
@@ -36,19 +45,19 @@ class FedBABU(Algorithm):
         self.tuned_at_end = finetune_epochs > 0
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all, whose head stays as it is."""
+        """Initialize the server model, from which all clients start."""
         self.w = model.init_row()  # [P]
         self.head, self.base = model.columns["head"], model.without("head")
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1: clients train the base u alone."""
+        """Run one round of Algorithm 1: train and average the base u."""
         u = cohort.broadcast(u=self.base.take(self.w)).u  # [|u|]
         out = cohort.train(self.base.put(self.w, u), columns=self.base)
         up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
         self.w = self.base.put(self.w, cohort.mean(up.u))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """[u, h]; after the last round fine-tuned."""
+        """Return [u, h] for every client; after the last round, fine-tuned by the client."""
         w = self.base.put(self.w, cohort.broadcast(u=self.base.take(self.w)).u)
         if not final:
             return w
@@ -63,5 +72,5 @@ class FedBABU(Algorithm):
         ).theta
 
     def global_row(self) -> Tensor:
-        """[u, h]."""
+        """Return [u, h]."""
         return self.w

@@ -1,13 +1,13 @@
-"""FedDyn: a linear and a quadratic term, kept per client, align the local optima with the global one.
+"""FedDyn: dynamic regularization with a linear and a quadratic term aligns local optima with the global one.
 
 Acar et al., ICLR 2021, Algorithm 1:  theta_i <- argmin f_i(theta) - <g_i, theta> + (alpha/2) ||theta - w||^2.
-Departs from the paper: SGD epochs for the argmin, as all codes (the authors' weight decay and clipping are the
-optimizer's options; the added terms pass through momentum like the gradient).  BatchNorm buffers are averaged only.
-The server:  h <- h - alpha sum_i (theta_i - w) / N  over the cohort,  w <- mean of its theta_i - h / alpha.
-alpha as a list, one alpha_i for each client: client i trains with its own, and the server computes
+Server:  h <- h - alpha sum_i (theta_i - w) / N  over the cohort,  w <- mean of the cohort's theta_i - h / alpha.
+With one alpha_i per client, client i uses alpha_i, and the server computes
     h <- h - sum_i alpha_i (theta_i - w) / N,   w <- sum_i alpha_i theta_i / sum_i alpha_i - h / (mean of all alpha_i),
 with sums over the cohort.  So h stays the mean of all g_i, and both sides minimize the augmented Lagrangian
 sum_i f_i(theta_i) - <g_i, theta_i - w> + (alpha_i/2) ||theta_i - w||^2, client i over theta_i and the server over w.
+Departs from the paper: SGD epochs replace the argmin, as in all codes.  The authors' weight decay and clipping are
+options of the optimizer.  The added terms pass through momentum like the gradient.  BatchNorm buffers are averaged.
 Reduces to: FedProx(mu = alpha) within a client, in its first participation.
 """
 
@@ -20,23 +20,29 @@ from fedbench.engine.per_client import fractions, mean, per_client
 
 
 class FedDyn(Algorithm):
-    """alpha: weight of the quadratic term, or a list, one for each client.
+    """FedDyn.
 
-    State: w [P], h [P]; g [N, P], the gradient at each client's last local optimum.
+    Args:
+        alpha: Weight of the quadratic term, > 0.  A list sets one value per client.
+
+    State:
+        w: Server model, [P].
+        h: Server state, the mean of all g_i, [P].
+        g: Gradient at each client's last local optimum, [N, P].
     """
 
     def __init__(self, alpha: Positive | list[Positive] = 0.1):
         self.alpha = per_client(alpha)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all; g_i = h = 0."""
+        """Initialize w, and g_i = h = 0."""
         self.w = model.init_row()  # [P]
         self.h = torch.zeros_like(self.w)  # [P]
         self.g = rows("g", default=self.h)  # lazy [N, P]
         self.trained = model.trained
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         g, alpha = self.g[cohort.ids], cohort.value(self.alpha)  # [K, P], a number or [K, 1]
         w = cohort.broadcast(w=self.w).w  # [P]
         out = cohort.train(w, g=g, extra_grad=lambda s: s.value(self.alpha) * (s.theta - w) - s.state.g)
@@ -47,9 +53,9 @@ class FedDyn(Algorithm):
         self.w = self.trained.put(mean_theta, self.trained.take(mean_theta - self.h / mean(self.alpha)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """w."""
+        """Return w for every client."""
         return cohort.broadcast(w=self.w).w
 
     def global_row(self) -> Tensor:
-        """w."""
+        """Return w."""
         return self.w

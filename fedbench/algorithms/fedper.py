@@ -1,4 +1,4 @@
-"""FedPer: the base is averaged, the head stays with its client; both train together.
+"""FedPer: clients train base and head together; the base is averaged, the head is personal.
 
 Arivazhagan et al., 2019, Algorithms 1 and 2.  A client never sampled deploys the new base with the initial head.
 Departs from the paper: nowhere.   Reduces to: FedAvg when the head is empty.
@@ -10,13 +10,18 @@ from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, L
 
 
 class FedPer(Algorithm):
-    """State: u [|base|], the averaged columns (all but the head); v [N, |head|], each client's head as last trained."""
+    """FedPer.
+
+    State:
+        u: Averaged base (all columns except the head), [|base|].
+        v: Personal heads as last trained, [N, |head|].
+    """
 
     requires = ("head",)
     has_base = True
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all."""
+        """Start all clients from one initial base and head."""
         self.base = model.without("head")
         self.head = self.base.rest(model.size)
         w = model.init_row()
@@ -24,7 +29,7 @@ class FedPer(Algorithm):
         self.v = rows("v", default=self.head.take(w))  # lazy [N, |head|]
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithms 1 and 2."""
+        """Run one round of Algorithms 1 and 2."""
         u = cohort.broadcast(u=self.u).u
         out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
         up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
@@ -32,10 +37,10 @@ class FedPer(Algorithm):
         self.v[cohort.ids] = self.head.take(out.theta)
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:
-        """Every client's head on the base u.  # [K, P]"""
+        """Return the base u joined with each client's head.  # [K, P]"""
         rows = u.new_empty(len(cohort), self.base.size + self.head.size)
         return self.head.put(self.base.put(rows, u), self.v[cohort.ids])
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """The new base with the client's head."""
+        """Return the averaged base with each client's head."""
         return self.with_heads(cohort, cohort.broadcast(u=self.u).u)

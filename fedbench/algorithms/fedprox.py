@@ -1,9 +1,10 @@
-"""FedProx: local training is held near the server's model by (mu/2) ||theta - w||^2.
+"""FedProx: FedAvg with the proximal term (mu/2) ||theta - w||^2 in the local objective.
 
 Li et al., MLSys 2020, Algorithm 2 (equal local epochs instead of gamma-inexact solutions).
-Departs from the paper: aggregation weighted by samples, as FedAvg.   Reduces to: FedAvg at mu = 0, bit for bit.
-official_noop: the term as in pFedMoAP's released code, which builds it of detached tensors: it has
-no gradient, so that this is FedAvg.
+Departs from the paper: aggregation is weighted by samples, as in FedAvg.
+Reduces to: FedAvg at mu = 0, bit for bit.
+official_noop=true reproduces pFedMoAP's released code.  Its term is computed from detached tensors and has no gradient,
+so training equals FedAvg.
 """
 
 from fedbench.algorithms.base import Cohort
@@ -13,14 +14,22 @@ from fedbench.engine.per_client import per_client
 
 
 class FedProx(FedAvg):
-    """mu: weight of the proximal term, or a list, one for each client; official_noop: above.  State: w [P]."""
+    """FedProx.
+
+    Args:
+        mu: Weight of the proximal term, >= 0.  A list sets one value per client.
+        official_noop: Leave out the gradient of the term, as pFedMoAP's released code does.
+
+    State:
+        w: Server model, [P].
+    """
 
     def __init__(self, mu: NonNegative | list[NonNegative] = 0.01, official_noop: bool = False):
         super().__init__()
         self.mu, self.official_noop = per_client(mu), official_noop
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 2."""
+        """Run one round of Algorithm 2."""
         w = cohort.broadcast(w=self.w).w  # [P]
         has_gradient = self.mu and not self.official_noop
         prox = (lambda s: s.value(self.mu) * (s.theta - w)) if has_gradient else None  # [k, P]

@@ -1,8 +1,9 @@
-"""FedRep: as FedPer, but a client first fits its head to the received base, then the base to its head.
+"""FedRep: clients train the personal head with the base frozen, then the shared base with the head frozen.
 
-Collins et al., ICML 2021, Algorithm 1.  Departs from the paper: the base trains local.epochs epochs (its box: one
-step or epoch; body_epochs=1), as the released code of the PFL benchmarks.  A client never sampled deploys the new
-base with the initial head.   Reduces to: FedBABU's federated phase at head_epochs = 0.
+Collins et al., ICML 2021, Algorithm 1.  A client never sampled deploys the new base with the initial head.
+Departs from the paper: the base trains for local.epochs epochs, as in the released code of the PFL benchmarks.  The
+paper trains it for one step or epoch (body_epochs=1).
+Reduces to: FedBABU before its fine-tuning, at head_epochs = 0.
 """
 
 from fedbench.algorithms.base import Cohort, LocalTraining
@@ -11,16 +12,22 @@ from fedbench.core.options import Count, Natural
 
 
 class FedRep(FedPer):
-    """head_epochs: of the head, base frozen; body_epochs: of the base, head frozen (null: local.epochs).
+    """FedRep.
 
-    State: u [|base|]; v [N, |head|], each client's head as last trained.
+    Args:
+        head_epochs: Epochs of head training, with the base frozen.
+        body_epochs: Epochs of base training, with the head frozen; None uses local.epochs.
+
+    State:
+        u: Averaged base, [|base|].
+        v: Personal heads as last trained, [N, |head|].
     """
 
     def __init__(self, head_epochs: Natural = 1, body_epochs: Count | None = None):
         self.head_epochs, self.body_epochs = head_epochs, body_epochs
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1: head, then base; the base is sent."""
+        """Run one round of Algorithm 1: train the heads, then the bases, and average the bases."""
         u = cohort.broadcast(u=self.u).u
         theta = self.with_heads(cohort, u)  # [K, P]
         theta = cohort.train(

@@ -1,14 +1,14 @@
-"""IFCA: the server keeps several models, and every client trains the one that suits it best.
+"""IFCA: clustered federated learning, where each client selects the cluster model with its lowest training loss.
 
-Ghosh et al., NeurIPS 2020, Algorithm 1 (model averaging).  The server sends theta_1 to theta_M; client i picks
-k_i = argmin_k f_i(theta_k) over its training samples, trains theta_{k_i} and sends it back with k_i;
+Ghosh et al., NeurIPS 2020, Algorithm 1 (model averaging).  The server sends theta_1 to theta_M.  Client i selects
+k_i = argmin_k f_i(theta_k) over its training samples, trains theta_{k_i} and uploads it with k_i.
 theta_k <- the mean of the uploads of clients with k_i = k, unchanged if there are none.
-Departs from the paper: means are weighted by samples (client_weights=uniform: as the released code's); ties go to the
-lowest k.
-Departs from the released code: clients choose by training samples at evaluation as well, where its scores are those of
-the model with the lowest loss on each client's test samples.
-shared_body is their weight sharing: all columns but the head are averaged over all clients.
 Clients deploy the model that has the lowest loss on their training samples after aggregation.
+shared_body=true is the paper's weight sharing: all columns except the head are averaged over all clients.
+Departs from the paper: means are weighted by samples (client_weights=uniform: as in the released code); ties select the lowest
+k.
+Departs from the released code: at evaluation clients also select by training loss.  There, the reported model has the
+lowest loss on the client's test samples.
 Reduces to: FedAvg at clusters = 1.
 """
 
@@ -24,9 +24,14 @@ from fedbench.core.options import Count, require
 
 
 class IFCA(Algorithm):
-    """clusters: M; shared_body: above.
+    """IFCA.
 
-    State: theta [M, P], the first one the model's own initialization and the others independent ones.
+    Args:
+        clusters: Number M of cluster models.
+        shared_body: Whether all columns except the head are averaged over all clients.
+
+    State:
+        theta: Cluster models, [M, P], with independent random initializations.
     """
 
     def __init__(self, clusters: Count = 2, shared_body: bool = False):
@@ -34,7 +39,7 @@ class IFCA(Algorithm):
         self.requires, self.has_base = ("head",) if shared_body else (), shared_body
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """M initializations, of which with a shared body only the heads differ."""
+        """Initialize the M cluster models independently; with shared_body, only their heads differ."""
         first = model.init_row()[None]  # [1, P]
         others = model.init_rows(self.clusters - 1, "ifca") if self.clusters > 1 else first[:0]
         self.theta = torch.cat([first, others])  # [M, P]
@@ -43,12 +48,12 @@ class IFCA(Algorithm):
             self.theta = body.put(self.theta, body.take(first).expand(self.clusters, -1))
         require(
             not any(torch.equal(a, b) for a, b in combinations(self.theta, 2)),
-            f"algorithm.clusters={self.clusters}: this model is always initialized to the same numbers, so "
-            "that clusters would never separate; initialize it at random, or set algorithm.clusters=1",
+            f"algorithm.clusters={self.clusters}: this model always has the same initial parameters, so clusters would "
+            "never separate. Initialize it at random, or set algorithm.clusters=1",
         )
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         theta = cohort.broadcast(theta=self.theta).theta  # [M, P]
         pick = self.nearest(cohort, theta)  # k_i  [K]
         out = cohort.train(theta[pick])
@@ -56,26 +61,26 @@ class IFCA(Algorithm):
         choice = cohort.upload(k=chosen, replaces={"k": None}, uncompressed=["k"]).k.argmax(1)  # [K]
         change = out.theta - theta[pick]  # [K, P]
         change = cohort.upload(change=change, relative_to={"change": None}).change
-        step = cohort.mean(change, groups=one_hot(choice, self.clusters).T)  # [M, P], 0 for a k of nobody
+        step = cohort.mean(change, groups=one_hot(choice, self.clusters).T)  # [M, P], 0 for a cluster without clients
         if self.shared_body:
             step = self.body.put(step, cohort.mean(self.body.take(change)).expand(self.clusters, -1))
         self.theta = self.theta + step
 
     def nearest(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """k_i = argmin_k f_i(theta_k) on the training samples.  # [K]"""
+        """Return k_i = argmin_k f_i(theta_k) over the training samples.  # [K]"""
         if self.clusters == 1:
             return torch.zeros_like(cohort.index)
         return cohort.loss(theta.expand(len(cohort), -1, -1)).argmin(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """theta_{k_i}, picked anew."""
+        """Return theta_{k_i}, with k_i selected again for the aggregated models."""
         theta = cohort.broadcast(theta=self.theta).theta
         return theta[self.nearest(cohort, theta)]
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """The mean of the models, for one that cannot pick."""
+        """Return the mean of the cluster models, for new clients that cannot select one.  # [P]"""
         return self.theta.mean(0)
 
     def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """theta_k with the least loss on a new client's own samples.  # [n, P]"""
+        """Return the cluster model with the lowest loss on each new client's training samples.  # [M, P]"""
         return self.theta[self.nearest(newcomers, self.theta)]

@@ -1,15 +1,16 @@
-"""L2GD: clients take local steps and, now and then, all move towards the mean of their models.
+"""L2GD: random alternation of local gradient steps and averaging steps towards the mean model.
 
 Hanzely and Richtarik, "Federated Learning of a Mixture of Global and Local Models", 2020, Algorithm 1, for
-(1/N) sum_i f_i(x_i) + lam/(2N) sum_i ||x_i - xbar||^2.  Every iteration all clients flip one coin:  with probability
-1 - pr  x_i <- x_i - alpha/(N (1 - pr)) grad f_i(x_i);  with probability pr  x_i <- (1 - c) x_i + c xbar,
-c = alpha lam/(N pr).  Nothing is sent but where an averaging step follows local ones.
-A round here is a run of local steps, whose number is geometric with mean (1 - pr)/pr, and the averaging step behind it.
-A round without local steps sends nothing up.  It sends nothing down if its clients know xbar from their last averaging
-step, which leaves xbar unchanged.  With full participation that is always the case.
-Departs from the paper: stochastic gradients; a run of local steps ends after local.epochs at the latest; c is an
-option and not made of lam; with partial participation xbar is the mean over the cohort.
-Reduces to: Local at mix = 0, at equal steps; every x_i is xbar at mix = 1.
+(1/N) sum_i f_i(x_i) + lam/(2N) sum_i ||x_i - xbar||^2.  In every iteration one coin decides for all clients:
+with probability 1 - pr  x_i <- x_i - alpha/(N (1 - pr)) grad f_i(x_i);
+with probability pr  x_i <- (1 - c) x_i + c xbar,  c = alpha lam/(N pr).
+Only an averaging step that follows a local step communicates.
+A round here is a run of local steps, whose number is geometric with mean (1 - pr)/pr, and the averaging step after it.
+A round without local steps has no upload.  It has no download if its clients have xbar from their last averaging step,
+which leaves xbar unchanged.  This is always so with full participation.
+Departs from the paper: stochastic gradients; at most local.epochs epochs of local steps in a round; c is an option
+(mix) instead of lam; with partial participation xbar is the mean over the cohort.
+Reduces to: Local at mix = 0, with equal steps; every x_i is xbar at mix = 1.
 """
 
 from typing import Literal
@@ -22,11 +23,17 @@ from fedbench.core.options import Probability, require
 
 
 class L2GD(Algorithm):
-    """pr, mix (c): see the header; optimizer.lr is alpha / (N (1 - pr)).  steps: whether the number of local steps of a
-    round is drawn or that of local.epochs.
+    """L2GD.  optimizer.lr is the local step size alpha / (N (1 - pr)).
 
-    State: x [N, P], the models of clients; sent [N, P], the server's copy of x; knows [N], the clients that know
-    their mean (None: all).
+    Args:
+        pr: Probability of an averaging step, in (0, 1].
+        mix: Step size c of an averaging step, in [0, 1].
+        steps: Local steps in a round: "drawn" from the geometric distribution, or those of local.epochs ("epochs").
+
+    State:
+        x: Client models, [N, P].
+        sent: Client models as the server has them, [N, P].
+        knows: Which clients have xbar, the mean of their models, [N] bool; None before the first round: all.
     """
 
     def __init__(
@@ -35,37 +42,38 @@ class L2GD(Algorithm):
         mix: Probability = 0.5,
         steps: Literal["drawn", "epochs"] = "drawn",
     ):
-        require(pr > 0, f"algorithm.pr={pr:g}: with no averaging step a round would never end; choose one in (0, 1]")
+        require(pr > 0, f"algorithm.pr={pr:g} must be in (0, 1], because a round ends with an averaging step")
         self.pr, self.mix, self.steps = pr, mix, steps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """All clients start from one model."""
+        """Start all clients from one initial model."""
         w = model.init_row()  # [P]
         self.x, self.sent = rows("x", default=w), rows("sent", default=w)  # lazy [N, P]
         self.knows: Tensor | None = None
 
     def round(self, cohort: Cohort) -> None:
-        """A run of local steps, then (1 - c) x_i + c xbar."""
+        """Run local steps, then the averaging step (1 - c) x_i + c xbar."""
         how = LocalTraining(steps=self.run_length(cohort) if self.steps == "drawn" else None)
-        these = torch.zeros(cohort.num_clients, dtype=torch.bool)  # on the host
-        these[torch.from_numpy(cohort.ids)] = True
-        is_known = how.steps == 0 and (bool(these.all()) if self.knows is None else torch.equal(self.knows, these))
+        members = torch.zeros(cohort.num_clients, dtype=torch.bool)  # on the host
+        members[torch.from_numpy(cohort.ids)] = True
+        have_mean = bool(members.all()) if self.knows is None else torch.equal(self.knows, members)
+        needs_download = how.steps != 0 or not have_mean
         x = cohort.train(self.x[cohort.ids], how=how).theta  # [K, P]
-        sent = self.sent[cohort.ids]  # [K, P]
+        uploaded = self.sent[cohort.ids]  # [K, P]
         if how.steps != 0:
-            sent = cohort.upload(x=x, replaces={"x": sent}).x
-        xbar = cohort.sum(sent) / len(cohort)  # [P]
-        if not is_known:
-            seen = cohort.broadcast(xbar=xbar).xbar  # read by clients, which also know `sent`
-            self.knows = these & torch.equal(seen, xbar)
-            xbar = seen
-        self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), sent.lerp(xbar, self.mix)
+            uploaded = cohort.upload(x=x, replaces={"x": uploaded}).x
+        xbar = cohort.sum(uploaded) / len(cohort)  # [P]
+        if needs_download:
+            received = cohort.broadcast(xbar=xbar).xbar  # differs from xbar if the download is lossy
+            self.knows = members & torch.equal(received, xbar)
+            xbar = received
+        self.x[cohort.ids], self.sent[cohort.ids] = x.lerp(xbar, self.mix), uploaded.lerp(xbar, self.mix)
 
     def run_length(self, cohort: Cohort) -> int:
-        """T, of P(T = t) = pr (1 - pr)^t, no more than the client with most has in local.epochs."""
+        """Draw the number T of local steps, P(T = t) = pr (1 - pr)^t, at most `cohort.max_local_steps`."""
         before = int(cohort.generator("l2gd").geometric(self.pr)) - 1
         return min(before, cohort.max_local_steps)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """x_i."""
+        """Return x_i."""
         return self.x[cohort.ids]

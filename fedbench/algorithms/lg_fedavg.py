@@ -1,9 +1,10 @@
-"""LG-FedAvg: the mirror of FedPer: each client has its own base, and the head is averaged.
+"""LG-FedAvg: the base is personal and the head is averaged, the reverse of FedPer.
 
-Liang et al., 2020, Algorithm 1.  Departs from the paper: update="alternate" (default) moves, per batch, the base and
-then the head at the new base, as the released code of the PFL benchmarks; "joint" is the paper's one step on both.
-frozen_momentum_drift reproduces that code: the fixed part has a gradient of zero instead of none, so that its momentum
-still moves it (with torch 1.4; weight decay acts as well).
+Liang et al., 2020, Algorithm 1.
+Departs from the paper: update="alternate" (default) takes two steps per batch, one on the base and then one on the head
+at the new base, as the released code of the PFL benchmarks does.  update="joint" is the paper's single step on both.
+frozen_momentum_drift=true reproduces that code under torch 1.4.  The frozen half then has a gradient of zero instead of
+none, so its momentum and weight decay still move it.
 Reduces to: Local when the head is empty.
 """
 
@@ -15,7 +16,16 @@ from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatM
 
 
 class LGFedAvg(Algorithm):
-    """State: h [|head|]; theta [N, P], each client's row as last trained."""
+    """LG-FedAvg.
+
+    Args:
+        update: Local step: "alternate", base then head, or "joint", both at once.
+        frozen_momentum_drift: Whether momentum and weight decay also move the half that the step does not train.
+
+    State:
+        h: Averaged head, [|head|].
+        theta: Client models as last trained, [N, P].
+    """
 
     requires = ("head",)
     has_base = True
@@ -24,7 +34,7 @@ class LGFedAvg(Algorithm):
         self.update, self.drift = update, frozen_momentum_drift
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all."""
+        """Start all clients from one initial base and head."""
         self.head = model.columns["head"]
         self.base = model.without("head") & model.trained
         w = model.init_row()
@@ -32,7 +42,7 @@ class LGFedAvg(Algorithm):
         self.theta = rows("theta", default=w)  # lazy [N, P]
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1: base and head train, the head is sent."""
+        """Run one round of Algorithm 1: train base and head, and average the heads."""
         h = cohort.broadcast(h=self.h).h
         start = self.head.put(self.theta[cohort.ids], h)  # [K, P]
         out = cohort.train(
@@ -43,10 +53,10 @@ class LGFedAvg(Algorithm):
         self.theta[cohort.ids] = out.theta
 
     def alternate(self, s: Step, batch: Batch) -> None:
-        """The base, then the head at the new base."""
-        for part in (self.base, self.head):
-            s.descend(s.grad(batch, columns=part), columns=None if self.drift else part)
+        """Take one step on the base, then one on the head at the new base."""
+        for columns in (self.base, self.head):
+            s.descend(s.grad(batch, columns=columns), columns=None if self.drift else columns)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """The client's base with the new head."""
+        """Return each client's base with the averaged head."""
         return self.head.put(self.theta[cohort.ids], cohort.broadcast(h=self.h).h)

@@ -1,7 +1,9 @@
-"""Local: every client trains alone, and only in the rounds in which it is sampled, so that it spends what FL spends.
+"""Local: every client trains its own model, without communication.
 
-Called Separate in APPLE's tables.  Departs from the papers: nowhere (participation by sampling as in the PGFed code;
-APPLE's protocol samples everyone).   Reduces to: FedAvg-local with aggregation replaced by the identity.
+APPLE's tables call it Separate.  A client trains only in the rounds in which it is sampled, so its computation equals
+that of a federated method.
+Departs from the papers: nowhere (sampling as in the PGFed code; APPLE's protocol samples all clients).
+Reduces to: FedAvg-local with aggregation replaced by the identity.
 """
 
 from collections.abc import Sequence
@@ -12,20 +14,24 @@ from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, L
 
 
 class Local(Algorithm):
-    """State: theta [N, P]."""
+    """Local training without communication.
+
+    State:
+        theta: Client models, [N, P].
+    """
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all."""
+        """Start all clients from one initial model."""
         self.theta = rows("theta", default=model.init_row())
 
     def round(self, cohort: Cohort) -> None:
-        """Training from where the client stopped."""
+        """Continue local training of the sampled clients."""
         self.theta[cohort.ids] = cohort.train(self.theta[cohort.ids], how=LocalTraining(uploaded=False)).theta  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """theta_i as last trained."""
+        """Return theta_i, as last trained."""
         return self.theta[cohort.ids]
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """The initial model [P]: there is nobody to copy."""
-        return self.theta.default  # nobody to copy: [P]
+        """Return the initial model, because there is no common one.  # [P]"""
+        return self.theta.default

@@ -1,9 +1,9 @@
 """SCAFFOLD: control variates cancel the drift of local SGD.
 
 Karimireddy et al., ICML 2020, Algorithm 1, option II for c_i.
-Departs from the paper: nowhere (weights="samples" is an option).  BatchNorm buffers go the way of the rows.
+Departs from the paper: nowhere (weights="samples" is an option).  BatchNorm buffers are averaged like parameters.
 Reduces to: uniformly weighted FedAvg in round 1.
-Plain SGD only: with momentum, weight decay, clipping or Adam the formula of c_i would be wrong.
+Limits: plain SGD only.  With momentum, weight decay, clipping or Adam the formula of c_i would be wrong.
 """
 
 from collections.abc import Collection
@@ -17,14 +17,24 @@ from fedbench.core.options import Positive, require
 
 
 class Scaffold(Algorithm):
-    """server_lr is eta_g.  State: x [P], c [P]; c_i [N, P]."""
+    """SCAFFOLD.
+
+    Args:
+        server_lr: Global step size eta_g, > 0.
+        weights: How the server averages the clients' model updates: "uniform", as in the paper, or "samples".
+
+    State:
+        x: Server model, [P].
+        c: Server control variate, [P].
+        c_i: Client control variates, [N, P].
+    """
 
     def __init__(self, server_lr: Positive = 1.0, weights: Literal["uniform", "samples"] = "uniform"):
         self.server_lr = server_lr
         self.weights: Literal["uniform", "samples"] = weights
 
     def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
-        """Plain SGD: with momentum, weight decay or Adam the formula of c_i would be wrong."""
+        """Require plain SGD."""
         super().check_settings(num_clients, groups, optimizer)
         require(
             getattr(optimizer, "plain", False),
@@ -33,17 +43,17 @@ class Scaffold(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all; control variates of zero."""
+        """Initialize x, and all control variates to zero."""
         self.x = model.init_row()  # [P]
         self.c = torch.zeros_like(self.x)  # [P]
         self.c_i = rows("c_i", default=self.c)  # lazy [N, P]
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         c_i = self.c_i[cohort.ids]  # [K, P]
         server = cohort.broadcast(x=self.x, c=self.c)
         out = cohort.train(server.x, c_i=c_i, extra_grad=lambda s: server.c - s.state.c_i)
-        total_lr = out.steps[:, None] * out.lr  # [K, 1]; 0 at a rate of 0, which gives no estimate of the gradient
+        total_lr = out.steps[:, None] * out.lr  # [K, 1]; if 0, there is no gradient estimate and c_i stays
         new = torch.where(total_lr > 0, c_i - server.c + (server.x - out.theta) / total_lr, c_i)  # [K, P]
         up = cohort.upload(dx=out.theta - server.x, dc=new - c_i, relative_to={"dx": None, "dc": None})  # [K, P] each
         self.c_i[cohort.ids] = new
@@ -51,9 +61,9 @@ class Scaffold(Algorithm):
         self.c = self.c + cohort.sum(up.dc) / cohort.num_clients  # over all N
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """x."""
+        """Return x for every client."""
         return cohort.broadcast(x=self.x).x
 
     def global_row(self) -> Tensor:
-        """x."""
+        """Return x."""
         return self.x

@@ -1,4 +1,4 @@
-"""APPLE's cores between server and clients: who holds which version of whose core, and what is downloaded next."""
+"""Exchange of APPLE's core models: which version of each core a client has, and which cores it downloads."""
 
 from __future__ import annotations
 
@@ -11,41 +11,64 @@ from fedbench.engine.cohort import Cohort
 
 
 class CoreExchange:
-    """Unlimited: a client downloads the newest core of every other client in each of its rounds.
+    """Exchange without a bandwidth limit.  A client downloads the newest cores of all others in each of its rounds.
 
-    State: cores [V, P], all versions in use; newest [N], the version of c_j in cores.
+    State:
+        cores: All versions of all cores that are in use, [V, P].
+        newest: Index into `cores` of the newest version of c_j, [N].
     """
 
     def __init__(self, cores: Tensor):
         self.cores, self.newest = cores, torch.arange(len(cores), device=cores.device)
 
     def download(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """Others' cores for clients with relationship vectors d [K, N]; returns the version of every core that each
-        client now holds.  # [K, N]"""
+        """Download other clients' cores to the cohort.
+
+        Args:
+            cohort: The downloading clients.
+            d: Their relationship vectors.  # [K, N]
+
+        Returns:
+            Index into `cores` of the version of c_j that each client then has.  # [K, N]
+        """
         cohort.fetch(~itself(cohort), cores=self.cores)
         return self.newest.repeat(len(cohort), 1)
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:
-        """The cohort's cores [K, P] replace theirs.  versions [K, N]: as `download` returned them."""
+        """Store the cores that the cohort uploaded.
+
+        Args:
+            cohort: The uploading clients.
+            versions: Output of `download`.  # [K, N]
+            core: The uploaded cores.  # [K, P]
+        """
         self.cores = self.cores.index_copy(0, cohort.index, core)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every tensor by name."""
+        """Return all tensors by attribute name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over the tensors of `state_dict`."""
+        """Restore the tensors of `state_dict`."""
         for name in self.state_dict():
             setattr(self, name, state[name].to(self.cores.device))
 
 
 class LimitedCoreExchange(CoreExchange):
-    """A client downloads all cores in its first round, then `bandwidth` of the others' (M) in each of its rounds, and
-    keeps the versions of the rest that it has.
+    """Exchange with a bandwidth limit.  A client downloads all cores in its first round, and later a limited number.
 
-    selection="intended": those that it never chose before come first, then large |d_ij|, more strongly in later rounds;
-    "uniform": any.  State also: held [N, N], the versions that client i last downloaded, and of its own core the one
-    before its last upload (-1: none yet); seen [N, N], whether it ever chose them.
+    It keeps its old versions of the other cores.
+
+    Args:
+        cores: Initial cores.  # [N, P]
+        bandwidth: Number M of cores that a client downloads in each later round.
+        selection: "intended" prefers cores that the client never chose, then large |d_ij|, increasingly so over the
+            rounds.  "uniform" selects at random.
+
+    State, besides that of the base class:
+        held: Index into `cores` of the versions that client i last downloaded, and of its own core the version before
+            its last upload; -1 before the first round, [N, N].
+        seen: Whether client i ever chose c_j, [N, N] bool.
     """
 
     def __init__(self, cores: Tensor, bandwidth: int, selection: str):
@@ -56,28 +79,28 @@ class LimitedCoreExchange(CoreExchange):
         self.seen = torch.zeros(n, n, dtype=torch.bool, device=cores.device)
 
     def download(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """As above; what is not downloaded stays as it is held."""
+        """Download the selected cores, or all of them in a client's first round.  # [K, N]"""
         is_new = self.held[cohort.index, :1] < 0  # in its first round  [K, 1]
-        chosen = self.choose(cohort, d) & ~is_new  # a first download, of everything, is no choice
+        chosen = self.choose(cohort, d) & ~is_new  # the first download, of all cores, does not count as a choice
         self.seen = self.seen.index_copy(0, cohort.index, self.seen[cohort.index] | chosen)
         which = torch.where(is_new, ~itself(cohort), chosen)
         cohort.fetch(which, cores=self.cores)
         return torch.where(which | itself(cohort), self.newest, self.held[cohort.index])
 
     def choose(self, cohort: Cohort, d: Tensor) -> Tensor:
-        """M of the others' cores for each client, for any round but its first.  # [K, N] bool"""
+        """Select M of the other clients' cores for each client.  # [K, N] bool"""
         is_self, seen, n = itself(cohort), self.seen[cohort.index], cohort.num_clients  # [K, N]
         # the M largest of log p_j + Gumbel noise are M draws without replacement with probabilities p_j
         score = -(-cohort.random("apple").uniform(n).log()).log()  # [K, N]
-        turn = 2 * is_self.int()  # last: a client does not choose itself
+        turn = 2 * is_self.int()  # a client's own core comes last
         if self.selection == "intended":
             base = max(1.5, cohort.round * self.bandwidth / n)
             score = score + seen * d.abs() * math.log(base)  # p_j proportional to base^|d_ij|
-            turn = turn + seen.int()  # after those never chosen
+            turn = turn + seen.int()  # cores never chosen come first
         return torch.zeros_like(is_self).scatter_(1, by_turn(turn, score)[:, : self.bandwidth], True)
 
     def publish(self, cohort: Cohort, versions: Tensor, core: Tensor) -> None:
-        """The cohort's cores stand beside the versions that someone still holds; the rest are dropped."""
+        """Add the cohort's cores, and drop the versions that no client has any more."""
         held = self.held.index_copy(0, cohort.index, versions)
         added = torch.arange(len(cohort), device=core.device) + len(self.cores)
         newest = self.newest.index_copy(0, cohort.index, added)
@@ -88,11 +111,11 @@ class LimitedCoreExchange(CoreExchange):
 
 
 def by_turn(turn: Tensor, score: Tensor) -> Tensor:
-    """Numbers j by turn [K, N], the lowest first, and those of one turn by score [K, N], the highest.  # [K, N]"""
+    """Return the indices of each row sorted by ascending turn, then by descending score.  # [K, N]"""
     best = score.argsort(1, descending=True)
-    return best.gather(1, turn.gather(1, best).argsort(dim=1, stable=True))  # stable: in one turn still by score
+    return best.gather(1, turn.gather(1, best).argsort(dim=1, stable=True))  # stable: equal turns stay sorted by score
 
 
 def itself(cohort: Cohort) -> Tensor:
-    """Where client j is client i.  # [K, N] bool"""
+    """Return the mask of each client's own core.  # [K, N] bool"""
     return cohort.index[:, None] == torch.arange(cohort.num_clients, device=cohort.device)

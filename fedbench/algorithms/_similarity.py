@@ -1,11 +1,11 @@
-"""Who is near whom: sketches that clients make of their training data, and networks of clients.
+"""Similarity of clients: sketches of their training data, and networks that link similar clients.
 
-pFedNet (fedbench/algorithms/pfednet.py) draws samples at random and links each client to the k nearest ones, and says
-neither what of the samples is compared nor how.  Sketches of its released code:
-label_hist (its tables): the shares of the classes, here of the client's own samples, there of all;
-second_moment (its patches): X' X / n of the pixels X [n, h w], less the mean of all of them;
+pFedNet (fedbench/algorithms/pfednet.py) draws random samples and links each client to its k nearest clients.  The paper
+does not state what is compared.  Sketches of its released code:
+label_hist (its tables): class shares, here relative to the client's samples, there to all samples;
+second_moment (its patches): X' X / n of the pixels X [n, h w], after subtracting their overall mean;
 sample_mean (its segmentation): the mean image over samples and channels [h w].
-feature_mean, ours: the mean input [c h w].
+feature_mean (ours): the mean input [c h w].
 """
 
 from __future__ import annotations
@@ -24,29 +24,35 @@ Metric = Literal["l1", "l2"]
 
 # -- sketches --------------------------------------------------------------------------------------------
 def sketches(cohort: Cohort, kind: Sketch, samples: int | None) -> Tensor:
-    """What each client of the cohort tells of its training data.  # [K, q]
+    """Compute a sketch of each client's training data.
 
-    samples: of how many at most, drawn at random (None: of all); the labels of all are counted.
+    Args:
+        cohort: The clients.
+        kind: The sketch, one of those in the module docstring.
+        samples: Maximum number of random samples per client; None uses all.  label_hist always counts all labels.
+
+    Returns:
+        One sketch per client.  # [K, q]
     """
     if kind == "label_hist":
         counts = torch.from_numpy(cohort.federation.label_counts[cohort.ids]).to(cohort.device).float()  # [K, C]
         return counts / counts.sum(1, keepdim=True).clamp_min(1)
-    nothing = cohort.model.init_row()  # a pass wants a row, and the inputs are all that is read
-    each = cohort.forward(nothing, _pixels, split="train", limit=samples, key="sketch")  # [n_i, c, h w] each
+    unused = cohort.model.init_row()  # `forward` requires a row; only the inputs are read
+    each = cohort.forward(unused, _pixels, split="train", limit=samples, key="sketch")  # [n_i, c, h w] each
     return torch.stack([_sketch_of(x, kind) for x in each])
 
 
 def _pixels(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
-    """Inputs [k, b, ...] as [k, b, c, p]: an image's channels and pixels; of anything else one channel."""
-    several = isinstance(inputs, dict)
-    parts = list(inputs.values()) if several else [inputs]
-    if not several and parts[0].dim() == 5:
-        return parts[0].flatten(3)
-    return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in parts], 2)[:, :, None]
+    """Return inputs [k, b, ...] as [k, b, c, p]: channels and pixels of images, one channel for other inputs."""
+    is_dict = isinstance(inputs, dict)
+    tensors = list(inputs.values()) if is_dict else [inputs]
+    if not is_dict and tensors[0].dim() == 5:
+        return tensors[0].flatten(3)
+    return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in tensors], 2)[:, :, None]
 
 
 def _sketch_of(x: Tensor, kind: Sketch) -> Tensor:
-    """The sketch of samples x [n, c, p].  # [q]"""
+    """Return the sketch of samples x [n, c, p].  # [q]"""
     if kind == "feature_mean":
         return x.mean(0).flatten()
     if kind == "sample_mean":
@@ -57,9 +63,19 @@ def _sketch_of(x: Tensor, kind: Sketch) -> Tensor:
 
 # -- networks: adjacencies [N, N] bool, symmetric, without loops ------------------------------------------
 def nearest(of: Tensor, among: Tensor, k: int, metric: Metric, themselves: bool = False) -> Tensor:
-    """The k rows of `among` [m, q] nearest to each row of `of` [n, q], of equally near ones the first; all, where there
-    are fewer.  themselves: row i of both is the same client, who is not its own neighbour.  # [n, k]"""
-    mode = "donot_use_mm_for_euclid_dist"  # whose distance of equal rows is 0
+    """Find the nearest neighbours of each sketch.
+
+    Args:
+        of: Sketches of n clients.  # [n, q]
+        among: Sketches of m candidates.  # [m, q]
+        k: Number of neighbours; all candidates if there are fewer.
+        metric: Distance, "l1" or "l2".
+        themselves: Whether row i of both is the same client.  It is then not its own neighbour.
+
+    Returns:
+        Indices into `among`, nearest first; ties go to the lower index.  # [n, k]
+    """
+    mode = "donot_use_mm_for_euclid_dist"  # exact: equal rows have distance 0
     distances = torch.cdist(of.double(), among.double(), {"l1": 1.0, "l2": 2.0}[metric], compute_mode=mode)  # [n, m]
     if themselves:
         distances.fill_diagonal_(float("inf"))
@@ -67,7 +83,7 @@ def nearest(of: Tensor, among: Tensor, k: int, metric: Metric, themselves: bool 
 
 
 def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
-    """Return the pairs of clients of which one is among the k nearest of the other.  # [N, N]"""
+    """Return the adjacency of clients of which one is among the k nearest of the other.  # [N, N] bool"""
     neighbours = nearest(sketches, sketches, k, metric, themselves=True)  # [N, k]
     n = len(sketches)
     lists = torch.zeros(n, n, dtype=torch.bool, device=sketches.device).scatter_(1, neighbours, True)
@@ -75,21 +91,30 @@ def knn(sketches: Tensor, k: int, metric: Metric) -> Tensor:
 
 
 def of_edges(n: int, edges: Sequence[Sequence[int]]) -> Tensor:
-    """The pairs of clients that are listed, each in either order."""
+    """Return the symmetric adjacency of the listed pairs of clients.  # [N, N] bool"""
     adjacency = torch.zeros(n, n, dtype=torch.bool)
     for i, j in edges:
         adjacency[i, j] = adjacency[j, i] = True
     return adjacency
 
 
-# -- how far personal parameters are from each other -------------------------------------------------------
+# -- spread of the personal parameters -----------------------------------------------------------------------
 def sdwd(z: Tensor) -> Tensor:
-    """Standard deviation of weights' difference: of every coordinate, over the clients of z [N, d].  # [d]"""
+    """Return the standard deviation of weights' difference of z [N, d]: per coordinate, over the clients.  # [d]"""
     return z.std(0, correction=0)
 
 
 def sdwd_pairwise(z: Tensor, adjacency: Tensor) -> Tensor:
-    """The same over the differences z_i - z_j at the ends of edges, which come with both signs: their root mean square;
-    0 without edges.  # [d]"""
+    """Return the root mean square of z_i - z_j over the edges, per coordinate; 0 without edges.
+
+    It is the standard deviation of the differences, each of which counts with both signs.
+
+    Args:
+        z: Personal parameters.  # [N, d]
+        adjacency: Edges.  # [N, N] bool
+
+    Returns:
+        Values of all coordinates.  # [d]
+    """
     i, j = adjacency.triu(1).nonzero().T
     return (z[i] - z[j]).square().mean(0).sqrt() if len(i) else torch.zeros_like(z[0])

@@ -1,17 +1,15 @@
-"""Entropic optimal transport between many rows and a few columns, for thousands of small problems at once.
+"""Partial entropic optimal transport for many small problems at once, by Sinkhorn's algorithm.
 
     min <T, 1 - sim> + eps sum T (log T - 1)   where every column of T sums to mass / J, and every row to at most 1 / M
 
-(FedOTP's "COT": Li et al., CVPR 2024).  T = diag(u) K diag(v) with K = exp((sim - 1) / eps), from u = 1 on:
+(FedOTP's "COT": Li et al., CVPR 2024).  T = diag(u) K diag(v) with K = exp((sim - 1) / eps), starting at u = 1:
 v <- mass / J / (K^T u);   u <- min(1 / M / (K v), 1).
 
-Cosines over eps = 0.01 leave float32's range, so u and v are kept as logarithms, f and g.  Every block of CHECK
-iterations begins with one in the log domain, which gives a plan of entries in [0, mass / J]; the others only scale
-that plan: 2.5 times as fast as all in the log domain, on a CPU.  u falls from iteration to iteration, so what scales
-the plan's rows is at most 1 as well.
+At eps = 0.01, K leaves the range of float32, so u and v are stored as logarithms, f and g.  Only the first of every
+CHECK iterations is in the log domain.  It gives a plan with entries in [0, mass / J].  The other iterations scale the
+rows and columns of this plan, which is faster.  u is decreasing, so the factors of the rows are at most 1.
 
-The tests hold these plans against POT's.  POT solves partial problems one at a time; its batched Sinkhorn is for
-balanced ones, and goes on with all of them until the last one has converged.
+POT solves partial problems one at a time, and its batched Sinkhorn solves balanced problems only.
 
 Letters: A clients, J columns (prompts), n problems (of all clients), M rows (image tokens).
 """
@@ -23,18 +21,28 @@ import math
 import torch
 from torch import Tensor
 
-CHECK = 10  # iterations between two looks at who has converged, for which a GPU must be waited for
+CHECK = 10  # iterations between convergence checks, each of which synchronizes with a GPU
 
 
 @torch.no_grad()
 def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: float = 1e-3) -> Tensor:
-    """The plans T of similarities sim [A, J, ..., M], in that shape.  The last update is v's: columns are exact.
+    """Solve the transport problems.
 
-    A problem is left as it is once no log v moved by thresh in an iteration (looked at every CHECK), so that its plan
-    does not depend on which others are solved beside it.
+    Every problem stops by itself, so its plan does not depend on the others.  The last update is that of v, so the
+    column sums are exact.
+
+    Args:
+        sim: Similarities.  # [A, J, ..., M]
+        eps: Entropic regularization.
+        mass: Transported mass, in (0, 1].
+        max_iter: Maximum number of iterations.
+        thresh: A problem stops when no log v changes by this much in an iteration, checked every CHECK iterations.
+
+    Returns:
+        Plans T.  # [A, J, ..., M]
     """
     x = sim.movedim(1, 0).flatten(1, -2) / eps  # [J, n, M]
-    plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)  # unsolved: which are in x
+    plans, unsolved = torch.empty_like(x), torch.arange(x.shape[1], device=x.device)  # unsolved: the problems in x
     a, b = 1 / x.shape[2], mass / x.shape[0]
     g = math.log(b) - x.logsumexp(-1, keepdim=True)  # [J, n, 1]
     for start in range(0, max_iter, CHECK):
@@ -52,14 +60,21 @@ def plan(sim: Tensor, eps: float, mass: float, max_iter: int = 100, thresh: floa
 
 
 def _scaled(T: Tensor, a: float, b: float, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The plan some iterations after T, T du dv [J, n, M]; dv [J, n, 1]; what the last one multiplied dv by [J, n, 1].
+    """Continue Sinkhorn's iterations from plan T by updating factors du of its rows and dv of its columns.
 
-    T has a u and a v in it.  du and dv are what these two are multiplied by from there on, by the same updates.
+    Args:
+        T: Plan, which contains the current u and v.  # [J, n, M]
+        a: Maximum row sum.
+        b: Column sum.
+        iterations: Number of iterations.
+
+    Returns:
+        The new plan [J, n, M], dv [J, n, 1], and the factor of the last update of dv [J, n, 1].
     """
     du, dv = 1.0, T.new_ones(*T.shape[:-1], 1)
     dv_before = dv
     for _ in range(iterations):
-        # u <= 1 as du <= 1: the same for a u that is 1 in T; one below 1 only falls, by du <= 1 anyhow
+        # the bound u <= 1 becomes du <= 1: exact where u = 1 in T, and implied where u < 1, because u decreases
         du = (a / (T * dv).sum(0)).clamp_max(1)  # [n, M]
         dv_before, dv = dv, b / (T * du).sum(-1, keepdim=True)  # [J, n, 1]
     return T * du * dv, dv, dv / dv_before

@@ -81,13 +81,12 @@ class Algorithm:
         self.check_settings(federation.num_clients, model.columns, optimizer)
         require(
             not self.alone or "adapter" not in model.columns,
-            f"the method computes with the model's {' and '.join(self.requires)} alone, and here more learns: use "
-            "adapter=none",
+            f"algorithm={self._name} trains only the model's {' and '.join(self.requires)}, so it needs adapter=none",
         )
         require(
             not self.has_base or bool((model.without("head") & model.trained).size),
-            f"algorithm={self._name}: nothing of the model learns but its head, and the method needs a base beside it: "
-            "choose a model with further layers, let them learn (model.freeze), or use algorithm=local or fedavg",
+            f"algorithm={self._name} needs trained parameters outside the model's head, and there are none: choose a "
+            "deeper model, train more of its layers (model.freeze), or use algorithm=local or fedavg",
         )
 
     @property
@@ -113,8 +112,8 @@ class Algorithm:
             if isinstance(value, PerClient) and num_clients is not None:
                 require(
                     len(value) == num_clients,
-                    f"algorithm.{option} lists {len(value):,} numbers, and there are "
-                    f"{num_clients:,} clients to train: one each, or a single number for all",
+                    f"algorithm.{option} lists {len(value):,} values, and there are {num_clients:,} training clients: "
+                    "give one value per client, or a single number for all",
                 )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:

@@ -1,16 +1,17 @@
-"""FedAMP: the server sends each client a mixture of all models in which those near its own weigh more.
+"""FedAMP: attentive message passing; each client is pulled to a mixture of models that weights similar ones more.
 
 Huang et al., AAAI 2021, Algorithm 1, for  sum_i f_i(w_i) + lam sum_{i<j} A(||w_i - w_j||^2),  A(x) = 1 - exp(-x/sigma).
 X_ij = alpha_k exp(-||w_i - w_j||^2 / sigma) / sigma for j != i, X_ii = 1 - sum_j X_ij, u_i = sum_j X_ij w_j; the client
 minimizes f_i(w) + lam / (2 alpha_k) ||w - u_i||^2 by SGD.
-Departs from the paper: local SGD starts from the client's own model, as in PFLlib, and is not run to the minimum.
-Partial participation: w_j is the latest upload of every client that has made one.
-Distances are over the trained columns: with a million of them they are in the hundreds, so that X is I unless sigma
-grows with the model.  sigma="auto": the median of the cohort's squared distances to the others; cap: the X_ij, j != i,
-are scaled to a sum of at most cap.
-Departs from PFLlib, whose values the options have: its term ||w - u_i|| is built of numbers without a gradient, so that
-there FedAMP trains as Local does; here it pulls, and squared, as the paper's.
+Departs from the paper: local SGD starts from the client's own model, as in PFLlib, and is not run to the minimum.  With
+partial participation, w_j is the latest upload of client j, for all clients that have uploaded.
+sigma="auto" uses the median of the cohort's squared distances to the others.  cap scales X_ij, j != i, to a sum of at
+most cap.
+Departs from PFLlib, whose default values the options have: there the term ||w - u_i|| is detached and has no gradient,
+so that FedAMP trains as Local does.  Here it is squared, as in the paper, and has its gradient.
 Reduces to: Local at lam = 0.
+Limits: distances are over the trained columns and grow with their number.  For a million parameters they are in the
+hundreds, and X is the identity unless sigma grows too.
 """
 
 import logging
@@ -26,17 +27,26 @@ from fedbench.core.options import Count, Fraction, NonNegative, Positive, requir
 from fedbench.engine.per_client import per_client
 
 log = logging.getLogger(__name__)
-BLOCK = 256  # models of other clients gathered at a time
+BLOCK = 256  # models of other clients gathered at once
 
 
 class FedAMP(Algorithm):
-    """lam (or a list, one for each client), sigma, cap (null: none): above; alpha_k: step of the server, times decay
-    every decay_every rounds.
+    """FedAMP.
 
-    State: theta [N, P], what client i last trained; w [N, P], the server's copy of it as uploaded.
+    Args:
+        lam: Weight of the pull towards u_i, >= 0.  A list sets one value per client.
+        alpha_k: Step size of the server; at most sigma / (N - 1) keeps all weights >= 0.
+        sigma: Scale of squared distances, or "auto" for their median in the round.  "auto" needs cap.
+        decay: Factor of alpha_k, applied every decay_every rounds.
+        decay_every: Number of rounds between two decays.
+        cap: Maximum sum of the other clients' weights X_ij; None sets no limit.
+
+    State:
+        theta: Client models as last trained, [N, P].
+        w: Client models as last uploaded, [N, P].
     """
 
-    starts_from_cloud = False  # local SGD starts from u_i
+    starts_from_cloud = False  # whether local SGD starts from u_i
 
     def __init__(
         self,
@@ -51,11 +61,11 @@ class FedAMP(Algorithm):
         self.decay, self.decay_every, self.cap = decay, decay_every, cap
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Warn of weights that may be negative while models are close."""
+        """Require a cap with sigma="auto", and warn of weights that may be negative."""
         super().check(federation, model, optimizer)
         require(
             self.sigma != "auto" or self.cap is not None,
-            "algorithm.sigma=auto needs algorithm.cap, e.g. 0.9: weights grow as 1 / sigma, which is not known yet",
+            "algorithm.sigma=auto needs algorithm.cap, e.g. 0.9, to bound the weights, which grow as 1 / sigma",
         )
         if self.cap is not None:
             return  # no weight can be negative
@@ -63,8 +73,8 @@ class FedAMP(Algorithm):
         if self.alpha_k * others <= sigma:
             return
         log.warning(
-            "algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight of "
-            "a client's own one is negative; alpha_k <= %.3g excludes it",
+            "algorithm.alpha_k=%g, algorithm.sigma=%g, %d other clients: while models are close, the weight X_ii of a "
+            "client's own model is negative; alpha_k <= %.3g excludes this",
             self.alpha_k,
             sigma,
             others,
@@ -72,12 +82,13 @@ class FedAMP(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """All clients start from one model."""
-        read = 8 * rows.most * model.size  # bytes, to compare and to mix
+        """Start all clients from one initial model."""
+        read = 8 * rows.most * model.size  # bytes; models are read twice, to compare and to mix
         if read >= 1 << 30:
             log.info(
-                "every round compares its %d clients with all who have taken part before, up to %s: %.1f GiB of "
-                "models are read",
+                "algorithm=%s: every round compares its %d clients with all earlier participants (up to %s) and "
+                "reads up to %.1f GiB of models",
+                self._name,
                 federation.cohort_size,
                 f"{rows.most:,}",
                 read / 2**30,
@@ -86,23 +97,32 @@ class FedAMP(Algorithm):
         self.theta, self.w = (rows(name, default=model.init_row()) for name in ("theta", "w"))  # lazy [N, P]
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1: u_i at the server, then client i minimizes f_i(w) + lam / (2 alpha_k) ||w - u_i||^2."""
+        """Run one round of Algorithm 1: compute u_i, then minimize f_i(w) + lam / (2 alpha_k) ||w - u_i||^2."""
         theta, w_i, alpha = self.theta[cohort.ids], self.w[cohort.ids], self.alpha(cohort.round)  # [K, P], [K, P]
         u = cohort.download(u=self.cloud(cohort, w_i, alpha)).u
         weight = self.lam / alpha
         pull = (lambda s: (s.theta - s.state.u).mul_(s.value(weight))) if self.lam else None
         out = cohort.train(u if self.starts_from_cloud else theta, extra_grad=pull, u=u)
         self.theta[cohort.ids] = out.theta
-        # a row that a client keeps and trains on replaces w_i; one that is trained from u_i adds to that
+        # the upload is a difference from the last upload w_i, or from u_i if training starts there
         relative_to, replaces = ({"w": "u"}, {}) if self.starts_from_cloud else ({}, {"w": w_i})
         self.w[cohort.ids] = cohort.upload(w=out.theta, relative_to=relative_to, replaces=replaces).w
 
     def alpha(self, round: int) -> float:
-        """alpha_k in a round."""
+        """Return alpha_k in a round."""
         return self.alpha_k * self.decay ** (round // self.decay_every)
 
     def cloud(self, cohort: Cohort, w_i: Tensor, alpha: float) -> Tensor:
-        """u_i = sum_j X_ij w_j, a block of models w_j at a time; X_ii is what is left of 1.  w_i [K, P]  # [K, P]"""
+        """Compute u_i = sum_j X_ij w_j in blocks of models w_j.
+
+        Args:
+            cohort: The clients i.
+            w_i: Their models as last uploaded.  # [K, P]
+            alpha: Step size of the server.
+
+        Returns:
+            The mixtures u_i.  # [K, P]
+        """
         peers = self.peers()
         blocks = np.split(peers, range(BLOCK, len(peers), BLOCK)) if len(peers) else []
         if not blocks:
@@ -117,25 +137,25 @@ class FedAMP(Algorithm):
         return u
 
     def peers(self) -> np.ndarray:
-        """Return the clients whose models are mixed: all that have uploaded one."""
+        """Return the clients whose models are mixed: all that have uploaded.  # [M]"""
         return self.w.touched()
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
-        """||w_i - w_j||^2 of models [K, p] and [m, p].  # [K, m]"""
+        """Return ||w_i - w_j||^2 of models [K, p] and [m, p].  # [K, m]"""
         return squared_distances(w_i, w_j)
 
     def attention(self, distances: Tensor, is_other: Tensor, alpha: float) -> Tensor:
-        """X_ij where j != i (is_other), 0 elsewhere.  # [K, M]"""
+        """Return X_ij where j != i (is_other), and 0 elsewhere.  # [K, M]"""
         sigma = median_distance(distances) if self.sigma == "auto" else float(self.sigma)
         X = torch.where(is_other, alpha / sigma * torch.exp(-distances / sigma), 0)
         return X if self.cap is None else X * (self.cap / X.sum(1, keepdim=True)).clamp_max(1)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """w_i as last trained."""
+        """Return w_i, as last trained."""
         return self.theta[cohort.ids]
 
 
 def median_distance(distances: Tensor) -> float:
-    """Median distance of models that differ (nobody does from itself); 1 while none do, as nothing then changes."""
+    """Return the median of the positive distances, or 1 if there are none, since the value then has no effect."""
     positive = distances[distances > 0]
     return float(positive.median()) if len(positive) else 1.0

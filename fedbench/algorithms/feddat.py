@@ -1,14 +1,14 @@
-"""FedDAT: each client has a personal adapter beside the shared one, and they distill into each other.
+"""FedDAT: each client has a personal adapter and a shared one, which distill knowledge into each other.
 
-Chen et al., AAAI 2024, by its released code.  At every place of the model are A0, the client's own, A1, which is
-received, trained and uploaded, and A2, A1 as it was received.  Of a batch (x, y), KL(t -> s) being that of
-softmax(t / tau) and softmax(s / tau) times tau^2, and every step also one of the head, which stays:
+Chen et al., AAAI 2024, as in its released code.  Every adapted layer has three adapters: A0 is personal; A1 is
+received, trained and uploaded; A2 is A1 as received.  Let KL(t -> s) be the divergence between softmax(t / tau) and
+softmax(s / tau), times tau^2.  Every step on a batch (x, y) also trains the personal head:
     z_T = f(x; (A0 + A2) / 2), fixed;   A1:  1/2 [ loss(f(x; A1), y) + KL(z_T -> f(x; A1)) ];
     z_1 = f(x; A1) before that step, fixed;   A0:  1/2 [ loss(z_D, y) + KL(z_1 -> z_D) ],  z_D = f(x; (A0 + A2) / 2);
-server: A1 = the mean over clients (client_weights=uniform: the code's).  Deployed: (A0 + A2) / 2.
-Departs from the code: parameters outside of a loss are not updated (there Adam also moves A0 in A1's step, by
-its momentum); A0 begins as A1, where the code draws all three independently, the same for all clients.
-Needs two bottlenecks at each place, adapter.twin=true: f(x; A1) is computed with A1 in both.
+server: A1 = the mean over clients (client_weights=uniform: as in the code).  Deployed: (A0 + A2) / 2.
+Departs from the code: parameters outside a loss are not updated (there, Adam's momentum also moves A0 in A1's step);
+A0 starts equal to A1 (there, all three are drawn independently, the same for all clients).
+Needs two bottlenecks in each adapted layer, adapter.twin=true: f(x; A1) is computed with A1 in both.
 """
 
 from __future__ import annotations
@@ -33,9 +33,16 @@ from fedbench.engine.step import Loss
 
 
 class FedDAT(Algorithm):
-    """tau: above.
+    """FedDAT.  A is the number of parameters of all first bottlenecks.
 
-    State: A1 [A]; A0, A2 [N, A] and head [N, |head|] of the clients.
+    Args:
+        tau: Temperature of the distillation, > 0.
+
+    State:
+        A1: Shared adapter, [A].
+        A0: Personal adapters, [N, A].
+        A2: Shared adapter as each client last received it, [N, A].
+        head: Personal heads, and other trained columns outside the adapters, [N, |head|].
     """
 
     requires = ("head",)
@@ -45,7 +52,7 @@ class FedDAT(Algorithm):
         self.tau = tau
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Twins."""
+        """Require paired bottlenecks."""
         super().check(federation, model, optimizer)
         require(
             bool(columns_of_twins(model)[1]),
@@ -54,16 +61,16 @@ class FedDAT(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """A0 and A1 begin alike."""
+        """Start all A0 and A1 from one initial adapter."""
         self.first, self.second = columns_of_twins(model)
-        self.rest = (self.first | self.second).rest(model.size)  # the head, and what else is trained
+        self.rest = (self.first | self.second).rest(model.size)  # the head and all other columns
         w = self.initial = model.init_row()  # [P]
         self.A1 = self.first.take(w).clone()  # [A]
         self.A0, self.A2 = (rows(name, default=self.A1) for name in ("A0", "A2"))  # lazy [N, A]
         self.head = rows("head", default=self.rest.take(w))
 
     def round(self, cohort: Cohort) -> None:
-        """Both adapters train, A1 is sent."""
+        """Train A0 and A1 of the cohort, and average A1."""
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         start = self.rows(cohort, A1, A1)
         A0 = self.first.put(start, self.A0[cohort.ids])  # as rows of the model  [K, P]
@@ -75,7 +82,7 @@ class FedDAT(Algorithm):
         self.A1 = cohort.mean(up.A1)
 
     def rows(self, cohort: Cohort, first: Tensor, second: Tensor) -> Tensor:
-        """The clients' heads with these two adapters [A] or [K, A].  # [K, P]"""
+        """Join the clients' heads with first and second bottlenecks, [A] or [K, A].  # [K, P]"""
         row = self.rest.put(self.initial.expand(len(cohort), -1), self.head[cohort.ids])
         return self.second.put(self.first.put(row, first), second)
 
@@ -94,36 +101,44 @@ class FedDAT(Algorithm):
         s.descend(g, name="A0", columns=a, uploaded=False)
         s.descend(g, columns=self.rest, uploaded=False)
 
-    def taught(self, teacher: Tensor, kept: dict[str, Tensor] | None = None) -> Loss:
-        """1/2 [ loss(z, y) + KL(teacher -> z) ] of each sample.  kept: where z goes.  # -> [k, B]"""
+    def taught(self, teacher: Tensor, outputs: dict[str, Tensor] | None = None) -> Loss:
+        """Return the loss 1/2 [ loss(z, y) + KL(teacher -> z) ], [k, B].  It stores z as outputs["student"]."""
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             z = s.forward(rows, batch)  # [k, B, C, ...]
-            if kept is not None:
-                kept["student"] = z.detach()
+            if outputs is not None:
+                outputs["student"] = z.detach()
             return 0.5 * (s.task_loss(z, batch) + distance(teacher, z, self.tau, batch.class_mask))
 
         return loss
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """The client's head with what is deployed in both places; A1 in the place of what a client that never took part
-        does not have."""
+        """Return the client's head with A0 and A2; A1 replaces both for a client that never took part."""
         A1 = cohort.broadcast(A1=self.A1).A1  # [A]
         took_part = self.A0.has(cohort.ids)[:, None]  # [K, 1]
-        A0, A2 = (torch.where(took_part, kept[cohort.ids], A1) for kept in (self.A0, self.A2))  # [K, A]
+        A0, A2 = (torch.where(took_part, rows[cohort.ids], A1) for rows in (self.A0, self.A2))  # [K, A]
         return self.rows(cohort, A0, A2)
 
     def newcomer_row(self, cohorts: object) -> Tensor:
-        """A1 in both places, and the head that all began with."""
+        """Return A1 in both bottlenecks, with the initial head.  # [P]"""
         return self.second.put(self.first.put(self.initial, self.A1), self.A1)
 
 
 def distance(teacher: Tensor, student: Tensor, tau: float, class_mask: Tensor | None = None) -> Tensor:
-    """tau^2 KL(softmax(teacher / tau) || softmax(student / tau)) of logits [k, B, C, ...], over the client's classes
-    [k, C]; the mean over what follows C.  # [k, B]"""
+    """Compute the distillation loss tau^2 KL(softmax(teacher / tau) || softmax(student / tau)).
+
+    Args:
+        teacher: Logits.  # [k, B, C, ...]
+        student: Logits.  # [k, B, C, ...]
+        tau: Temperature.
+        class_mask: Classes of each client; None is all.  # [k, C] bool
+
+    Returns:
+        Loss of each sample, averaged over the dimensions after C.  # [k, B]
+    """
     if class_mask is not None:
-        hidden = ~class_mask.view(len(class_mask), 1, -1, *[1] * (student.dim() - 3))
-        teacher, student = (t.masked_fill(hidden, torch.finfo(t.dtype).min) for t in (teacher, student))
+        absent = ~class_mask.view(len(class_mask), 1, -1, *[1] * (student.dim() - 3))
+        teacher, student = (t.masked_fill(absent, torch.finfo(t.dtype).min) for t in (teacher, student))
     log_p, log_q = ((t / tau).log_softmax(2) for t in (teacher, student))
     divergence = (log_p.exp() * (log_p - log_q)).sum(2)  # [k, B, ...]
     return tau**2 * (divergence.flatten(2).mean(2) if divergence.dim() > 2 else divergence)

@@ -1,14 +1,14 @@
-"""FedFomo: each client mixes the models of those that help it, by their loss on samples it holds out.
+"""FedFomo: first-order model optimization; each client mixes the models that lower its loss on held-out samples.
 
-Zhang et al., ICLR 2021.  For the models theta_j that client i downloads, with L the loss on its held-out samples,
-omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5), then divided by their sum; where that is
-positive theta_i <- sum_j omega_j theta_j, the paper's theta_i + sum_j omega_j (theta_j - theta_i).  Clients upload
-omega; the server keeps Pref <- Pref + omega, from I, and sends client i the first M by Pref[i] among last round's
-uploads.
-Departs from the paper, as the code behind the PFL benchmarks does: ref_i is what i mixed the last time it was
-sampled, before its training (reference="trained": the paper's theta_i); no exploration (epsilon).  Ties of Pref are
-broken by lot; the held-out samples are a random share.
-Reduces to: Local on the kept samples at models = 0.
+Zhang et al., ICLR 2021.  Client i downloads models theta_j.  With L its loss on its held-out samples,
+omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5), then divided by their sum.  If the sum is
+positive, theta_i <- sum_j omega_j theta_j, which is the paper's theta_i + sum_j omega_j (theta_j - theta_i).  Clients
+upload omega.  The server updates Pref <- Pref + omega, starting from I, and sends client i the M models of the last
+round with the largest Pref[i].
+Departs from the paper, as the code behind the PFL benchmarks does: ref_i is the mixture of client i's previous round,
+before training (reference="trained": theta_i, as in the paper); no exploration by default (epsilon).  Ties of Pref are
+broken at random; held-out samples are random.
+Reduces to: Local without the held-out samples at models = 0.
 """
 
 from typing import Any, Literal
@@ -23,12 +23,21 @@ from fedbench.engine.training import LocalTraining
 
 
 class FedFomo(Algorithm):
-    """models: M; held_out: share of the training samples that only L sees; epsilon: chance that a download is drawn
-    from all the others rather than by Pref.
+    """FedFomo.
 
-    State: theta [N, P], what client i last trained; ref [N, P] (reference="aggregated"); pref [N, N], Pref - I;
-    uploaded [N, P], theta as the server saw it, where that is something else; of the last cohort last [K', P], its
-    uploads, and prev [K'].
+    Args:
+        models: Number M of models that a client downloads in a round.
+        held_out: Fraction of the training samples that is held out for L, in (0, 1).
+        reference: ref_i: "aggregated", the mixture before training, or "trained", theta_i.
+        epsilon: Probability that a download is selected at random instead of by Pref.
+
+    State:
+        theta: Client models as last trained, [N, P].
+        ref: Mixtures before training, [N, P] (reference="aggregated").
+        pref: Pref - I, [N, N].
+        uploaded: Client models as the server has them, [N, P], if uploads are private or compressed.
+        last: Uploads of the last cohort, [K', P].
+        prev: Client indices of the last cohort, [K'].
     """
 
     def __init__(
@@ -39,11 +48,11 @@ class FedFomo(Algorithm):
         epsilon: Probability = 0.0,
     ):
         self.models, self.held_out, self.reference, self.epsilon = models, held_out, reference, epsilon
-        self.last: Any = None  # nothing uploaded yet
-        self.uploaded: Rows | None = None  # until a message is made private or compressed
+        self.last: Any = None  # before the first upload
+        self.uploaded: Rows | None = None  # before the first private or compressed upload
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """All clients start from one model; Pref = I; every client holds samples out."""
+        """Start all clients from one initial model, set Pref = I, and hold out samples of every client."""
         w, self.rows = model.init_row(), rows
         self.theta = rows("theta", default=w)  # lazy [N, P]
         self.ref = rows("ref", default=w) if self.reference == "aggregated" else self.theta
@@ -51,7 +60,7 @@ class FedFomo(Algorithm):
         federation.hold_out(self.held_out)  # splits "kept" and "held"
 
     def round(self, cohort: Cohort) -> None:
-        """Mix what was downloaded, train, upload; in the first round there is nothing to mix."""
+        """Mix downloaded models (from the second round on), train and upload."""
         theta = self.theta[cohort.ids]  # [K, P]
         if self.last is not None and self.models:
             theta = self.mixed(cohort, theta, self.ref[cohort.ids])
@@ -59,13 +68,13 @@ class FedFomo(Algorithm):
         if self.reference == "aggregated":
             self.ref[cohort.ids] = theta
         self.theta[cohort.ids] = out.theta
-        up = cohort.upload(theta=out.theta, replaces={"theta": self.known(cohort)})
+        up = cohort.upload(theta=out.theta, replaces={"theta": self.on_server(cohort)})
         if self.uploaded is not None:
             self.uploaded[cohort.ids] = up.theta
         self.last, self.prev = up.theta, cohort.index
 
-    def known(self, cohort: Cohort) -> Tensor:
-        """theta_i as the server has it: what client i uploaded last, or the initial one.  # [K, P]"""
+    def on_server(self, cohort: Cohort) -> Tensor:
+        """Return theta_i as the server has it: the last upload, or the initial model.  # [K, P]"""
         if cohort.is_lossless:
             return self.theta[cohort.ids]
         if self.uploaded is None:
@@ -73,7 +82,16 @@ class FedFomo(Algorithm):
         return self.uploaded[cohort.ids]
 
     def mixed(self, cohort: Cohort, theta: Tensor, ref: Tensor) -> Tensor:
-        """sum_j omega_j theta_j, or theta_i [K, P] of a client whom no model helps; Pref <- Pref + omega.  # [K, P]"""
+        """Mix the downloaded models of each client, and update Pref.
+
+        Args:
+            cohort: The clients i.
+            theta: Their models.  # [K, P]
+            ref: Their reference models ref_i.  # [K, P]
+
+        Returns:
+            sum_j omega_j theta_j, or theta_i if no downloaded model has a lower loss.  # [K, P]
+        """
         chosen = self.choose(cohort)  # [K, M]
         is_chosen = torch.zeros(len(cohort), len(self.prev), dtype=torch.bool, device=chosen.device)  # [K, K']
         others = cohort.fetch(is_chosen.scatter(1, chosen, True), theta=self.last).theta[chosen]  # theta_j  [K, M, P]
@@ -86,7 +104,16 @@ class FedFomo(Algorithm):
         return torch.where(total > 0, mixture, theta)
 
     def weights(self, cohort: Cohort, others: Tensor, ref: Tensor) -> Tensor:
-        """omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5).  others [K, M, P]  # [K, M]"""
+        """Return omega_j = max(L(ref_i) - L(theta_j), 0) / (||theta_j - ref_i|| + 1e-5), before normalization.
+
+        Args:
+            cohort: The clients i.
+            others: Downloaded models theta_j.  # [K, M, P]
+            ref: Reference models ref_i.  # [K, P]
+
+        Returns:
+            Weights.  # [K, M]
+        """
         gain = cohort.loss(ref, "held")[:, None] - cohort.loss(others, "held")  # [K, M]
         trained = cohort.model.trained
         ref = trained.take(ref)
@@ -94,31 +121,40 @@ class FedFomo(Algorithm):
         return gain.clamp_min(0) / (distance + 1e-5)
 
     def choose(self, cohort: Cohort) -> Tensor:
-        """For each client the positions, in the last cohort, of the M models that it downloads.  # [K, M]"""
-        draws, own = cohort.random("fedfomo"), cohort.index[:, None] == self.prev  # [i = j]  [K, K']
-        order = by_preference(self.pref[cohort.ids][:, self.prev] + own, draws)  # Pref[i, j] = self.pref + [i = j]
+        """Select the M models that each client downloads, as positions in the last cohort.  # [K, M]"""
+        draws, is_self = cohort.random("fedfomo"), cohort.index[:, None] == self.prev  # [i = j]  [K, K']
+        order = by_preference(self.pref[cohort.ids][:, self.prev] + is_self, draws)  # Pref[i, j] = self.pref + [i = j]
         M = min(self.models, len(self.prev))
         return (explored(order, self.epsilon, M, draws) if self.epsilon else order)[:, :M]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """theta_i as last trained."""
+        """Return theta_i, as last trained."""
         return self.theta[cohort.ids]
 
 
 def by_preference(pref: Tensor, draws: RowRandom) -> Tensor:
-    """Positions of the largest of pref [K, K'] first, equal ones in an order by lot.  # [K, K']"""
-    lot = draws.uniform(pref.shape[1]).argsort(1)  # shuffled, then sorted stably: equal ones stay shuffled
-    best = pref.gather(1, lot).argsort(dim=1, descending=True, stable=True)
-    return lot.gather(1, best)  # back to positions
+    """Return the positions of each row of pref [K, K'] in descending order, ties in random order.  # [K, K']"""
+    shuffled = draws.uniform(pref.shape[1]).argsort(1)
+    best = pref.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)  # stable: ties stay shuffled
+    return shuffled.gather(1, best)  # back to positions
 
 
 def explored(order: Tensor, epsilon: float, M: int, draws: RowRandom) -> Tensor:
-    """The order [K, K'] with exploration: each of the M downloads is drawn by lot with probability epsilon.
+    """Reorder downloads so that each of the M is selected at random with probability epsilon.
 
-    Where m of the M are not, the first m of the order stay where they are, and all others follow by lot.
+    If m of the M downloads are selected by preference, the first m entries stay, and the others follow at random.
+
+    Args:
+        order: Positions by preference.  # [K, K']
+        epsilon: Probability of a random download.
+        M: Number of downloads.
+        draws: Random numbers of each client.
+
+    Returns:
+        Positions, of which the first M are downloaded.  # [K, K']
     """
     size = order.shape[1]
     m = (draws.uniform(M) >= epsilon).sum(1, keepdim=True)  # downloads by preference  [K, 1]
-    place = torch.arange(size, device=order.device)
-    by_lot = size + draws.uniform(size)  # sort keys beyond every place  [K, K']
-    return order.gather(1, torch.where(place < m, place, by_lot).argsort(1))
+    rank = torch.arange(size, device=order.device)
+    random_key = size + draws.uniform(size)  # larger than every rank  [K, K']
+    return order.gather(1, torch.where(rank < m, rank, random_key).argsort(1))

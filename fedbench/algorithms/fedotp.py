@@ -1,14 +1,14 @@
-"""FedOTP: a shared and a personal prompt, between which optimal transport divides the patches of every image.
+"""FedOTP: optimal transport assigns the patches of every image to a shared and a personal prompt.
 
-Li et al., CVPR 2024, Algorithm 1.  Client i owns p_g (averaged) and p_l (its own).  With F [M, D] the tokens of an
-image's feature map, T_c [2, D] the text features of class c under the two prompts and sim = F T_c^T:
-    T* = argmin <T, 1 - sim> + eps sum T (log T - 1),   each prompt giving gamma / 2, each token taking at most 1 / M,
+Li et al., CVPR 2024, Algorithm 1.  A client has two prompts: p_g is averaged, p_l is personal.  With F [M, D] the
+tokens of an image's feature map, T_c [2, D] the text features of class c under the two prompts and sim = F T_c^T:
+    T* = argmin <T, 1 - sim> + eps sum T (log T - 1),   each prompt sums to gamma / 2, each token to at most 1 / M,
     logit_c = s <sg(T*), sim>,  both prompts trained by cross-entropy.
-As in the released code everybody trains in round 1, whatever the cohort.
-Departs from it: a fresh optimizer in every round; float32; when the iterations for T* end.  Here they end once no log v
-moves by 1e-3, looked at every 10 iterations (_transport.py); there, once the mean of |v - v before|, where v is about
-b / K, is below 1e-3.
-global/* scores p_g alone, as PromptFL would, on the pooled image feature.
+As in the released code, all clients train in round 1.
+Departs from that code: a fresh optimizer in every round; float32; another stopping rule for T*.  Here the iterations
+stop when no log v changes by 1e-3, checked every 10 iterations (_transport.py).  There they stop when the mean change
+of v, which is about b / K, is below 1e-3.
+global/* evaluates p_g alone, as PromptFL does, on the pooled image feature.
 """
 
 from typing import Any
@@ -32,20 +32,26 @@ from fedbench.core.options import Fraction, Positive
 
 
 class FedOTP(Algorithm):
-    """gamma, eps: above; with gamma=1 every token gives all of its 1 / M.
+    """FedOTP.
 
-    State: w [P], whose columns prompt are p_g, and whose columns local are p_l as drawn; p_l [N, l d].
+    Args:
+        gamma: Transported mass, in (0, 1].  At 1 every token is fully assigned.
+        eps: Entropic regularization, > 0.
+
+    State:
+        w: Row [P]; its columns "prompt" are p_g, its columns "local" the initial p_l.
+        p_l: Personal prompts, [N, l d], of l tokens of width d.
     """
 
     requires, alone = ("prompt",), True
     reads = ("tokens",)
-    waits = "Sinkhorn's iterations end when all have converged, at which it looks every ten"
+    waits = "Sinkhorn's algorithm checks its convergence every ten iterations"
 
     def __init__(self, gamma: Fraction = 0.8, eps: Positive = 0.1):
         self.gamma, self.eps = gamma, eps
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Columns for p_l beside those of p_g; all clients start from one draw of both."""
+        """Add columns for p_l to the model, and start all clients from one draw of both prompts."""
         clip: Any = model.module
         model.extend(local=model.keyed(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
         self.global_prompt, self.local_prompt = model.columns["prompt"], model.columns["local"]
@@ -53,7 +59,7 @@ class FedOTP(Algorithm):
         self.p_l = rows("p_l", default=self.local_prompt.take(self.w))  # lazy [N, l d]
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1: both prompts train, p_g is sent."""
+        """Run one round of Algorithm 1: train both prompts, and average p_g."""
         if cohort.round == 0:
             cohort = cohort.all_clients()
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g  # [l d]
@@ -64,11 +70,11 @@ class FedOTP(Algorithm):
         self.w = self.global_prompt.put(self.w, cohort.mean(up.p_g))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy of the logits below.  # [k, B]"""
+        """Return the loss of the logits of `predict`.  # [k, B]"""
         return s.task_loss(self.predict(s.model, rows, batch.x), batch)  # [k, B]
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """logit_c = s <T*, sim>.  # [k, B, C]"""
+        """Return logit_c = s <T*, sim>.  # [k, B, C]"""
         clip: Any = model.module
         named = model.named(rows)
         T = clip.text(torch.stack([clip.context(named), named["local"]], -3))  # [k, 2, C, D]
@@ -76,21 +82,21 @@ class FedOTP(Algorithm):
         return clip.scale * self.transported(similarities(F, T))
 
     def transported(self, sim: Tensor) -> Tensor:
-        """<T*, sim> with a plan that has no gradient.  sim [k, 2, C, B, M] -> [k, B, C]"""
+        """Return <sg(T*), sim> of similarities sim [k, 2, C, B, M].  # [k, B, C]"""
         plan = _transport.plan(sim, self.eps, self.gamma)
         return (plan * sim).sum((1, 4)).transpose(1, 2)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """[p_g, p_l]."""
+        """Return [p_g, p_l]."""
         p_g = cohort.broadcast(p_g=self.global_prompt.take(self.w)).p_g
         return self.local_prompt.put(self.global_prompt.put(self.w, p_g), self.p_l[cohort.ids])
 
     def global_row(self) -> Tensor:
-        """p_g, with p_l as drawn."""
+        """Return p_g with the initial p_l."""
         return self.w
 
 
 def similarities(F: Tensor, T: Tensor) -> Tensor:
-    """Cosines of tokens F [k, B, M, D] and texts T [k, 2, C, D], as one product a client.  # [k, 2, C, B, M]"""
+    """Return the cosines of tokens F [k, B, M, D] and texts T [k, 2, C, D].  # [k, 2, C, B, M]"""
     sim = T.flatten(1, 2) @ F.flatten(1, 2).transpose(1, 2)  # [k, 2 C, B M]
     return sim.view(*T.shape[:3], *F.shape[1:3])

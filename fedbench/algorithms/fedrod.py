@@ -1,14 +1,13 @@
-"""FedRoD: a base with two heads: a generic one trained with a class-balanced loss, a personal one on top of it.
+"""FedRoD: a shared base with a generic head trained by a class-balanced loss, and a personal head added to it.
 
-Chen and Chao, ICLR 2022, Algorithm 1, linear personal heads (its hypernetwork is not here).  With z = u(x) and
-pi_i[c] client i's share of class c:  balanced softmax  CE(h(z) + log pi_i, y)  trains u and h,
-CE(sg h(z) + g_i(sg z), y)  trains g_i alone.  No parameter gets a
-gradient from both, so that one step on their sum is the box's two.  Deployed: h(z) + g_i(z).
-Of a mask every pixel is a sample with features z, and pi_i are shares of pixels.
-Departs from the paper: aggregation weighted by samples.  A class that a client lacks leaves the first softmax
-(log 0); shares are counted from all labels, so no loss is infinite.  train/loss is the
-sum of both.
-Reduces to: FedAvg for u and h where all classes are equally frequent.
+Chen and Chao, ICLR 2022, Algorithm 1, with linear personal heads (without its hypernetwork).  With z = u(x) and
+pi_i[c] client i's share of class c:  balanced softmax  CE(h(z) + log pi_i, y)  trains u and h;
+CE(sg h(z) + g_i(sg z), y)  trains g_i.  No parameter has a gradient from both losses, so one step on their sum equals
+the algorithm's two steps.  Deployed: h(z) + g_i(z).
+In segmentation every pixel is a sample with features z, and pi_i are shares of pixels.
+Departs from the paper: aggregation is weighted by samples.  A class absent from a client leaves the first softmax
+(log 0).  Shares are counted over all labels, so no loss is infinite.  train/loss is the sum of both losses.
+Reduces to: FedAvg for u and h if all classes are equally frequent.
 """
 
 from typing import Any
@@ -33,23 +32,28 @@ from fedbench.core.options import require
 
 
 class FedRoD(Algorithm):
-    """State: w [P], base and generic head (its columns head2 hold the initial g); g [N, |head|], the personal heads."""
+    """FedRoD.
+
+    State:
+        w: Shared base u and generic head h, [P]; its columns "head2" are the initial personal head.
+        g: Personal heads, [N, |head|].
+    """
 
     requires = ("head",)
     has_base = True
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Classes to balance, and a linear head, which is doubled."""
+        """Require classes to balance, and a linear head."""
         super().check(federation, model, optimizer)
         require(
             bool(federation.label_counts.any()) and not federation.task.draws,
-            "algorithm=fedrod balances classes: it needs one class a sample, or pixel, not "
+            "algorithm=fedrod balances classes: it needs one class per sample or pixel, not "
             f"task={federation.task.kind}",
         )
         require_linear_head(model)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """g_i starts as the generic head h."""
+        """Start all personal heads g_i from the generic head h."""
         model.extend(head2="copy:head")
         self.w = model.init_row()  # [P]
         self.personal = model.columns["head2"]
@@ -58,7 +62,7 @@ class FedRoD(Algorithm):
         self.counts = federation.label_counts  # [N, C] on the host
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         w = cohort.broadcast(w=self.shared.take(self.w)).w  # [u, h]
         counts = torch.from_numpy(self.counts[cohort.ids]).to(self.w)  # [K, C]
         log_pi = (counts / counts.sum(1, keepdim=True)).log()  # [K, C], -inf for absent ones
@@ -69,7 +73,7 @@ class FedRoD(Algorithm):
         self.w = self.shared.put(self.w, cohort.mean(up.w))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Balanced softmax of h(z), and cross-entropy of g_i's logits on top of it.  # [k, B]"""
+        """Return the balanced softmax loss of h(z) plus the cross-entropy of sg h(z) + g_i(sg z).  # [k, B]"""
         z = s.features(rows, batch)  # [k, B, F]
         generic = s.model.head(rows, z)  # [k, B, C, ...]
         personal = generic.detach() + s.model.head(rows, z.detach(), "head2")
@@ -77,15 +81,15 @@ class FedRoD(Algorithm):
         return s.task_loss(generic + log_pi, batch) + s.task_loss(personal, batch)  # [k, B]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """[u, h, g_i]."""
+        """Return [u, h, g_i]."""
         w = cohort.broadcast(w=self.shared.take(self.w)).w
         return self.personal.put(self.shared.put(self.w, w), self.g[cohort.ids])
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """h(z) + g_i(z).  # [k, b, C, ...]"""
+        """Return the logits h(z) + g_i(z).  # [k, b, C, ...]"""
         z = model.features(rows, inputs)
         return model.head(rows, z) + model.head(rows, z, "head2")
 
     def global_row(self) -> Tensor:
-        """[u, h]."""
+        """Return [u, h]."""
         return self.w

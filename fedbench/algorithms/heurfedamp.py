@@ -1,9 +1,9 @@
-"""HeurFedAMP: FedAMP whose weights come from the cosines of models, which survive a million parameters.
+"""HeurFedAMP: FedAMP with weights from cosine similarities of models, which also suit models with many parameters.
 
 Huang et al., AAAI 2021, section "HeurFedAMP":  X_ij = (1 - xi) softmax_{j != i}(sigma cos(w_i, w_j)),  X_ii = xi.
 Departs from the paper: as FedAMP, but local SGD starts from u_i.
-Reduces to: Local at xi = 1 and lam = 0; uniformly weighted FedAvg, with everyone in every round, at sigma = 0,
-xi = 1/N and lam = 0.
+Reduces to: Local at xi = 1 and lam = 0; uniformly weighted FedAvg at sigma = 0, xi = 1/N and lam = 0 with full
+participation.
 """
 
 from torch import Tensor
@@ -15,8 +15,12 @@ from fedbench.core.options import Count, Fraction, NonNegative, Positive, Probab
 
 
 class HeurFedAMP(FedAMP):
-    """xi: weight of a client's own model (null: 1/N); sigma: sharpness of the softmax; the rest as FedAMP, whose
-    state it has."""
+    """HeurFedAMP.  The other options and the state are those of FedAMP.
+
+    Args:
+        xi: Weight X_ii of a client's model in its mixture, in [0, 1]; None is 1/N.
+        sigma: Factor of the cosines in the softmax, >= 0.
+    """
 
     starts_from_cloud = True
 
@@ -33,20 +37,20 @@ class HeurFedAMP(FedAMP):
         self.xi = xi
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Without FedAMP's check: weights of a softmax are never negative."""
+        """Skip FedAMP's check, because the weights of a softmax are never negative."""
         Algorithm.check(self, federation, model, optimizer)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """As FedAMP's."""
+        """Start all clients from one initial model, and set X_ii."""
         super().setup(federation, model, rows)
         self.X_ii = 1 / federation.num_clients if self.xi is None else self.xi
 
     def compare(self, w_i: Tensor, w_j: Tensor) -> Tensor:
-        """cos(w_i, w_j) of models [K, p] and [m, p].  # [K, m]"""
+        """Return cos(w_i, w_j) of models [K, p] and [m, p].  # [K, m]"""
         lengths = w_i.norm(dim=1)[:, None] * w_j.norm(dim=1)  # [K, m]
         return products(w_i, w_j) / lengths.clamp_min(1e-12)
 
     def attention(self, cosines: Tensor, is_other: Tensor, alpha: float) -> Tensor:
-        """X_ij where j != i (is_other), 0 elsewhere.  # [K, M]"""
+        """Return X_ij where j != i (is_other), and 0 elsewhere.  # [K, M]"""
         scores = (cosines * float(self.sigma)).masked_fill(~is_other, float("-inf"))
-        return (1 - self.X_ii) * scores.softmax(1).nan_to_num(0)  # nobody else: 0
+        return (1 - self.X_ii) * scores.softmax(1).nan_to_num(0)  # without other clients: 0

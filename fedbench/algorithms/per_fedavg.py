@@ -1,14 +1,15 @@
-"""Per-FedAvg: a common model from which one gradient step at each client does well.
+"""Per-FedAvg: meta-learning of an initial model that each client adapts by one gradient step.
 
 Fallah et al., NeurIPS 2020, Algorithm 1:  min_w sum_i q_i f_i(w - alpha grad f_i(w)).  mode="fo" drops the second
-derivative, "hf" takes its product with the gradient by a central difference of gradients.  A step, on the parts of a
-batch:  theta = w - alpha grad_1 f(w),  w <- w - lr (grad_2 f(theta) - alpha H_3(w) grad_2 f(theta)),  in fo without H.
-Every local step draws one batch of 2 (hf: 3) times local.batch_size and cuts it into independent parts; a tail
-smaller than that is dropped.  A client deploys w after one step of size alpha on one of its training batches.
-Departs from the paper: aggregation weighted by samples, as the released code of the PFL benchmarks (with
-client_weights=uniform as the paper's).  Departs from that code: it adapts by a step of the outer rate, whatever
-alpha is.
-Reduces to: SGD on the second part of the batches at alpha = 0.
+derivative; "hf" approximates its product with the gradient by a central difference of gradients.  A step on three
+sub-batches:  theta = w - alpha grad_1 f(w),  w <- w - lr (grad_2 f(theta) - alpha H_3(w) grad_2 f(theta)),  in fo
+without the term of H.  Every local step draws 2 (hf: 3) times local.batch_size samples and splits them into
+independent sub-batches.  An incomplete last batch is dropped.
+A client deploys w after one step of size alpha on one of its training batches.
+Departs from the paper: aggregation is weighted by samples, as in the released code of the PFL benchmarks
+(client_weights=uniform: as in the paper).
+Departs from that code: there a client adapts with the outer learning rate, whatever alpha is.
+Reduces to: SGD on the second sub-batches at alpha = 0.
 """
 
 from typing import Any, Literal
@@ -32,9 +33,17 @@ from fedbench.engine.per_client import per_client
 
 
 class PerFedAvg(Algorithm):
-    """alpha: size of the inner step (null: the optimizer's learning rate, which is the outer one); delta: of the
-    difference, at which the product with the Hessian is taken.  Both may be lists, one for each client, in training and
-    when it adapts.  State: w [P]."""
+    """Per-FedAvg.
+
+    Args:
+        mode: "fo", first order, or "hf", Hessian-free.
+        alpha: Size of the inner step, >= 0; None uses the learning rate of the outer step (optimizer.lr).  A list sets
+            one value per client.
+        delta: Step size of the difference quotient in mode="hf", > 0.  A list sets one value per client.
+
+    State:
+        w: Server model, [P].
+    """
 
     def __init__(
         self,
@@ -46,32 +55,32 @@ class PerFedAvg(Algorithm):
         self.parts = {"fo": 2, "hf": 3}[mode]
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """A sample for each part of a batch."""
+        """Require one training sample per sub-batch at every client."""
         super().check(federation, model, optimizer)
         least = int(federation.num_samples.min())
         require(
             least >= self.parts,
-            f"algorithm=per_fedavg cuts every batch into {self.parts} parts: a client has "
+            f"algorithm=per_fedavg splits every batch into {self.parts} sub-batches, but a client has "
             f"only {least} training sample{'s' * (least != 1)}",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all."""
+        """Initialize the server model, from which all clients start."""
         self.w = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(
             w,
             step=self.step,
             how=LocalTraining(batch_size=self.parts * cohort.engine.batch_size, drop_last=True, counted=1 / self.parts),
-        )  # counted: the part that defines the step
+        )  # counted: throughput counts one of the sub-batches
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
         self.w = cohort.mean(up.theta)
 
     def step(self, s: Step, batch: Batch) -> None:
-        """Meta-gradient on independent parts of the batch, at w adapted on the first."""
+        """Take one step along the meta-gradient, estimated on independent sub-batches."""
         alpha, delta = s.lr if self.alpha is None else s.value(self.alpha), s.value(self.delta)
         part = batch.split(self.parts)
         adapted = s.theta - alpha * s.grad(part[0])  # [k, P]
@@ -83,14 +92,14 @@ class PerFedAvg(Algorithm):
         s.descend(g)
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """w after one step on a training batch."""
+        """Return w after one gradient step on a training batch of the client."""
         how = LocalTraining(steps=1, key="adapt", lr=self.adaptation_rate(cohort), optimizer=SGD(1.0))
         return cohort.train(cohort.broadcast(w=self.w).w, how=how).theta
 
     def adaptation_rate(self, cohort: Cohort) -> Any:
-        """Return the size of the step by which a client adapts w."""
+        """Return the size of the step that adapts w."""
         return cohort.rate() if self.alpha is None else cohort.value(self.alpha)
 
     def global_row(self) -> Tensor:
-        """w."""
+        """Return w."""
         return self.w

@@ -1,11 +1,12 @@
-"""pFedMe: the server's model as the Moreau envelope of the clients' risks; the proximal points are the personal models.
+"""pFedMe: the server minimizes the Moreau envelopes of the clients' losses; proximal points are the personal models.
 
 Dinh et al., NeurIPS 2020, Algorithm 1.  Per batch: inner_steps steps of size inner_lr on
-f_i(theta; batch) + (lam/2) ||theta - w_i||^2, theta going on from the batch before; then
+f_i(theta; batch) + (lam/2) ||theta - w_i||^2, where theta continues from the previous batch; then
 w_i <- w_i - lam lr (w_i - theta).  The server: w <- (1 - beta) w + beta (mean of w_i).
-Departs from the paper: aggregation weighted by samples.  The optimizer takes the inner steps, so that momentum and
-weight decay act there (the code behind the PFL benchmarks hides a weight decay of 1e-3: optimizer.weight_decay), and
-that code deploys w_i where the method says theta_i: deploy="w".  BatchNorm buffers of w_i are theta_i's.
+Departs from the paper: aggregation is weighted by samples.  The optimizer takes the inner steps, so its momentum and
+weight decay apply there.  BatchNorm buffers of w_i are theta_i's.
+Released code of the PFL benchmarks: it has a hidden weight decay of 1e-3 (optimizer.weight_decay), and deploys w_i
+instead of theta_i (deploy="w").
 """
 
 from typing import Literal
@@ -18,10 +19,18 @@ from fedbench.engine.per_client import per_client
 
 
 class PFedMe(Algorithm):
-    """lam: pull towards w_i; inner_lr, inner_steps: of the proximal point; beta: step of the server.  lam and inner_lr
-    may be lists, one for each client.
+    """pFedMe.
 
-    State: w [P]; theta [N, P], what client i deploys.
+    Args:
+        lam: Weight of the regularization towards w_i, >= 0.  A list sets one value per client.
+        inner_lr: Learning rate of the inner steps, > 0.  A list sets one value per client.
+        inner_steps: Number of inner steps per batch.
+        beta: Step size of the server, >= 0; at most 1 for models with BatchNorm.
+        deploy: Personal model: "theta", the proximal point, or "w", the client's w_i.
+
+    State:
+        w: Server model, [P].
+        theta: Deployed personal models, [N, P].
     """
 
     def __init__(
@@ -36,7 +45,7 @@ class PFedMe(Algorithm):
         self.beta, self.deploy = beta, deploy
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """The server must not extrapolate variances."""
+        """Require beta <= 1 for models with BatchNorm, whose variances must not be extrapolated."""
         super().check(federation, model, optimizer)
         require(
             self.beta <= 1 or not model.buffer_names,
@@ -44,13 +53,13 @@ class PFedMe(Algorithm):
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all."""
+        """Initialize the server model, from which all clients start."""
         self.w = model.init_row()  # [P]
         self.theta = rows("theta", default=self.w)  # lazy [N, P]
         self.trained = model.trained
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w, step=self.step, w=w.expand(len(cohort), -1))
         w_i = self.trained.put(out.theta, self.trained.take(out.w))  # [K, P]
@@ -59,7 +68,7 @@ class PFedMe(Algorithm):
         self.w = self.w + self.beta * (cohort.mean(up.w) - self.w)
 
     def step(self, s: Step, batch: Batch) -> None:
-        """The proximal point of the batch, then w_i towards it."""
+        """Approximate the proximal point of the batch, then move w_i towards it."""
         for _ in range(self.inner_steps):
             g, pull = s.grad(batch), (s.theta - s.state.w).mul_(s.value(self.lam))  # [k, P]
             self.trained.view(g).add_(self.trained.take(pull))  # into g
@@ -67,9 +76,9 @@ class PFedMe(Algorithm):
         s.state.w.sub_((s.state.w - s.theta).mul_(s.lr).mul_(s.value(self.lam)))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """theta_i (deploy="w": w_i) as last trained."""
+        """Return theta_i, or with deploy="w" w_i, as last trained."""
         return self.theta[cohort.ids]
 
     def global_row(self) -> Tensor:
-        """w."""
+        """Return w."""
         return self.w

@@ -162,7 +162,7 @@ def test_fedrod_of_masks_is_fedrod_of_their_pixels() -> None:
 
 
 def test_fedrod_refuses_what_has_no_class_counts_or_linear_head() -> None:
-    with pytest.raises(ConfigError, match="needs one class a sample, or pixel, not task=squares"):
+    with pytest.raises(ConfigError, match="needs one class per sample or pixel, not task=squares"):
         play(products([1, 2], SGD(lr=0.1)), FedRoD())
     deep = mlp()
     deep.head = nn.Sequential(nn.Linear(8, 3))

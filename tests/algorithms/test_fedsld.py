@@ -86,5 +86,5 @@ def test_fedsld_on_even_shares_is_fedavg() -> None:
 
 
 def test_fedsld_needs_classes() -> None:
-    with pytest.raises(ConfigError, match="one class a sample, not task=squares"):
+    with pytest.raises(ConfigError, match="one class per sample, not task=squares"):
         play(points([[1]]), FedSLD())

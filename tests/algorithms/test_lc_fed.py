@@ -252,7 +252,7 @@ def test_what_is_refused() -> None:
     module = nn.Sequential()
     module.add_module("body", nn.Flatten())
     module.add_module("head", nn.Sequential(nn.Linear(16, 3)))
-    with pytest.raises(ConfigError, match="linear layer or a convolution of single"):
+    with pytest.raises(ConfigError, match="linear layer or a 1x1 convolution"):
         LCFed().check(e.federation, FlatModel(module, {"head": ["head.*"]}), e.optimizer)
     bare: Any = OnlyHead(16, 3)
     LCFed().check(e.federation, FlatModel(bare, {"head": ["head.*"]}), e.optimizer)

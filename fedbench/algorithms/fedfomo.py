@@ -27,7 +27,7 @@ class FedFomo(Algorithm):
 
     Args:
         models: Number M of models that a client downloads in a round.
-        held_out: Fraction of the training samples that is held out for L, in (0, 1).
+        held_out: Fraction of the training samples that is held out for L, in [0, 1).
         reference: ref_i: "aggregated", the mixture before training, or "trained", theta_i.
         epsilon: Probability that a download is selected at random instead of by Pref.
 

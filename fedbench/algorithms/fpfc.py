@@ -1,18 +1,18 @@
-"""FPFC: every two clients' models are pulled together by a concave penalty, which vanishes for distant models.
+"""FPFC: clustered federated learning by a concave fusion penalty on all pairs of client models.
 
 Yu et al., "Clustered Federated Learning Based on Nonconvex Pairwise Fusion", 2022, Algorithm 1, for
 sum_i f_i(w_i) + sum_{i<j} P_a(||w_i - w_j||; lam), P_a being SCAD, by ADMM with theta_ij for w_i - w_j and duals v_ij.
 zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho);  client i: local steps on f_i(w) + rho/2 ||w - zeta_i||^2 from w_i;
 then for every pair with a client of the cohort, delta = w_i - w_j + v_ij/rho:
 theta_ij <- s delta, v_ij <- v_ij + rho (w_i - w_j - theta_ij) = rho (1 - s) delta,  s by SCAD of ||delta|| (`scad`).
-So a pair is kept as delta and s alone, theta and v being multiples of one vector.  While all pairs have had one s in
-every round (all within xi + lam/rho, or lam = 0) delta_ij = D_i - D_j, D_i <- (1 - s) D_i + w_i: N vectors.
-Departs from the paper: local SGD by epochs of batches; norms are over the trained columns, and running statistics stay
-with the client.  merge is the released code's last step, a mean weighted by samples (client_weights=uniform: plain).
-Departs from the released code: each pair is updated once a round.  Its two loops visit a pair of two sampled clients
-twice, the second time from the dual of the first.  With merge, clusters are the connected components of near pairs.
-The code takes each client's direct neighbours, within less than merge, so that its clusters may overlap.
-Reduces to: Local with a pull to the client's last upload at lam = 0, where no client's data affect other rows.
+theta and v are multiples of delta, so only delta and s are stored for a pair.  While all pairs have the same s in every
+round (all within xi + lam/rho, or lam = 0), delta_ij = D_i - D_j with D_i <- (1 - s) D_i + w_i, which takes N vectors.
+Departs from the paper: local SGD by epochs of batches; norms are over the trained columns; running statistics are
+personal.  merge is the last step of the released code, a mean weighted by samples (client_weights=uniform: uniform).
+Departs from the released code: each pair is updated once per round.  There, two loops visit a pair of two sampled
+clients twice, the second time with the updated dual.  With merge, clusters are the connected components of pairs within
+the radius.  There, they are each client's direct neighbours within less than merge, and may overlap.
+Reduces to: Local with a pull to the client's last upload at lam = 0, where clients do not affect each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +29,22 @@ from fedbench.core.rows import memory
 
 
 class FPFC(Algorithm):
-    """lam, rho, a, xi, merge: see the header and the YAML.
+    """FPFC.  There are M = N (N - 1) / 2 pairs i < j, in the order (0, 1), (0, 2) ... (1, 2) ...
 
-    State: own [N, P], the models of clients.  On the server: W [N, p], the last uploads; n [N], each client's weight in
-    a cluster's mean; and for all M = N (N - 1) / 2 pairs i < j, in the order (0, 1), (0, 2) ... (1, 2) ..., s [M] and
-    delta [M, p].  While all pairs have one s, D [N, p] without its mean replaces delta if that is smaller.
+    Args:
+        lam: Weight of the penalty, >= 0; at 0 clients are independent.
+        rho: Penalty parameter of ADMM and weight of the pull towards zeta_i, > 0.
+        a: SCAD is constant beyond a lam; > 1 + 1 / rho.
+        xi: Radius within which SCAD is smoothed by a quadratic, > 0 and at most lam.
+        merge: Radius of ||theta_ij|| within which clients deploy their cluster's mean after the last round; None
+            deploys their personal models.
+
+    State:
+        own: Client models, [N, P].
+        W: Trained columns of the last uploads, [N, p].
+        n: Client weights in the mean of a cluster, [N].
+        s: Factors of the pairs, theta = s delta, [M].
+        delta: delta of the pairs, [M, p]; while all pairs have one s, D minus its mean, [N, p], if this is smaller.
     """
 
     def __init__(
@@ -46,26 +57,26 @@ class FPFC(Algorithm):
     ):
         require(
             a > 1 + 1 / rho,
-            f"algorithm.a={a:g} must be more than 1 + 1 / rho = {1 + 1 / rho:g}: SCAD would have no single minimum",
+            f"algorithm.a={a:g} must be more than 1 + 1 / rho = {1 + 1 / rho:g}, so that SCAD has a unique minimum",
         )
         require(lam == 0 or 0 < xi <= lam, f"algorithm.xi={xi:g} must be positive and at most algorithm.lam={lam:g}")
         self.lam, self.rho, self.a, self.xi, self.merge = lam, rho, a, xi, merge
         self.tuned_at_end = merge is not None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Memory for all pairs of clients."""
+        """Check that the vectors of all pairs of clients fit in memory."""
         super().check(federation, model, optimizer)
         n, p, have = federation.num_clients, model.trained.size, memory(federation.device)
-        need = 4 * p * (n * (n - 1) + 4 * n)  # the pairs twice, as a round makes them anew
+        need = 4 * p * (n * (n - 1) + 4 * n)  # the pairs twice, because a round computes new ones beside the old
         require(
             need <= have,
-            f"algorithm=fpfc holds a vector for every two clients: {n * (n - 1) // 2:,} pairs of {p:,} numbers take "
-            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB; lower "
-            "partition.num_clients or take a smaller model or an adapter",
+            f"algorithm=fpfc stores a vector for each pair of clients: {n * (n - 1) // 2:,} pairs of {p:,} numbers "
+            f"take {need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB. Lower "
+            "partition.num_clients, or choose a smaller model or an adapter",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """All start from one model, so that every delta is 0."""
+        """Start all clients from one initial model, so every delta is 0."""
         w, n, self.columns = model.init_row(), federation.num_clients, model.trained
         self.own = rows("own", default=w)  # lazy [N, P]
         self.W = self.columns.take(w).repeat(n, 1)  # [N, p]
@@ -74,28 +85,30 @@ class FPFC(Algorithm):
         self.delta = w.new_zeros(min(n, len(self.s)), self.W.shape[1])  # D [N, p], or [M, p]
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         if self.merge is not None:
             self.n = torch.from_numpy(cohort.all_clients().client_weights)
-            cohort.cost.takes_means = True  # of clusters, in `personalized`
+            cohort.cost.takes_means = True  # `personalized` averages clusters with these weights
         zeta = cohort.download(zeta=self.zeta()[cohort.index]).zeta  # [K, p]
         columns, rho = self.columns, self.rho
 
         def pull(s: Step) -> Tensor:
-            """rho (w - zeta_i).  # [k, P]"""
+            """Return rho (w - zeta_i).  # [k, P]"""
             return columns.put(torch.zeros_like(s.theta), rho * (columns.take(s.theta) - s.state.zeta))
 
         out = cohort.train(self.own[cohort.ids], extra_grad=pull, zeta=zeta)
         self.own[cohort.ids] = out.theta
-        known = self.W[cohort.index]
-        w = cohort.upload(w=columns.take(out.theta), replaces={"w": known}).w
+        w = cohort.upload(w=columns.take(out.theta), replaces={"w": self.W[cohort.index]}).w
         self.W = self.W.index_copy(0, cohort.index, w)
         self.fuse(cohort.ids)
 
     def zeta(self) -> Tensor:
-        """zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho), theta_ij - v_ij/rho being (2 s - 1) delta.  # [N, p]"""
+        """Compute zeta_i = (1/N) sum_j (w_j + theta_ij - v_ij/rho), where theta_ij - v_ij/rho = (2 s - 1) delta.
+
+        # [N, p]
+        """
         if self.lam == 0:
-            return self.W  # up to rounding it is, and nobody's rounding shall be another's
+            return self.W  # equal up to rounding, and exactly independent of other clients
         if self.one_s:
             return self.W.mean(0) + (2 * self.s[0] - 1) * self.delta
         total, c = torch.zeros_like(self.W), 2 * self.s - 1
@@ -105,7 +118,7 @@ class FPFC(Algorithm):
         return self.W.mean(0) + total / len(self.W)
 
     def fuse(self, ids: np.ndarray) -> None:
-        """delta, theta and v of every pair with one of these clients."""
+        """Update delta and s of every pair with at least one of these clients."""
         if self.one_s and len(ids) == len(self.W):
             D = (1 - self.s[0]) * self.delta + self.W - self.W.mean(0)  # [N, p]
             s = self.scad(torch.pdist(D))  # [M]
@@ -115,27 +128,34 @@ class FPFC(Algorithm):
         self.delta, self.s = self.fuse_pairs(ids, self.all_pairs(), self.s)
 
     def fuse_pairs(self, ids: np.ndarray, delta: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        """delta [M, p] and s [M] after the update of pairs with one of these clients.
+        """Compute delta and s after the update of pairs with at least one of these clients.
 
-        A client's pairs at a time, which stay in the cache: 100 clients have 4,950 vectors, and each is read once and
-        written once.
+        The pairs of one client at a time stay in the processor's cache.
+
+        Args:
+            ids: The clients.
+            delta: delta of all pairs.  # [M, p]
+            s: Factors of all pairs.  # [M]
+
+        Returns:
+            The new delta [M, p] and s [M].
         """
         new = torch.empty_like(delta) if len(ids) == len(self.W) else delta.clone()
-        kept, n = (1 - s)[:, None], torch.full_like(s, -1)  # v_ij = rho kept delta; -1: nobody of these
+        dual, n = (1 - s)[:, None], torch.full_like(s, -1)  # v_ij = rho dual delta; n = -1: pair is not updated
         for i, later, at in self.pairs(ids):
-            place = new[at]  # [m, p]: a view of consecutive pairs, else a copy
-            n[at] = torch.sub(self.W[i], self.W[later], out=place).addcmul_(delta[at], kept[at]).norm(dim=1)
+            target = new[at]  # [m, p]: a view of consecutive pairs, else a copy
+            n[at] = torch.sub(self.W[i], self.W[later], out=target).addcmul_(delta[at], dual[at]).norm(dim=1)
             if not isinstance(at, slice):
-                new[at] = place
+                new[at] = target
         return new, torch.where(n < 0, s, self.scad(n))
 
     @property
     def one_s(self) -> bool:
-        """Whether delta is D."""
+        """Whether `delta` stores D [N, p] instead of all pairs."""
         return len(self.delta) < len(self.s)
 
     def all_pairs(self) -> Tensor:
-        """delta of all pairs.  # [M, p]"""
+        """Return delta of all pairs.  # [M, p]"""
         if not self.one_s:
             return self.delta
         delta = self.W.new_empty(len(self.s), self.W.shape[1])
@@ -144,7 +164,7 @@ class FPFC(Algorithm):
         return delta
 
     def scad(self, n: Tensor) -> Tensor:
-        """s of theta = s delta, which minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), for norms n of delta."""
+        """Return s such that theta = s delta minimizes rho/2 ||theta - delta||^2 + P_a(||theta||), n = ||delta||."""
         lam, rho, a, xi = self.lam, self.rho, self.a, self.xi
         if lam == 0:
             return torch.ones_like(n)
@@ -155,46 +175,53 @@ class FPFC(Algorithm):
         return torch.where(n > a * lam, 1.0, s)
 
     def pairs(self, ids: np.ndarray | None = None) -> Iterator[tuple[int, Any, Any]]:
-        """For every i the later j, and where the pairs (i, j) stand; ids: pairs with one of these clients alone."""
+        """Iterate over the pairs (i, j), client by client.
+
+        Args:
+            ids: Only pairs with at least one of these clients; None is all pairs.
+
+        Yields:
+            i, the indices of the clients j > i, and the positions of these pairs among all M.
+        """
         n, first = len(self.W), 0
-        some = None if ids is None or len(ids) == n else torch.from_numpy(ids).to(self.W.device)
-        chosen = set(range(n)) if some is None or ids is None else set(ids.tolist())
+        subset = None if ids is None or len(ids) == n else torch.from_numpy(ids).to(self.W.device)
+        members = set(range(n)) if subset is None or ids is None else set(ids.tolist())
         for i in range(n - 1):
-            if i in chosen:
+            if i in members:
                 yield i, slice(i + 1, n), slice(first, first + n - 1 - i)
-            elif some is not None and bool((later := some[some > i]).numel()):
+            elif subset is not None and bool((later := subset[subset > i]).numel()):
                 yield i, later, first + later - i - 1
             first += n - 1 - i
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """w_i; with merge, after the last round, the mean of its cluster."""
-        own = self.own[cohort.ids]
+        """Return w_i; with merge, after the last round, the mean of the client's cluster."""
+        rows = self.own[cohort.ids]
         if self.merge is None or not final:
-            return own
+            return rows
         label = self.clusters(self.merge)
         means = self.means(label)[label[cohort.index]]
-        return self.columns.put(own, cohort.download(w=means).w)
+        return self.columns.put(rows, cohort.download(w=means).w)
 
     def clusters(self, radius: float) -> Tensor:
-        """Each client's cluster, those whom a path of pairs with ||theta_ij|| <= radius joins.  # [N]"""
+        """Return each client's cluster: connected components of the pairs with ||theta_ij|| <= radius.  # [N]"""
         n = len(self.W)
-        lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)  # of delta  [M]
+        lengths = torch.pdist(self.delta) if self.one_s else self.delta.norm(dim=1)  # norms of delta  [M]
         joined = np.zeros((n, n), dtype=bool)
         joined[np.triu_indices(n, 1)] = (self.s * lengths <= radius).cpu().numpy()
         return torch.from_numpy(connected_components(joined, directed=False)[1]).long().to(self.W.device)
 
     def means(self, label: Tensor) -> Tensor:
-        """Return the mean model of every cluster, weighted by n.  # [clusters, p]"""
+        """Return the mean of the last uploads of every cluster, weighted by n.  # [clusters, p]"""
         n, clusters = torch.as_tensor(self.n).to(self.W), int(label.max()) + 1
         sums = self.W.new_zeros(clusters, self.W.shape[1]).index_add(0, label, self.W * n[:, None])
         return sums / n.new_zeros(clusters).index_add(0, label, n)[:, None]
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """The mean of all models, for one that cannot choose."""
+        """Return the mean of all last uploads, for new clients that cannot select a cluster.  # [P]"""
         return self.columns.put(self.own.default, self.W.mean(0))
 
     def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """The mean model of the cluster that has the least loss on a new client's own samples.  # [n, P]"""
+        """Return the cluster mean with the lowest loss on each new client's training samples.  # [n, P]"""
         means = self.means(self.clusters(self.xi if self.merge is None else self.merge))
         rows = self.columns.put(self.own.default.expand(len(means), -1), means)  # [clusters, P]
         losses = torch.stack([newcomers.loss(row) for row in rows], 1)  # [n, clusters]

@@ -1,10 +1,11 @@
-"""pFedPrompt: PromptFL, and beside it every client looks up its own training images.  A reconstruction.
+"""pFedPrompt: PromptFL with a local attention over each client's training images.  A reconstruction.
 
-Guo, Guo and Wang, WWW 2023, of which neither text nor code could be had.  Known is that all learn one prompt (PromptFL)
-and each has a non-parametric attention over the features of its few images.  Here, with Kf [n, D] the features of a
-client's training images, V [n, C] their labels, one-hot, g that of a test image, T_c the text features of class c:
+Guo, Guo and Wang, WWW 2023.  Neither text nor code could be obtained.  It is known that all clients learn one prompt
+(PromptFL), and that each client has a non-parametric attention over the features of its few images.  Here, with Kf
+[n, D] the features of a client's training images, V [n, C] their one-hot labels, g the feature of a test image and T_c
+the text features of class c:
     logit_c = s <g, T_c> + (s / 100) alpha sum_k exp(-beta (1 - <g, Kf_k>)) V_kc    (form of Tip-Adapter)
-The memory never leaves its client, and the prompt is trained without it.
+Kf and V are never uploaded, and the prompt is trained without them.
 Reduces to: PromptFL (FedAvg) at alpha = 0.
 """
 
@@ -20,7 +21,15 @@ from fedbench.core.options import NonNegative, require
 
 
 class PFedPrompt(Algorithm):
-    """alpha, beta: above.  State: w [P]."""
+    """pFedPrompt.
+
+    Args:
+        alpha: Weight of the attention over the client's images, >= 0.
+        beta: How fast the weight of an image falls with its cosine distance, >= 0.
+
+    State:
+        w: Shared prompt, as a row, [P].
+    """
 
     requires, alone = ("prompt",), True
 
@@ -28,54 +37,55 @@ class PFedPrompt(Algorithm):
         self.alpha, self.beta = alpha, beta
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Labels to remember."""
+        """Require a task with one class per sample."""
         super().check(federation, model, optimizer)
         require(
             federation.task.single_label,
-            f"algorithm=pfedprompt remembers labels: it needs one class a sample, not task={federation.task.kind}",
+            f"algorithm=pfedprompt needs one class per sample, not task={federation.task.kind}",
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One prompt for all."""
+        """Initialize the prompt, from which all clients start."""
         self.w = model.init_row()  # [P]
 
     def round(self, cohort: Cohort) -> None:
-        """FedAvg on the prompt."""
+        """Run one round of FedAvg on the prompt."""
         w = cohort.broadcast(w=self.w).w
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]
         self.w = cohort.mean(up.theta)
 
     def memory(self, cohort: Cohort) -> dict[str, Any]:
-        """Return every client's training samples: features, labels and numbers, -1 for padding.
+        """Return the features, labels and indices of each client's training samples, padded.
 
-        # [K, n, D], [K, n], [K, n]
+        Returns:
+            keys [K, n, D], labels [K, n], and number [K, n], the samples' indices in the data set, -1 for padding.
         """
-        part, targets = cohort.federation.splits["train"], cohort.federation.targets
-        number = pad_sequence([torch.from_numpy(part[i]) for i in cohort.ids], True, -1).to(cohort.device)
+        train, targets = cohort.federation.splits["train"], cohort.federation.targets
+        number = pad_sequence([torch.from_numpy(train[i]) for i in cohort.ids], True, -1).to(cohort.device)
         keys = cohort.forward(self.w, image_features, "train")  # K x [n_i, D]
         return {"keys": pad_sequence(keys, True), "labels": targets[number.clamp_min(0)], "number": number}
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """The prompt, and what the client remembers."""
+        """Return the prompt, and each client's training features and labels."""
         return {"theta": cohort.broadcast(w=self.w).w, **self.memory(cohort)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Return the logits of rows, theta [k, P] and the memory.  # [k, B, C]"""
+        """Return the logits of the prompts theta [k, P] with the clients' training features.  # [k, B, C]"""
         clip: Any = model.module
         theta, real = rows["theta"], (rows["number"] >= 0)[:, None]  # [k, P], [k, 1, n]
-        theta = theta[:1] if theta.stride(0) == 0 else theta  # all deploy one prompt
+        theta = theta[:1] if theta.stride(0) == 0 else theta  # one text pass if all rows are the same prompt
         T = clip.text(clip.context(model.named(theta)))  # [k, C, D]
         g = clip.image(inputs)  # [k, B, D]
-        near = g @ rows["keys"].transpose(1, 2)  # [k, B, n] cosines
-        bonus = torch.exp(-self.beta * (1 - near)) * real @ F.one_hot(rows["labels"], clip.num_classes).to(g)
+        cosines = g @ rows["keys"].transpose(1, 2)  # [k, B, n]
+        bonus = torch.exp(-self.beta * (1 - cosines)) * real @ F.one_hot(rows["labels"], clip.num_classes).to(g)
         return clip.scale * (g @ T.transpose(1, 2) + self.alpha / 100 * bonus)
 
     def global_row(self) -> Tensor:
-        """w."""
+        """Return w."""
         return self.w
 
 
 def image_features(model: FlatModel, w: Tensor, inputs: Inputs) -> Tensor:
-    """Of the frozen image tower, whatever the prompt w is.  # [k, b, D]"""
+    """Return the features of the frozen image tower, which do not depend on the prompt w.  # [k, b, D]"""
     clip: Any = model.module
     return clip.image(inputs)

@@ -1,9 +1,11 @@
-"""PGFed's objective without its approximation: the others' risks computed on the others' samples.  For tests.
+"""PGFed-exact: PGFed's objective with the exact risks of the other clients, as a reference for small experiments.
 
 Luo et al., ICCV 2023, the explicit objective of their toy experiment:
-F_i = f_i(theta_i) + mu/(N - 1) sum_{j != i} f_j(theta_i), where f_j runs over all training samples of client j at every
-local step.  This is not federated: clients see each other's samples (the bytes count models only), and a step costs a
-pass over the whole data set.   Reduces to: FedAvg-local at mu = 0.
+F_i = f_i(theta_i) + mu/(N - 1) sum_{j != i} f_j(theta_i), where f_j is over all training samples of client j at every
+local step.
+Reduces to: FedAvg-local at mu = 0.
+Limits: it is not federated.  Clients read each other's samples, which the communication cost does not include.  Every
+local step needs a pass over the whole data set.
 """
 
 from types import SimpleNamespace
@@ -18,13 +20,18 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.core.options import NonNegative, require
 from fedbench.engine.per_client import per_client
 
-LIMIT = 50_000  # training samples times clients per round
+LIMIT = 50_000  # maximum of training samples times clients per round
 
 
 class PGFedExact(FedAvg):
-    """mu: weight of the others' risks, or a list, one for each client.
+    """PGFed-exact.
 
-    State: w [P]; theta [N, P], what client i last trained.
+    Args:
+        mu: Weight of the other clients' risks, >= 0.  A list sets one value per client.
+
+    State:
+        w: Server model, [P].
+        theta: Client models as last trained, [N, P].
     """
 
     leaks = "algorithm=pgfed_exact lets clients compute with each other's samples"
@@ -34,19 +41,19 @@ class PGFedExact(FedAvg):
         self.mu = per_client(mu)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """A federation small enough, of clients that share their classes."""
+        """Require a small federation whose clients share their classes."""
         super().check(federation, model, optimizer)
         work = int(federation.num_samples.sum()) * federation.cohort_size
         require(
             work <= LIMIT,
-            f"algorithm=pgfed_exact passes over everyone's data at every local step and is for small federations: "
-            f"training samples times clients per round may be {LIMIT:,} at most, here they are {work:,}",
+            f"algorithm=pgfed_exact passes over all clients' data at every local step and is for small federations: "
+            f"training samples times clients per round must be at most {LIMIT:,}, here they are {work:,}",
         )
         require(federation.num_clients > 1, "algorithm=pgfed_exact needs at least two clients")
         require(federation.class_mask is None, "algorithm=pgfed_exact needs clients that share their classes")
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """As FedAvg; every sample's owner and its weight in the others' risks."""
+        """Initialize as FedAvg, and find each sample's client and its weight in the other clients' risks."""
         super().setup(federation, model, rows)
         train = federation.splits["train"]
         self.samples = train.indices  # [n] on the host
@@ -54,7 +61,7 @@ class PGFedExact(FedAvg):
         self.owner, self.weight = train.owners(), weight[train.owners()]  # [n] on the host
 
     def round(self, cohort: Cohort) -> None:
-        """FedAvg-local with the explicit objective."""
+        """Run one round of FedAvg-local with the explicit objective."""
         w = cohort.broadcast(w=self.w).w
         out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
@@ -62,7 +69,7 @@ class PGFedExact(FedAvg):
         self.w = cohort.mean(up.theta)
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
-        """Local epochs with everybody's samples in every step."""
+        """Train for the local epochs, with all clients' samples in every step."""
         index = torch.from_numpy(self.samples).to(cohort.device)
         x, y = cohort.federation.gather(index)  # [n, ...], [n, ...]
         others = torch.from_numpy((self.owner != cohort.ids[:, None]) * self.weight).to(w)  # [K, n]
@@ -72,11 +79,11 @@ class PGFedExact(FedAvg):
             counts = np.full(k, len(index))
             everybody = Batch(_repeat(x, k), _repeat(y, k), s.state.others, counts, shared=True)  # type: ignore[arg-type]
             g = s.grad(batch)  # [k, P]
-            s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy: theta's BatchNorm buffers stay
+            s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy, so theta's BatchNorm buffers stay
 
         return cohort.train(w, step=step, others=cohort.value(self.mu) * others)
 
 
 def _repeat(x: Any, k: int) -> Any:
-    """The same samples for k clients, without copies.  [n, ...] -> [k, n, ...]"""
+    """Return a view of samples [n, ...], or a dict of them, repeated for k clients.  # [k, n, ...]"""
     return {name: _repeat(v, k) for name, v in x.items()} if isinstance(x, dict) else x.expand(k, *x.shape)

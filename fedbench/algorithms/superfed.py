@@ -1,14 +1,13 @@
-"""SuPerFed: two models of each client, a federated and a local one, trained so that all models between them are good.
+"""SuPerFed: each client trains a federated and a local model so that all interpolations between them perform well.
 
-Hahn et al., KDD 2022.  w_f starts from the received w, w_l stays with the client; each client initializes it
-independently, with its number among the seeds.
-Every batch draws lambda ~ U(0, 1) and descends on
-    f(W) + mu ||w_f - w||^2 + nu cos^2(w_f, w_l),   W = (1 - lambda) w_f + lambda w_l,
-in w_f and w_l; w <- sum_i n_i w_f,i / n.  Before round floor(start R) w_f trains alone: lambda = 0 and no cosine.
+Hahn et al., KDD 2022.  w_f starts from the received w.  w_l is personal and initialized independently by each client.
+For every batch, lambda ~ U(0, 1), and w_f and w_l take a gradient step on
+    f(W) + mu ||w_f - w||^2 + nu cos^2(w_f, w_l),   W = (1 - lambda) w_f + lambda w_l;
+then w <- sum_i n_i w_f,i / n.  Before round floor(start R) only w_f trains: lambda = 0, without the cosine.
 Clients deploy (1 - lambda) w + lambda w_l.
-Departs from the released code: the norm is squared, as in the paper (there one of each tensor, unsquared); lambda is
-chosen on samples held out of the training part (there on the test split, which leaks test labels).
-Batch norm has one set of running statistics for each client, those of the mixture.
+Departs from the released code: the norm is squared, as in the paper (there, a sum of unsquared norms, one per tensor);
+lambda is selected on held-out training samples (there, on the test split).
+BatchNorm has one set of running statistics per client, those of the mixture.
 Reduces to: FedAvg before the start, at mu = 0.
 """
 
@@ -20,13 +19,23 @@ from torch import Tensor
 from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalTraining, RowStore, Step
 from fedbench.core.options import NonNegative, Probability, Share
 
-GRID = [number / 10 for number in range(11)]  # of lambda
+GRID = [number / 10 for number in range(11)]  # candidate values of lambda
 
 
 class SuPerFed(Algorithm):
-    """mu, nu, start, mode, mixture, held_out: above and in the YAML.
+    """SuPerFed.
 
-    State: w [P]; wl [N, P].
+    Args:
+        mu: Weight of ||w_f - w||^2, >= 0.
+        nu: Weight of cos^2(w_f, w_l), >= 0.
+        start: Fraction of the rounds after which both models train, in [0, 1].
+        mode: Whether a batch draws one lambda for the "model" or one for each "layer".
+        mixture: Deployed lambda: a number in [0, 1], or "held" for the best of 0, 0.1 .. 1 on held-out samples.
+        held_out: Fraction of the training samples that is held out with mixture="held".
+
+    State:
+        w: Global model, [P].
+        wl: Local models, [N, P].
     """
 
     def __init__(
@@ -42,13 +51,13 @@ class SuPerFed(Algorithm):
         self.held_out = held_out
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Initialize w; initial rows of w_l are drawn when a client first needs them."""
+        """Initialize w.  The initial w_l of a client is drawn when it is first needed."""
         self.w = model.init_row()  # [P]
-        self.wl = rows("wl", default=self.w)  # lazy [N, P], for clients that trained it
+        self.wl = rows("wl", default=self.w)  # lazy [N, P], only of clients that trained w_l
         self.trained, self.buffers = model.trained, model.trained.rest(model.size)
         layers = {name.rpartition(".")[0]: None for name in model.spans}
         number = {name: i for i, name in enumerate(layers)}
-        self.layer = torch.zeros(model.size, dtype=torch.int64, device=model.device)  # of each column  [P]
+        self.layer = torch.zeros(model.size, dtype=torch.int64, device=model.device)  # layer of each column  [P]
         for name, (a, b) in model.spans.items():
             self.layer[a:b] = number[name.rpartition(".")[0]] if self.mode == "layer" else 0
         self.draws = len(layers) if self.mode == "layer" else 1
@@ -63,11 +72,11 @@ class SuPerFed(Algorithm):
         return wl
 
     def mixes(self, cohort: Cohort) -> bool:
-        """Whether the round is one in which both models train."""
-        return cohort.round >= int(self.start * cohort.rounds + 1e-9)  # 0.29 * 100 is less than 29
+        """Return whether both models train in this round."""
+        return cohort.round >= int(self.start * cohort.rounds + 1e-9)  # in floats, 0.29 * 100 is less than 29
 
     def round(self, cohort: Cohort) -> None:
-        """w_f and w_l train, w_f is sent."""
+        """Train w_f and w_l, and average w_f."""
         w = cohort.broadcast(w=self.w).w
         split = "kept" if self.mixture == "held" else "train"
         if self.mixes(cohort):
@@ -81,7 +90,7 @@ class SuPerFed(Algorithm):
         self.w = cohort.mean(up.w)
 
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
-        """A batch, all at the values before it."""
+        """Take one gradient step on w_f and w_l, both at their values before the step."""
         lam = s.rng.uniform(self.draws)[:, self.layer].to(s.theta)  # [k, P]
         W = s.theta.lerp(s.state.wl, lam)
         g = s.grad(batch, rows=W)  # [k, P]
@@ -91,21 +100,24 @@ class SuPerFed(Algorithm):
         s.descend(g_f)
         s.descend(g_l, name="wl", uploaded=False)
         for rows in (s.theta, s.state.wl):
-            self.buffers.view(rows).copy_(self.buffers.take(W))  # what the mixture saw
+            self.buffers.view(rows).copy_(self.buffers.take(W))  # running statistics of the mixture
 
     def cosine_gradients(self, f: Tensor, l: Tensor) -> tuple[Tensor, Tensor]:  # noqa: E741
-        """Gradients of cos^2(f, l) over the trained columns: 2 cos (l / (|f| |l|) - cos f / |f|^2).  # [k, P] each"""
+        """Return the gradients of cos^2(f, l) over the trained columns.  # [k, P] each
+
+        That for f is 2 cos (l / (|f| |l|) - cos f / |f|^2); that for l exchanges f and l.
+        """
         rows = [self.trained.take(t) for t in (f, l)]
-        sizes = [t.norm(dim=1, keepdim=True).clamp_min(1e-12) for t in rows]  # of a row of zeros: no pull  [k, 1]
-        unit = [t / size for t, size in zip(rows, sizes)]
+        norms = [t.norm(dim=1, keepdim=True).clamp_min(1e-12) for t in rows]  # a row of zeros has gradient 0  [k, 1]
+        unit = [t / norm for t, norm in zip(rows, norms)]
         cos = (unit[0] * unit[1]).sum(1, keepdim=True)  # [k, 1]
         return tuple(  # type: ignore[return-value]
-            self.trained.put(torch.zeros_like(f), 2 * cos * (other - cos * own) / size)
-            for size, own, other in zip(sizes, unit, reversed(unit))
+            self.trained.put(torch.zeros_like(f), 2 * cos * (other - cos * this) / norm)
+            for norm, this, other in zip(norms, unit, reversed(unit))
         )
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """(1 - lambda) w + lambda w_l; before the start w."""
+        """Return (1 - lambda) w + lambda w_l; before the start, w."""
         w = cohort.broadcast(w=self.w).w
         if not self.mixes(cohort):
             return w
@@ -113,9 +125,9 @@ class SuPerFed(Algorithm):
         if self.mixture != "held":
             return w.lerp(wl, self.mixture)
         losses = torch.stack([cohort.loss(w.lerp(wl, lam), "held") for lam in GRID], 1)  # [K, 11]
-        best = losses.nan_to_num(float("inf")).argmin(1)  # a client without held samples: w
+        best = losses.nan_to_num(float("inf")).argmin(1)  # lambda = 0 for a client without held-out samples
         return w.lerp(wl, (best / 10)[:, None])
 
     def global_row(self) -> Tensor:
-        """w."""
+        """Return w."""
         return self.w

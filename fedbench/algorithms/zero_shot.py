@@ -1,7 +1,7 @@
-"""Zero-shot CLIP: class names in a sentence; nothing is trained and nothing is sent.
+"""Zero-shot CLIP: classification by the text features of class names, without training or communication.
 
-Radford et al., ICML 2021.  logits = s <g(x), text("a photo of a {class}.")>.  personal/* and global/* are the same and
-depend on the partition only by which client has which test samples.
+Radford et al., ICML 2021.  logits = s <g(x), text("a photo of a {class}.")>.  personal/* and global/* are equal.  The
+partition affects them only through the clients' test samples.
 """
 
 from typing import Any
@@ -12,9 +12,14 @@ from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, I
 
 
 class ZeroShot(Algorithm):
-    """template: the sentence, {} being the name; null: "a photo of a {}."; dataset: the data set's own.
+    """Zero-shot CLIP.
 
-    State: w [P], the model's initial row, which takes no part; text [C, D].
+    Args:
+        template: Sentence with {} for the class name; "dataset" is that of the data set, None is "a photo of a {}.".
+
+    State:
+        w: The model's initial row, which does not affect the logits, [P].
+        text: Text features of the classes, [C, D].
     """
 
     requires, alone = ("prompt",), True
@@ -23,24 +28,23 @@ class ZeroShot(Algorithm):
         self.template = template
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """Text features of all classes, once."""
+        """Compute the text features of all classes."""
         clip: Any = model.module
         template = clip.template if self.template == "dataset" else self.template or "a photo of a {}."
         self.w, self.text = model.init_row(), clip.templated(template)
 
     def round(self, cohort: Cohort) -> None:
-        """Nothing."""
-        pass
+        """Do nothing."""
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """w, which takes no part."""
+        """Return w, which does not affect the logits."""
         return self.w
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """logits = s <g(x), text>.  # [k, b, C]"""
+        """Return the logits s <g(x), text>.  # [k, b, C]"""
         clip: Any = model.module
         return clip.scale * clip.image(inputs) @ self.text.T
 
     def global_row(self) -> Tensor:
-        """w, which takes no part."""
+        """Return w, which does not affect the logits."""
         return self.w

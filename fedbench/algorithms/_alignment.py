@@ -1,8 +1,10 @@
-"""Which hidden unit of one network is which of another's: Singh and Jaggi, NeurIPS 2020 (OTFusion), for bottlenecks.
+"""Alignment of the hidden units of two bottlenecks by optimal transport (OTFusion).
 
-With as many units of weight 1/m on either side optimal transport is an assignment: T = P / m for a permutation P, which
-SciPy finds faster than POT's general solver (the tests compare them).  A bottleneck is one hidden layer between axes
-that the frozen network fixes, so that every site is solved by itself.
+Singh and Jaggi, NeurIPS 2020.  With m units of weight 1/m in both networks, optimal transport is an assignment:
+T = P / m for a permutation P, which SciPy finds faster than a general solver.  A bottleneck is one hidden layer between
+layers that the frozen network fixes, so every bottleneck is aligned independently.
+
+Letters: K clients, S bottlenecks (sites), m units of a bottleneck, d values that describe a unit.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 from fedbench.nn.units import HasUnits, Units
 
-STAY = 1e-7  # of the largest cost, added where a unit moves: equal costs leave everything where it is
+STAY = 1e-7  # cost of moving a unit, relative to the largest cost, so ties keep the order
 
 
 @dataclass(frozen=True)
 class Site:
-    """The units of the model's layer `name`, and the columns of its bottleneck in a row."""
+    """A bottleneck of the model.
+
+    Attributes:
+        name: Name of the layer.
+        units: Its hidden units.
+        columns: Columns of its parameters in a row.
+    """
 
     name: str
     units: Units
@@ -31,12 +39,12 @@ class Site:
 
     @property
     def prefix(self) -> str:
-        """Before its parameters' names."""
+        """Prefix of the names of its parameters."""
         return f"{self.name}." if self.name else ""
 
 
 def sites_of(model: FlatModel, within: Columns) -> list[Site]:
-    """Every place of the model with hidden units all of whose parameters are among these columns of a row."""
+    """Return the bottlenecks of the model whose parameters are all within the given columns."""
     sites = []
     for name, module in model.module.named_modules():
         units = module.units() if isinstance(module, HasUnits) else None
@@ -52,44 +60,60 @@ def sites_of(model: FlatModel, within: Columns) -> list[Site]:
 
 # -- one site --------------------------------------------------------------------------------------------
 def costs(mover: Tensor, anchor: Tensor) -> Tensor:
-    """Distance of what describes each unit, mover and anchor [..., m, d].  # [..., m, m] float64, on the host"""
+    """Return the distances between the units of two bottlenecks, described by mover and anchor [..., m, d].
+
+    # [..., m, m] float64, on the host
+    """
     a, b = mover.double().cpu(), anchor.double().cpu()
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # whose distance of equal rows is 0
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")  # exact: equal rows have distance 0
 
 
 def assign(cost: np.ndarray) -> np.ndarray:
-    """Which unit i of the mover takes the anchor's place j: order[j] = i, of the least sum of cost [i, j].  # [m]"""
+    """Return the order of the mover's units that minimizes the sum of cost[order[j], j].  # [m]"""
     m, largest = len(cost), float(np.abs(cost).max(initial=0))
     if not largest:
         return np.arange(m)
     cost = cost + STAY * largest * (1 - np.eye(m))
-    units, places = linear_sum_assignment(cost)
+    units, positions = linear_sum_assignment(cost)
     order = np.empty(m, np.int64)
-    order[places] = units
+    order[positions] = units
     return order
 
 
 # -- rows ------------------------------------------------------------------------------------------------
 def incoming(model: FlatModel, rows: Tensor, site: Site) -> Tensor:
-    """The weights that lead to each unit of rows [K, P].  # [K, m, d]"""
+    """Return the incoming weights of each unit of rows [K, P].  # [K, m, d]"""
     return site.units.incoming(model.named(rows), site.prefix)
 
 
 def renumber(model: FlatModel, rows: Tensor, site: Site, orders: Tensor) -> None:
-    """Put unit orders[k, j] of each row in place j, in rows [K, P] themselves.  orders [K, m] int64."""
+    """Reorder the units of each row of rows [K, P] in place: unit orders[k, j] moves to position j.
+
+    Args:
+        model: The model.
+        rows: Rows, which are changed.  # [K, P]
+        site: The bottleneck.
+        orders: Order of the units of each row.  # [K, m] int64
+    """
     named = model.named(rows)
-    for part, (shape, axis) in site.units.parts.items():
-        seen = named[site.prefix + part].view(len(rows), *shape)
+    for parameter, (shape, axis) in site.units.parts.items():
+        values = named[site.prefix + parameter].view(len(rows), *shape)  # a view of rows
         ones = [1] * len(shape)
         ones[axis] = site.units.size
-        index = orders.to(rows.device).view(len(rows), *ones).expand_as(seen)
-        seen.copy_(seen.gather(axis + 1, index))
+        index = orders.to(rows.device).view(len(rows), *ones).expand_as(values)
+        values.copy_(values.gather(axis + 1, index))
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """rows [K, P] with their units renumbered; of each row and site the share of units that moved, and the mean cost of
-    a unit before and after.  # [K, S] each"""
+    """Aligned rows, and statistics of the alignment.
+
+    Attributes:
+        rows: Rows with reordered units, [K, P].
+        moved: Share of units that moved, [K, S].
+        before: Mean cost of a unit before the alignment, [K, S].
+        after: Mean cost of a unit after the alignment, [K, S].
+    """
 
     rows: Tensor
     moved: Tensor
@@ -98,16 +122,26 @@ class Alignment:
 
 
 def align(model: FlatModel, rows: Tensor, sites: list[Site], cost: list[Tensor]) -> Alignment:
-    """Rows [K, P] (copied), renumbered at every site by its cost [K, m, m] of unit i of the row in place j."""
+    """Reorder the units of rows at every bottleneck so that their total cost is minimal.
+
+    Args:
+        model: The model.
+        rows: Rows, which are not changed.  # [K, P]
+        sites: The bottlenecks.
+        cost: For each bottleneck, the cost of moving unit i to position j.  # [K, m, m] each
+
+    Returns:
+        The aligned rows, and statistics.
+    """
     rows = rows.clone()
     shape = (len(rows), len(sites))
     moved, before, after = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
-    for s, (site, of_site) in enumerate(zip(sites, cost, strict=True)):
-        table = of_site.numpy()
+    for s, (site, site_cost) in enumerate(zip(sites, cost, strict=True)):
+        table = site_cost.numpy()  # [K, m, m]
         orders = np.stack([assign(c) for c in table])  # [K, m]
-        place = np.arange(site.units.size)
-        moved[:, s] = torch.from_numpy((orders != place).mean(1))
-        before[:, s] = torch.from_numpy(table[:, place, place].mean(1))
+        position = np.arange(site.units.size)
+        moved[:, s] = torch.from_numpy((orders != position).mean(1))
+        before[:, s] = torch.from_numpy(table[:, position, position].mean(1))
         after[:, s] = torch.from_numpy(np.take_along_axis(table, orders[:, None], 1)[:, 0].mean(1))
         renumber(model, rows, site, torch.from_numpy(orders))
     return Alignment(rows, moved, before, after)

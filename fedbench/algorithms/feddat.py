@@ -87,21 +87,21 @@ class FedDAT(Algorithm):
         return self.second.put(self.first.put(row, first), second)
 
     def step(self, s: Step, batch: Batch, A2: Tensor) -> None:
-        """A1, then A0, each with the head."""
+        """Take a step on A1 and the head, then one on A0 and the head."""
         a, b = self.first, self.second
 
         def mixture() -> Tensor:
             return b.put(a.put(s.theta, a.take(s.state.A0)), A2)  # [k, P]
 
-        z: dict[str, Tensor] = {}  # what f(x; A1) was
+        z: dict[str, Tensor] = {}  # filled with f(x; A1)
         z_T = s.forward(mixture(), batch).detach()
-        g = s.grad(batch, rows=b.put(s.theta, a.take(s.theta)), loss=self.taught(z_T, z))  # [k, P]
+        g = s.grad(batch, rows=b.put(s.theta, a.take(s.theta)), loss=self.distillation(z_T, z))  # [k, P]
         s.descend(a.put(g, a.take(g) + b.take(g)), columns=a | self.rest)
-        g = s.grad(batch, rows=mixture(), loss=self.taught(z["student"]))
+        g = s.grad(batch, rows=mixture(), loss=self.distillation(z["student"]))
         s.descend(g, name="A0", columns=a, uploaded=False)
         s.descend(g, columns=self.rest, uploaded=False)
 
-    def taught(self, teacher: Tensor, outputs: dict[str, Tensor] | None = None) -> Loss:
+    def distillation(self, teacher: Tensor, outputs: dict[str, Tensor] | None = None) -> Loss:
         """Return the loss 1/2 [ loss(z, y) + KL(teacher -> z) ], [k, B].  It stores z as outputs["student"]."""
 
         def loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:

@@ -1,21 +1,23 @@
-"""LC-Fed: features calibrated by client, and personal heads calibrated by their difference from others.
+"""LC-Fed: features calibrated per client, and personal heads calibrated by their difference from other clients' heads.
 
-Wang et al., ECCV 2022, for segmentation; printed as FedLC in pFedNet's tables.  The networks are those of the released
+Wang et al., ECCV 2022, for segmentation.  pFedNet's tables call it FedLC.  The networks are those of the released
 multi_lcnet.py, which the final training and test scripts import; lc_fed_lcrepnet has the older lcrepnet.py.
-PCS, behind the bottleneck, shared but for the client's number e (one-hot): with m = E(e),
+PCS (channel selection) follows the bottleneck.  Its weights are shared; its input is the one-hot client
+index e.  With m = E(e),
     h = sigmoid(F [avg x; m] + F [max x; m]),  x <- h x + x.
-HC, personal, for every class c, with p_j = sigmoid(head_j(z)) of all N clients' heads as they were collected:
+HC (head calibration) is personal.  For every class c, with p_j = sigmoid(head_j(z)) of the last uploaded heads of all N
+clients:
     u = sqrt(sum_j (p_j - p_i)^2 / (N - 1)),  u <- u / max u over the image's pixels,
-    U = 1 at pixels whose u is more than 0.2 and the largest within 31 x 31 pixels, 0 elsewhere,
-    A(a) = K * a,  K the Gaussian exp(-r^2 / (2 * 6^2)) on 31 x 31 pixels, which does not learn,
+    U = 1 at pixels where u exceeds 0.2 and is the maximum within 31 x 31 pixels, 0 elsewhere,
+    A(a) = K * a,  K the fixed Gaussian exp(-r^2 / (2 * 6^2)) on 31 x 31 pixels,
 and the calibrated logits are V [A(U_c) z + z, A(sigmoid(head(z)_c)) z + z for every c], V a 3 x 3 convolution.
-A round: in the first head_iter batches the head learns alone, in the others the body, and after each of these steps HC
-takes one, all else fixed.  The server takes the unweighted mean of bodies, and sends all heads to all clients.
-Departs from the released code: HC learns in the same rounds (there in a second run, by train_hc.py, after the bodies);
-losses are the task's (task.loss=dice for its own), and HC's logits enter it without a sigmoid of their own; all clients
-start from one row (there from independent ones); the term that pushes clients' maps h apart is left out, as it is by
-default there.  PCS learns and is averaged, as in the paper: the released layers stand in a plain list, so that no
-optimizer and no mean includes them.  U is 0 where all heads agree up to rounding, or N = 1 (there 0 / 0).
+A round: the first head_iter batches train the head alone, the others the body alone.  After each of these steps HC
+takes one step with everything else frozen.  The server averages bodies uniformly and sends all heads to all clients.
+Departs from the released code: HC trains in the same rounds (there in a second run, train_hc.py, after the bodies);
+losses are the task's (task.loss=dice is the released one), and HC's logits enter the loss without a second sigmoid; all
+clients start from one row (there from independent ones); the term that separates the clients' maps h is left out, as
+it is by default there.  PCS is trained and averaged, as in the paper; the released layers are in a plain list, so
+neither the optimizer nor the average includes them.  U is 0 if all heads agree up to rounding, or N = 1 (there 0 / 0).
 If features are not images (a linear head), every sample is an image of one pixel.
 """
 
@@ -42,37 +44,46 @@ from fedbench.algorithms.base import (
 from fedbench.core.options import Natural, require
 from fedbench.nn.columns import Columns
 
-REDUCTION = 16  # of channels inside F
-KERNEL = 31  # side in pixels of K, and of the square around a peak of u
-SIGMA = 6.0  # pixels, of K
-LEAST = 0.2  # minimum of a peak, relative to the largest u of an image
-ROUNDING = 1e-6  # maximum difference between outputs of heads that agree
+REDUCTION = 16  # ratio of input to hidden channels of F
+KERNEL = 31  # side of K in pixels, and of the square in which a peak of u is the maximum
+SIGMA = 6.0  # standard deviation of K in pixels
+MIN_PEAK = 0.2  # minimum of a peak, relative to the largest u of an image
+ROUNDING = 1e-6  # maximum difference between outputs of heads that count as equal
 
 
 class LCFed(Algorithm):
-    """head_iter, place, calibrate_head: in the YAML.
+    """LC-Fed.
 
-    State: w [P], of which the body and PCS are in use; heads [N, |head|], as uploaded; head and hc, the clients' own.
+    Args:
+        head_iter: Number of batches of a round that train the head alone.
+        place: Name of the layer whose outputs PCS calibrates; None is "bottleneck", or "body" if there is none.
+        calibrate_head: Whether clients deploy the outputs of HC instead of those of the head.
+
+    State:
+        w: Row whose body and PCS are those of the server, [P].
+        heads: Last uploaded heads of all clients, [N, |head|].
+        head: Personal heads, [N, |head|].
+        hc: Personal head calibration, [N, |hc|].
     """
 
-    numbered = "PCS embeds a client's number"
+    numbered = "PCS embeds the client index"
 
     def __init__(self, head_iter: Natural = 10, place: str | None = None, calibrate_head: bool = True):
         self.head_iter, self.place, self.calibrate_head = head_iter, place, calibrate_head
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """A head that is linear, or a convolution of single pixels, and a place for PCS."""
+        """Require a linear head or 1x1 convolution, and a layer for PCS."""
         super().check(federation, model, optimizer)
         require_linear_head(model)
         names = {name for name, _ in model.module.named_modules()}
         require(
             self.place in names or (self.place is None and bool({"bottleneck", "body"} & names)),
             f"algorithm.place={self.place}: the model has no layer of that name"
-            + ("; name the one behind which features are calibrated" if self.place is None else ""),
+            + ("; set it to the layer whose outputs are calibrated" if self.place is None else ""),
         )
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """PCS, HC and the client's number join the row; all clients start from one."""
+        """Add PCS, HC and the one-hot client index to the row; all clients start from one row."""
         n, names = federation.num_clients, {name for name, _ in model.module.named_modules()}
         place = self.place or ("bottleneck" if "bottleneck" in names else "body")
         x, _ = federation.gather(torch.zeros(1, dtype=torch.int64, device=model.device))
@@ -90,17 +101,17 @@ class LCFed(Algorithm):
         personal = self.head_columns | self.hc_columns | self.client_columns
         self.body = personal.rest(model.size)  # with PCS, and running statistics
         self.w = model.init_row()  # [P]
-        own = self.head_columns.take(self.w)
-        self.heads = own.repeat(n, 1)  # [N, |head|]
-        self.head, self.hc = rows("head", default=own), rows("hc", default=self.hc_columns.take(self.w))
+        initial_head = self.head_columns.take(self.w)
+        self.heads = initial_head.repeat(n, 1)  # [N, |head|]
+        self.head, self.hc = rows("head", default=initial_head), rows("hc", default=self.hc_columns.take(self.w))
 
     def round(self, cohort: Cohort) -> None:
-        """Head, body and HC train; the body is averaged, heads are collected."""
-        sent = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
-        theta = self.rows_of(cohort, sent.body)  # [K, P]
+        """Train head, body and HC; average the bodies and collect the heads."""
+        server = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
+        theta = self.rows_of(cohort, server.body)  # [K, P]
         uploaded = self.body | self.head_columns
         out = cohort.train(
-            theta, step=lambda s, batch: self.step(s, batch, sent.heads), how=LocalTraining(uploaded=uploaded)
+            theta, step=lambda s, batch: self.step(s, batch, server.heads), how=LocalTraining(uploaded=uploaded)
         )
         head = self.head_columns.take(out.theta)
         self.head[cohort.ids], self.hc[cohort.ids] = head, self.hc_columns.take(out.theta)
@@ -114,16 +125,16 @@ class LCFed(Algorithm):
         self.heads = self.heads.index_copy(0, cohort.index, up.head)
 
     def rows_of(self, cohort: Cohort, body: Tensor) -> Tensor:
-        """The clients' rows: the body, their own head and HC, their numbers.  # [K, P]"""
-        number = one_hot(cohort.index, cohort.num_clients).to(body)
+        """Join the body with each client's head, HC and one-hot index.  # [K, P]"""
+        index = one_hot(cohort.index, cohort.num_clients).to(body)
         theta = self.body.put(self.w.expand(len(cohort), -1).clone(), body.expand(len(cohort), -1))
-        theta = self.client_columns.put(theta, number)
+        theta = self.client_columns.put(theta, index)
         return self.hc_columns.put(self.head_columns.put(theta, self.head[cohort.ids]), self.hc[cohort.ids])
 
     def step(self, s: Step, batch: Batch, heads: Tensor) -> None:
-        """The head or the body, then HC."""
-        learns = self.head_columns if s.t < self.head_iter else self.body & s.model.trained
-        s.descend(s.grad(batch, columns=learns), columns=learns)
+        """Take a step on the head or the body, then one on HC."""
+        columns = self.head_columns if s.t < self.head_iter else self.body & s.model.trained
+        s.descend(s.grad(batch, columns=columns), columns=columns)
 
         def hc_loss(s: Step, rows: Tensor, batch: Batch) -> Tensor:
             z = s.features(rows, batch).detach()
@@ -133,18 +144,28 @@ class LCFed(Algorithm):
         s.descend(gradient, columns=self.hc_columns, uploaded=False)
 
     def calibrated_logits(self, model: FlatModel, rows: Tensor, z: Tensor, heads: Tensor) -> Tensor:
-        """HC's logits of features z [k, B, F] or [k, B, F, H, W], the head itself being fixed.  # [k, B, C(, H, W)]"""
+        """Compute HC's logits.  The head's outputs are detached.
+
+        Args:
+            model: The model.
+            rows: Rows of k clients.  # [k, P]
+            z: Features.  # [k, B, F] or [k, B, F, H, W]
+            heads: Last uploaded heads of all clients.  # [N, |head|]
+
+        Returns:
+            Logits.  # [k, B, C] or [k, B, C, H, W]
+        """
         flat = z.dim() == 3
         z = z[..., None, None] if flat else z
         named = {name: t for name, t in model.named(rows).items() if name.startswith(("head.", "hc.", "client"))}
         names = [name for name in named if name.startswith("head.")]
         shapes = [named[name].shape[1:] for name in names]
-        parts = heads.split([shape.numel() for shape in shapes], 1)
-        others = {name: part.view(-1, *shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        flat_heads = heads.split([shape.numel() for shape in shapes], 1)
+        all_heads = {name: t.view(-1, *shape) for name, t, shape in zip(names, flat_heads, shapes, strict=True)}
 
         def of_one(row: dict[str, Tensor], z: Tensor) -> Tensor:
             prediction = torch.sigmoid(pixelwise(row["head.weight"], row.get("head.bias"), z)).detach()
-            U = self.uncertainty(outputs_of(others, z), row["client"])  # [B, C, H, W]
+            U = self.uncertainty(outputs_of(all_heads, z), row["client"])  # [B, C, H, W]
             maps = torch.stack([self.attention(a, row) for a in (U, prediction)], 2)  # [B, C, 2, H, W]
             weighted = maps[:, :, :, None] * z[:, None, None] + z[:, None, None]  # [B, C, 2, F, H, W]
             V = row["hc.out.weight"]
@@ -154,33 +175,33 @@ class LCFed(Algorithm):
         return logits[..., 0, 0] if flat else logits
 
     def hc_layers(self, classes: int, features: int) -> nn.Module:
-        """Return V: 2 classes features -> classes."""
+        """Return V, from 2 x classes x features channels to one channel per class."""
         return nn.ModuleDict({"out": nn.Conv2d(2 * classes * features, classes, 3, padding=1)})
 
     def uncertainty(self, outputs: Tensor, client: Tensor) -> Tensor:
-        """Return U of all heads' outputs [N, B, C, H, W]; client [N] is the one-hot number i.  # [B, C, H, W]"""
-        own = torch.einsum("n,nbchw->bchw", client, outputs)
-        u = ((outputs - own).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
+        """Return U of all heads' outputs [N, B, C, H, W]; client [N] is the one-hot index i.  # [B, C, H, W]"""
+        of_client = torch.einsum("n,nbchw->bchw", client, outputs)  # p_i
+        u = ((outputs - of_client).square().sum(0) / max(1, len(outputs) - 1)).sqrt()
         largest = u.amax((-1, -2), keepdim=True)
         u = torch.where(largest > ROUNDING, u / largest, 0)
         is_peak = u == F.max_pool2d(u, KERNEL, stride=1, padding=KERNEL // 2)
-        return (is_peak & (u > LEAST)).to(u)
+        return (is_peak & (u > MIN_PEAK)).to(u)
 
     def attention(self, a: Tensor, row: dict[str, Tensor]) -> Tensor:
         """Return K * a for a [B, C, H, W]."""
-        at = torch.arange(KERNEL, device=a.device) - KERNEL // 2
-        bell = torch.exp(-(at**2) / (2 * SIGMA**2))[None, None]  # K is the product of two  [1, 1, KERNEL]
+        offset = torch.arange(KERNEL, device=a.device) - KERNEL // 2
+        bell = torch.exp(-(offset**2) / (2 * SIGMA**2))[None, None]  # K is separable  [1, 1, KERNEL]
         images = a.flatten(0, 1)[:, None]
         down = F.conv2d(images, bell[..., None], padding=(KERNEL // 2, 0))
         return F.conv2d(down, bell[..., None, :], padding=(0, KERNEL // 2))[:, 0].unflatten(0, a.shape[:2])
 
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """The averaged body with the client's own head and HC, and all heads."""
-        sent = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
-        return {"theta": self.rows_of(cohort, sent.body), "heads": sent.heads.expand(len(cohort), -1, -1)}
+        """Return the averaged body with each client's head and HC, and the heads of all clients."""
+        server = cohort.broadcast(body=self.body.take(self.w), heads=self.heads)
+        return {"theta": self.rows_of(cohort, server.body), "heads": server.heads.expand(len(cohort), -1, -1)}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """HC's logits, or the head's."""
+        """Return the logits of HC, or with calibrate_head=false those of the head."""
         if not self.calibrate_head:
             return model.forward(rows["theta"], inputs)
         return self.calibrated_logits(model, rows["theta"], model.features(rows["theta"], inputs), rows["heads"][0])
@@ -189,28 +210,28 @@ class LCFed(Algorithm):
 # -- the two plug-ins ------------------------------------------------------------------------------------
 def pcs_layers(clients: int, channels: int) -> nn.Module:
     """Return E: clients -> channels -> channels and F: 2 channels -> channels / 16 -> channels, without biases."""
-    inside = max(1, channels // REDUCTION)
+    hidden = max(1, channels // REDUCTION)
     return nn.ModuleDict({
         "embed1": nn.Linear(clients, channels, bias=False), "embed2": nn.Linear(channels, channels, bias=False),
-        "squeeze": nn.Linear(2 * channels, inside, bias=False), "excite": nn.Linear(inside, channels, bias=False),
+        "squeeze": nn.Linear(2 * channels, hidden, bias=False), "excite": nn.Linear(hidden, channels, bias=False),
     })  # fmt: skip
 
 
 def calibrated(x: Tensor, row: dict[str, Tensor]) -> Tensor:
-    """PCS on one client's x [B, C] or [B, C, H, W]."""
+    """Apply PCS to one client's features x [B, C] or [B, C, H, W]."""
     embedded = F.linear(row["client"], row["pcs.embed1.weight"]).relu()
     m = F.linear(embedded, row["pcs.embed2.weight"]).expand(x.shape[:2])  # [B, C]
     pixels = x.flatten(2) if x.dim() > 2 else x[..., None]  # [B, C, H W]
     h = torch.zeros_like(m)
     for pooled in (pixels.mean(2), pixels.amax(2)):
-        inside = F.linear(torch.cat([pooled, m], 1), row["pcs.squeeze.weight"]).relu()
-        h = h + F.linear(inside, row["pcs.excite.weight"])
+        hidden = F.linear(torch.cat([pooled, m], 1), row["pcs.squeeze.weight"]).relu()
+        h = h + F.linear(hidden, row["pcs.excite.weight"])
     h = torch.sigmoid(h).view(*x.shape[:2], *(1,) * (x.dim() - 2))
     return h * x + x
 
 
 def pixelwise(weight: Tensor, bias: Tensor | None, z: Tensor) -> Tensor:
-    """A linear map of every pixel: weight [C, F] or [C, F, 1, 1], z [B, F, H, W].  # [B, C, H, W]"""
+    """Apply a linear map to every pixel: weight [C, F] or [C, F, 1, 1], z [B, F, H, W].  # [B, C, H, W]"""
     y = torch.einsum("cf,bfhw->bchw", weight.flatten(1), z)
     return y if bias is None else y + bias[:, None, None]
 

@@ -76,7 +76,7 @@ def test_a_client_is_taught_in_its_own_classes_at_tau() -> None:
     s = SimpleNamespace(forward=lambda rows, batch: z, task_loss=lambda z, batch: torch.tensor([[1.0, 2.0, 3.0]]))
     batch = SimpleNamespace(class_mask=torch.tensor([[True, True, True, False, False]]))
     kept: dict[str, Tensor] = {}
-    found = FedDAT(tau=2.0).taught(t, kept)(s, z, batch)  # type: ignore[arg-type]
+    found = FedDAT(tau=2.0).distillation(t, kept)(s, z, batch)  # type: ignore[arg-type]
     p, q = (t[..., :3] / 2).softmax(2), (z[..., :3] / 2).softmax(2)
     close(found, 0.5 * (torch.tensor([[1.0, 2.0, 3.0]]) + 4 * (p * (p / q).log()).sum(2)), 1e-5)
     equal(kept["student"], z)

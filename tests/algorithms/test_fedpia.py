@@ -220,7 +220,7 @@ def test_activations_by_hand() -> None:
         x, _ = e.federation.gather(torch.from_numpy(e.federation.splits["train"][i]))
         layers = [s.prefix + s.units.before for s in a.sites]
         _, captured = e.model.capture(rows[i], x, layers)
-        for layer, values in zip(layers, a.unit_values(cohort, rows)):
+        for layer, values in zip(layers, a.unit_activations(cohort, rows)):
             n = len(x)
             mean = captured[layer].mean(1)  # over tokens  [n, m]
             got = values[i][:, :n]
@@ -232,7 +232,7 @@ def test_so_many_samples_are_drawn_anew_in_each_round() -> None:
     e = engine()
     a = play(e, FedPIA(samples=3), 0)
     rows = spread(e.model, 3)
-    first, again, later = (a.unit_values(all_clients(e, r), rows)[0] for r in (0, 0, 1))
+    first, again, later = (a.unit_activations(all_clients(e, r), rows)[0] for r in (0, 0, 1))
     assert first.shape == (3, 6, 3)
     equal(first, again)
     assert (first != later).any()
@@ -248,7 +248,7 @@ def test_what_alignment_costs_by_hand(cost: Any) -> None:
     a.matched(cohort, G, own)
     theirs = a.shared.put(own, G)
     if cost == "activation":
-        pairs = zip(a.unit_values(cohort, theirs), a.unit_values(cohort, own))
+        pairs = zip(a.unit_activations(cohort, theirs), a.unit_activations(cohort, own))
     else:
         pairs = ((alignment.incoming(e.model, r, s) for r in (theirs, own)) for s in a.sites)
     wanted = torch.stack([(x - y).norm(dim=2).mean(1) for x, y in pairs], 1).mean(1)
@@ -260,7 +260,7 @@ def test_a_client_without_training_samples_has_zeros() -> None:
     e = engine(sizes=(7, 0, 5))
     a = play(e, FedPIA(), 0)
     assert isinstance(a, FedPIA)
-    for site, values in zip(a.sites, a.unit_values(all_clients(e), spread(e.model, 3)), strict=True):
+    for site, values in zip(a.sites, a.unit_activations(all_clients(e), spread(e.model, 3)), strict=True):
         assert values.shape == (3, site.units.size, site.units.blocks * 7)
         assert not values[1].any() and values[0].any() and values[2].any()
     play(e, a, 2, begin=1)
@@ -279,5 +279,5 @@ def test_newcomers_start_from_the_servers_adapter() -> None:
 def test_adapters_without_units_are_refused() -> None:
     of = federation()
     lora = build.model(compose(["algorithm=fedavg", *SMALL, "adapter=lora"]), of)
-    with pytest.raises(ConfigError, match="hidden units of bottlenecks, and this model has none"):
+    with pytest.raises(ConfigError, match="the hidden units of bottlenecks, and this model has none"):
         play(engine_on(of, lora, SGD(lr=0.1)), FedPIA())

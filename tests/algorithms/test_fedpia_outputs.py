@@ -236,8 +236,8 @@ def test_compressed_runs_go_on_to_the_same_bytes(operator: str, tmp_path: Path, 
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"client": "none"}, "algorithm.client=none has the server's alone: use client=align or identity"),
-        ({"lam": 0.3}, r"algorithm\.lam=0\.3: combine=output_sum takes the mean of two adapters' outputs"),
+        ({"client": "none"}, "algorithm.client=none has no personal adapter"),
+        ({"lam": 0.3}, r"algorithm\.lam=0\.3 must be 0\.5 with algorithm\.combine=output_sum"),
     ],
 )
 def test_options_that_do_not_fit(options: Any, sentence: str) -> None:
@@ -246,5 +246,5 @@ def test_options_that_do_not_fit(options: Any, sentence: str) -> None:
 
 
 def test_single_bottlenecks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the outputs of two adapters at each place: use adapter\.twin=true"):
+    with pytest.raises(ConfigError, match=r"needs two adapters in each layer: use adapter\.twin=true"):
         play(engine(), FedPIA(combine="output_sum"))

@@ -96,6 +96,6 @@ def test_models_that_begin_equal_are_refused() -> None:
     arrays, split = ragged()
     model = FlatModel(OnlyHead(16, 3), draw=lambda *key: OnlyHead(16, 3))
     e = engine(arrays, split, model)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"algorithm\.clusters=2: this model is always has the same initial parameters"):
+    with pytest.raises(ConfigError, match=r"algorithm\.clusters=2: this model always has the same initial"):
         play(e, IFCA(clusters=2), rounds=0)
     play(e, IFCA(clusters=1), rounds=0)

@@ -1,22 +1,21 @@
-"""The fused proximal step: vectors of clients are drawn to those of their neighbours, and merge with near ones.
+"""The proximal step of the network lasso: the clients' vectors are fused along the edges of a network, by ADMM.
 
     Z = argmin_Z  0.5 sum_i c_i ||z_i - v_i||^2 + tau sum over edges (i, j) of ||z_i - z_j||,    in norm l1, l2 or linf
 
-B [M, N] is the signed incidence of M edges, (B Z)_m = z_i - z_j, L = B' B, and C the diagonal of the clients' weights
-c_i, which are 1 where all clients take steps of one size.  pFedNet's ADMM, eqs. (8) to (10), times its step eta:
-penalty r = eta rho, dual U (eta Omega), W in the place of B Z,
+B [M, N] is the signed incidence matrix of M edges, (B Z)_m = z_i - z_j, and L = B' B.  C is the diagonal matrix of the
+clients' weights c_i, which are 1 if all clients have the same step size.  pFedNet's ADMM, eqs. (8) to (10), multiplied
+by its step size eta, with penalty r = eta rho, dual U (eta Omega) and W replacing B Z:
     Z <- (C + r L)^-1 (C V + B' (r W - U));   W <- prox_{tau / r} (B Z + U / r);   U <- U + r (B Z - W).
-Departs from the paper: its eq. (9) scales by [1 - s / ||.||_q]_+ with the dual norm q for each of the norms, which is
-the proximal operator of l2 alone; here each has its own.  It stops when ||B Z - W|| and r ||B' (W - W_before)|| are
-small against ||V - mean V||, so that the stop does not depend on the units of Z (every 10 iterations it is looked at:
-on a GPU that waits).  r begins at 1 / sqrt(l_2 l_max) of L's positive eigenvalues, the best rate of ADMM on quadratic
-problems: 20 to 70 iterations where r = 1 takes 50 to 1,400 (5 to 100 clients, sparse and complete networks); it is
-doubled or halved where one residual is 4 times the other, and B Z is over-relaxed, 1.6 B Z - 0.6 W (Boyd et al., 2011,
-sections 3.4.1 and 3.4.3): together a quarter of the iterations, or less.
-With l2 only distances matter: V is turned into the at most N dimensions that it spans, where an iteration on 100
-clients and 220 edges takes 0.12 ms on a CPU, whatever d is.
+Departs from the paper: its eq. (9) scales by [1 - s / ||.||_q]_+ with the dual norm q for every norm, which is the
+proximal operator of l2 only.  Here every norm has its proximal operator.
+ADMM stops when ||B Z - W|| and r ||B' (W - W_before)|| are small relative to ||V - mean V||, so the criterion does not
+depend on the scale of Z.  It is checked every 10 iterations, because a check synchronizes with a GPU.  r starts at
+1 / sqrt(l_2 l_max) of L's positive eigenvalues, the optimal penalty for quadratic problems.  It is doubled or halved if
+one residual is 4 times the other, and B Z is over-relaxed, 1.6 B Z - 0.6 W (Boyd et al., 2011, sections 3.4.1 and
+3.4.3).
+The l2 norm is invariant under rotations, so V is first rotated into the at most N dimensions that it spans.
 
-Letters: N clients, M edges, d numbers of a vector.
+Letters: N clients, M edges, d entries of a vector.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 Norm = Literal["l1", "l2", "linf"]
-EVERY = 10  # iterations from one look at the residuals to the next
-RELAXED = 1.6  # in (0, 2); at 1.8 complete networks of 100 take twice the iterations, others up to 1.5 times
-UNEVEN, BALANCE = 4.0, 2.0  # from which ratio of the residuals on r is changed, and by which factor
+EVERY = 10  # iterations between two checks of the residuals
+RELAXED = 1.6  # over-relaxation, in (0, 2)
+UNEVEN, BALANCE = 4.0, 2.0  # ratio of the residuals above which r changes, and the factor of the change
 
 
 # -- proximal operators, row by row ------------------------------------------------------------------------
 def prox(R: Tensor, s: float, norm: Norm) -> Tensor:
-    """argmin_W 0.5 ||W - R||^2 + s sum over rows of ||W_m||, R [M, d], s >= 0.  # [M, d]"""
+    """Return argmin_W 0.5 ||W - R||^2 + s sum over rows of ||W_m||, for R [M, d] and s >= 0.  # [M, d]"""
     if s == 0:
         return R
     if norm == "l1":
@@ -44,22 +43,26 @@ def prox(R: Tensor, s: float, norm: Norm) -> Tensor:
     if norm == "l2":
         length = R.norm(dim=1, keepdim=True)  # [M, 1]
         return R * (1 - s / length).clamp_min(0)  # a length of 0 gives 0
-    return R - onto_l1_ball(R, s)  # Moreau
+    return R - onto_l1_ball(R, s)  # by Moreau's decomposition
 
 
 def onto_l1_ball(R: Tensor, s: float) -> Tensor:
-    """The nearest rows with sum |.| <= s > 0.  Held and Wolfe, 1974; by sorting: Duchi et al., ICML 2008.  # [M, d]"""
+    """Project the rows of R [M, d] onto the l1 ball of radius s > 0.  # [M, d]
+
+    References:
+        Held, Wolfe and Crowder, 1974; by sorting, Duchi et al., ICML 2008.
+    """
     size = R.abs()
     largest = size.sort(1, descending=True).values
     rank = torch.arange(1, R.shape[1] + 1, device=R.device, dtype=R.dtype)
-    excess = (largest.cumsum(1) - s) / rank  # what to take off, if the first `rank` ones stay above 0  [M, d]
-    stay = (largest > excess).sum(1, keepdim=True).clamp_min(1)  # [M, 1]
-    shrink = excess.gather(1, stay - 1).clamp_min(0)  # 0 within the ball
+    threshold = (largest.cumsum(1) - s) / rank  # threshold if the `rank` largest entries stay positive  [M, d]
+    positive = (largest > threshold).sum(1, keepdim=True).clamp_min(1)  # [M, 1]
+    shrink = threshold.gather(1, positive - 1).clamp_min(0)  # 0 for rows within the ball
     return R.sign() * (size - shrink).clamp_min(0)
 
 
 def dual_norm(U: Tensor, norm: Norm) -> Tensor:
-    """Of every row of U [M, d] the norm whose unit ball holds the subgradients of `norm`.  # [M]"""
+    """Return the dual norm of every row of U [M, d].  # [M]"""
     if norm == "l1":
         return U.abs().amax(1)
     return U.norm(dim=1) if norm == "l2" else U.abs().sum(1)
@@ -99,7 +102,7 @@ class Network:
 
     @functools.cached_property
     def B(self) -> Tensor:
-        """The incidence.  # [M, N]"""
+        """The signed incidence matrix.  # [M, N]"""
         m = torch.arange(len(self), device=self.i.device)
         B = torch.zeros(len(self), self.N, dtype=torch.float64, device=self.i.device)
         B[m, self.i], B[m, self.j] = 1, -1
@@ -107,12 +110,12 @@ class Network:
 
     @functools.cached_property
     def incident(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Client by client the edges that it is an end of [2 M], their signs in B [2 M] and where they begin [N]."""
+        """B' in compressed form: edges of each client in turn [2 M], their signs in B [2 M], first positions [N]."""
         clients = torch.cat([self.i, self.j])
         order = clients.argsort(stable=True)
-        begins = clients.bincount(minlength=self.N).cumsum(0).roll(1)
-        begins[0] = 0
-        return order % len(self), torch.where(order < len(self), 1.0, -1.0), begins
+        first = clients.bincount(minlength=self.N).cumsum(0).roll(1)
+        first[0] = 0
+        return order % len(self), torch.where(order < len(self), 1.0, -1.0), first
 
     @functools.cached_property
     def pseudoinverse(self) -> Tensor:
@@ -121,14 +124,14 @@ class Network:
         return (self.vectors * inverse) @ self.vectors.T
 
     def differences(self, Z: Tensor) -> Tensor:
-        """B Z.  # [M, d]"""
+        """Return B Z.  # [M, d]"""
         return Z.index_select(0, self.i) - Z.index_select(0, self.j)
 
     def sums(self, W: Tensor) -> Tensor:
-        """B' W.  # [N, d]"""
+        """Return B' W.  # [N, d]"""
         if W.is_cuda:
             return self.B.T.to(W) @ W
-        edges, signs, first = self.incident  # index_add_ takes 2 to 3.5 times as long
+        edges, signs, first = self.incident  # on a CPU embedding_bag is faster than index_add_
         return embedding_bag(edges, W, first, mode="sum", per_sample_weights=signs.to(W))
 
     def weighted(self, V: Tensor) -> Tensor:
@@ -146,22 +149,27 @@ class Network:
         return ((member.T @ V) / member.sum(0)[:, None])[self.component]
 
     def flows(self, V: Tensor) -> Tensor:
-        """Return the shortest U with B' U = C (V - means of V).  # [M, d]"""
+        """Return the U of minimal norm with B' U = C (V - means of V).  # [M, d]"""
         return self.differences(self.pseudoinverse.to(V) @ self.weighted(V))
 
 
 def _components(linked: Tensor) -> Tensor:
-    """The number, from 0, of the connected part that each of the clients linked [N, N] is in.  # [N]"""
+    """Return the number, from 0, of each client's connected component in the adjacency linked [N, N].  # [N]"""
     reach = linked + torch.eye(len(linked)).to(linked)
-    for _ in range(len(linked).bit_length()):  # paths of twice the length each time
+    for _ in range(len(linked).bit_length()):  # the length of paths doubles each time
         reach = ((reach @ reach) > 0).to(linked)
-    return torch.unique(reach.argmax(1), return_inverse=True)[1]  # told apart by their first members
+    return torch.unique(reach.argmax(1), return_inverse=True)[1]  # a component is identified by its first member
 
 
 # -- the step ------------------------------------------------------------------------------------------------
 class Fused(NamedTuple):
-    """Z [N, d], the dual U [M, d] at which it ended (None: nothing was iterated, or it is not kept), and after how many
-    iterations."""
+    """Solution of the proximal step.
+
+    Attributes:
+        Z: The fused vectors, [N, d].
+        U: Last dual variable, [M, d]; None without iterations or with keep_dual=False.
+        iterations: Number of iterations.
+    """
 
     Z: Tensor
     U: Tensor | None
@@ -178,16 +186,25 @@ def fuse(
     tolerance: float = 1e-5,
     keep_dual: bool = True,
 ) -> Fused:
-    """The Z of the header for V [N, d], in V's type.
+    """Solve the proximal step of the module docstring.
 
-    iterations: at most so many.  tolerance: of the two residuals, against ||V - mean V||.  keep_dual: whether to return
-    the last dual U.
+    Args:
+        V: The clients' vectors.  # [N, d]
+        network: The network.
+        tau: Weight of the penalty, >= 0.
+        norm: Norm of the penalty.
+        iterations: Maximum number of iterations.
+        tolerance: Maximum of both residuals, relative to ||V - mean V||.
+        keep_dual: Whether to return the last dual U.
+
+    Returns:
+        Z in V's type, the dual and the number of iterations.
     """
     if tau == 0 or len(network) == 0 or V.shape[1] == 0:
         return Fused(V, None, 0)
     mean = network.means(V.double())
-    X = (V - mean).to(V)  # from here on about the means, which the step leaves where they are
-    basis = None  # orthonormal columns that span the rows of X, where those are fewer
+    X = (V - mean).to(V)  # centered: the step does not change the means
+    basis = None  # orthonormal basis of the span of X's rows, if N < d
     if norm == "l2" and len(X) < X.shape[1]:
         basis, R = torch.linalg.qr(X.T)  # [d, N], [N, N]
         X = R.T.contiguous()  # X @ basis is R'
@@ -202,9 +219,9 @@ def fuse(
 def _admm(
     V: Tensor, network: Network, tau: float, norm: Norm, iterations: int, tolerance: float
 ) -> tuple[Tensor, Tensor, int]:
-    """Eqs. (8) to (10) with V fixed throughout: Z [N, d], U [M, d] and the number of iterations.
+    """Iterate eqs. (8) to (10) with fixed V.  Returns Z [N, d], U [M, d] and the number of iterations.
 
-    W is prox_{tau / r} of R = B Z + U / r, so that U / r = R - W, and eqs. (8) to (10) with a relaxed B Z are
+    W = prox_{tau / r} (R) with R = B Z + U / r, so U / r = R - W.  Eqs. (8) to (10) with over-relaxed B Z become
     Z <- (C + r L)^-1 (C V + r B' (2 W - R));   R <- R + RELAXED (B Z - W).
     """
     small = tolerance * float(V.norm())
@@ -225,7 +242,7 @@ def _admm(
                 break
             if max(primal, dual) > UNEVEN * min(primal, dual):
                 factor = BALANCE if primal > dual else 1 / BALANCE
-                r, R = factor * r, W + (R - W) / factor  # U stays
+                r, R = factor * r, W + (R - W) / factor  # U is unchanged
                 inverse = network.inverse(r).to(V)
                 start = inverse @ pull
     return Z, r * (R - W), count

@@ -1,18 +1,21 @@
-"""pFedMoAP: a client's prompt beside other clients' prompts, experts that a gate of its own mixes for every image.
+"""pFedMoAP: mixture of experts; a personal gate mixes the client's prompt with other clients' prompts for every image.
 
-Luo, Chen and Wu, ICLR 2025, Algorithm 1.  The server keeps a pool of the prompts last uploaded.  A client with an entry
-downloads P_g and the K_e entries nearest to its own.  With I features of an image, T_L text features of its prompt
-(from P_g on), T_NL of the experts', s the temperature's inverse:
+Luo, Chen and Wu, ICLR 2025, Algorithm 1.  The server has a pool of the last uploaded prompts.  A client with an entry
+downloads P_g and the K_e entries nearest to its own.  With I the features of an image, T_L the text features of the
+client's prompt (initialized to P_g), T_NL those of the experts and s the inverse temperature:
     T_MoE = MHA(pool(I), [T_L, T_NL], [T_L, T_NL]),   logits = s <pool(I), T_MoE> + lam s <I, T_L>.
-It trains its prompt, at lr, and its gate, the attention, at gate_lr, and uploads the prompt.  A client without an entry
-trains P_g alone (s <I, T_L>).  Deployed: prompt and gate as trained, with the experts at hand; after rounds without
-the client, with those that it would download now; without a trained gate, s <I, T_L>; before its first round, P_g.
-Departs from the paper as its released code does: pool keeps every (D/d)-th coordinate; scores are multiplied by 10, not
-by 1/sqrt(d/heads); "sim" with T_MoE is an inner product.
-Departs from the released code as the paper does: there experts are random, the pool is overwritten within a round,
-gates and experts leak from client to client, and clients that are not sampled break it.
-Reconstructed, for want of code: gating=linear, softmax(W pool(I) + b) as weights of the experts' own T, slot 0 the
-client's, 1..K_e by rank; aggregate_gate, all start from the average of the gates trained in the last round.
+The client trains its prompt with lr and its gate (the attention) with gate_lr, and uploads the prompt.  A client
+without an entry trains P_g alone (s <I, T_L>).
+Deployed: the client's prompt and gate as trained.  The experts are those of the last round if the client took part in
+it, else those that it would download now.  Without a trained gate a client uses s <I, T_L>, and before its first round
+P_g.
+Departs from the paper, as its released code does: pool selects every (D/d)-th coordinate; scores are multiplied by 10,
+not by 1/sqrt(d/heads); "sim" with T_MoE is an inner product.
+Departs from the released code, following the paper: there experts are random, the pool is overwritten within a round,
+gates and experts leak from client to client, and partial participation fails.
+Reconstructed, without released code: gating=linear uses softmax(W pool(I) + b) as weights of the experts' text
+features, with slot 0 for the client's prompt and 1..K_e by rank; with aggregate_gate, all clients start from the
+average of the gates trained in the last round.
 Reduces to: FedAvg (PromptFL) in round 1.
 """
 
@@ -39,21 +42,34 @@ from fedbench.core.linalg import squared_distances
 from fedbench.core.options import Count, NonNegative, Positive, require
 
 ENCODED_AT_ONCE = 16  # prompts in one pass of the text tower
-MOST_EXPERTS = 10  # of num_experts=null, the paper's
-NO_GATE = -1  # in place of a count of experts: the client uses its own prompt alone, without the gate
-Gate = Mapping[str, Tensor]  # parameters of k clients by name, [k, ...] each
+MOST_EXPERTS = 10  # maximum number of experts with num_experts=null, as in the paper
+NO_GATE = -1  # count of experts of a client that uses its prompt alone, without the gate
+Gate = Mapping[str, Tensor]  # parameters of the gates of k clients by name, [k, ...] each
 
 
 class PFedMoAP(Algorithm):
-    """num_experts: of others and its own, K_e + 1; lam: weight of the local logits; gate_lr: of the gate, constant;
-    gating: attention, of `heads` heads and scores times `scale`, or linear; d_feature: d, the gate's width (null:
-    min(128, D)); choice: of the experts.
+    """pFedMoAP.  K_e is the number of experts besides the client's prompt, and E = K_e + 1.
 
-    State: w [P], P_g and the gate from which clients start; prompt [N, l d] and gate [N, |gate|], as client i trained
-    them; pool [N, l d], its prompt as uploaded; text [N, C, d] (linear: D), what that prompt is as an expert, its text
-    features.  Of the last cohort, last [K]: experts [K, K_e, C, d], the others' text that each client mixed with its
-    own, and count [K, 1], how many of the K_e places are filled (NO_GATE: the client did not mix).
-    Shapes: K clients of a cohort, K_e = num_others experts beside its own, E = K_e + 1.
+    Args:
+        num_experts: E; None is the smaller of 10 and the number of clients.
+        lam: Weight of the logits of the client's prompt, >= 0.
+        gate_lr: Learning rate of the gate, constant over the rounds.
+        gating: "attention" or "linear".
+        heads: Number of attention heads.
+        scale: Factor of the attention scores.
+        d_feature: Width d of the gate; None is min(128, D) for features of width D.
+        choice: Experts: the "nearest" prompts in the pool, or "random" ones.
+        aggregate_gate: Whether the gates are averaged too.
+
+    State:
+        w: P_g and the gate from which clients start, [P].
+        prompt: Prompts as last trained, [N, l d].
+        gate: Gates as last trained, [N, |gate|].
+        pool: Prompts as last uploaded, [N, l d].
+        text: Text features of the pool's prompts as experts, [N, C, d] (linear: [N, C, D]).
+        last: Client indices of the last cohort, [K].
+        experts: Text features that each client of the last cohort mixed with those of its prompt, [K, K_e, C, d].
+        count: How many of these K_e experts exist, [K, 1]; NO_GATE if the client did not use its gate.
     """
 
     requires, alone = ("prompt",), True
@@ -73,32 +89,31 @@ class PFedMoAP(Algorithm):
         self.num_experts, self.lam, self.gate_lr, self.gating = num_experts, lam, gate_lr, gating
         self.heads, self.scale, self.d_feature = heads, scale, d_feature
         self.choice, self.aggregate_gate = choice, aggregate_gate
-        self.last: Any = None  # no cohort yet
+        self.last: Any = None  # before the first round
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """A CLIP, as many clients as experts, and a width that features and heads divide."""
+        """Require a CLIP model, enough clients, and a width that fits the features and the attention heads."""
         super().check(federation, model, optimizer)
         clip: Any = model.module
-        require(hasattr(clip, "text"), "algorithm=pfedmoap mixes text features: it needs model=clip_prompt")
+        require(hasattr(clip, "text"), "algorithm=pfedmoap mixes text features, so it needs model=clip_prompt")
         n, D = federation.num_clients, clip.dim
         require(
             (self.num_experts or 1) <= n,
-            f"algorithm.num_experts={self.num_experts} counts a client's own prompt "
-            f"and those of others, and there are {n} clients: at most {n}",
+            f"algorithm.num_experts={self.num_experts} includes the client's prompt: with {n} clients it can be at most {n}",
         )
         d = self.width(D)
-        require(D % d == 0, f"algorithm.d_feature={d} must divide the {D} numbers of the model's features")
+        require(D % d == 0, f"algorithm.d_feature={d} must divide the {D} dimensions of the model's features")
         require(
             self.gating == "linear" or d % self.heads == 0,
             f"algorithm.heads={self.heads} must divide the gate's width, algorithm.d_feature={d}",
         )
 
     def width(self, D: int) -> int:
-        """d, of a gate for features of D numbers."""
+        """Return the width d of a gate for features of width D."""
         return self.d_feature or min(128, D)
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initial prompt and gate for all; an empty pool."""
+        """Start all clients from one prompt and gate, with an empty pool."""
         self.clip: Any = model.module
         n = federation.num_clients
         self.d = self.width(self.clip.dim)
@@ -113,14 +128,14 @@ class PFedMoAP(Algorithm):
         self.text = rows("text", default=self.w.new_zeros(self.clip.num_classes, width))  # lazy [N, C, d]
 
     def new_gate(self) -> nn.Module:
-        """Attention: query, key, value, out, 4 (d^2 + d) numbers; linear: (d + 1)(K_e + 1)."""
+        """Return a new gate with 4 (d^2 + d) parameters for attention, or (d + 1)(K_e + 1) for linear gating."""
         d = self.d
         if self.gating == "linear":
             return nn.Linear(d, self.num_others + 1)
-        return nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value", "out")})  # 4 (d^2 + d)
+        return nn.ModuleDict({name: nn.Linear(d, d) for name in ("query", "key", "value", "out")})
 
     def round(self, cohort: Cohort) -> None:
-        """Algorithm 1."""
+        """Run one round of Algorithm 1."""
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
         has_entry = np.isin(cohort.ids, self.pool.touched())  # [K]
         experts, count = self.download_experts(cohort, has_entry)
@@ -142,96 +157,116 @@ class PFedMoAP(Algorithm):
         self.last, self.experts, self.count = cohort.index, experts, count
 
     def row(self, prompt: Tensor, gate: Tensor) -> Tensor:
-        """Rows of one or K prompts [..., l d] and gates [..., |gate|].  # [..., P]"""
+        """Join prompts [..., l d] and gates [..., |gate|] to rows.  # [..., P]"""
         return self.prompt_columns.put(self.gate_columns.put(self.w, gate), prompt)
 
     def train(self, cohort: Cohort, start: Tensor, experts: Tensor, count: Tensor) -> Tensor:
-        """Rows after local training from start, [P] or [K, P].  # [K, P]"""
+        """Train the clients' rows from start, [P] or [K, P], with the experts of `download_experts`.  # [K, P]"""
         start = start.expand(len(cohort), -1)
-        if not uses_gate(count).any():  # PromptFL: no step of any gate
+        if not uses_gate(count).any():  # PromptFL: no gate is trained
             return cohort.train(start, columns=self.prompt_columns).theta
         how = LocalTraining(uploaded=True if self.aggregate_gate else self.prompt_columns)  # True: the gate too
         return cohort.train(start, step=self.step, how=how, experts=experts, count=count).theta
 
     def step(self, s: Step, batch: Batch) -> None:
-        """The prompt at lr, the gate at gate_lr."""
+        """Take one step on the prompt with lr and on the gate with gate_lr."""
         g = s.grad(batch, loss=self.loss)
         s.descend(g, columns=self.prompt_columns)
         s.descend(g, columns=self.gate_columns, lr=self.gate_lr)
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy of the logits.  # [k, B]"""
+        """Return the loss of the logits.  # [k, B]"""
         return s.task_loss(self.logits(s.model, rows, batch.x, s.state.experts, s.state.count), batch)  # [k, B]
 
-    # -- the server: who gets which experts, in a round and at evaluation ------------------------------------
-    def download_experts(self, cohort: Cohort, asks: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Experts for the clients that ask, asks [K] (bool, on the host); those have an entry in the pool.
+    # -- the server: selection of experts ----------------------------------------------------------------------
+    def download_experts(self, cohort: Cohort, requests: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Download experts to the requesting clients, all of which must have an entry in the pool.
 
-        Returns experts [K, K_e, C, d], the first count [K, 1] of which are there.  count is NO_GATE for clients that do
-        not ask, and for all while the pool has no prompt of another client.
+        Args:
+            cohort: The clients.
+            requests: Which of them download experts.  # [K] bool, on the host
+
+        Returns:
+            Text features of the experts [K, K_e, C, d], and how many of them exist [K, 1].  The count is NO_GATE for
+            clients without a request, and for all clients if the pool has no prompt of another client.
         """
         members = self.pool.touched()  # [M]
         available = min(self.num_others, len(members) - 1)
         experts = self.w.new_zeros(len(cohort), self.num_others, *self.text.default.shape)
-        if asks.any():
-            where = torch.from_numpy(asks).to(experts.device)
-            experts[where, :available] = self.fetch_texts(cohort.subset(asks), members, available)
-        gate_has_input = available > 0 or self.num_others == 0  # others are there, or none are wanted (num_experts=1)
-        count = np.where(asks & gate_has_input, available, NO_GATE)
+        if requests.any():
+            where = torch.from_numpy(requests).to(experts.device)
+            experts[where, :available] = self.fetch_texts(cohort.subset(requests), members, available)
+        gate_has_input = available > 0 or self.num_others == 0  # with num_experts=1 no other expert is needed
+        count = np.where(requests & gate_has_input, available, NO_GATE)
         return experts, torch.from_numpy(count).to(self.w.device)[:, None]
 
-    def fetch_texts(self, cohort: Cohort, members: np.ndarray, many: int) -> Tensor:
-        """Text features of the prompts Q_i that each client of the cohort downloads.  # [k, many, C, d]"""
-        Q = self.choose(cohort, members, many)  # [k, many]
-        wanted = torch.zeros(len(cohort), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
-        cohort.fetch(wanted, prompt=self.pool[members])  # prompts travel; what a client would make of them is at hand
-        ids = members[Q.cpu().numpy()]  # [k, many]
+    def fetch_texts(self, cohort: Cohort, members: np.ndarray, count: int) -> Tensor:
+        """Download `count` prompts of the pool to each client, and return their text features.  # [k, count, C, d]"""
+        Q = self.choose(cohort, members, count)  # [k, count]
+        selected = torch.zeros(len(cohort), len(members), dtype=torch.bool, device=Q.device).scatter_(1, Q, True)
+        cohort.fetch(selected, prompt=self.pool[members])  # prompts are transmitted; their text features are cached
+        ids = members[Q.cpu().numpy()]  # [k, count]
         return self.text[ids.reshape(-1)].view(*ids.shape, *self.text.default.shape)
 
-    def choose(self, cohort: Cohort, members: np.ndarray, many: int) -> Tensor:
-        """Q_i of clients i, members [M]: positions of others in these, nearest first (ties: lower ids).  # [k, many]"""
+    def choose(self, cohort: Cohort, members: np.ndarray, count: int) -> Tensor:
+        """Select the experts Q_i of each client among the pool's members, nearest first; ties go to lower ids.
+
+        Returns:
+            Positions in members.  # [k, count]
+        """
         if self.choice == "nearest":
             rank_by = squared_distances(self.pool[cohort.ids], self.pool[members])  # [k, M]
-        else:  # drawn for all N, whatever the pool holds
+        else:  # drawn for all N clients, so the draws do not depend on the pool
             rank_by = cohort.random("experts").uniform(cohort.num_clients)[:, torch.from_numpy(members)]
         itself = torch.from_numpy(np.searchsorted(members, cohort.ids)).to(rank_by.device)
-        return rank_by.scatter_(1, itself[:, None], float("inf")).argsort(dim=1, stable=True)[:, :many]
+        return rank_by.scatter_(1, itself[:, None], float("inf")).argsort(dim=1, stable=True)[:, :count]
 
     def encode(self, model: FlatModel, prompts: Tensor) -> Tensor:
-        """Text features of prompts [K, l d] as the gate reads them.  # [K, C, d]"""
+        """Return the text features of prompts [K, l d] as input of the gate.  # [K, C, d]"""
         contexts = self.clip.context(model.named(self.prompt_columns.put(self.w, prompts)))  # [K, l, d]
         return torch.cat([self.expert_form(self.clip.text(P)) for P in contexts.split(ENCODED_AT_ONCE)])
 
     # -- the client: logits --------------------------------------------------------------------------------
     def pooled(self, z: Tensor) -> Tensor:
-        """Features [..., D] brought to the gate's width.  # [..., d]"""
+        """Subsample features [..., D] to the gate's width.  # [..., d]"""
         return z.unflatten(-1, (self.d, -1))[..., 0]
 
     def expert_form(self, z: Tensor) -> Tensor:
-        """Features [..., D] in the form of experts and so of T_MoE: pooled for attention, as they are for linear."""
+        """Return features [..., D] as experts and T_MoE have them: pooled for attention, unchanged for linear."""
         return self.pooled(z) if self.gating == "attention" else z
 
     def logits(self, model: FlatModel, rows: Tensor, inputs: Inputs, experts: Tensor, count: Tensor) -> Tensor:
-        """s <pool(I), T_MoE> + lam s <I, T_L>, or s <I, T_L> of a client without a gate.  # [k, B, C]"""
+        """Return s <pool(I), T_MoE> + lam s <I, T_L>, or s <I, T_L> for clients without a gate.  # [k, B, C]"""
         p = model.named(rows)
         image, text = self.clip.image(inputs), self.clip.text(self.clip.context(p))  # [k, B, D], [k, C, D]
         local = self.clip.scale * image @ text.mT  # [k, B, C]
-        shown = self.expert_form(image)[:, :, None]  # [k, B, 1, d] (linear: D)
+        pooled = self.expert_form(image)[:, :, None]  # [k, B, 1, d] (linear: D)
         T_MoE, _ = self.mix(p, image, text, experts, count)  # [k, B, C, d] (linear: D)
-        mixed = self.clip.scale * (shown * T_MoE).sum(-1)
+        mixed = self.clip.scale * (pooled * T_MoE).sum(-1)
         return torch.where(uses_gate(count)[..., None], mixed + self.lam * local, local)
 
     def mix(self, p: Gate, image: Tensor, text: Tensor, experts: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """T_MoE [k, B, C, d], and the weight of each expert for each image, the local one first [k, B, K_e + 1]."""
-        X = torch.cat([self.expert_form(text)[:, None], experts], 1)  # [k, E, C, d], E = K_e + 1
-        # the own one is never missing, without a gate either: a softmax over nothing is nan, in the gradient too
+        """Mix the experts by the gates.
+
+        Args:
+            p: Named parameters of k clients.
+            image: Image features.  # [k, B, D]
+            text: Text features of the clients' prompts.  # [k, C, D]
+            experts: Text features of the experts.  # [k, K_e, C, d]
+            count: How many experts exist, or NO_GATE.  # [k, 1]
+
+        Returns:
+            T_MoE [k, B, C, d], and each expert's weight for each image, the client's prompt first [k, B, E].
+        """
+        X = torch.cat([self.expert_form(text)[:, None], experts], 1)  # [k, E, C, d]
+        # the client's prompt always counts, because a softmax over no expert has nan gradients, even if it is not used
         missing = torch.arange(self.num_others + 1, device=count.device) > count.clamp_min(0)  # [k, E]
         gate = {n.removeprefix("gate."): t for n, t in p.items() if n.startswith("gate.")}
         weigh = self.attention if self.gating == "attention" else self.linear
         return weigh(gate, self.pooled(image), X, missing)
 
     def attention(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """MHA(image, X, X) without the missing experts: T_MoE and weights, as `mix` returns them."""
+        """Return MHA(image, X, X) without the missing experts, and the weights, as `mix` does."""
 
         def by_head(name: str, x: Tensor) -> Tensor:  # [k, n, d] -> [k, h, n, d/h]
             return affine(gate, name, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -246,39 +281,49 @@ class PFedMoAP(Algorithm):
         return affine(gate, "out.", T.flatten(1, 2)).view_as(T), a.mean((1, 4))
 
     def linear(self, gate: Gate, image: Tensor, X: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts X weighted by softmax(W image + b), as `mix` returns them."""
+        """Return the experts X weighted by softmax(W image + b), and the weights, as `mix` does."""
         w = affine(gate, "", image).masked_fill(missing[:, None], float("-inf")).softmax(-1)  # [k, B, E]
         return torch.einsum("kbe,kecd->kbcd", w, X), w
 
     # -- what is deployed ------------------------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> dict[str, Tensor]:
-        """Prompt, gate and experts as the header says: theta [K, P], experts [K, K_e, C, d], count [K, 1]."""
+        """Return the deployed prompts, gates and experts (module docstring).
+
+        Returns:
+            theta [K, P], experts [K, K_e, C, d] and count [K, 1].
+        """
         P_g = cohort.broadcast(prompt=self.prompt_columns.take(self.w)).prompt  # [l d]
         prompt = torch.where(self.prompt.has(cohort.ids)[:, None], self.prompt[cohort.ids], P_g)  # [K, l d]
         last = np.empty(0, np.int64) if self.last is None else self.last.cpu().numpy()  # ascending
         in_last_cohort = np.isin(cohort.ids, last)  # [K]
         has_gate = np.isin(cohort.ids, self.gate.touched())  # [K]
         experts, count = self.download_experts(cohort, has_gate & ~in_last_cohort)
-        if in_last_cohort.any():  # what they trained with
-            here, there = np.flatnonzero(in_last_cohort), np.searchsorted(last, cohort.ids[in_last_cohort])
-            experts[here], count[here] = self.experts[there], self.count[there]
+        if in_last_cohort.any():  # these clients use the experts that they trained with
+            to, source = np.flatnonzero(in_last_cohort), np.searchsorted(last, cohort.ids[in_last_cohort])
+            experts[to], count[to] = self.experts[source], self.count[source]
         return {"theta": self.row(prompt, self.gate[cohort.ids]), "experts": experts, "count": count}
 
     def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
-        """Logits with the experts at hand.  # [k, b, C]"""
+        """Return the logits with the deployed experts.  # [k, b, C]"""
         return self.logits(model, rows["theta"], inputs, rows["experts"], rows["count"])
 
     def global_row(self) -> Tensor:
-        """P_g."""
+        """Return P_g, with the gate from which clients start."""
         return self.w
 
     def measured(self, cohort: Cohort) -> dict[str, Tensor]:
-        """Fig. 6: what the experts contribute."""
+        """Return the contributions of the experts (Fig. 6)."""
         return {"experts": self.contributions(cohort)}
 
     def contributions(self, cohort: Cohort) -> Tensor:
-        """The experts' weights in T_MoE on each client's test images: the local one's, then the others', in descending
-        order for each image; averaged over heads, classes and images; nan without a gate (Fig. 6).  # [K, K_e + 1]"""
+        """Compute each expert's mean weight in T_MoE on each client's test images (Fig. 6).
+
+        The client's prompt comes first, then the other experts, sorted by weight for each image.  Weights are averaged
+        over heads, classes and images.
+
+        Returns:
+            Weights; nan for clients without a gate.  # [K, E]
+        """
 
         def weights(model: FlatModel, rows: dict[str, Tensor], inputs: Inputs) -> Tensor:
             p = model.named(rows["theta"])
@@ -287,16 +332,16 @@ class PFedMoAP(Algorithm):
             return torch.cat([a[..., :1], a[..., 1:].sort(-1, descending=True).values], -1)
 
         deployed = self.personalized(cohort, True)
-        each = cohort.forward(deployed, weights)  # [n_i, E] each; of no image one nan
+        each = cohort.forward(deployed, weights)  # [n_i, E] each; a single nan without images
         mean = torch.stack([a.mean(0).expand(self.num_others + 1) for a in each])
         return mean.masked_fill(~uses_gate(deployed["count"]), float("nan"))
 
 
 def uses_gate(count: Tensor) -> Tensor:
-    """Which clients mix experts by their gate, of their counts.  # [K, 1] bool"""
+    """Return which clients use their gate, given their counts of experts.  # [K, 1] bool"""
     return count != NO_GATE
 
 
 def affine(gate: Gate, name: str, x: Tensor) -> Tensor:
-    """x [k, n, d] by each client's own layer gate[name + "weight"] [k, m, d].  # [k, n, m]"""
+    """Apply each client's linear layer `name`, weight [k, m, d] and bias [k, m], to x [k, n, d].  # [k, n, m]"""
     return torch.baddbmm(gate[f"{name}bias"][:, None], x, gate[f"{name}weight"].mT)

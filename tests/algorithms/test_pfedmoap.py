@@ -564,5 +564,5 @@ def test_without_a_number_of_experts_there_are_as_many_as_clients_up_to_ten():
 
 def test_other_models_are_refused():
     e = replace(world(), model=FlatModel(seeded(lambda: torch.nn.Linear(D, C)), {"prompt": ["weight"]}))
-    with pytest.raises(ConfigError, match="algorithm=pfedmoap mixes text features: it needs model=clip_prompt"):
+    with pytest.raises(ConfigError, match="algorithm=pfedmoap mixes text features, so it needs model=clip_prompt"):
         play(e, PFedMoAP(), 0)

@@ -1,27 +1,26 @@
-"""pFedNet: shared parameters x for all, personal parameters z_i fused between similar clients.
+"""pFedNet: shared parameters x, and personal parameters z_i that are fused between similar clients.
 
 "Medical Federated Model with Mixture of Personalized and Shared Components", Algorithms 1 to 5, for
     min  1/N sum_i f_i(x, z_i) + lam sum over edges (i, j) of ||z_i - z_j||      (not squared: neighbours become equal)
-on a network of similar clients (_similarity.py).  A round has two phases.  In the x-phase clients train x from x_t at
-their z_i and send dx_i = x_t - x_i: x_{t+1} = x_t - sum_i w_i dx_i.  In the z-phase they train z_i at fixed x and send
-dz_i: the server solves (_fusion.py)
+on a network of similar clients (_similarity.py).  A round has two phases.  In the x-phase clients train x from x_t with
+z_i fixed and upload dx_i = x_t - x_i: x_{t+1} = x_t - sum_i w_i dx_i.  In the z-phase they train z_i with x fixed and
+upload dz_i.  The server solves (_fusion.py)
     Z_{t+1} = argmin_Z  sum_i ||z_i - v_i||^2 / (2 eta_i) + N lam sum ||z_i - z_j||,   V = Z_t - dZ
-and sends everyone its own z_i.  Deployed: (x, z_i).  eta_i is the sum of the learning rates of client i's local steps,
-each times 1 + m + m^2 + ... of momentum m so far: how far a gradient that stays the same moves z_i.  So lam weighs the
-penalty against f_i for any number of local steps.  This is exact for one step, and an approximation for more, if the
-gradient changes little within a round.  Adam normalizes gradients, so that lam weighs against normalized ones.
-Departs from the paper: mode="local_epochs", as its released code ("weight"), trains for epochs where the paper takes
-single gradients (mode="gradient"), with w_i = n_i / sum n (client_weights=uniform: the paper's 1/N, as always in
-mode="gradient").
-z_step="paper" has V = Z_t - dZ / N and lam in the place of N lam, which slows z down N times; the default is that step
-with the rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step: lam then
-counts as lam / (local steps).  If K clients take part, the others have dz_i = 0, and the penalty still moves their
+and sends each client its z_i.  Deployed: (x, z_i).
+eta_i is the effective step size of client i's round: the sum of its learning rates, each multiplied by the momentum sum
+1 + m + m^2 + ... up to that step.  A constant gradient would move z_i by eta_i times the gradient.  So lam balances the
+penalty and f_i for any number of local steps: exactly for one step, approximately for more, if the gradient changes
+little within a round.  Adam normalizes gradients, so lam balances the penalty and normalized gradients.
+Departs from the paper: mode="local_epochs" trains for epochs, as its released code ("weight"), with w_i = n_i / sum n
+(client_weights=uniform: the paper's 1/N).  mode="gradient" takes single gradients, as the paper, always with uniform weights.
+z_step="paper" has V = Z_t - dZ / N and lam instead of N lam, which makes z N times slower.  The default is that step
+with learning rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step, so lam
+counts as lam / (local steps).  If only K clients take part, the others have dz_i = 0, and the penalty still moves their
 z_i.  lam is then scaled by K / N, because a client's gradient arrives in this fraction of the rounds.
-Departs from the released code, which writes Z over Z_t inside ADMM, keeps an edge of its tables only if the lower of
+Departs from the released code, which overwrites Z_t by Z inside ADMM, keeps an edge of its tables only if the lower of
 two clients lists the other, and has lam 72, 1 and 5.
-Only trained columns of z are fused and sent.  Running statistics in z stay with the client; those in x are averaged.
-Reduces to: FedRep with the phases swapped at lam = 0, FedAvg where z is empty, network lasso where x is empty (no
-x-phase).
+Only trained columns of z are fused and uploaded.  Running statistics in z are personal; those in x are averaged.
+Reduces to: FedRep with the phases swapped at lam = 0; FedAvg if z is empty; network lasso if x is empty (no x-phase).
 """
 
 from collections.abc import Sequence
@@ -47,16 +46,35 @@ from fedbench.algorithms.base import (
 from fedbench.core.options import Count, Natural, NonNegative, require
 from fedbench.core.rows import memory
 
-SHOWN = 1001  # of the values of SDWD in matrices.npz
-EVERYBODY = "all"  # of `personal`: every column
+MAX_SDWD = 1001  # maximum number of SDWD values recorded in matrices.npz
+ALL_COLUMNS = "all"  # value of `personal`
 
 
 class PFedNet(Algorithm):
-    """Options: conf/algorithm/pfednet.yaml; lam, mode, z_step: above.
+    """pFedNet.
 
-    State: x [d1]; Z [N, d2], the server's; adjacency [N, N]; sketch_of [N, q], the clients' sketches (without edges);
-    iterations [1], of the last ADMM; holds [N], who was sent the newest x and z_i; x_sent [d1], what these saw.  Of the
-    clients: z [N, |z|], running statistics included.
+    Args:
+        lam: Weight of the sum over edges of ||z_i - z_j||, >= 0.
+        personal: Column group of z, or "all".
+        norm: Norm of z_i - z_j: "l1", "l2" or "linf".
+        mode: "local_epochs", or "gradient" as in the paper's Algorithms 1 to 5.
+        x_steps: Number of x-steps in a round of mode="gradient"; None is 1.
+        z_steps: Number of z-steps in a round of mode="gradient"; None is 1.
+        z_step: Scale of the z-step: "full", "paper" or "single"; None is "paper" with mode="gradient", else "full".
+        k: Number of nearest clients to which a client is linked.
+        sketch: What is compared to find the nearest clients; None is chosen by the task.
+        samples: Maximum number of samples in a sketch; None uses all.
+        edges: Pairs of linked clients; an empty list links the nearest clients.
+
+    State:
+        x: Shared parameters, [d1].
+        Z: Trained personal parameters at the server, [N, d2].
+        adjacency: The network, [N, N] bool.
+        sketch_of: Uploaded sketches, [N, q] (if edges is empty).
+        iterations: ADMM iterations of the last z-step, [1].
+        holds: Which clients have the newest x and z_i, [N] bool.
+        x_sent: x as these clients received it, [d1].
+        z: Personal parameters and running statistics of the clients, [N, |z|].
     """
 
     def __init__(
@@ -80,57 +98,57 @@ class PFedNet(Algorithm):
         self.k, self.samples = k, samples
         self.edges = [list(edge) for edge in edges]
         self.sketch: Sketch | None = sketch
-        self.requires = () if personal == EVERYBODY else (personal,)
+        self.requires = () if personal == ALL_COLUMNS else (personal,)
         self._network: Network | None = None
 
-    # -- what it runs on -----------------------------------------------------------------------------------
+    # -- checks and setup ----------------------------------------------------------------------------------
     def check_settings(self, num_clients: int | None, groups: Any, optimizer: Optimizer) -> None:
-        """Options that belong together; edges between clients that there are; plain SGD for mode="gradient"."""
+        """Check the options of each mode, plain SGD for mode="gradient", and the edges."""
         super().check_settings(num_clients, groups, optimizer)
         for name, steps in (("x_steps", self.x_steps), ("z_steps", self.z_steps)):
             require(
                 self.mode == "gradient" or steps is None,
-                f"algorithm.{name}={steps} is of algorithm.mode=gradient, not of {self.mode}",
+                f"algorithm.{name}={steps} needs algorithm.mode=gradient, got {self.mode}",
             )
         require(
             self.mode == "local_epochs" or getattr(optimizer, "plain", False),
-            "algorithm.mode=gradient sends a gradient, by which the server steps: it needs plain SGD (optimizer=sgd "
-            "with momentum=0, weight_decay=0, clip=null)",
+            "algorithm.mode=gradient needs plain SGD (optimizer=sgd with momentum=0, weight_decay=0, clip=null), "
+            "because clients upload gradients and the server takes the step",
         )
         for edge in self.edges:
             inside = num_clients is None or max(edge, default=0) < num_clients
             require(
                 len(edge) == 2 and edge[0] != edge[1] and inside,
-                f"algorithm.edges has {edge}: an edge is a pair of different clients"
+                f"algorithm.edges contains {edge}: an edge must be a pair of different clients"
                 + (f" from 0 to {num_clients - 1}" if num_clients else ""),
             )
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
-        """Class labels where they are compared; memory for the Z-step."""
+        """Require class labels for sketch="label_hist", and enough memory for the z-step."""
         super().check(federation, model, optimizer)
         require(
             self.sketch != "label_hist" or federation.task.single_label,
-            f"algorithm.sketch=label_hist compares how many samples of each class clients have: task="
-            f"{federation.task.kind} has no classes; feature_mean and others compare inputs",
+            f"algorithm.sketch=label_hist compares class counts, and task={federation.task.kind} has no classes: use "
+            "feature_mean or another sketch of the inputs",
         )
         n, d, have = federation.num_clients, self._columns(model)[1].size, memory(federation.device)
         M = len(self.edges) or min(self.k * n, n * (n - 1) // 2)
-        width = min(d, n) if self.norm == "l2" else d  # of what ADMM iterates
+        width = min(d, n) if self.norm == "l2" else d  # dimension in which ADMM iterates
         need = 4 * n * d * 4 + 8 * (6 * n * n + 6 * M * width)
         require(
             need <= have,
-            f"algorithm=pfednet holds z of all clients at the server: {n:,} times {d:,} numbers and {M:,} edges take "
-            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB; lower "
-            "partition.num_clients, algorithm.k, or the columns of algorithm.personal",
+            f"algorithm=pfednet stores z of all clients at the server: {n:,} times {d:,} numbers and {M:,} edges take "
+            f"{need / 2**30:,.1f} GiB and {federation.device} has {have / 2**30:,.1f} GiB. Lower "
+            "partition.num_clients or algorithm.k, or choose fewer columns by algorithm.personal",
         )
 
     def _columns(self, model: FlatModel) -> tuple[Columns, Columns]:
-        """The personal columns, and those of them that are fused."""
-        personal = model.all if self.personal == EVERYBODY else model.columns[self.personal]
+        """Return the personal columns, and the trained ones among them, which are fused."""
+        personal = model.all if self.personal == ALL_COLUMNS else model.columns[self.personal]
         return personal, personal & model.trained
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
-        """One initialization for all."""
+        """Start all clients from one initial model."""
         n, w = federation.num_clients, model.init_row()
         self.columns, self.fused = self._columns(model)
         self.shared = self.columns.rest(model.size)
@@ -140,48 +158,60 @@ class PFedNet(Algorithm):
         classes = self.sketch in (None, "label_hist") and federation.task.single_label
         self.compared: Sketch = self.sketch or ("label_hist" if classes else "feature_mean")
         self.distance: Metric = "l2" if self.compared == "label_hist" else "l1"  # as the released code
-        # without edges nobody is linked until clients have sent their sketches
+        # without edges, the network is built in the first round from the clients' sketches
         self.adjacency, self.sketch_of = similarity.of_edges(n, self.edges).to(w.device), None
         self.iterations = torch.zeros(1, device=w.device)
         self._network = None
 
     # -- a round -------------------------------------------------------------------------------------------
     def round(self, cohort: Cohort) -> None:
-        """Both phases; before the first one clients are told apart."""
+        """Run the x-phase and the z-phase.  In the first round the network is built before."""
         if not self.edges and self.sketch_of is None and self.fused.size:
-            self.sketch_of = self.ask(cohort.all_clients())
+            self.sketch_of = self.upload_sketches(cohort.all_clients())
             self.adjacency = similarity.knn(self.sketch_of, self.k, self.distance)
             self._network = None
         theta = self.begin(cohort)  # (x_t, z_i)  [K, P]
-        x = self.shared.take(theta)  # x_t as the client has it: in theta, forward passes move running statistics
+        x = self.shared.take(theta)  # a copy of x_t, because training updates running statistics in theta
         theta = self.z_phase(cohort, self.x_phase(cohort, theta, x))
         self.z[cohort.ids] = self.columns.take(theta)
         self.holds = torch.zeros_like(self.holds).index_fill(0, cohort.index, True)
 
-    def ask(self, clients: Cohort) -> Tensor:
-        """Their sketches as the server sees them.  # [K, q]"""
+    def upload_sketches(self, clients: Cohort) -> Tensor:
+        """Return the clients' sketches as the server receives them.  # [K, q]"""
         sketch = similarity.sketches(clients, self.compared, self.samples)
         return clients.upload(sketch=sketch, replaces={"sketch": None}, uncompressed=["sketch"]).sketch
 
     def begin(self, cohort: Cohort) -> Tensor:
-        """Everyone at (x_t, z_i): whoever took part in the last round has them, and the others are sent them (in the
-        first round x_t alone).  # [K, P]"""
-        holds = self.holds[cohort.index]  # [K]
-        late, lacks = cohort.subset(~holds.cpu().numpy()), ~holds
+        """Return each client's (x_t, z_i).  # [K, P]
+
+        Participants of the last round have them; the others download them (in the first round x_t only).
+        """
+        outdated = ~self.holds[cohort.index]  # [K]
+        downloading = cohort.subset(outdated.cpu().numpy())
         theta = self.join(self.x_sent, self.z[cohort.ids])
-        if len(late):
-            theta[lacks] = self.shared.put(theta[lacks], late.broadcast(x_t=self.x).x_t)
-        if len(late) and self.holds.any():
-            theta[lacks] = self.fused.put(theta[lacks], late.download(z_t=self.Z[late.index]).z_t)
+        if len(downloading):
+            theta[outdated] = self.shared.put(theta[outdated], downloading.broadcast(x_t=self.x).x_t)
+        if len(downloading) and self.holds.any():
+            z_t = downloading.download(z_t=self.Z[downloading.index]).z_t
+            theta[outdated] = self.fused.put(theta[outdated], z_t)
         return theta
 
     def join(self, x: Tensor, z: Tensor) -> Tensor:
-        """Rows of x [d1] or [K, d1] and z [K, |z|].  # [K, P]"""
+        """Join x [d1] or [K, d1] and z [K, |z|] to rows.  # [K, P]"""
         rows = z.new_empty(len(z), self.shared.size + self.columns.size)
         return self.columns.put(self.shared.put(rows, x), z)
 
     def x_phase(self, cohort: Cohort, theta: Tensor, x: Tensor) -> Tensor:
-        """x_{t+1} = x_t - sum_i w_i dx_i; with gradients, where dx_i = lr g_i and w_i = 1/K, I times.  # [K, P]"""
+        """Update x_{t+1} = x_t - sum_i w_i dx_i; with mode="gradient", x_steps times with dx_i = lr g_i, w_i = 1/K.
+
+        Args:
+            cohort: The clients.
+            theta: Their rows (x_t, z_i).  # [K, P]
+            x: Their x_t.  # [K, d1]
+
+        Returns:
+            Their rows (x_{t+1}, z_i).  # [K, P]
+        """
         if not self.shared.size:
             return theta
         weights = "samples" if self.mode == "local_epochs" else "uniform"
@@ -195,7 +225,7 @@ class PFedNet(Algorithm):
         return theta
 
     def z_phase(self, cohort: Cohort, theta: Tensor) -> Tensor:
-        """Z_{t+1} of the header; with gradients J times.  # [K, P]"""
+        """Update Z (module docstring); with mode="gradient", z_steps times.  Returns rows (x, z_i).  # [K, P]"""
         if not self.fused.size:
             return theta
         for j in range(self.z_steps or 1):
@@ -209,79 +239,88 @@ class PFedNet(Algorithm):
         return theta
 
     def how(self, key: str, step: int, columns: Columns) -> LocalTraining:
-        """Epochs, or one step, on batches of their own: those of FedRep's phases of this name."""
+        """Return how a phase trains: epochs or one step, on the batches of FedRep's phase of this key."""
         steps = None if self.mode == "local_epochs" else 1
         buffers = "z" if columns is self.fused else "x"
         key = f"{key}/{step}" if step else key
         return LocalTraining(steps=steps, key=key, buffers=buffers, uploaded=columns)
 
     def rates(self, cohort: Cohort, how: LocalTraining, lr: float) -> np.ndarray:
-        """Return eta_i K / N of all clients, or the rate of a single step.  # [N]"""
+        """Return eta_i K / N of all clients, or with z_step="single" the learning rate of one step.  # [N]"""
         n = len(self.Z)
         if self.z_step == "single":
             return np.full(n, lr)
         return cohort.all_clients().rate_sums(how) * (len(cohort) / n)
 
     def move(self, dZ: Tensor, rates: np.ndarray) -> None:
-        """Take the Z-step.  dZ [N, d2] is 0 for clients that took no part.
+        """Take the z-step.
 
-        Its objective times the largest rate: c_i is that rate over the client's, and 1 for a client without a step.
+        The objective is multiplied by the largest rate.  So c_i is the largest rate over the client's, and 1 for a
+        client without a step.
+
+        Args:
+            dZ: Uploaded changes dz_i, 0 for clients that took no part.  # [N, d2]
+            rates: Output of `rates`.  # [N]
         """
-        n, most = len(self.Z), float(rates.max())
-        part, eta = (1.0, n * most) if self.z_step in ("full", "single") else (1 / n, most)
-        weights = np.divide(most, rates, out=np.ones(n), where=rates > 0)
-        fused = fuse(self.Z - part * dZ, self.network(weights), eta * self.lam, self.norm, keep_dual=False)
+        n, largest = len(self.Z), float(rates.max())
+        factor, eta = (1.0, n * largest) if self.z_step in ("full", "single") else (1 / n, largest)
+        weights = np.divide(largest, rates, out=np.ones(n), where=rates > 0)
+        fused = fuse(self.Z - factor * dZ, self.network(weights), eta * self.lam, self.norm, keep_dual=False)
         self.Z, self.iterations = fused.Z, torch.full_like(self.iterations, fused.iterations)
 
     def network(self, weights: np.ndarray) -> Network:
-        """Return the factored network of `adjacency` with the weights c_i [N] of the clients."""
+        """Return the factorized network with the clients' weights c_i [N], computed once per set of weights."""
         c = torch.from_numpy(weights).to(self.adjacency.device)
         if self._network is None or not torch.equal(self._network.weights, c):
             self._network = Network(self.adjacency, c)
         return self._network
 
-    # -- what clients deploy, and who comes later ------------------------------------------------------------
+    # -- deployed models and new clients ---------------------------------------------------------------------
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
-        """(x, z_i)."""
+        """Return (x, z_i)."""
         rows = self.join(cohort.broadcast(x=self.x).x, self.z[cohort.ids])
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
 
     def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
-        """(x, the mean of all z_i): for somebody of whose data nothing is known.  # [P]"""
+        """Return x with the mean of all z_i, for new clients without a sketch.  # [P]"""
         return self.newcomer(self.Z.mean(0))
 
     def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """(x, the mean of the neighbours' z): the k clients with the nearest sketches, with edges everybody.
+        """Return x with the mean z of the k clients that have the nearest sketches; with edges, of all clients.
 
         # [M, P], or [P] for all
         """
         if self.sketch_of is None:
             return self.newcomer_row(cohorts)
-        near = similarity.nearest(self.ask(newcomers), self.sketch_of, self.k, self.distance)  # [M, k]
+        near = similarity.nearest(self.upload_sketches(newcomers), self.sketch_of, self.k, self.distance)  # [M, k]
         return self.newcomer(self.Z[near].mean(1))
 
     def newcomer(self, z: Tensor) -> Tensor:
-        """x with z [..., d2], and running statistics of z as they are at first.  # [..., P]"""
+        """Join x, trained personal parameters z [..., d2] and initial running statistics.  # [..., P]"""
         row = self.join(self.x, self.z.default[None])[0]
         return self.fused.put(row, z)
 
-    # -- what figures show -------------------------------------------------------------------------------------
+    # -- records for figures -----------------------------------------------------------------------------------
     def matrices(self) -> dict[str, Tensor]:
-        """network [N, N]; iterations [1] of the last Z-step; sdwd and sdwd_pairwise: how far the z_i are apart in each
-        coordinate, in ascending order, of more than 1,001 as many at even distances.  # [min(d2, 1001)]"""
+        """Return the network, and the spread of the z_i.
+
+        Returns:
+            network [N, N]; iterations of the last z-step [1]; sdwd and sdwd_pairwise, the spread of each coordinate of
+            z in ascending order, subsampled evenly [min(d2, 1001)].
+        """
         if not self.fused.size:
             return {}
-        apart = {
+        spread = {
             "sdwd": similarity.sdwd(self.Z),
             "sdwd_pairwise": similarity.sdwd_pairwise(self.Z, self.adjacency),
         }
-        spread = {name: ordered(values, SHOWN) for name, values in apart.items()}
+        spread = {name: ordered(values, MAX_SDWD) for name, values in spread.items()}
         return {"network": self.adjacency, "iterations": self.iterations, **spread}
 
 
-def ordered(values: Tensor, most: int) -> Tensor:
-    """values [n] in ascending order; of more than `most` as many, from the least to the largest.  # [min(n, most)]"""
+def ordered(values: Tensor, limit: int) -> Tensor:
+    """Sort values [n], and subsample them evenly to at most `limit`, with both ends.  # [min(n, limit)]"""
     values = values.sort().values
-    if len(values) <= most:
+    if len(values) <= limit:
         return values
-    return values[torch.linspace(0, len(values) - 1, most, dtype=torch.float64).round().long().to(values.device)]
+    return values[torch.linspace(0, len(values) - 1, limit, dtype=torch.float64).round().long().to(values.device)]

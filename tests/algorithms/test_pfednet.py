@@ -461,11 +461,11 @@ def test_what_figures_show() -> None:
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"x_steps": 2}, "algorithm.x_steps=2 is of algorithm.mode=gradient"),
-        ({"z_steps": 2}, "algorithm.z_steps=2 is of algorithm.mode=gradient"),
-        ({"edges": [[0, 6]]}, r"algorithm.edges has \[0, 6\].*from 0 to 5"),
-        ({"edges": [[1, 1]]}, r"algorithm.edges has \[1, 1\]"),
-        ({"edges": [[0, 1, 2]]}, r"algorithm.edges has \[0, 1, 2\]"),
+        ({"x_steps": 2}, "algorithm.x_steps=2 needs algorithm.mode=gradient"),
+        ({"z_steps": 2}, "algorithm.z_steps=2 needs algorithm.mode=gradient"),
+        ({"edges": [[0, 6]]}, r"algorithm.edges contains \[0, 6\].*from 0 to 5"),
+        ({"edges": [[1, 1]]}, r"algorithm.edges contains \[1, 1\]"),
+        ({"edges": [[0, 1, 2]]}, r"algorithm.edges contains \[0, 1, 2\]"),
         ({"personal": "tail"}, "algorithm=pfednet needs the column group 'tail'"),
     ],
 )
@@ -475,7 +475,7 @@ def test_options_that_do_not_fit(options: dict, sentence: str) -> None:
 
 
 def test_gradients_need_plain_sgd() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.mode=gradient sends a gradient"):
+    with pytest.raises(ConfigError, match=r"algorithm\.mode=gradient needs plain SGD"):
         play(six_clients(SGD(lr=0.1, momentum=0.9)), PFedNet(mode="gradient"))
 
 
@@ -486,7 +486,7 @@ def test_labels_are_compared_where_there_are_some() -> None:
 
 def test_memory_is_asked_for_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedbench.algorithms.pfednet.memory", lambda device: 4 << 10)
-    with pytest.raises(ConfigError, match="algorithm=pfednet holds z of all clients at the server: 6 times 27"):
+    with pytest.raises(ConfigError, match="algorithm=pfednet stores z of all clients at the server: 6 times 27"):
         play(six_clients(), PFedNet())
 
 

@@ -99,7 +99,8 @@ class PFedMoAP(Algorithm):
         n, D = federation.num_clients, clip.dim
         require(
             (self.num_experts or 1) <= n,
-            f"algorithm.num_experts={self.num_experts} includes the client's prompt: with {n} clients it is at most {n}",
+            f"algorithm.num_experts={self.num_experts} includes the client's prompt: with {n} clients it is "
+            f"at most {n}",
         )
         d = self.width(D)
         require(D % d == 0, f"algorithm.d_feature={d} must divide the {D} dimensions of the model's features")

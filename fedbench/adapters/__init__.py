@@ -1,1 +1,1 @@
-"""Adapters: small trained layers at named places of a frozen model."""
+"""Adapters: small trained layers that are inserted at named layers of a frozen model."""

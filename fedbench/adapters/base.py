@@ -1,14 +1,14 @@
-"""What an adapter is: a rule for the layers of a model at named places, all else of which is frozen.
+"""Base class of adapters, which freeze a model and insert trained layers.
 
-The layers that it adds are real ones, in the place of those that they adapt: whatever computes a model, as a program of
-its own layers for many clients at once or mapped over them, computes them too.  A row then holds what they and the head
-have, and the frozen weights are held once, for all clients.
+An adapted layer is an ordinary module that replaces the original layer and contains it, so every executor computes it.
+A client's row then has only the parameters of adapters and head.  The frozen weights are stored once for all clients.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import inspect
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from fedbench.core.options import listed, require
 
-# default patterns of the words in `places`, unless the model has `sublayers`
+# patterns of layer names for the words in `places`, unless the model has `sublayers`
 SUBLAYERS: Mapping[str, Sequence[str]] = {"attention": ("*.attn",), "mlp": ("*.mlp",), "block": ("blocks.*",)}
 OPTIONAL = "optional:"  # prefix of a pattern that need not match a layer
 
@@ -31,7 +31,7 @@ class Adapter:
             model that selects its trained parameters itself (`HoldsLayers`).
 
     Attributes:
-        neutral: Whether a newly adapted model computes the same outputs as the bare model.
+        neutral: Whether a newly adapted model computes the same outputs as the original model.
     """
 
     neutral = True
@@ -40,49 +40,78 @@ class Adapter:
         self.places, self.train = list(places), list(train)
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """What stands in the place of a layer, and holds it; None where it is none that can be adapted."""
+        """Return a module that replaces a layer and contains it.
+
+        Args:
+            layer: The layer.
+            name: Its name in the model.
+
+        Returns:
+            The adapted layer, or None if this kind of layer cannot be adapted.
+        """
         raise NotImplementedError
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
-        """What peft's adapter_config.json says of these adapted layers, by name; None where peft has no such adapter.
+        """Return the contents of peft's adapter_config.json for the adapted layers.
 
-        Where it has one, parameters are named as in peft (base_layer, lora_A): its files are then the module's numbers.
+        Parameters of an adapter that peft has must be named as in peft (base_layer, lora_A), because they are exported
+        under their names.
+
+        Args:
+            layers: The adapted layers by name.
+
+        Returns:
+            The configuration, or None if peft has no such adapter.
         """
         return None
 
     def insert(self, model: nn.Module) -> list[str]:
-        """Freeze a model but for what `train` names, and adapt it, in place; the names of the parameters that learn by
-        the adapter.  ConfigError where there are none."""
-        beside = list(model.expose()) if isinstance(model, HoldsLayers) else []
+        """Freeze a model except the parameters of `train`, and adapt it in place.
+
+        Returns:
+            Names of the parameters that the adapter trains.
+
+        Raises:
+            ConfigError: A pattern of `train` or `places` matches nothing.
+        """
+        selected_by_model = list(model.expose()) if isinstance(model, HoldsLayers) else []
         model.requires_grad_(False)
         names = [name for name, _ in model.named_parameters()]
-        for pattern in [] if beside else self.train:
+        for pattern in [] if selected_by_model else self.train:
             require(
                 any(fnmatch.fnmatch(name, pattern) for name in names),
-                f"adapter.train={self.train}: the model has no parameter {pattern!r}; its parameters are "
+                f"adapter.train={self.train}: no parameter of the model matches {pattern!r}; its parameters are "
                 f"{listed(names)}",
             )
         for name, p in model.named_parameters():
-            if any(fnmatch.fnmatch(name, pattern) for pattern in [*self.train, *beside]):
+            if any(fnmatch.fnmatch(name, pattern) for pattern in [*self.train, *selected_by_model]):
                 p.requires_grad_()
         return self.add(model)
 
     def add(self, model: nn.Module) -> list[str]:
-        """What `insert` does after freezing: adapt the layers at the places; the names of parameters that are new."""
+        """Adapt the layers that `places` names, after `insert` has frozen the model.
+
+        Returns:
+            Names of the new parameters.
+
+        Raises:
+            ConfigError: An entry of `places` adapts no layer.
+        """
         before = {id(p) for p in model.parameters()}
         layers = [name for name, m in model.named_modules() if name and list(m.parameters(recurse=False))]
         patterns = self._patterns(model)
         names = [name for name, _ in model.named_modules()]
-        done = self._adapt_all(model, [p for of_place in patterns.values() for p in of_place])
-        reached = [name for name in names if any(name == d or name.startswith(f"{d}.") for d in done)]
-        for place, of_place in patterns.items():
+        adapted = self._adapt_all(model, list(itertools.chain.from_iterable(patterns.values())))
+        reached = [name for name in names if any(name == a or name.startswith(f"{a}.") for a in adapted)]
+        for place, place_patterns in patterns.items():
             require(
-                place.startswith(OPTIONAL) or any(_is_at(name, of_place) for name in reached),
+                place.startswith(OPTIONAL) or any(_matches(name, place_patterns) for name in reached),
                 f"adapter.places={self.places}: the model has no layer {place!r} that this adapter can adapt; its "
-                f"layers are {listed(layers)}. Write {OPTIONAL}{place} for a place that a model need not have",
+                f"layers are {listed(layers)}. Write {OPTIONAL}{place} if the layer need not exist",
             )
         require(
-            bool(done), f"adapter.places={self.places}: the model has no layer there; its layers are {listed(layers)}"
+            bool(adapted),
+            f"adapter.places={self.places}: no layer of the model matches; its layers are {listed(layers)}",
         )
         return [name for name, p in model.named_parameters() if id(p) not in before]
 
@@ -97,19 +126,19 @@ class Adapter:
 
         Layers within an adapted layer, and layers that `train` names, are skipped.
         """
-        done: list[str] = []
+        names: list[str] = []
         for name, layer in list(model.named_modules()):
-            inside = any(name.startswith(f"{outer}.") for outer in done)
-            if not name or inside or _is_at(f"{name}.weight", self.train) or not _is_at(name, patterns):
+            inside = any(name.startswith(f"{outer}.") for outer in names)
+            if not name or inside or _matches(f"{name}.weight", self.train) or not _matches(name, patterns):
                 continue
             adapted = self.adapt(layer, name)
             if adapted is not None:
                 model.set_submodule(name, adapted)
-                done.append(name)
-        return done
+                names.append(name)
+        return names
 
 
-def _is_at(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
@@ -120,33 +149,35 @@ def inputs_of(layer: nn.Module) -> int:
 
 
 def takes_more(layer: nn.Module) -> bool:
-    """Return whether a layer accepts more than its rows: a mask, or keyword options."""
+    """Return whether a layer accepts more than its input: a mask, or keyword options."""
     return len(inspect.signature(layer.forward).parameters) > 1
 
 
 @runtime_checkable
 class Mergeable(Protocol):
-    """A module in the place of a layer, whose outputs another layer of that kind can give."""
+    """An adapted layer that can be merged into a layer of the original kind with the same outputs."""
 
     def merged(self) -> nn.Module | None:
-        """That layer, a new one with the names and shapes of the one that was adapted; None where these options have
-        none."""
+        """Return a new layer with the names and shapes of the original one, or None if the options exclude it."""
         ...
 
 
 @runtime_checkable
 class HoldsLayers(Protocol):
-    """A model that keeps layers outside itself (a frozen tower that all runs of a process share)."""
+    """A model whose layers are not all submodules, such as a frozen tower that the runs of a process share."""
 
     def expose(self) -> Sequence[str]:
-        """Hold them as submodules from now on, so that an adapter finds them; the names of the parameters that learn
-        beside it, whatever it trains (the model's own)."""
+        """Register these layers as submodules, so that an adapter finds them.
+
+        Returns:
+            Names of the model's parameters that are trained with any adapter.
+        """
         ...
 
 
 @runtime_checkable
 class HasSublayers(Protocol):
-    """A model whose sublayers are not named as in `SUBLAYERS`."""
+    """A model whose sublayers have other names than those in `SUBLAYERS`."""
 
     def sublayers(self) -> Mapping[str, Sequence[str]]:
         """Return patterns of layer names for attention, mlp or block.

@@ -1,14 +1,14 @@
-"""Bottleneck adapters: a narrow network beside a residual, behind a sublayer, behind a block, or alongside.
+"""Bottleneck adapters: narrow networks added to the output of a sublayer or block, in sequence or in parallel.
 
 Notation: x is the residual stream, x' its normalized form, o = sublayer(x'), and A(h) = U s(D h).
     Houlsby et al., ICML 2019, behind attention and mlp:    x + o + A(o);
     Pfeiffer et al., EACL 2021, behind the block:           y + A(y),   y = x + o of the mlp;
     parallel, He et al., ICLR 2022, alongside the mlp:      x + o + scale A(x').
-Where a block ends in a layer norm (BERT), Pfeiffer's adapter reads the norm's output and adds to the norm's input, as
-in the adapters library: norm(y + A(norm(y))).
-Departs from Houlsby et al.: U and its bias are initialized to 0, where they draw small numbers.  An adapted model thus
-begins as the bare one.  The weights and biases of D have PyTorch's uniform initialization.  init=normal draws the
-weights of both and sets the biases to 0, as the adapters library and FedDAT's code (AAAI 2024) do.
+If a block ends in a layer norm (BERT), Pfeiffer's adapter reads the norm's output and adds to the norm's input, as in
+the adapters library: norm(y + A(norm(y))).
+Departs from Houlsby et al.: U and its bias are initialized to 0 instead of small random values, so a newly adapted
+model has the outputs of the original one.  D has PyTorch's default initialization.  init=normal draws the weights of
+both and sets the biases to 0, as the adapters library and FedDAT's code (AAAI 2024) do.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from fedbench.core.options import Count, Positive
 from fedbench.nn.stream import Stream
 from fedbench.nn.units import Units, units_between
 
-INITIAL = 0.02  # deviation of init=normal
+INITIAL = 0.02  # standard deviation of init=normal
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
 
 class Bottleneck(Adapter):
     """Adapter that adds a bottleneck to a sublayer or a block.
 
-    It adapts layers of any kind whose outputs are as wide as those of their last linear layer (tap=input: whose inputs
-    are as wide as those of their first), and layer norms that end a block.
+    It adapts layers whose output width is that of their last linear layer (tap=input: whose input width is that of
+    their first), and layer norms that end a block.
 
     Args:
-        width: Size of the bottleneck, between D and U.
+        places: Patterns of layer names, or attention, mlp and block.
+        width: Number of hidden units of the bottleneck.
+        activation: Nonlinearity s.
         tap: What D reads: the sublayer's output or its input.
         scale: Factor of U's output.
-        init: zero_up (U is 0 at first) or normal (D and U have a standard deviation of 0.02).
-        twin: Add a second bottleneck at each adapted layer, and use the mean of both.  FedDAT needs two.
+        init: "zero_up" initializes U to 0; "normal" draws D and U with standard deviation 0.02.
+        twin: Whether each adapted layer has a second bottleneck, whose output is averaged with the first.
+        train: Patterns of parameters that are trained besides the bottlenecks.
     """
 
     def __init__(
@@ -67,15 +70,15 @@ class Bottleneck(Adapter):
             read = written if self.tap == "output" else linear[0].in_features
         else:
             return None
-        form = "norm" if isinstance(layer, nn.LayerNorm) else "more" if takes_more(layer) else "rows"
-        return self.kinds[form](layer, self.scale, *self.networks(read, written, name))
+        kind = "norm" if isinstance(layer, nn.LayerNorm) else "more" if takes_more(layer) else "rows"
+        return self.kinds[kind](layer, self.scale, *self.networks(read, written, name))
 
     def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:
-        """The bottlenecks of the place of that name, from `read` numbers to `written`."""
+        """Return the bottlenecks of the layer of that name, with `read` inputs and `written` outputs."""
         return [self.network(read, written, which) for which in ("adapter", "twin")[: 1 + self.twin]]
 
     def network(self, read: int, written: int, name: str) -> nn.Sequential:
-        """down, act and up: a bottleneck from `read` numbers to `written`.  name: adapter or twin."""
+        """Return a bottleneck with `read` inputs and `written` outputs.  name: "adapter" or "twin"."""
         down, up = nn.Linear(read, self.width), nn.Linear(self.width, written)
         if self.init == "normal":
             for layer in (down, up):
@@ -88,7 +91,7 @@ class Bottleneck(Adapter):
 
 
 def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequential:
-    """down, act and up in order, under these names."""
+    """Return the sequence of the three modules, named down, act and up."""
     network = nn.Sequential()
     for name, layer in (("down", down), ("act", act), ("up", up)):
         network.add_module(name, layer)
@@ -96,7 +99,7 @@ def named_network(down: nn.Module, act: nn.Module, up: nn.Module) -> nn.Sequenti
 
 
 class Added(nn.Module):
-    """[...] -> [..., out]: the output of a layer plus `added`."""
+    """A layer whose output is increased by `added`, [...] -> [..., out]."""
 
     def __init__(self, layer: nn.Module, scale: float):
         super().__init__()
@@ -113,10 +116,10 @@ class Added(nn.Module):
 
 
 class WithMore(Added):
-    """As `Added`, around a layer that also takes a mask or options, or returns more than its rows."""
+    """`Added` for a layer that also takes a mask or options, or that returns a tuple."""
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Any:
-        """Return the output with its first part adapted, if it has several."""
+        """Return the adapted output; of a tuple, the first element is adapted."""
         out = self.base_layer(x, *more, **options)
         if isinstance(out, tuple):
             return out[0] + self.added(x, out[0]), *out[1:]
@@ -124,7 +127,7 @@ class WithMore(Added):
 
 
 class BeforeNorm(Added):
-    """As `Added`, around the layer norm that ends a block: norm(x + added), which reads norm(x)."""
+    """`Added` for the layer norm that ends a block: norm(x + added(norm(x)))."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the adapted output of the norm."""
@@ -139,7 +142,7 @@ class Behind(Added):
         self.adapter, self.twin = network, twin
 
     def units(self) -> Units | None:
-        """Those between D and U."""
+        """Return the hidden units between D and U."""
         return units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
@@ -147,7 +150,7 @@ class Behind(Added):
         return self.scale * self.change(y)
 
     def change(self, x: Tensor) -> Tensor:
-        """U s(D x)."""
+        """Return U s(D x), or the mean of both bottlenecks."""
         return self.adapter(x) if self.twin is None else 0.5 * self.adapter(x) + 0.5 * self.twin(x)
 
 
@@ -171,6 +174,6 @@ class BehindNorm(BeforeNorm, Behind):
     """`Behind` for a block that ends in a layer norm."""
 
 
-Kinds = Mapping[str, Callable[..., nn.Module]]  # wrapper class by the form of the adapted layer
+Kinds = Mapping[str, Callable[..., nn.Module]]  # wrapper class by kind of layer: rows, more (a mask or options), norm
 BEHIND: Kinds = {"rows": Behind, "more": BehindWithMore, "norm": BehindNorm}
 ALONGSIDE: Kinds = {"rows": Alongside, "more": AlongsideWithMore}

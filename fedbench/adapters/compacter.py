@@ -1,9 +1,10 @@
-"""Compacter: bottlenecks whose layers are sums of Kronecker products, one factor of which all of them share.
+"""Compacter: bottlenecks whose weights are sums of Kronecker products with one factor shared by all layers.
 
-Karimi Mahabadi et al., NeurIPS 2021.  Of a layer in -> out, with n the number of summands:
+Karimi Mahabadi et al., NeurIPS 2021.  A layer in -> out with n summands computes
     y = x H + b,   H = sum_i A_i (x) (s_i t_i),   A_i [n, n] shared by all layers,  s_i [in/n, r],  t_i [r, out/n].
-Places are Houlsby et al.'s.  Departs from the library adapters, where A's deviation is 1e-4 if A is shared, else 0.01:
-0.01 here.  From 1e-4, a step of plain SGD at 0.1 is below what float32 resolves in s and t.
+The adapted layers are those of Houlsby et al.
+Departs from the adapters library: A has an initial standard deviation of 0.01 (there 1e-4 if A is shared).  At 1e-4, a
+step of plain SGD with learning rate 0.1 is below the resolution of float32 in s and t.
 """
 
 from __future__ import annotations
@@ -18,11 +19,21 @@ from fedbench.adapters.bottleneck import ACTIVATIONS, Bottleneck, named_network
 from fedbench.core.options import Count, require
 from fedbench.nn.units import Parts
 
-INITIAL = 0.01  # standard deviation of A
+INITIAL = 0.01  # initial standard deviation of A
 
 
 class Compacter(Bottleneck):
-    """n: summands, which divides the width and the layers' own.  rank: r of s_i t_i.  All else is the bottleneck's."""
+    """Adapter that adds Compacter bottlenecks.
+
+    Args:
+        places: Patterns of layer names, or attention, mlp and block.
+        width: Number of hidden units of the bottleneck; a multiple of n.
+        n: Number of summands; must divide the inputs and outputs of the adapted layers.
+        rank: Rank r of s_i t_i.
+        activation: Nonlinearity.
+        twin: Whether each adapted layer has a second bottleneck, whose output is averaged with the first.
+        train: Patterns of parameters that are trained besides the bottlenecks.
+    """
 
     def __init__(
         self,
@@ -35,31 +46,31 @@ class Compacter(Bottleneck):
         train: Sequence[str] = ("head.*",),
     ):
         super().__init__(places, width, activation, twin=twin, train=train)
-        self.neutral = False  # nothing is 0 at first but biases
+        self.neutral = False  # only biases are initialized to 0
         require(width % n == 0, f"adapter.n={n} must divide adapter.width={width}")
         self.n, self.rank = n, rank
-        self.rules: dict[str, Rule] = {}  # of the model that is being adapted: the adapters' and their twins'
+        self.rules: dict[str, Rule] = {}  # A of the model being adapted, for "adapter" and for "twin"
 
     def _adapt_all(self, model: nn.Module, patterns: Sequence[str]) -> list[str]:
         self.rules = {}
         return super()._adapt_all(model, patterns)
 
     def network(self, read: int, written: int, name: str) -> nn.Sequential:
-        """down, act and up, which read one rule; the first network of a model holds it."""
+        """Return a bottleneck with `read` inputs and `written` outputs.  The first of a model registers A."""
         for size in (read, written):
             require(
-                size % self.n == 0, f"adapter.n={self.n} must divide the {size} numbers of the layers at its places"
+                size % self.n == 0, f"adapter.n={self.n} must divide {size}, the width of a layer in adapter.places"
             )
-        holds = name not in self.rules
-        rule = self.rules.setdefault(name, Rule(self.n)) if holds else self.rules[name]
+        is_first = name not in self.rules
+        rule = self.rules.setdefault(name, Rule(self.n)) if is_first else self.rules[name]
         down, up = PHMLinear(rule, read, self.width, self.rank), PHMLinear(rule, self.width, written, self.rank)
-        if holds:
+        if is_first:
             down.add_module("rule", rule)
         return named_network(down, ACTIVATIONS[self.activation](), up)
 
 
 class Rule(nn.Module):
-    """A [n, n, n]: the left factor of every layer's summands."""
+    """The shared factors A [n, n, n] of all layers."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -67,11 +78,18 @@ class Rule(nn.Module):
 
 
 class PHMLinear(nn.Module):
-    """[..., in] -> [..., out]: x H + b.  rule: who holds A, a part of this module in one layer of a model alone."""
+    """Linear layer x H + b whose weight is a sum of Kronecker products, [..., in] -> [..., out].
+
+    Args:
+        rule: The shared factors.  They are a submodule of one layer of a model only.
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        rank: Rank of s_i t_i.
+    """
 
     def __init__(self, rule: Rule, inputs: int, outputs: int, rank: int):
         super().__init__()
-        self._rule = (rule,)  # in a tuple, it is no submodule
+        self._rule = (rule,)  # the tuple keeps it from being registered as a submodule
         n = len(rule.A)
         self.s = nn.Parameter(torch.empty(n, inputs // n, rank))
         self.t = nn.Parameter(torch.empty(n, rank, outputs // n))
@@ -80,7 +98,7 @@ class PHMLinear(nn.Module):
             nn.init.xavier_uniform_(factor.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        """H is never written out: its factors are applied one after the other."""
+        """Return x H + b, by applying the factors of H one after the other."""
         A = self._rule[0].A  # [i, p, a]
         x = x.unflatten(-1, (len(A), -1))  # [..., p, q]
         x = torch.einsum("...pq,iqr->...ipr", x, self.s)
@@ -88,21 +106,21 @@ class PHMLinear(nn.Module):
         return torch.einsum("...iar,irc->...ac", x, self.t).flatten(-2) + self.bias
 
     def weight(self) -> Tensor:
-        """H, written out.  # [in, out]"""
+        """Return H.  # [in, out]"""
         return _written_out(self._rule[0].A, self.s, self.t)
 
-    # -- hidden units: c of each of n blocks together, or H would be no such sum any more --------------------
+    # -- hidden units: unit c is position c of all n blocks, because only such a reordering keeps the form of H ----
     def units_given(self) -> tuple[int, int, Parts]:
-        """Positions within a block, blocks, and what is renumbered: t's columns and the bias."""
+        """Return the units per block, the number of blocks, and what is reordered: t's columns and the bias."""
         n, rank, size = self.t.shape
         return size, n, {"t": ((n, rank, size), 2), "bias": ((n, size), 1)}
 
     def units_read(self) -> Parts:
-        """s's rows."""
+        """Return what is reordered with the units that this layer reads: the rows of s."""
         return {"s": (tuple(self.s.shape), 1)}
 
     def incoming(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
-        """Columns (a, c) of H for all a, of each c.  # [k, m / n, n in]"""
+        """Return the incoming weights of each unit c: the columns (a, c) of H for all a.  # [k, m / n, n in]"""
         which = ".twin." if ".twin." in prefix else ".adapter."
         (A,) = (t for name, t in named.items() if name.endswith(f"{which}down.rule.A"))  # [k, n, n, n]
         H = torch.vmap(_written_out)(A, named[f"{prefix}s"], named[f"{prefix}t"])  # [k, in, out]
@@ -110,5 +128,5 @@ class PHMLinear(nn.Module):
 
 
 def _written_out(A: Tensor, s: Tensor, t: Tensor) -> Tensor:
-    """sum_i A_i (x) (s_i t_i): A [n, n, n], s [n, in / n, r], t [n, r, out / n].  # [in, out]"""
+    """Return sum_i A_i (x) (s_i t_i), with A [n, n, n], s [n, in / n, r], t [n, r, out / n].  # [in, out]"""
     return torch.einsum("ipa,iqc->pqac", A, s @ t).flatten(2).flatten(0, 1)

@@ -1,12 +1,12 @@
-"""AdapterFusion: every token weights several bottlenecks by attention, with one attention for each adapted layer.
+"""AdapterFusion: in each adapted layer, attention weights several bottlenecks for every token.
 
-Pfeiffer et al., EACL 2021, behind every block.  Of n bottlenecks, whose outputs are z_i = U_i s(D_i y),
+Pfeiffer et al., EACL 2021, after every block.  For n bottlenecks with outputs z_i = U_i s(D_i y),
     y <- y + V sum_i p_i z_i,   p = softmax_i((Q y + q) . (K z_i + k)),   y = x + mlp(norm(x)).
-There are two stages.  First, bottlenecks are trained one by one (adapter=pfeiffer).  Then they are frozen, and Q, K, V
-learn how to weight them.  `adapters` sets the stage: files of frozen bottlenecks, or a number of new ones that are
-trained together with Q, K, V.
-Departs from the paper: V is the identity at first, without its noise of 1e-6, and is not regularized towards it.  k
-changes no output, because it adds one number to all n scores; its gradient is 0 up to rounding.
+There are two stages.  First, bottlenecks are trained one by one (adapter=pfeiffer).  Then they are frozen, and Q, K and
+V are trained to combine them.  `adapters` names the files of frozen bottlenecks, or sets a number of new bottlenecks
+that are trained together with Q, K and V.
+Departs from the paper: V is initialized to the identity without noise of 1e-6, and is not regularized towards it.
+Limits: k does not affect outputs, because it adds the same number to all n scores; its gradient is 0 up to rounding.
 """
 
 from __future__ import annotations
@@ -28,9 +28,17 @@ State = Mapping[str, Tensor]
 
 
 class Fusion(Bottleneck):
-    """adapters: how many new bottlenecks there are at every place, or a pattern of files (bank/*.pt) that
-    fedbench export wrote of runs with adapter=pfeiffer at the same places of the same model: they stand frozen at every
-    place, in no row.  width: of each, in files, too.  All else is the bottleneck's.
+    """Adapter that combines several bottlenecks in each adapted layer by attention.
+
+    Args:
+        places: Patterns of layer names, or attention, mlp and block.
+        adapters: Number of new bottlenecks in each adapted layer, or a pattern of files (bank/*.pt).  `fedbench export`
+            must have written the files of runs with adapter=pfeiffer, the same model and the same places.  Bottlenecks
+            of files are frozen, so they are not part of the clients' rows.
+        width: Number of hidden units of each bottleneck, including those of files.
+        activation: Nonlinearity.
+        scale: Factor of the bottlenecks' outputs.
+        train: Patterns of parameters that are trained besides the adapter.
     """
 
     def __init__(
@@ -45,24 +53,32 @@ class Fusion(Bottleneck):
         super().__init__(places, width, activation, scale=scale, train=train)
         self.adapters, self.neutral = adapters, not isinstance(adapters, str)
         self.kinds = KINDS
-        self.files: dict[Path, State] = {}  # of those of the pattern, what an adapter has added
-        self.used: set[str] = set()  # their parameters that stand in the model
+        self.files: dict[Path, State] = {}  # adapter parameters of each file
+        self.used: set[str] = set()  # names of the files' parameters that were loaded into the model
 
     def add(self, model: nn.Module) -> list[str]:
-        """Adapt the places; ConfigError where files have adapters for others, or were trained in another model."""
-        self.files, self.used = self.files or self._read(model), set()  # further draws keep the first one's backbone
+        """Adapt the layers.
+
+        Returns:
+            Names of the new trained parameters.
+
+        Raises:
+            ConfigError: The files were trained in another model or have adapters in other layers.
+        """
+        # further initializations of the model have other random backbones, so only the first one is compared
+        self.files, self.used = self.files or self._read(model), set()
         new, parameters = super().add(model), dict(model.named_parameters())
         for path, state in self.files.items():
             unused = state.keys() - self.used
             require(
                 not unused,
-                f"{self._key}: {path} has {min(unused, default='')}, too, for which there is no place here: take "
-                "adapter.places of its run, which has one bottleneck at each",
+                f"{self._key}: {path} has {min(unused, default='')}, too, for which the model has no layer: set "
+                "adapter.places as in its run, which must have one bottleneck per layer",
             )
         return [name for name in new if parameters[name].requires_grad]
 
     def networks(self, read: int, written: int, name: str) -> list[nn.Sequential]:
-        """New bottlenecks, or those of the files."""
+        """Return new bottlenecks, or those of the files."""
         if not self.files:
             assert isinstance(self.adapters, int)
             return [self.network(read, written, name) for _ in range(self.adapters)]
@@ -74,11 +90,11 @@ class Fusion(Bottleneck):
         return f"adapter.adapters={self.adapters}"
 
     def _read(self, model: nn.Module) -> dict[Path, State]:
-        """What was added in each file's model; ConfigError where another backbone is around it."""
+        """Return the adapter parameters of each file; ConfigError if its backbone differs from the model's."""
         if not isinstance(self.adapters, str):
             return {}
         paths = sorted(map(Path, glob.glob(self.adapters)))
-        require(bool(paths), f"{self._key}: there are no such files")
+        require(bool(paths), f"{self._key}: no file matches this pattern")
         backbone = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         return {path: self._added(path, backbone) for path in paths}
 
@@ -87,26 +103,27 @@ class Fusion(Bottleneck):
             state = read_weights(path, mmap=True)
         except ValueError as error:
             raise ConfigError(f"{self._key}: {path} cannot be read as a file of fedbench export") from error
-        bare = {name.replace(".base_layer.", "."): t for name, t in state.items()}
-        for name, own in backbone.items():
+        unwrapped = {name.replace(".base_layer.", "."): t for name, t in state.items()}
+        for name, p in backbone.items():
             require(
-                name in bare and bare[name].shape == own.shape and torch.equal(bare[name], own.cpu()),
-                f"{self._key}: the backbone of {path} is another one, see {name}; take its run's model, model.weights "
-                "and seed",
+                name in unwrapped and unwrapped[name].shape == p.shape and torch.equal(unwrapped[name], p.cpu()),
+                f"{self._key}: the backbone of {path} differs from the model's in {name}; use the model, model.weights "
+                "and seed of its run",
             )
-        return {n: t.clone() for n, t in bare.items() if ".adapter." in n or ".twin." in n}
+        return {n: t.clone() for n, t in unwrapped.items() if ".adapter." in n or ".twin." in n}
 
     def _of_file(self, path: Path, network: nn.Sequential, place: str) -> nn.Sequential:
-        """The network with a file's numbers, frozen."""
+        """Load a file's parameters of one layer into a bottleneck, and freeze it."""
         state = self.files[path]
         for name, p in network.named_parameters():
             full = f"{place}.adapter.{name}"
             require(
-                full in state, f"{self._key}: {path} has no {full}; of adapters it has {listed(state) or 'nothing'}"
+                full in state,
+                f"{self._key}: {path} has no {full}; its adapter parameters are {listed(state) or 'none'}",
             )
             require(
                 state[full].shape == p.shape,
-                f"{self._key}: {full} is {tuple(state[full].shape)} in {path}, and {tuple(p.shape)} by "
+                f"{self._key}: {full} has shape {tuple(state[full].shape)} in {path}, but {tuple(p.shape)} with "
                 f"adapter.width={self.width}",
             )
             p.data.copy_(state[full])
@@ -115,7 +132,7 @@ class Fusion(Bottleneck):
 
 
 class Fused(Added):
-    """[...] -> [..., d]: y + V sum_i p_i z_i, for the output y of a layer."""
+    """A layer with output y that is adapted to y + V sum_i p_i z_i, [...] -> [..., d]."""
 
     def __init__(self, layer: nn.Module, scale: float, *adapters: nn.Module):
         super().__init__(layer, scale)
@@ -129,7 +146,7 @@ class Fused(Added):
         nn.init.eye_(self.value.weight)
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
-        """V sum_i p_i z_i."""
+        """Return V sum_i p_i z_i."""
         z = torch.cat(
             [(self.scale * adapter(y)).unflatten(-1, (1, -1)) for adapter in self.adapters], -2
         )  # [..., n, d]

@@ -1,10 +1,10 @@
-"""LoRA: a linear layer, or a convolution, plus a product of two low-rank matrices.
+"""LoRA: low-rank updates of linear layers, convolutions and attention.
 
-Hu et al., ICLR 2022:  y = W x + b + (alpha / r) B A x,  A [r, in], B [out, r].  B is 0 at first, so that nothing
-changes.  For a convolution, A is a convolution to r channels with the same windows, and B one with windows of one
-pixel, as in peft.  In nn.MultiheadAttention, the joint matrix of queries, keys and values has one product, and the
-output projection has another, as in peft.
-The mean of clients' B times the mean of their A is not the mean of their B A (docs/adapters.md).
+Hu et al., ICLR 2022:  y = W x + b + (alpha / r) B A x,  A [r, in], B [out, r].  B is initialized to 0, so a newly
+adapted model has the outputs of the original one.  As in peft, for a convolution A is a convolution to r channels with
+the same kernel, and B a 1x1 convolution; in nn.MultiheadAttention the joint matrix of queries, keys and values has one
+product, and the output projection another.
+Limits: the mean of the clients' B times the mean of their A is not the mean of their B A (docs/adapters.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from fedbench.core.options import Count, Positive, require
 
 
 class LoRA(Adapter):
-    """rank: r.  alpha: of the product's weight, alpha / r.  convolutions: adapt these, too, but for grouped ones."""
+    """Adapter that adds low-rank products to linear layers.
+
+    Args:
+        places: Patterns of layer names; of these, linear layers and nn.MultiheadAttention are adapted.
+        rank: Rank r of the product.
+        alpha: The product is multiplied by alpha / r.
+        convolutions: Whether convolutions are adapted too, except grouped ones.
+        train: Patterns of parameters that are trained besides the products.
+    """
 
     def __init__(
         self,
@@ -37,7 +45,7 @@ class LoRA(Adapter):
         self.rank, self.alpha, self.convolutions = rank, alpha, convolutions
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """Return the linear layer, convolution or attention of PyTorch with its products."""
+        """Return the adapted linear layer, convolution or attention; None for other layers."""
         if type(layer) is nn.Linear:
             return LoRALinear(layer, self.rank, self.alpha)
         if isinstance(layer, nn.MultiheadAttention) and layer.in_proj_weight is not None:
@@ -47,7 +55,7 @@ class LoRA(Adapter):
         return None
 
     def peft_config(self, layers: Mapping[str, nn.Module]) -> dict[str, Any] | None:
-        """Return peft's LoraConfig, or None if a subclass puts in other layers.
+        """Return peft's LoraConfig, or None if a subclass adds other layers.
 
         Raises:
             ConfigError: An adapted layer is nn.MultiheadAttention.
@@ -64,13 +72,13 @@ class LoRA(Adapter):
             "peft_type": "LORA",
             "r": self.rank,
             "lora_alpha": self.alpha,
-            # peft takes words of a list for the ends of names: "head" would be "blocks.0.head", too
+            # a regular expression, because peft matches the names in a list as suffixes
             "target_modules": "|".join(re.escape(name) for name in layers),
         }
 
 
 class _WithProduct(nn.Module):
-    """A layer plus (alpha / r) times what lora_B makes of lora_A.  Names as peft's, which its files need."""
+    """A layer plus (alpha / r) times lora_B after lora_A.  Exported files need peft's names."""
 
     def __init__(self, layer: nn.Module, a: nn.Module, b: nn.Module, scale: float):
         super().__init__()
@@ -80,31 +88,31 @@ class _WithProduct(nn.Module):
         nn.init.zeros_(b.weight)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """W x + b + (alpha / r) B A x."""
+        """Return W x + b + (alpha / r) B A x."""
         return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(x))
 
     @property
     def weight(self) -> Tensor:
-        """W + (alpha / r) B A, for layers around this one that read its weight instead of calling it."""
+        """W + (alpha / r) B A, for modules that read the weight of this layer instead of calling it."""
         product = self.lora_B.weight.flatten(1) @ self.lora_A.weight.flatten(1)  # type: ignore[operator, union-attr]
         return self.base_layer.weight + self.scale * product.view_as(self.base_layer.weight)  # type: ignore
 
     @property
     def bias(self) -> Tensor | None:
-        """b [out]."""
+        """The bias b [out]."""
         return self.base_layer.bias  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
-        """What code around asks of the layer, such as a convolution's stride, is the layer's."""
+        """Forward other attributes, such as a convolution's stride, to the original layer."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "base_layer":  # not there yet
+            if name == "base_layer":  # not set yet
                 raise
             return getattr(self.base_layer, name)
 
     def merged(self) -> nn.Module:
-        """The layer with that weight."""
+        """Return a copy of the layer with weight W + (alpha / r) B A."""
         layer: Any = copy.deepcopy(self.base_layer)
         with torch.no_grad():
             layer.weight.copy_(self.weight)
@@ -112,7 +120,7 @@ class _WithProduct(nn.Module):
 
 
 class LoRALinear(_WithProduct):
-    """[..., in] -> [..., out]: A [r, in], B [out, r]."""
+    """Adapted linear layer [..., in] -> [..., out], with A [r, in] and B [out, r]."""
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float):
         down = nn.Linear(layer.in_features, rank, bias=False)
@@ -120,7 +128,7 @@ class LoRALinear(_WithProduct):
 
 
 class LoRAConv2d(_WithProduct):
-    """[B, in, H, W] -> [B, out, H', W']: A [r, in, kh, kw], B [out, r, 1, 1]."""
+    """Adapted convolution [B, in, H, W] -> [B, out, H', W'], with A [r, in, kh, kw] and B [out, r, 1, 1]."""
 
     def __init__(self, layer: nn.Conv2d, rank: int, alpha: float):
         windows: Any = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
@@ -129,7 +137,7 @@ class LoRAConv2d(_WithProduct):
 
 
 class LoRAAttention(_WithProduct):
-    """nn.MultiheadAttention with A [r, d] and B [3 d, r] beside in_proj_weight, and a product for the output."""
+    """Adapted nn.MultiheadAttention: A [r, d] and B [3 d, r] for in_proj_weight, and an adapted output projection."""
 
     def __init__(self, layer: nn.MultiheadAttention, rank: int, alpha: float):
         d = layer.embed_dim
@@ -139,7 +147,7 @@ class LoRAAttention(_WithProduct):
 
     @property
     def in_proj_weight(self) -> Tensor:
-        """Return W + (alpha / r) B A of queries, keys and values."""
+        """W + (alpha / r) B A of queries, keys and values."""
         product = self.lora_B.weight @ self.lora_A.weight  # type: ignore[operator]
         return self.base_layer.in_proj_weight + self.scale * product  # type: ignore[operator]
 
@@ -149,7 +157,7 @@ class LoRAAttention(_WithProduct):
         return torch.func.functional_call(self.base_layer, weight, inputs, options)
 
     def merged(self) -> nn.Module:
-        """Return an attention that has the products in its weights."""
+        """Return a copy of the attention with the products added to its weights."""
         layer: Any = copy.deepcopy(self.base_layer)
         layer.out_proj = layer.out_proj.merged()
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""No adapter: all of a model's own parameters learn."""
+"""No adapter: all parameters of the model are trained."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from fedbench.adapters.base import Adapter
 
 
 class NoAdapter(Adapter):
-    """Leaves a model as it is."""
+    """Adapter that does not change the model."""
 
     def __init__(self) -> None:
         super().__init__((), ())
 
     def insert(self, model: nn.Module) -> list[str]:
-        """Nothing is new."""
+        """Return no names, because there are no new parameters."""
         return []

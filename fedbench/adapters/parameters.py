@@ -1,4 +1,4 @@
-"""Tuning a part of a model's own parameters: biases (BitFit, Ben Zaken et al., ACL 2022), or the norms'."""
+"""Training of selected parameters of the model: biases (BitFit, Ben Zaken et al., ACL 2022), or layer norms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fedbench.core.options import listed, require
 
 
 class Parameters(Adapter):
-    """Adapter that trains parameters of the model itself.
+    """Adapter that trains selected parameters of the model and adds none.
 
     Args:
         parameters: Patterns of parameter names, such as "*.bias", or of layer classes, such as "type:LayerNorm".  Each
             must match a parameter.
+        train: Patterns of parameters that are trained too.
     """
 
     def __init__(self, parameters: Sequence[str], train: Sequence[str] = ("head.*",)):
@@ -24,9 +25,9 @@ class Parameters(Adapter):
         self.parameters = list(parameters)
 
     def add(self, model: nn.Module) -> list[str]:
-        """Make these learn; none is new."""
+        """Unfreeze the selected parameters, and return their names."""
         names = [name for name, _ in model.named_parameters()]
-        chosen: set[str] = set()
+        selected: set[str] = set()
         for pattern in self.parameters:
             matched = {name for name in names if _is_matched(model, name, pattern)}
             require(
@@ -34,10 +35,10 @@ class Parameters(Adapter):
                 f"adapter.parameters={self.parameters}: {pattern!r} matches none of the model's parameters: "
                 f"{listed(names)}",
             )
-            chosen |= matched
-        for name in chosen:
+            selected |= matched
+        for name in selected:
             model.get_parameter(name).requires_grad_()
-        return [name for name in names if name in chosen]
+        return [name for name in names if name in selected]
 
 
 def _is_matched(model: nn.Module, name: str, pattern: str) -> bool:

@@ -1,8 +1,8 @@
-"""Prompts: tokens that learn, among those that a frozen transformer reads.
+"""Prompt tuning: trained tokens are inserted into the input of a frozen transformer.
 
-Jia et al., ECCV 2022 (in front of the first block); with a text's and an image's own, as FedDAT's code (AAAI 2024)
-does PromptFL on ViLT: behind the first token of each, with its modality but without a position.  Departs from that code
-where it makes a text's and an image's prompts by one network: each place has its own.
+Jia et al., ECCV 2022 (before the first block).  FedDAT's code (AAAI 2024) runs PromptFL on ViLT with prompts for text
+and for image.  They follow the first token of each, with its modality embedding but without a position embedding.
+Departs from that code: each adapted layer has its own network (reparam), where that code shares one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from torch import Tensor, nn
 from fedbench.adapters.base import Adapter, inputs_of
 from fedbench.core.options import Count
 
-INITIAL = 0.02  # standard deviation, as of embeddings in BERT
-HIDDEN = 192  # numbers of the hidden layer of the network that makes prompts
+INITIAL = 0.02  # initial standard deviation, as of BERT's embeddings
+HIDDEN = 192  # hidden units of the network of reparam
 
 
 class Prompt(Adapter):
-    """tokens: of each place.  tap: whether they are put into what a layer gives, or into what it reads, [B, T, d],
-    behind the first token.  reparam: they are what a small network makes of a table.
+    """Adapter that inserts trained tokens after the first token.
 
-    d is what the layer's last parameter, a bias or a weight of its rows, has last.
+    The width d of the tokens is the last dimension of the layer's last parameter.
+
+    Args:
+        places: Patterns of layer names.
+        tokens: Number of trained tokens in each adapted layer.
+        tap: Whether they are inserted into the layer's output or input.  # [B, T, d]
+        reparam: Whether a small network computes the tokens from trained embeddings.
+        train: Patterns of parameters that are trained besides the tokens.
     """
 
-    neutral = False  # other tokens attend to them from the first step on
+    neutral = False  # other tokens attend to the new ones
 
     def __init__(
         self,
@@ -41,7 +47,7 @@ class Prompt(Adapter):
         self.tokens, self.tap, self.reparam = tokens, tap, reparam
 
     def adapt(self, layer: nn.Module, name: str) -> nn.Module | None:
-        """The layer with prompts; one without parameters has none, nor one whose mask would have no place for them."""
+        """Return the layer with prompts; None for layers without parameters or with a mask, which would not fit."""
         parameters = list(layer.parameters())
         if not parameters or isinstance(layer, nn.ModuleList) or inputs_of(layer) != 1:
             return None
@@ -52,7 +58,7 @@ class Prompt(Adapter):
 
 
 class PromptBehind(nn.Module):
-    """[B, ...] -> [B, T + tokens, d]: what a layer gives, with prompts behind the first token."""
+    """A layer whose output has prompts after the first token, [B, ...] -> [B, T + tokens, d]."""
 
     def __init__(self, layer: nn.Module, tokens: int, width: int, network: nn.Module):
         super().__init__()
@@ -60,18 +66,18 @@ class PromptBehind(nn.Module):
         self.prompts = nn.Parameter(INITIAL * torch.randn(tokens, width))
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
-        """The layer's output, with prompts."""
+        """Return the layer's output with prompts."""
         return self.insert(self.base_layer(x, *more, **options))
 
     def insert(self, x: Tensor) -> Tensor:
-        """[B, T, d] -> [B, T + tokens, d]."""
+        """Insert the prompts after the first token, [B, T, d] -> [B, T + tokens, d]."""
         prompts = self.network(torch.zeros_like(x[:, :1]) + self.prompts)  # [B, tokens, d]
         return torch.cat([x[:, :1], prompts, x[:, 1:]], 1)
 
 
 class PromptBefore(PromptBehind):
-    """[B, T, d] -> what a layer makes of T + tokens."""
+    """A layer whose input [B, T, d] has prompts inserted after the first token."""
 
     def forward(self, x: Tensor, *more: Any, **options: Any) -> Tensor:
-        """The layer on its input, with prompts."""
+        """Return the layer's output for its input with prompts."""
         return self.base_layer(self.insert(x), *more, **options)

@@ -276,7 +276,7 @@ def test_what_permutes_a_compacter() -> None:
     "change, sentence",
     [
         (["adapter.width=6"], "adapter.n=4 must divide adapter.width=6"),
-        (["adapter.width=9", "adapter.n=3"], "adapter.n=3 must divide the 8 numbers of the layers at its places"),
+        (["adapter.width=9", "adapter.n=3"], "adapter.n=3 must divide 8, the width of a layer in adapter.places"),
     ],
 )
 def test_what_compacter_refuses(change: list[str], sentence: str) -> None:

@@ -3,8 +3,8 @@
 Karimi Mahabadi et al., NeurIPS 2021.  A layer in -> out with n summands computes
     y = x H + b,   H = sum_i A_i (x) (s_i t_i),   A_i [n, n] shared by all layers,  s_i [in/n, r],  t_i [r, out/n].
 The adapted layers are those of Houlsby et al.
-Departs from the adapters library: A has an initial standard deviation of 0.01 (there 1e-4 if A is shared).  At 1e-4, a
-step of plain SGD with learning rate 0.1 is below the resolution of float32 in s and t.
+Departs from the adapters library: A has an initial standard deviation of 0.01 (there 1e-4 if A is shared).
+At 1e-4, a step of plain SGD with learning rate 0.1 is below the resolution of float32 in s and t.
 """
 
 from __future__ import annotations

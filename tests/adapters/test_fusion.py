@@ -195,8 +195,8 @@ def test_adapters_stay_and_every_plan_agrees(bank: list, tmp_path: Path) -> None
     [
         (["seed=1"], r"the backbone of \S*client0.pt differs from the model's in \S+; use the model, model.weights"),
         (["model.depth=3"], "differs from the model's in blocks.2"),
-        (["adapter.width=4"], r"adapter.down.weight has shape \(3, 8\) in \S*client0.pt, but \(4, 8\) with adapter.width=4"),
-        (["adapter.places=['*.attn']"], r"client0.pt has no blocks.0.attn.adapter.down.weight; its adapter parameters are bl"),
+        (["adapter.width=4"], r"down.weight has shape \(3, 8\) in \S*client0.pt, but \(4, 8\) with adapter.width=4"),
+        (["adapter.places=['*.attn']"], r"has no blocks.0.attn.adapter.down.weight; its adapter parameters are bl"),
         (
             ["adapter.places=['blocks.0']"],
             r"has blocks.1.adapter.down.bias, too, for which the model has no",
@@ -220,7 +220,10 @@ def test_what_is_frozen_is_not_said_to_learn(bank: list, tmp_path: Path) -> None
 def test_files_of_other_adapters_are_refused(tmp_path: Path) -> None:
     for name, sentence in (
         ("lora", "has no blocks.0.adapter.down.weight; its adapter parameters are none"),
-        ("pfeiffer adapter.twin=true", r"has blocks\.\S+\.twin\.down\.bias, too, .* which must have one bottleneck per layer"),
+        (
+            "pfeiffer adapter.twin=true",
+            r"has blocks\.\S+\.twin\.down\.bias, too, .* must have one bottleneck per layer",
+        ),
     ):
         other = build.model(compose(["algorithm=fedavg", *TINY, *f"adapter={name}".split()]), clients())
         torch.save(other.module.state_dict(), tmp_path / "client0.pt")

@@ -81,9 +81,7 @@ def test_a_folder_in_the_place_of_a_file(name: str, here: Path, capsys: pytest.C
 
 def test_an_adapter_that_is_to_train_nothing_there() -> None:
     lora = LoRA(rank=2, alpha=2, places=["body.*"], train=["head.*", "zz"])
-    with pytest.raises(
-        ConfigError, match=r"adapter\.train=\['head\.\*', 'zz'\]: no parameter of the model matches 'zz'"
-    ):
+    with pytest.raises(ConfigError, match=r"adapter\.train=\['head\.\*', 'zz'\]: no parameter of the model matches"):
         lora.insert(MLP((1, 8, 8), 10, [8]))
 
 

@@ -435,10 +435,11 @@ def test_what_new_clients_tell_is_released_too() -> None:
         federation=e.federation.among(np.arange(4)),
         privacy=Privacy(e.rows, 1.0, 0.05, 1.0, "analytic"),
     )
-    told: list[torch.Tensor] = []
-    a.ask = lambda clients, ask=a.ask: told.append(ask(clients)) or told[-1]  # type: ignore[method-assign]
+    uploads: list[torch.Tensor] = []
+    upload = a.upload_sketches
+    a.upload_sketches = lambda clients: uploads.append(upload(clients)) or uploads[-1]  # type: ignore[method-assign]
     assert torch.isfinite(new_clients.starting_rows(a, e)).all()
-    assert told[0].shape == (2, 3) and not torch.allclose(told[0], a.sketch_of[4:], atol=1e-2)
+    assert uploads[0].shape == (2, 3) and not torch.allclose(uploads[0], a.sketch_of[4:], atol=1e-2)
     assert not e.privacy.releases.used
 
 

@@ -5,8 +5,8 @@ k_i = argmin_k f_i(theta_k) over its training samples, trains theta_{k_i} and up
 theta_k <- the mean of the uploads of clients with k_i = k, unchanged if there are none.
 Clients deploy the model that has the lowest loss on their training samples after aggregation.
 shared_body=true is the paper's weight sharing: all columns except the head are averaged over all clients.
-Departs from the paper: means are weighted by samples (client_weights=uniform: as in the released code); ties select the lowest
-k.
+Departs from the paper: means are weighted by samples (client_weights=uniform: as in the released code); ties select the
+lowest k.
 Departs from the released code: at evaluation clients also select by training loss.  There, the reported model has the
 lowest loss on the client's test samples.
 Reduces to: FedAvg at clusters = 1.

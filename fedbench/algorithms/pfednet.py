@@ -12,7 +12,8 @@ eta_i is the effective step size of client i's round: the sum of its learning ra
 penalty and f_i for any number of local steps: exactly for one step, approximately for more, if the gradient changes
 little within a round.  Adam normalizes gradients, so lam balances the penalty and normalized gradients.
 Departs from the paper: mode="local_epochs" trains for epochs, as its released code ("weight"), with w_i = n_i / sum n
-(client_weights=uniform: the paper's 1/N).  mode="gradient" takes single gradients, as the paper, always with uniform weights.
+(client_weights=uniform: the paper's 1/N).  mode="gradient" takes single gradients, as the paper, always with uniform
+weights.
 z_step="paper" has V = Z_t - dZ / N and lam instead of N lam, which makes z N times slower.  The default is that step
 with learning rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step, so
 lam counts as lam / (local steps).  If only K clients take part, the others have dz_i = 0, and the penalty still moves

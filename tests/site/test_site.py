@@ -35,9 +35,9 @@ def test_there_is_a_page_for_every_method_and_every_printed_table(pages: dict[st
 def test_the_page_of_a_method_has_what_its_files_have(pages: dict[str, str]) -> None:
     text = pages["methods/pgfed.md"]
     for part in (
-        "the coefficient of the mean gradient is 1 / K', of the last cohort",
+        "## Departures\n\nDeparts from the paper",
         "**ljaiverson/pgfed** (b1d70f7) round by round, to 2e-7",
-        "| `algorithm.eta2` | `0.01` | learning rate of their coefficients a_ij |",
+        "| `algorithm.eta2` | `0.01` | learning rate of their",
         "fedbench/algorithms/pgfed.py",
         "+experiment=pgfed_table1_cifar/pgfed`",
     ):

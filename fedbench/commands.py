@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 
-from fedbench.app.help import SUBCOMMANDS, asked_help
+from fedbench.app.help import SUBCOMMANDS, requested_help
 from fedbench.config.conf_tree import GROUPS, group_options, nearest
 from fedbench.core import gc_pause
 from fedbench.core.command import command
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         module, _ = SUBCOMMANDS[argv[0]]
         return importlib.import_module(f"fedbench.{module}").main(argv[1:])
     if {"-h", "--help"} & set(argv):
-        print(asked_help(argv), flush=True)
+        print(requested_help(argv), flush=True)
         return 0
     check_subcommand(argv)
     with gc_pause.paused():

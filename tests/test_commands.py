@@ -292,7 +292,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         sys.modules.pop("own_method", None)
 
 
-NAME_IT = "say algorithm._target_=own_method.Mine"
+NAME_IT = "add algorithm._target_=own_method.Mine"
 OWN_USES = {  # what a use prints with --config-dir, and without it
     "report": (["run"], "MINE", "mine"),
     "export": (

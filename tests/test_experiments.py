@@ -247,7 +247,7 @@ def test_glob_stands_for_every_row_of_a_table() -> None:
     assert len(composer.cells(composer.expand([text]))) == 3
     both = composer.expand(["+experiment=[glob(fedsld_practical/*),debug],glob(pgfed_gain/*),debug"])
     assert len(composer.cells(both)) == 3 + 8 + 1
-    with pytest.raises(ConfigError, match="matches none: experiment has apple_bandwidth"):
+    with pytest.raises(ConfigError, match="matches no option; the options are apple_bandwidth"):
         composer.expand(["+experiment=glob(nothing/*)"])
 
 

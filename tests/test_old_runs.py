@@ -132,7 +132,7 @@ def test_a_cell_of_a_launcher_that_is_gone_resumes_and_is_reported(
     assert main(["report", "sweeps/killed"]) == 0
     assert "PGFed" in capsys.readouterr().out
     assert main(["-m", *SWEEPS["killed"], "sweep_dir=sweeps/killed"]) == 0
-    assert "2 cells: 2 finished already" in capsys.readouterr().out
+    assert "2 runs: 2 finished already" in capsys.readouterr().out
 
 
 def test_old_runs_are_reported(old: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
     """
     words, (choices, others) = split_words(overrides), choices_and_values(values)
     named = [word for word in words if word.startswith("resume=")]
-    require(len(named) < 2, f"resume is given twice, in {' and in '.join(named)}: a call goes on with one run")
+    require(len(named) < 2, f"resume is given twice, as {' and '.join(named)}: a call resumes one run")
     if named and resume is None:
         words = [word for word in words if word not in named]
         path = named[0].removeprefix("resume=")
@@ -129,7 +129,7 @@ def _composed(composer: Composer, words: list[str], values: Mapping[str, Any]) -
     composer.refuse_repeated(words)
     named = [word.lstrip("+~").partition("=")[0] for word in words]
     twice = next((key for key in values if key in named), None)
-    require(twice is None, f"{twice} is given twice, as text and as a value: leave one of them out")
+    require(twice is None, f"{twice} is given twice, as text and as a value: remove one of them")
     full = composer.compose([*words, *_hydra_words(values)])
     require(
         not str(full.hydra.mode).endswith("MULTIRUN"), "hydra.mode=MULTIRUN asks for several runs: call fedbench.sweep"

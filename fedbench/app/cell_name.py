@@ -1,4 +1,4 @@
-"""The folder name of a sweep's run, which the resolver ``cell_name`` gives to Hydra."""
+"""Folder names of the runs of a sweep, for Hydra's resolver ``cell_name`` in conf/config.yaml."""
 
 from __future__ import annotations
 
@@ -15,43 +15,49 @@ NAME_LENGTH = 100
 
 
 def cell_name(overrides: Iterable[str], excluded: Iterable[str], folder: str = "", swept: Iterable[str] = ()) -> str:
-    """Return the folder name of a sweep's run: its overrides, sorted, without the keys that match ``excluded``.
+    """Return the folder name of a run of a sweep: its overrides, sorted and joined.
 
-    Characters that a file system may refuse become _, and long names are cut.  A long name starts with the overrides of
-    the ``swept`` keys, and the others fill the remaining length.  Changed and cut names end in a hash of the full text,
-    so that two runs never share a folder.  A run whose former name exists in ``folder`` keeps that name.
+    Characters that a file system may not allow become "_".  Long names start with the overrides of the swept keys and
+    are cut to NAME_LENGTH.  Changed or cut names end with a hash of all overrides, so two runs never share a folder.
+
+    Args:
+        overrides: The overrides of the run.
+        excluded: Patterns of keys to omit.
+        folder: The folder of the sweep.  If it contains the run under its name of older versions, that name is used.
+        swept: The keys with several values in the sweep.
     """
-    patterns, differs = list(excluded), set(swept)
+    patterns, swept_keys = list(excluded), set(swept)
     naming = sorted(text.lstrip("+") for text in overrides if not is_matched(_key(text), patterns))
     full = ",".join(naming) or "default"
     safe = _safe(full)
     if safe == full and len(full) <= NAME_LENGTH:
         return full
     end = f"-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
-    room = NAME_LENGTH - len(end)
-    before = f"{safe[:room]}{end}"  # the former rule: cut at the end
-    if folder and (Path(folder).expanduser() / before).is_dir():
-        return before
-    first = [text for text in naming if _key(text) in differs]
-    common = [text for text in naming if _key(text) not in differs]
-    return f"{_safe(','.join([*_fitting(first, room), *common]))[:room]}{end}"
+    length = NAME_LENGTH - len(end)
+    old_name = f"{safe[:length]}{end}"  # of older versions
+    if folder and (Path(folder).expanduser() / old_name).is_dir():
+        return old_name
+    first = [text for text in naming if _key(text) in swept_keys]
+    common = [text for text in naming if _key(text) not in swept_keys]
+    return f"{_safe(','.join([*_shortened(first, length), *common]))[:length]}{end}"
 
 
 def _safe(text: str) -> str:
+    """Replace characters that a file system may not allow."""
     return re.sub(r"[^\w.,=+\-\[\]~]", "_", text)
 
 
-def _fitting(overrides: list[str], room: int) -> list[str]:
-    """Return the overrides, shortened to the room: first keys to their last part, then each to its end."""
-    if len(",".join(overrides)) <= room:
+def _shortened(overrides: list[str], length: int) -> list[str]:
+    """Shorten overrides to a total length: remove prefixes of keys, then cut each override from its beginning."""
+    if len(",".join(overrides)) <= length:
         return overrides
     short = [text.partition("=")[0].rpartition(".")[2] + "=" + text.partition("=")[2] for text in overrides]
-    if len(",".join(short)) <= room:
+    if len(",".join(short)) <= length:
         return short
-    fair = max(room // len(short) - 1, 1)  # short overrides leave their spare room to long ones
-    spare = sum(max(fair - len(text), 0) for text in short)
-    most = fair + spare // max(sum(len(text) > fair for text in short), 1)
-    return [text[-most:] for text in short]
+    equal_length = max(length // len(short) - 1, 1)  # long overrides also get the length that short ones do not use
+    unused = sum(max(equal_length - len(text), 0) for text in short)
+    max_length = equal_length + unused // max(sum(len(text) > equal_length for text in short), 1)
+    return [text[-max_length:] for text in short]
 
 
 def _key(override: str) -> str:

@@ -1,4 +1,4 @@
-"""Composing configurations with Hydra: one run, the cells of a sweep, and mistakes in one sentence."""
+"""Compose configurations of single runs and of sweeps with Hydra, with one-sentence error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.app import cell_name  # noqa: F401  a resolver in conf/config.yaml
-from fedbench.app.loader import COMPLAINTS, VERSION_BASE, Loader, hydra_kept
+from fedbench.app.loader import COMPLAINTS, VERSION_BASE, Loader, restore_hydra
 from fedbench.app.overrides import check_choice, check_key, check_swept, leaves, unreadable
 from fedbench.config.choices import with_choices
 from fedbench.config.conf_tree import GROUPS, conf_dirs, find_conf_dir, group_options, includes_itself, menu, nearest
@@ -33,19 +33,36 @@ SEARCH_PATH = "hydra.searchpath"
 
 
 class Composer:
-    """Composes overrides on the conf folder, and on the user's --config-dir where one is given."""
+    """Compose configurations from overrides and the files in the conf folder.
+
+    Args:
+        config_dir: The user's --config-dir, with more configuration files.
+
+    Raises:
+        ConfigError: config_dir is not a folder.
+    """
 
     def __init__(self, config_dir: str | None = None):
-        require(config_dir != "", "--config-dir '' names no folder")
+        require(config_dir != "", "--config-dir must name a folder, got ''")
         require(config_dir is None or Path(config_dir).is_dir(), f"--config-dir {config_dir}: no such folder")
         self.config_dir = config_dir and Path(config_dir).resolve()
         self.folders = conf_dirs(config_dir)
-        with hydra_kept():
+        with restore_hydra():
             initialize_config_dir(str(find_conf_dir()), job_name="fedbench", version_base=VERSION_BASE)
             self.loader = Loader(GlobalHydra.instance().config_loader())
 
     def parse(self, overrides: list[str]) -> list[Override]:
-        """One Override per text; ConfigError for text that is none."""
+        """Parse overrides by Hydra's grammar.
+
+        Args:
+            overrides: Texts such as "seed=3" or "+experiment=debug".
+
+        Returns:
+            One Override per text.
+
+        Raises:
+            ConfigError: A text is not a valid override.
+        """
         overrides = [with_home(text) for text in overrides]
         try:
             parsed = OverridesParser.create(self.loader).parse_overrides(overrides)
@@ -56,26 +73,35 @@ class Composer:
         return parsed
 
     def refuse_repeated(self, overrides: list[str]) -> None:
-        """Refuse a command that gives a key two values: Hydra would take the last without a word."""
+        """Raise ConfigError if a key has two values, of which Hydra would silently use the last."""
         given: dict[str, str] = {}
         for override in self.parse(overrides):
             for key in leaves(override):
                 before = given.setdefault(new_name(key), str(override.input_line))
                 require(
                     before == override.input_line,
-                    f"{key} is given twice, in {before} and in {override.input_line}: leave one of them out",
+                    f"{key} is given twice, as {before} and {override.input_line}: remove one of them",
                 )
 
     def expand(self, overrides: list[str]) -> list[str]:
         """Expand ``glob(pattern)`` and ``hydra.sweeper.params`` in overrides.
 
-        A pattern also matches nested options (table/row).  It may stand in a list, with options that go with every
-        match:  ``[glob(table/*),reduced/mnist10]``.  The parameters of the sweeper become overrides.
-        """
-        return [one for text in overrides for one in self._params(self._expanded(text))]
+        A pattern also matches nested options (table/row).  It may be an item of a list, whose other items are combined
+        with every match: ``[glob(table/*),reduced/mnist10]``.
 
-    def _params(self, text: str) -> list[str]:
-        """Return ``seed=0,1`` for ``hydra.sweeper.params={seed: "0,1"}``; Hydra cannot set the whole mapping."""
+        Args:
+            overrides: The overrides of a command.
+
+        Returns:
+            The expanded overrides.
+
+        Raises:
+            ConfigError: A pattern has no match.
+        """
+        return [one for text in overrides for one in self._expand_params(self._expand_globs(text))]
+
+    def _expand_params(self, text: str) -> list[str]:
+        """Return ``seed=0,1`` for ``hydra.sweeper.params={seed: "0,1"}``, a mapping that Hydra cannot set."""
         key, _, value = text.lstrip("+").partition("=")
         if key != SWEEPER_PARAMS and not key.startswith(f"{SWEEPER_PARAMS}."):
             return [text]
@@ -86,7 +112,7 @@ class Composer:
             return [text]
         return [f"{k}={v if isinstance(v, str) else show(v)}" for k, v in params.items()]
 
-    def _expanded(self, text: str) -> str:
+    def _expand_globs(self, text: str) -> str:
         key, _, value = text.partition("=")
         if "glob(" not in value or key.lstrip("+") not in GROUPS:
             return text
@@ -99,35 +125,46 @@ class Composer:
             return [item]
         names = group_options(group, self.folders)
         matched = fnmatch.filter(names, match[2].strip())
-        require(bool(matched), f"{group}={item} matches none: {group} has {', '.join(menu(names)) or 'no option'}")
+        require(bool(matched), f"{group}={item} matches no option; the options are {', '.join(menu(names)) or 'none'}")
         return [f"{match[1]}{name}{match[3]}" for name in matched]
 
     def compose(self, overrides: list[str], multirun: bool = False) -> DictConfig:
-        """Hydra's full config, with its ``hydra`` node; ConfigError with one sentence where it refuses."""
+        """Compose a configuration.
+
+        Args:
+            overrides: The expanded overrides.
+            multirun: Whether they describe a sweep, and may have several values.
+
+        Returns:
+            The configuration, unchecked, with Hydra's node.
+
+        Raises:
+            ConfigError: An override or a configuration file is invalid.
+        """
         parsed = self.parse(overrides)
         for override in parsed:
             check_swept(override)
             check_choice(override, self.folders)
             require(
                 multirun or not override.is_sweep_override(),
-                f"{override.input_line} is several values: add -m to run them all, or call fedbench.sweep in Python "
-                f"(a list is written {override.key_or_group}=[a,b])",
+                f"{override.input_line} has several values: add -m to run all of them, or use fedbench.sweep in Python "
+                f"(write {override.key_or_group}=[a,b] for one value that is a list)",
             )
         try:
-            with hydra_kept():
-                return _checked_log(self._load(overrides, RunMode.MULTIRUN if multirun else RunMode.RUN))
+            with restore_hydra():
+                return _check_verbose(self._load(overrides, RunMode.MULTIRUN if multirun else RunMode.RUN))
         except RecursionError as error:
-            raise ConfigError(_in_a_circle(self.folders)) from error
+            raise ConfigError(_circular_defaults(self.folders)) from error
         except COMPLAINTS as error:
             raise ConfigError(explain(error)) from error
 
     def _load(self, overrides: list[str], mode: RunMode) -> DictConfig:
-        words = [with_home(text) for text in overrides]
+        texts = [with_home(text) for text in overrides]
         if self.config_dir is not None:
-            given = next((text for text in words if text.lstrip("+").startswith(SEARCH_PATH)), None)
-            require(given is None, f"{given} and --config-dir {self.config_dir} both name folders: give one of them")
-            words.append(f"{SEARCH_PATH}=[{quoted(f'file://{self.config_dir}')}]")
-        return self.loader.load_configuration(CONFIG_NAME, words, mode)
+            given = next((text for text in texts if text.lstrip("+").startswith(SEARCH_PATH)), None)
+            require(given is None, f"{given} and --config-dir {self.config_dir} both name folders: remove one of them")
+            texts.append(f"{SEARCH_PATH}=[{quoted(f'file://{self.config_dir}')}]")
+        return self.loader.load_configuration(CONFIG_NAME, texts, mode)
 
     def for_hydra(self, overrides: list[str]) -> list[str]:
         """Return checked overrides for Hydra: by current names, with ``++`` before those that change a key."""
@@ -136,10 +173,14 @@ class Composer:
         return [text if name is None else f"{name[1]}{new_name(name[2])}{name[3]}" for text, name in zip(added, names)]
 
     def compose_cell(self, master: DictConfig, overrides: list[str]) -> DictConfig:
-        """Compose one cell of a sweep, as its launcher will.
+        """Compose one run of a sweep, as its launcher will.
+
+        Args:
+            master: The configuration of the sweep, with Hydra's node.
+            overrides: The overrides of the run.
 
         Raises:
-            ConfigError: Hydra refuses it.
+            ConfigError: An override or a configuration file is invalid.
         """
         for override in self.parse(overrides):
             check_choice(override, self.folders)
@@ -149,15 +190,23 @@ class Composer:
             raise ConfigError(explain(error)) from error
 
     def cells(self, overrides: list[str], params: Iterable[str] = ()) -> list[list[str]]:
-        """Return the overrides of each run of a sweep: the product of the swept values, in Hydra's order."""
+        """Return the overrides of each run of a sweep: the product of the swept values, in Hydra's order.
+
+        Args:
+            overrides: The overrides of the sweep, some with several values.
+            params: Overrides in hydra.sweeper.params.
+
+        Raises:
+            ConfigError: An override is invalid or sweeps over an interval.
+        """
         values: dict[str, list[str]] = {}
         for override in self.parse([*params, *overrides]):
             check_swept(override)
             key = override.get_key_element()
             require(
                 not override.is_interval_sweep(),
-                f"{override.input_line} is an interval: this sweeper goes "
-                f"through values that are listed, {key}=1,2,3 or {key}=range(1,4)",
+                f"{override.input_line} is an interval, which this sweeper does not support: list the values, as in "
+                f"{key}=1,2,3 or {key}=range(1,4)",
             )
             swept = override.is_sweep_override()
             texts = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
@@ -165,24 +214,24 @@ class Composer:
         return [list(cell) for cell in itertools.product(*values.values())]
 
 
-def _in_a_circle(folders: list[Path]) -> str:
-    """Return the options of the user's folder that include themselves."""
+def _circular_defaults(folders: list[Path]) -> str:
+    """Return an error message with the files of the user that include themselves by their defaults."""
     names = [path.relative_to(folders[-1]).with_suffix("").as_posix() for path in folders[-1].rglob("*.yaml")]
-    circle = ", ".join(name for name in sorted(names) if includes_itself(name, folders))
-    return f"options of {folders[-1]} include themselves by their defaults: {circle}"
+    circular = ", ".join(name for name in sorted(names) if includes_itself(name, folders))
+    return f"files in {folders[-1]} include themselves by their defaults: {circular}"
 
 
-def _checked_log(full: DictConfig) -> DictConfig:
+def _check_verbose(full: DictConfig) -> DictConfig:
     verbose = full.hydra.verbose
     require(
         isinstance(verbose, bool | str) or OmegaConf.is_list(verbose),
-        f"hydra.verbose must be true, false or names of loggers, got {show(verbose)}",
+        f"hydra.verbose must be true, false, or a name or list of loggers, got {show(verbose)}",
     )
     return full
 
 
 def explain(error: BaseException) -> str:
-    """Return the complaint of Hydra, OmegaConf or YAML in one line, without its advice to add a key."""
+    """Return the message of an error of Hydra, OmegaConf or YAML in one line, without its advice to add a key."""
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={name} is not an option:{nearest(name, error.options)} {group} has {', '.join(error.options)}"
@@ -196,13 +245,21 @@ def explain(error: BaseException) -> str:
 
 
 def compose(overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """The run's config, unresolved, without Hydra's node and with ``choices``: the option of each group.
+    """Compose the configuration of one run.
 
-    Raises ConfigError for whatever Hydra refuses.  Values are not checked here: see ``check``.
+    Args:
+        overrides: The overrides, such as "seed=3".
+        config_dir: A folder with more configuration files.
+
+    Returns:
+        The configuration, unresolved and unchecked, without Hydra's node.  ``choices`` has the option of each group.
+
+    Raises:
+        ConfigError: An override or a configuration file is invalid.
     """
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
     full = composer.compose(overrides)
     no_effect = next((text for text in overrides if text.lstrip("+~").startswith(("resume=", "hydra."))), None)
-    require(no_effect is None, f"{no_effect} is for python -m fedbench: it says where a run is, and there is none here")
+    require(no_effect is None, f"{no_effect} has no effect here: it is for the command python -m fedbench")
     return with_choices(full, full.hydra)

@@ -1,4 +1,4 @@
-"""Help of the command line, read from the conf folder: no group or option is listed here."""
+"""The help of the command line, generated from the files in the conf folder."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from fedbench.app import meanings
 from fedbench.config.conf_tree import GROUPS, conf_dirs, families, find_conf_dir, group_options, menu, option_files
 
 WIDTH = 110  # columns of the help
-LONG = 40  # columns of key=default beyond which the meaning is below it
-SUBCOMMANDS = {  # the module whose main(argv) does the work, and a line for the help
+LONG = 40  # if key=default has more characters, its description is on the next line
+SUBCOMMANDS = {  # name: (module with main(argv), description)
     "report": ("report.command", "tables and figures of run folders"),
     "paper": ("report.paper_command", "a paper's table beside your runs of it"),
     "figures": ("report.figures_command", "the figures that papers draw of a method"),
     "export": ("tools.export_command", "a client's model, or all predictions, from a run"),
     "partition": ("tools.partitions", "the samples that each client would have"),
-    "check": ("testing.command", "test a method, model, ... of your own"),
-    "synthesize": ("tools.synthesize", "training pictures from diffusion models"),
-    "fid": ("tools.fid", "Frechet distance between real and extra pictures"),
+    "check": ("testing.command", "test your own method, model, data set, ..."),
+    "synthesize": ("tools.synthesize", "training images from diffusion models"),
+    "fid": ("tools.fid", "Frechet distance between real and extra images"),
     "contours": ("tools.contours", "true and predicted outlines of segmentations"),
     "pages": ("pages.command", "pages of results from run folders"),
 }
-SETTINGS = (  # the keys that users set most
-    ("rounds", "communication rounds"),
-    ("sample_rate", "share of the clients in a round (or clients_per_round=5)"),
-    ("local.epochs", "passes over a client's data in a round"),
-    ("system.dropout", "chance that a client drops out of a round (system.slow: share of slow ones)"),
-    ("local.batch_size", "samples in a local step"),
-    ("optimizer.lr", "the clients' learning rate"),
-    ("partition.num_clients", "clients"),
+SETTINGS = (  # frequently used keys
+    ("rounds", "number of communication rounds"),
+    ("sample_rate", "fraction of the clients per round (or clients_per_round=5)"),
+    ("local.epochs", "local epochs per round"),
+    ("system.dropout", "probability that a client drops out of a round (see also system.slow)"),
+    ("local.batch_size", "samples per local step"),
+    ("optimizer.lr", "learning rate of the clients"),
+    ("partition.num_clients", "number of clients"),
     ("partition.alpha", "label skew of partition=dirichlet: smaller is stronger"),
-    ("finetune.epochs", "train each client's model on before it is evaluated"),
+    ("finetune.epochs", "epochs of fine-tuning each client's model before evaluation"),
     ("eval.every", "rounds between evaluations"),
-    ("seed", "of everything but the partition (partition.seed)"),
+    ("seed", "seed of everything except the partition (partition.seed)"),
     ("hardware.device", "auto, cpu, cuda, cuda:1, mps"),
-    ("data_dir", "where data sets are (or the variable FEDBENCH_DATA)"),
+    ("data_dir", "folder of the data sets (or the variable FEDBENCH_DATA)"),
 )
 HEAD = """\
-fedbench: federated and personalized federated learning, any method on any model, data and partition
+fedbench: federated and personalized federated learning, any method on any model, data set and partition
 
   python -m fedbench [group=option] [key=value] ...       one run
-  python -m fedbench -m [group=a,b] [key=1,2,3] ...       a sweep: finished cells are not run again
-  python -m fedbench resume=<run folder>                  continue a run that was stopped
-  python -m fedbench --help experiment                    all options of a group
-  python -m fedbench --help algorithm=pgfed               an option's source, and its keys with their meaning
+  python -m fedbench -m [group=a,b] [key=1,2,3] ...       a sweep: finished runs are not repeated
+  python -m fedbench resume=<run folder>                  resume a run that was stopped
+  python -m fedbench --help experiment                    list all options of a group
+  python -m fedbench --help algorithm=pgfed               show an option: its reference and its keys
 
 Subcommands (python -m fedbench report --help)"""
 TAIL = """\
@@ -56,34 +56,40 @@ Examples
   python -m fedbench -m algorithm=local,fedavg,pgfed seed=0,1,2 && python -m fedbench report sweeps
   python -m fedbench +experiment=debug algorithm=ditto algorithm.lam=0.1
 
---cfg job prints every key of the run that the command asks for; --info defaults where they come from;
---config-dir <folder> adds groups of your own; -q prints warnings and the final table only;
--m hydra/launcher=joblib runs a sweep's cells in parallel."""
-NO_KEYS = ("defaults", "_target_", "_recursive_")  # entries of an option's file that no user sets
+--cfg job prints all keys of a run; --info defaults shows the files that they come from;
+--config-dir <folder> adds your own options; -q prints only warnings and the final table;
+-m hydra/launcher=joblib runs a sweep in parallel."""
+NO_KEYS = ("defaults", "_target_", "_recursive_")  # entries of an option's file that users do not set
 
 
-def asked_help(words: list[str]) -> str:
-    """Return the help of the groups and options in the words, or the general help if there are none."""
-    folders = conf_dirs(_config_dir(words))
-    named = [word.lstrip("+").partition("=") for word in words]
+def requested_help(arguments: list[str]) -> str:
+    """Return the help of the groups and options in the arguments, or the general help if there are none.
+
+    Args:
+        arguments: The arguments of the command, such as "experiment" or "algorithm=pgfed".
+    """
+    folders = conf_dirs(_config_dir(arguments))
+    named = [text.lstrip("+").partition("=") for text in arguments]
     parts = [
-        _option(group, option, folders) if option else _whole_group(group, folders)
+        _option(group, option, folders) if option else _all_options(group, folders)
         for group, _, option in named
         if group in GROUPS
     ]
     return "\n".join(parts) or help_text()
 
 
-def _config_dir(words: list[str]) -> str | None:
-    flags = ("--config-dir", "-cd")
-    after = [word for flag, word in pairwise(words) if flag in flags]
-    return next(iter([*after, *(word.partition("=")[2] for word in words if word.startswith("--config-dir="))]), None)
+def _config_dir(arguments: list[str]) -> str | None:
+    """Return the value of --config-dir; None if it is not given."""
+    for flag, value in pairwise(arguments):
+        if flag in ("--config-dir", "-cd"):
+            return value
+    return next((text.partition("=")[2] for text in arguments if text.startswith("--config-dir=")), None)
 
 
 def _option(group: str, option: str, folders: list[Path]) -> str:
-    """Return the comments at the head of an option's file, and its keys with their defaults and comments."""
+    """Return the comments at the top of an option's file, and its keys with defaults and descriptions."""
     files = option_files(group, option, folders)
-    if group in ("experiment", "callbacks"):  # their files have keys of several parts
+    if group in ("experiment", "callbacks"):  # their files have nested keys: show them as they are
         return "\n".join(f"{group}={name}\n{textwrap.indent(text.rstrip(), '  ')}" for name, text in files.items())
     head = [f"{group}={option}"]
     for name, text in reversed(files.items()):
@@ -102,7 +108,7 @@ def _option(group: str, option: str, folders: list[Path]) -> str:
 
 
 def _of_every_option(group: str) -> dict[str, str]:
-    """Return the meaning of the keys that all options of a group have."""
+    """Return descriptions of the keys that all options of a group have."""
     from fedbench.config.run_keys import KEYS
 
     shared = KEYS.get(group)
@@ -110,7 +116,7 @@ def _of_every_option(group: str) -> dict[str, str]:
 
 
 def _key_line(word: str, meaning: str, width: int) -> str:
-    """Return key=default and its meaning beside it, or below it if the word is long."""
+    """Return key=default and its description, on the next line if key=default is long."""
     if not meaning:
         return f"  {word}"
     label = f"  {word:<{width}}  "
@@ -120,14 +126,14 @@ def _key_line(word: str, meaning: str, width: int) -> str:
 
 
 def _header(text: str) -> list[str]:
-    """Return the comments above the first key: the option's name, source and remarks."""
+    """Return the comments above the first key: name, reference and remarks."""
     lines = [line for line in text.splitlines() if line.strip()]
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return [line.removeprefix("#").strip() for line in lines[:end]]
 
 
 def _keys(text: str) -> dict[str, tuple[str, str]]:
-    """Return the topmost keys of a YAML file: their values as text, and the comments beside and below them."""
+    """Return the top-level keys of a YAML file, with their values as text and the comments next to and below them."""
     import yaml
 
     root, lines = yaml.compose(text, yaml.SafeLoader), text.splitlines()
@@ -150,7 +156,7 @@ def _one_line(value: Any) -> str:
 
 
 def help_text() -> str:
-    """Return one screen: subcommands, groups with their options, the keys that users set most, examples."""
+    """Return the general help: subcommands, groups with their options, frequently used keys, examples."""
     import yaml
 
     root = find_conf_dir()
@@ -168,13 +174,13 @@ def _group(group: str, chosen: str | None) -> str:
     return _filled(f"  {'+' if group == 'experiment' else ''}{group:<14}"[:16].ljust(16), names)
 
 
-def _whole_group(group: str, folders: list[Path]) -> str:
-    """Return every option, also those in folders."""
+def _all_options(group: str, folders: list[Path]) -> str:
+    """Return all options of a group, including nested ones."""
     return _filled(f"{group:<16}", group_options(group, folders))
 
 
 def _filled(label: str, names: list[str], indent: int = 16) -> str:
-    """Return a label and words behind it, in lines of WIDTH columns."""
+    """Return a label and names behind it, wrapped to WIDTH columns."""
     return textwrap.fill(
         "  ".join(names), WIDTH, initial_indent=label, subsequent_indent=" " * indent, break_on_hyphens=False
     )

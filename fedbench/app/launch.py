@@ -1,4 +1,4 @@
-"""From the words of a command line to a run, a sweep, or one of Hydra's answers."""
+"""Parse a command line, and start a run, a sweep, a resumed run, or one of Hydra's information commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from fedbench.app import resume
 from fedbench.app.compose import CONFIG_NAME, Composer, explain
-from fedbench.app.loader import COMPLAINTS, VERSION_BASE, hydra_kept
+from fedbench.app.loader import COMPLAINTS, VERSION_BASE, restore_hydra
 from fedbench.app.paper_source import PaperSource, source_path
 from fedbench.app.private_hydra import get_args_parser
 from fedbench.app.single import FAILED, MISTAKE, OK, attempt, check_processes, checked, new_folder
@@ -32,7 +32,7 @@ from fedbench.simulation.simulate import Ended, simulate, skip, start
 from fedbench.simulation.status import started_by
 from fedbench.simulation.summary_text import ending
 
-REFUSED = ("--config-name", "--config-path", "--experimental-rerun")
+UNSUPPORTED = ("--config-name", "--config-path", "--experimental-rerun")  # flags of Hydra
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Command:
     """A parsed command line.
 
     Attributes:
-        args: Hydra's flags, and --quiet.
+        args: The values of Hydra's flags and of --quiet.
         flags: The flags as typed, for Hydra.
-        overrides: What is not a flag, without resume=.
-        resume: The run directory of resume=; None without one.
-        typed: The command as typed.
+        overrides: The arguments that are not flags, without resume=.
+        resume: The run folder of resume=; None without it.
+        typed: The whole command as typed.
     """
 
     args: argparse.Namespace
@@ -55,35 +55,41 @@ class Command:
 
 
 def launch(argv: list[str]) -> int:
-    """Do what the command line asks for, and return the exit status.
+    """Execute a command line.
 
-    Of the processes that torchrun starts, the first reads the command; the others take part in its runs.
+    If torchrun started several processes, rank 0 executes the command, and the others take part in its runs.
+
+    Args:
+        argv: The arguments of ``python -m fedbench``.
+
+    Returns:
+        The exit status.
 
     Raises:
-        ConfigError: A mistake in the command.
+        ConfigError: The command has a mistake.
     """
     return take_part(lambda: run_command(argv)) if under_torchrun() else run_command(argv)
 
 
 def run_command(argv: list[str]) -> int:
-    """Do what the command line asks for in this process, and return the exit status."""
+    """Execute a command line in this process, and return the exit status."""
     command = parse_command(argv)
     args = command.args
     shows_config = args.cfg or args.info
     require(
         not (args.multirun and shows_config),
-        "--cfg and --info show what one run would be: leave -m out, and give each key one value",
+        "--cfg and --info show the configuration of one run: remove -m, and give each key one value",
     )
-    require(not args.package or args.cfg == "job", "--package shows a part of what --cfg job shows: add --cfg job")
-    if os.getcwd() not in sys.path:  # the console script, too, finds the user's modules where it is started
+    require(not args.package or args.cfg == "job", "--package selects a part of the output of --cfg job: add --cfg job")
+    if os.getcwd() not in sys.path:  # so that the console script finds modules in the working directory
         sys.path.append(os.getcwd())
     if args.shell_completion or args.hydra_help:
         return ask_hydra(command)
     if command.resume:
-        require(not args.multirun, "resume= is for one run: a sweep finds its unfinished cells by itself")
+        require(not args.multirun, "resume= is for one run; repeat the command of a sweep to resume its runs")
         require(
             not shows_config,
-            "resume= goes on with a run, --cfg and --info show what one would be: leave one of them out",
+            "resume= resumes a run, --cfg and --info show the configuration of a new one: remove one of them",
         )
         return resume_run(Path(command.resume), command)
     composer = Composer(args.config_dir)
@@ -96,13 +102,18 @@ def run_command(argv: list[str]) -> int:
         checked(full, full.hydra)
         command.overrides = composer.for_hydra(command.overrides)
         return MISTAKE if ask_hydra(command) else OK
-    if str(full.hydra.mode).endswith("MULTIRUN"):  # an experiment file may ask for it
+    if str(full.hydra.mode).endswith("MULTIRUN"):  # set in an experiment file
         return sweep(composer, command.overrides, command.typed, args.quiet).status
     return run_single(full, command)
 
 
 def run_single(full: DictConfig, command: Command) -> int:
-    """Run a composed configuration in its folder, print how it ended, and return the exit status."""
+    """Run a composed configuration in its folder, print the results, and return the exit status.
+
+    Args:
+        full: The composed configuration, with Hydra's node.
+        command: The command line.
+    """
     config = checked(full, full.hydra)
     check_processes(full, [*command.flags, *command.overrides])
     folder = new_folder(full, config)
@@ -117,7 +128,12 @@ def run_single(full: DictConfig, command: Command) -> int:
 
 
 def resume_run(folder: Path, command: Command) -> int:
-    """Resume the run in a folder, without composing a new one, and return the exit status."""
+    """Resume the run in a folder, print the results, and return the exit status.
+
+    Args:
+        folder: The run folder.
+        command: The command line.
+    """
     resume.require_run(folder)
     try:
         with writing(folder):
@@ -134,9 +150,9 @@ def _resumed(folder: Path, command: Command) -> Ended:
     config, finished = resume.prepare(folder, command.overrides, command.args.config_dir)
     if finished:
         return skip(folder)
-    config["hardware"]["ddp"] = under_torchrun()  # with as many processes as there are now
+    config["hardware"]["ddp"] = under_torchrun()  # the number of processes may change
     resume.record(folder, command.overrides)
-    if text := resume.hardware_kept(folder, config, command.overrides):
+    if text := resume.unchanged_hardware(folder, config, command.overrides):
         notice(text)
     return Ended(simulate(config, folder, True, command.typed, _output(command)))
 
@@ -146,41 +162,44 @@ def _output(command: Command) -> Output:
 
 
 def parse_command(argv: list[str]) -> Command:
-    """Parse the command line, flags and overrides in any order.
+    """Parse a command line, with flags and overrides in any order.
+
+    Args:
+        argv: The arguments of ``python -m fedbench``.
 
     Raises:
-        ConfigError: A flag is unknown, or a value of it.
+        ConfigError: A flag or its value is invalid.
     """
     parser = get_args_parser()
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser.error = _raise_config_error  # type: ignore[method-assign]
     parser.add_argument("--quiet", "-q", action="store_true")
     args = parser.parse_intermixed_args(argv)
-    for name in REFUSED:
+    for name in UNSUPPORTED:
         given = getattr(args, name[2:].replace("-", "_"))
-        require(given is None, f"{name} is not used here: give a folder of your own with --config-dir")
+        require(given is None, f"{name} is not supported: add your own configuration files by --config-dir")
     flags = [word for word in argv if word not in ("--quiet", "-q")]
     for text in args.overrides:
         flags.remove(text)
     args.config_dir = args.config_dir and os.path.expanduser(args.config_dir)
-    # Read as typed: a run directory may hold characters that Hydra's grammar takes for its own.
+    # Not parsed by Hydra: a path may contain characters of Hydra's grammar.
     resumes = [text for text in args.overrides if text.lstrip("+").startswith("resume=")]
     paths = list(dict.fromkeys(text.split("=", 1)[1].strip("'\"") for text in resumes))
-    require(len(paths) < 2, f"resume is given twice, in {' and in '.join(resumes)}: a command goes on with one run")
-    overrides = _joined([text for text in args.overrides if text not in resumes])
+    require(len(paths) < 2, f"resume is given twice, as {' and '.join(resumes)}: a command resumes one run")
+    overrides = _join_lists([text for text in args.overrides if text not in resumes])
     path = paths[-1] if paths and paths[-1] != "null" else None
-    require(path != "", "resume= names no run directory (resume=null starts a new run)")
+    require(path != "", "resume= must name a run folder, as in resume=runs/my_run (resume=null starts a new run)")
     typed = f"{started_by()} {shlex.join(argv)}".rstrip()
     return Command(args, flags, overrides, path and os.path.expanduser(path), typed)
 
 
 def ask_hydra(command: Command) -> int:
-    """Let Hydra answer --cfg, --info, --hydra-help or a shell's completion, and return its exit status."""
+    """Execute --cfg, --info, --hydra-help or shell completion by Hydra, and return the exit status."""
     Plugins.instance().register(PaperSource)
-    answer = hydra.main(config_path=str(find_conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)
-    argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *_with_rows(command)]
+    main = hydra.main(config_path=str(find_conf_dir()), config_name=CONFIG_NAME, version_base=VERSION_BASE)
+    argv, sys.argv = sys.argv, [sys.argv[0], *command.flags, *_with_paper_tables(command)]
     try:
-        with hydra_kept():
-            answer(lambda config: None)()
+        with restore_hydra():
+            main(lambda config: None)()
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except COMPLAINTS as error:
@@ -190,8 +209,8 @@ def ask_hydra(command: Command) -> int:
     return OK
 
 
-def _with_rows(command: Command) -> list[str]:
-    """Return the overrides with the rows of printed tables in Hydra's search path, after its folders."""
+def _with_paper_tables(command: Command) -> list[str]:
+    """Return the overrides with the papers' tables (paper_source.py) appended to Hydra's search path."""
     key = "hydra.searchpath"
     given = [text for text in command.overrides if text.lstrip("+").startswith(f"{key}=")]
     values = [OverridesParser.create().parse_override(text).value() for text in given]
@@ -200,16 +219,16 @@ def _with_rows(command: Command) -> list[str]:
     return [*(text for text in command.overrides if text not in given), f"{key}=[{searchpath}]"]
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Return the words with lists joined that spaces have split (``seed=0, 1``)."""
+def _join_lists(arguments: list[str]) -> list[str]:
+    """Join lists of values that the shell has split at spaces (``seed=0, 1``)."""
     joined: list[str] = []
-    for word in words:
-        if joined and "=" in joined[-1] and "=" not in word and (joined[-1].endswith(",") or word.startswith(",")):
-            joined[-1] += word
+    for text in arguments:
+        if joined and "=" in joined[-1] and "=" not in text and (joined[-1].endswith(",") or text.startswith(",")):
+            joined[-1] += text
         else:
-            joined.append(word)
+            joined.append(text)
     return joined
 
 
-def _refuse(message: str) -> NoReturn:
-    raise ConfigError(f"{message}; --help lists what there is")
+def _raise_config_error(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; see --help")

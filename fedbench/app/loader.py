@@ -1,4 +1,4 @@
-"""Hydra's loader of configurations, and Hydra's global state."""
+"""Hydra's configuration loader with a cache, and a guard for Hydra's global state."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ COMPLAINTS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError
 
 
 @contextmanager
-def hydra_kept() -> Iterator[None]:
-    """Leave Hydra's global state as it was: the calling program may be a Hydra application too."""
+def restore_hydra() -> Iterator[None]:
+    """Clear Hydra's global state for the block and restore it afterwards.
+
+    The calling program may be a Hydra application itself.
+    """
     application, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
     before = application.hydra, config.cfg, version.version_base
     application.clear()
@@ -44,28 +47,28 @@ def hydra_kept() -> Iterator[None]:
 
 
 class CachedRepository(ConfigRepository):
-    """Hydra's repository of option files, with the rows of printed tables.
+    """Hydra's repository of configuration files, with a cache and with the papers' tables (paper_source.py).
 
-    It reads every file once, as the cells of a sweep share nearly all.
+    The runs of a sweep share most files, so each file is read once.
     """
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Look for files, and for rows of printed tables, in these folders from now on."""
+        """Set the folders in which to look for files and tables."""
         super().initialize_sources(config_search_path)
         folders = [source.path for source in self.sources if source.scheme() == "file"]
-        self.sources.insert(-1, PaperSource("fedbench", source_path(folders)))  # Hydra's schema stays the last
+        self.sources.insert(-1, PaperSource("fedbench", source_path(folders)))  # Hydra's schema must be the last
         self.cached: dict[str, ConfigResult | None] = {}
 
     def __deepcopy__(self, memo: dict) -> CachedRepository:
-        same = object.__new__(type(self))  # each composition copies the repository
-        vars(same).update(vars(self))
-        return same
+        copied = object.__new__(type(self))  # each composition copies the repository; the copies share the cache
+        vars(copied).update(vars(self))
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"cached": {}}  # another process reads the files anew
+        return vars(self) | {"cached": {}}  # another process reads the files again
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Return a copy of the file's keys, because composing writes into it.
+        """Return a copy of a file's keys, because composition modifies it.
 
         Raises:
             ConfigError: The file cannot be read.
@@ -73,16 +76,19 @@ class CachedRepository(ConfigRepository):
         if config_path not in self.cached:
             try:
                 self.cached[config_path] = super().load_config(config_path)
-            except OSError as error:  # also of a file that is no mapping
-                raise ConfigError(f"{config_path}.yaml is no file of keys that can be read: {error}") from error
+            except OSError as error:  # also raised for a file that is not a mapping
+                raise ConfigError(f"{config_path}.yaml cannot be read as a mapping of keys: {error}") from error
         return copy.deepcopy(self.cached[config_path])
 
 
 class Loader(ConfigLoader):
-    """Hydra's loader, which composes a cell of a sweep once for its check, its sweeper and its launcher.
+    """Wrapper of Hydra's loader that composes each run of a sweep once, for its check, sweeper and launcher.
 
-    Options that a constructor has and its YAML file omits need `++` before them in Hydra.  Where a composition fails,
-    it is done again with `++` before every key: what no constructor takes is refused by the check of the values.
+    Hydra requires `++` before a key that a YAML file omits, even if the constructor has it.  So a composition that
+    fails is repeated with `++` before every key.  Keys that no constructor has are refused later (config/check.py).
+
+    Args:
+        hydra: Hydra's loader.
     """
 
     def __init__(self, hydra: Any):
@@ -91,7 +97,7 @@ class Loader(ConfigLoader):
         self.cells: dict[tuple[str, ...], DictConfig] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"cells": {}}  # another process composes its cells anew
+        return vars(self) | {"cells": {}}  # another process composes its runs again
 
     def load_configuration(
         self,
@@ -111,12 +117,12 @@ class Loader(ConfigLoader):
             return self.hydra.load_configuration(config_name, added, run_mode, False, validate_sweep_overrides)
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """Compose a cell of a sweep, or return a copy of it if `keep_cell` has composed it."""
+        """Return the configuration of one run of a sweep, from the cache of `keep_cell` if it is there."""
         cell = self.cells.get(tuple(sweep_overrides))
         return self._compose_cell(master_config, sweep_overrides) if cell is None else copy.deepcopy(cell)
 
     def keep_cell(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """Compose a cell of a sweep, and keep it for the sweeper and the launcher of this process."""
+        """Compose one run of a sweep, and cache it for the sweeper and the launcher of this process."""
         cell = self._compose_cell(master_config, sweep_overrides)
         self.cells[tuple(sweep_overrides)] = copy.deepcopy(cell)
         return cell
@@ -128,16 +134,16 @@ class Loader(ConfigLoader):
             return self.hydra.load_sweep_config(master_config, self.added(sweep_overrides))
 
     def added(self, overrides: Iterable[str]) -> list[str]:
-        """Return the overrides with `++` before those that change a key."""
+        """Return the overrides, with `++` before those that change a key."""
         parsed = OverridesParser.create(self).parse_overrides(list(overrides))
         return [f"++{text}" if _changes_a_key(override) else text for text, override in zip(overrides, parsed)]
 
     def get_search_path(self) -> ConfigSearchPath:
-        """Return the folders with options."""
+        """Return the search path for configuration files."""
         return self.hydra.get_search_path()
 
     def get_sources(self) -> list:
-        """Return the sources of options."""
+        """Return the sources of configuration files."""
         return self.hydra.get_sources()
 
     def list_groups(self, parent_name: str) -> list[str]:
@@ -149,7 +155,7 @@ class Loader(ConfigLoader):
         return self.hydra.get_group_options(group_name, *given, **named)
 
     def compute_defaults_list(self, config_name: str | None, overrides: list[str], run_mode: RunMode) -> Any:
-        """Return the options of a configuration in the order in which they are merged."""
+        """Return the files of a configuration in the order in which they are merged."""
         return self.hydra.compute_defaults_list(config_name, overrides, run_mode)
 
 

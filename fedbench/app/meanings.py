@@ -1,4 +1,7 @@
-"""What options mean, from the docstring of the class that takes them.  No class is imported: --help needs no torch."""
+"""Read descriptions of options from the docstrings of their classes, without importing the classes.
+
+So --help needs neither torch nor time.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,13 @@ ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def of_target(target: str) -> dict[str, str]:
-    """Return the meaning of each option that the docstring of a class, or of a base in its file, explains.
+    """Return descriptions of options from the docstring of a class and of its base classes in the same file.
 
     Args:
-        target: The dotted path of the class.  Nothing is found where its module is no Python file.
+        target: The dotted path of the class.
+
+    Returns:
+        Descriptions by option; empty if there is no Python file of that module.
     """
     module, _, name = target.rpartition(".")
     path = _source(module)
@@ -27,7 +33,7 @@ def of_target(target: str) -> dict[str, str]:
 
 
 def of_docstring(docstring: str) -> dict[str, str]:
-    """Return the names and meanings in the sections Args and Attributes of a docstring."""
+    """Return names and descriptions from the sections Args and Attributes of a docstring."""
     entries = [entry for section in SECTION.findall(inspect.cleandoc(docstring)) for entry in ENTRY.findall(section)]
     return {name: " ".join(text.split()).removesuffix(".") for name, text in entries}
 
@@ -41,7 +47,7 @@ def _of_class(name: str, classes: dict[str, ast.ClassDef]) -> dict[str, str]:
 
 
 def _source(module: str) -> Path | None:
-    """Return the file of a module, looked for as an import would, in the working directory too."""
+    """Return the file of a module on sys.path or in the working directory; None if there is none."""
     name = module.replace(".", "/")
     files = (f"{name}.py", f"{name}/__init__.py")
     paths = (Path(folder, file) for folder in [*sys.path, os.getcwd()] for file in files)

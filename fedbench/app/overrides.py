@@ -1,4 +1,4 @@
-"""Overrides: what is wrong with a single one."""
+"""Check single overrides, with one-sentence error messages."""
 
 from __future__ import annotations
 
@@ -15,39 +15,55 @@ from fedbench.core.settings import show
 
 
 def check_key(override: Override) -> None:
-    """Refuse a word that names no key, or one that is not the user's to set."""
+    """Check that an override names a key that users may set.
+
+    Raises:
+        ConfigError: It has no key, or a key that cannot be set.
+    """
     key, text = override.key_or_group, override.input_line
-    require(key != "", f"{text!r} names no key: write key=value, as in seed=3")
-    require(key != "hydra", f"{text} would replace all of Hydra's keys: write one of them, as in hydra.run.dir=folder")
+    require(key != "", f"{text!r} has no key: write key=value, as in seed=3")
+    require(key != "hydra", f"{text} would replace all keys of Hydra: set a single one, as in hydra.run.dir=folder")
     require(
         key.split(".")[0] != "choices",
-        f"{text}: choices is what a run notes of its groups; choose an option by "
-        "the name of the group, as in algorithm=fedavg",
+        f"{text}: choices is a record of the chosen options and cannot be set; choose an option by its group, as in "
+        "algorithm=fedavg",
     )
     if "/" in key and not override.is_delete() and not override.is_sweep_override():
         require(
             isinstance(override.value(), str | list),
-            f"{text}: {key} is chosen by the name of an option, got {show(override.value())}",
+            f"{text}: {key} must be the name of an option, got {show(override.value())}",
         )
 
 
 def check_swept(override: Override) -> None:
-    """Refuse a sweep over nothing."""
+    """Check that a swept override has at least one value.
+
+    Raises:
+        ConfigError: It has no value, or a range with step 0.
+    """
     if not override.is_sweep_override() or override.is_interval_sweep():
         return
     try:
-        some = any(True for _ in override.sweep_iterator())
+        has_values = any(True for _ in override.sweep_iterator())
     except ValueError as error:  # range(0,9,0)
-        raise ConfigError(f"{override.input_line} cannot be counted out: {error}") from error
+        raise ConfigError(f"{override.input_line} is not a valid range: {error}") from error
     require(
-        some,
-        f"{override.input_line} is no value at all: give {override.key_or_group} one or more "
-        f"({override.key_or_group}=range(0,3) is 0, 1, 2)",
+        has_values,
+        f"{override.input_line} has no values: give {override.key_or_group} at least one "
+        f"({override.key_or_group}=range(0,3) means 0, 1, 2)",
     )
 
 
 def check_choice(override: Override, folders: list[Path]) -> None:
-    """Refuse an unknown option of a group, and a plus where there must be none (or the reverse)."""
+    """Check an override that chooses an option of a group: its name, and a plus if and only if one is needed.
+
+    Args:
+        override: The override.
+        folders: The folders with configuration files.
+
+    Raises:
+        ConfigError: The option is unknown, or the plus is missing or unexpected.
+    """
     group = override.key_or_group
     if group not in GROUPS or override.is_delete():
         return
@@ -55,8 +71,7 @@ def check_choice(override: Override, folders: list[Path]) -> None:
     values = _values(override)
     require(
         bool(plus) or group == "callbacks" or not any(isinstance(value, list) for value in values),
-        f"{override.input_line} is a list, and a run takes one option "
-        f"of {group}; to run each of several: -m {group}=a,b",
+        f"{override.input_line} is a list, but a run has one {group}; to run several: -m {group}=a,b",
     )
     for value in itertools.chain.from_iterable(one if isinstance(one, list) else [one] for one in values):
         if value in options:
@@ -65,15 +80,15 @@ def check_choice(override: Override, folders: list[Path]) -> None:
         shown = value if isinstance(value, str) else show(value)
         same = [name for name in options if name.startswith(f"{str(value).split('/')[0]}/")]
         listed = ", ".join(same or menu(options)) or "none"
-        own = "" if hint or len(folders) > 1 else "; an option of your own needs --config-dir"
-        raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}{own}")
+        advice = "" if hint or len(folders) > 1 else "; give the folder of your own options by --config-dir"
+        raise ConfigError(f"{group}={shown} is not an option:{hint} {group} has {listed}{advice}")
     why = "an experiment is added to the default run" if plus else "the plus is for +experiment only"
-    written = bool(plus) == (override.type is not OverrideType.CHANGE)
-    require(written, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")
+    has_right_plus = bool(plus) == (override.type is not OverrideType.CHANGE)
+    require(has_right_plus, f"write {plus}{str(override.input_line).lstrip('+')}: {why}")
 
 
 def unreadable(text: str, folders: list[Path]) -> str:
-    """Return why a word on the command line is no override; the name of an option alone is recognized."""
+    """Return an error message for a text that is not an override, with a suggestion if it is the name of an option."""
     if "=" not in text:
         owners = [group for group in GROUPS for name in group_options(group, folders) if name == text]
         meant = " or ".join(f"{'+' if group == 'experiment' else ''}{group}={text}" for group in owners)
@@ -83,7 +98,7 @@ def unreadable(text: str, folders: list[Path]) -> str:
 
 
 def leaves(override: Override) -> list[str]:
-    """Return the dotted keys that an override sets; none where it deletes."""
+    """Return the dotted keys that an override sets; [] if it deletes a key."""
     if override.is_delete():
         return []
     key = override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
@@ -92,7 +107,7 @@ def leaves(override: Override) -> list[str]:
 
 
 def _values(override: Override) -> list[Any]:
-    """Return the values of an override, several in a sweep."""
+    """Return all values of an override; several in a sweep."""
     if override.is_sweep_override():
         return list(override.sweep_iterator()) if override.is_discrete_sweep() else []
     return [override.value()]

@@ -1,4 +1,4 @@
-"""Rows of printed tables as experiment files, for Hydra: ``+experiment=<table>/<row>``."""
+"""Hydra source that reads rows of the papers' tables as experiment files: ``+experiment=<table>/<row>``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ SCHEME = "paper"
 
 
 class PaperSource(ConfigSource):
-    """The tables of conf folders: ``paper://<folder>``, or several folders separated as in PATH."""
+    """A Hydra source for the tables in conf folders.
+
+    Args:
+        provider: The name of the source.
+        path: ``paper://<folder>``, or several folders separated as in PATH.
+    """
 
     def __init__(self, provider: str, path: str):
         super().__init__(provider, path)
@@ -24,7 +29,7 @@ class PaperSource(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        """Return the beginning of the paths of these sources."""
+        """Return the scheme of the paths of these sources, "paper"."""
         return SCHEME
 
     def available(self) -> bool:
@@ -32,7 +37,10 @@ class PaperSource(ConfigSource):
         return all(folder.is_dir() for folder in self.folders)
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return a row as the content of an experiment file.
+        """Return a table row as the content of an experiment file.
+
+        Args:
+            config_path: experiment/<table>/<row>.
 
         Raises:
             ConfigLoadError: No table has the row.
@@ -52,7 +60,7 @@ class PaperSource(ConfigSource):
         return f"{group}/" == PREFIX and (not table or table in read_tables(self.folders))
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the tables below experiment, or the rows below experiment/table."""
+        """Return the names of the tables, for the path experiment, or of the rows, for experiment/<table>."""
         table = config_path.partition("/")[2]
         if (results_filter is ObjectType.CONFIG and not table) or (results_filter is ObjectType.GROUP and table):
             return []
@@ -65,5 +73,5 @@ class PaperSource(ConfigSource):
 
 
 def source_path(folders: Iterable[str | Path]) -> str:
-    """Return the path of the source that reads the tables of these conf folders."""
+    """Return the path of the source that reads the tables in conf folders."""
     return f"{SCHEME}://{os.pathsep.join(map(str, folders))}"

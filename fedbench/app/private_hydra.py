@@ -1,7 +1,7 @@
-"""Names of Hydra that it keeps private: all that fedbench uses stand here, and nowhere else.
+"""Private names of Hydra.  fedbench imports them only here.
 
-They are those of hydra-core 1.3 (pyproject.toml: below 1.4).  tests/app/test_private_hydra.py looks for them in the
-version that is installed.
+They exist in hydra-core 1.3 (pyproject.toml requires a version below 1.4).  tests/app/test_private_hydra.py checks that
+the installed version has them.
 """
 
 from hydra._internal.callbacks import Callbacks

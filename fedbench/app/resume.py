@@ -1,7 +1,7 @@
-"""``resume=<run directory>``: what the run was, and that the command does not ask for anything else.
+"""``resume=<run folder>``: read a stored configuration, and check that the command does not change the run.
 
-A stored config is data from disk: it is read as plain values, and only targets that this installation's conf
-(or the user's own --config-dir or command line) names are ever built from it.
+The stored configuration may come from someone else.  So a class in it is only built if this installation's conf folder,
+the user's --config-dir or the command line names it.
 """
 
 from __future__ import annotations
@@ -27,31 +27,39 @@ from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.removed import refuse_removed
 from fedbench.core.settings import is_matched, load_config, plain, show, with_home
-from fedbench.simulation.resume_checks import ABSENT, FREE, KEPT_OR_FREE, check_rounds, rounds_asked
+from fedbench.simulation.resume_checks import ABSENT, FREE, KEPT_OR_FREE, check_rounds, requested_rounds
 from fedbench.simulation.run_folder import CHECKPOINTS, check_files, is_finished
 
 
 def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple[dict[str, Any], bool]:
-    """Return the checked config to go on with, and whether the run is finished.
+    """Return the configuration with which to resume a run.
+
+    Args:
+        folder: The run folder.
+        overrides: The overrides of the command, without resume=.
+        config_dir: The --config-dir of the command.
+
+    Returns:
+        The checked configuration, and whether the run is finished.
 
     Raises:
-        ConfigError: The run cannot be resumed, or the overrides ask for another run.
+        ConfigError: The run cannot be resumed, or the overrides would change it.
     """
     stored = _read(folder)
-    for group in RESERVED:  # older runs name the option even where they build another class
+    for group in RESERVED:  # older runs recorded the option even if another class was built
         option, folders = stored["choices"].get(group), conf_dirs(config_dir)
         stored["choices"][group] = label_of(group, option, _target(stored, group), folders)
     composer = Composer(config_dir)
     composer.refuse_repeated(overrides)
     parsed = composer.parse(overrides)
     if "callbacks" in {override.key_or_group for override in parsed}:
-        stored["callbacks"] = {}  # those of the command replace them
+        stored["callbacks"] = {}  # the callbacks of the command replace them
     _check_repeated(folder, stored, parsed, config_dir)
     config = _checked(folder, stored)
-    before = config["rounds"] = max([config["rounds"], *rounds_asked(folder)])
-    asked = _asked(composer, parsed)
-    _check_same(folder, config, asked)
-    changes = {key: value for key, value in asked.items() if key == "rounds" or is_matched(key, FREE)}
+    before = config["rounds"] = max([config["rounds"], *requested_rounds(folder)])
+    requested = _requested(composer, parsed)
+    _check_same(folder, config, requested)
+    changes = {key: value for key, value in requested.items() if key == "rounds" or is_matched(key, FREE)}
     if changes:
         merged = OmegaConf.create(config)
         for key, value in sorted(changes.items(), key=lambda item: item[0] not in GROUPS):  # options first
@@ -67,104 +75,116 @@ def prepare(folder: Path, overrides: list[str], config_dir: str | None) -> tuple
 def _check_repeated(
     folder: Path, stored: Mapping[str, Any], overrides: Sequence[Override], config_dir: str | None
 ) -> None:
-    """Refuse a stored config that would run code, unless the overrides repeat what it names."""
+    """Raise ConfigError if the stored configuration may run code, unless the overrides repeat its class or file."""
     given = {override.key_or_group: str(override.value()) for override in overrides if not override.is_delete()}
     classes, pickles = foreign(stored, config_dir), trusted(stored)
     for key, value in [*classes, *pickles]:
-        said = (
-            f"builds {value}, which nothing in this installation's conf names; if it is yours"
+        reason = (
+            f"builds the class {value}, which is not in this installation's conf folder; if it is yours"
             if (key, value) in classes
             else f"trusts {value}, whose pickles may run code when they are read; if you know who wrote it"
         )
         is_repeated = given.get(key) == str(value)
-        require(is_repeated, f"resume={folder}: its config {said}, say {key}={word(value)} as well")
+        require(is_repeated, f"resume={folder}: its config {reason}, add {key}={word(value)} to the command")
 
 
 def record(folder: Path, overrides: list[str]) -> None:
-    """Keep what a resume was given, beside the overrides the run was started with."""
+    """Save the overrides of a resume in .hydra/overrides.resume-<k>.yaml.
+
+    Args:
+        folder: The run folder.
+        overrides: The overrides of the command, without resume=.
+    """
     inner = folder / ".hydra"
     inner.mkdir(exist_ok=True)
     path = next(p for k in count(1) if not (p := inner / f"overrides.resume-{k}.yaml").exists())
     path.write_text(yaml.safe_dump(list(overrides)), encoding="utf-8")
 
 
-def hardware_kept(folder: Path, values: Mapping[str, Any], overrides: list[str]) -> str:
-    """A notice when the command asks for hardware: the run keeps what it was started with ('' otherwise)."""
+def unchanged_hardware(folder: Path, values: Mapping[str, Any], overrides: list[str]) -> str:
+    """Return a notice that hardware options of the command have no effect; "" if it has none."""
     if not any(text.lstrip("+").startswith("hardware") for text in overrides):
         return ""
-    kept = ", ".join(f"{key}={show(value)}" for key, value in values["hardware"].items())
-    return f"{folder} keeps the hardware options it was started with ({kept}): resuming is then exact"
+    options = ", ".join(f"{key}={show(value)}" for key, value in values["hardware"].items())
+    return f"{folder} is resumed with its first hardware options ({options}), so that the results are bit-exact"
 
 
 def require_run(folder: Path) -> None:
-    """Refuse a folder that is none of a run."""
-    require(folder.is_dir(), f"resume={folder}: there is no such run directory")
+    """Raise ConfigError unless the folder is a run folder."""
+    require(folder.is_dir(), f"resume={folder}: there is no such run folder")
     path = folder / "config.yaml"
-    require(path.is_file(), f"resume={folder}: this is not a run directory (it has no config.yaml)")
+    require(path.is_file(), f"resume={folder}: this is not a run folder (it has no config.yaml)")
     check_files(folder)
 
 
 def _read(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     stored = OmegaConf.to_container(load_config(path))
-    known = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
-    require(known, f"resume={folder}: its config.yaml is not one that fedbench saved")
+    is_valid = isinstance(stored, dict) and isinstance(stored.get("choices"), dict) and "rounds" in stored
+    require(is_valid, f"resume={folder}: its config.yaml was not saved by fedbench")
     return stored  # type: ignore[return-value]
 
 
 def _target(stored: Mapping[str, Any], group: str) -> str | None:
-    """The class that a stored config builds for a group."""
+    """Return the class of a group in a stored configuration."""
     return stored[group].get("_target_") if isinstance(stored.get(group), Mapping) else None
 
 
 def _checked(folder: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a stored config, checked."""
+    """Check a stored configuration, and return its values."""
     for group, values in stored.items():
         refuse_removed(f"resume={folder}: {group}", values)
     try:
         return check(OmegaConf.create(dict(stored)))
     except ConfigError as error:
-        raise ConfigError(f"resume={folder}: its config.yaml is not one that fedbench saved: {error}") from error
+        raise ConfigError(f"resume={folder}: its config.yaml was not saved by fedbench: {error}") from error
 
 
-def _asked(composer: Composer, overrides: Sequence[Override]) -> dict[str, Any]:
-    """Return what the overrides set, by dotted key; the name of an option as choices.<group>.
+def _requested(composer: Composer, overrides: Sequence[Override]) -> dict[str, Any]:
+    """Return the values that the overrides set, by dotted key; the option of a group as choices.<group>.
 
-    The options of a group that may change (tracking, callbacks) are those of its file.
+    For groups that may change (tracking, callbacks), it includes the values of the option's file.
     """
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     for override in overrides:
         key, text = override.key_or_group, override.input_line
-        require(not override.is_sweep_override(), f"{text} is several values, and resume= is for one run")
-        require(not override.is_delete(), f"{text} deletes a key, and a run goes on as it was: leave it out")
+        require(not override.is_sweep_override(), f"{text} has several values, but resume= is for one run")
+        require(not override.is_delete(), f"{text} deletes a key, but a resumed run cannot change: remove it")
         value = override.value()
         if key in GROUPS:
             check_choice(override, composer.folders)
-            asked[f"choices.{key}"] = ",".join(value) if isinstance(value, list) else value
+            requested[f"choices.{key}"] = ",".join(value) if isinstance(value, list) else value
             if is_matched(key, FREE):
-                asked[key] = plain(composer.compose([str(text)])[key])
+                requested[key] = plain(composer.compose([str(text)])[key])
         elif not override.is_hydra_override():
             resolved = OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)
-            asked |= flatten({key: with_home(resolved)["value"]})
-    return asked
+            requested |= flatten({key: with_home(resolved)["value"]})
+    return requested
 
 
-def _check_same(folder: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse keys that the command sets to other values than the run had."""
+def _check_same(folder: Path, stored: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the command sets a key to another value than the run has."""
     flat = flatten(stored)
-    other = [
-        k for k, v in asked.items() if flat.get(k, ABSENT) != v and k != "rounds" and not is_matched(k, KEPT_OR_FREE)
+    changed = [
+        key
+        for key, value in requested.items()
+        if flat.get(key, ABSENT) != value and key != "rounds" and not is_matched(key, KEPT_OR_FREE)
     ]
-    unknown = next((key for key in other if key not in flat), None)
+    unknown = next((key for key in changed if key not in flat), None)
     group, _, name = str(unknown).partition(".")
-    refuse_removed(group, {"_target_": _target(stored, group), name: asked.get(str(unknown))})
+    refuse_removed(group, {"_target_": _target(stored, group), name: requested.get(str(unknown))})
     keys = [key for key in flat if not key.startswith("choices")]
-    require(unknown is None, f"{unknown} is unknown to this run:{nearest(str(unknown), keys)}")
-    lines = [f"{key.removeprefix('choices.')}={show(flat[key])} (asked: {show(asked[key])})" for key in other]
-    before = f"resume={folder}: it was run with {', '.join(lines)}"
-    require(not lines, f"{before}; a run goes on as it was, so leave these out or start a new one")
+    require(unknown is None, f"{unknown} is not a key of this run:{nearest(str(unknown), keys)}")
+    values = [
+        f"{key.removeprefix('choices.')}={show(flat[key])} (requested: {show(requested[key])})" for key in changed
+    ]
+    require(
+        not values,
+        f"resume={folder}: the run has {', '.join(values)}; a resumed run cannot change, so remove these or start a "
+        "new run",
+    )
 
 
 def _check_checkpoint(folder: Path, finished: bool) -> None:
     has_checkpoint = any((folder / name).exists() for name in CHECKPOINTS)
-    require(has_checkpoint or finished, f"resume={folder}: it has no {CHECKPOINTS[0]} to go on from; start it again")
+    require(has_checkpoint or finished, f"resume={folder}: it has no {CHECKPOINTS[0]}; start the run again")

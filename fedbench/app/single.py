@@ -1,4 +1,4 @@
-"""One run: its checked configuration, its folder, and what the terminal prints when it ends."""
+"""Prepare a single run from the command line: check its configuration, make its folder, print its errors."""
 
 from __future__ import annotations
 
@@ -34,28 +34,36 @@ OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130  # exit statuses
 
 
 def checked(composed: DictConfig, hydra: DictConfig) -> dict[str, Any]:
-    """Return the values of a composed configuration, checked.
+    """Check a composed configuration, and return its values.
 
     Args:
         composed: The configuration.
         hydra: Hydra's node, with the overrides and the chosen options.
 
     Raises:
-        ConfigError: A value is wrong.
+        ConfigError: A value is invalid.
     """
     values = check(with_choices(composed, hydra))
     fold, folds = values["fold"], values["folds"]
-    require(fold == 0 or folds is not None, f"fold={fold} names one of the parts that folds=... makes: give folds, too")
+    require(fold == 0 or folds is not None, f"fold={fold} needs folds, the number of folds, as in folds=5")
     return values
 
 
-def check_processes(full: DictConfig, words: list[str]) -> None:
-    """Refuse hardware=ddp without torchrun, and several processes of torchrun without hardware=ddp."""
+def check_processes(full: DictConfig, arguments: list[str]) -> None:
+    """Check that a run uses hardware=ddp if and only if torchrun started several processes.
+
+    Args:
+        full: The composed configuration.
+        arguments: The arguments of the command, for the error message.
+
+    Raises:
+        ConfigError: hardware=ddp without torchrun, or several processes without hardware=ddp.
+    """
     started, shares_run = under_torchrun(), bool(full.hardware.get("ddp"))
     require(
         started or not shares_run,
-        "hardware=ddp is for the processes that torchrun starts: torchrun "
-        f"--nproc-per-node=<number> -m fedbench {shlex.join(words)}",
+        "hardware=ddp needs processes that torchrun starts: torchrun "
+        f"--nproc-per-node=<number> -m fedbench {shlex.join(arguments)}",
     )
     size = os.environ.get("WORLD_SIZE", "1")
     require(
@@ -70,28 +78,32 @@ class RunFolder:
 
     Attributes:
         path: The folder.
-        existing: The folder that was there before: this one, or one above it.
+        existing: The innermost folder of the path that existed before the run.
     """
 
     path: Path
     existing: Path
 
     def remove_if_never_begun(self) -> None:
-        """Remove the folder of a run that never began, unless it was there before, and the empty ones above it."""
+        """Remove the folder if the run never began, with empty folders above it, unless they existed before."""
         if self.existing == self.path or has_begun(self.path):
             return
         shutil.rmtree(self.path, ignore_errors=True)
         for parent in self.path.parents:
             if parent == self.existing:
                 break
-            with suppress(OSError):  # it holds other runs
+            with suppress(OSError):  # not empty
                 parent.rmdir()
 
 
 def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
-    """Make the folder of a single run, hydra.run.dir.
+    """Make the folder of a single run (hydra.run.dir).
 
-    A folder that is not named by the user is a new one, except after a restart by torchrun.
+    A default folder is always new, except if torchrun restarts the run.
+
+    Args:
+        full: The composed configuration, with Hydra's node.
+        config: The checked configuration.
     """
     is_named = any(text.lstrip("+").startswith("hydra.run.dir=") for text in full.hydra.overrides.hydra)
     path = Path(_run_dir(full)).absolute()
@@ -105,14 +117,18 @@ def new_folder(full: DictConfig, config: dict[str, Any]) -> RunFolder:
 
 
 def attempt(folder: Path, work: Callable[[], Ended]) -> tuple[int, Ended | None]:
-    """Do the work of a run, and print one sentence if it fails.
+    """Call a function that runs an experiment, and print one sentence if it fails.
+
+    Args:
+        folder: The run folder.
+        work: The function.
 
     Returns:
-        The exit status, and what the work returned; None after a failure.
+        The exit status, and the result of the function; None after a failure.
 
     Raises:
-        KeyboardInterrupt: The run was stopped.
-        SystemExit: A launcher's signal handler ends the process.
+        KeyboardInterrupt: The run was interrupted.
+        SystemExit: A signal handler of the launcher ended the process.
     """
     with interruptible():
         try:
@@ -122,7 +138,7 @@ def attempt(folder: Path, work: Callable[[], Ended]) -> tuple[int, Ended | None]
             raise
         except (Exception, SystemExit) as error:
             notice(reason_of(error, folder))
-            # A ConfigError itself is a mistake in the command; its subclasses are runs that could not go on.
+            # A ConfigError itself is a mistake in the command; its subclasses are failures of a run.
             return MISTAKE if type(error) is ConfigError else FAILED, None
 
 
@@ -131,10 +147,13 @@ def make_folder(folder: Path, fresh: bool) -> Path:
 
     Args:
         folder: The folder.
-        fresh: Whether to add a number to its name if it exists: two runs may start in the same second.
+        fresh: Whether to append a number to its name if it exists, as two runs may start in the same second.
+
+    Returns:
+        The folder.
 
     Raises:
-        ConfigError: The folder cannot be made, or not written into.
+        ConfigError: The folder cannot be made, or is not writable.
     """
     names = (folder.with_name(f"{folder.name}-{k}") if k else folder for k in count())
     try:
@@ -151,7 +170,15 @@ def make_folder(folder: Path, fresh: bool) -> Path:
 
 
 def folder_key(full: DictConfig, key: str) -> str:
-    """Return a key that names a folder, as text; "" would be the working directory."""
+    """Return the value of a key that names a folder, with ~ expanded.
+
+    Args:
+        full: The composed configuration, with Hydra's node.
+        key: The dotted key, such as "hydra.run.dir".
+
+    Raises:
+        ConfigError: The value cannot be resolved or is empty.
+    """
     try:
         value = OmegaConf.select(full, key, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -161,6 +188,7 @@ def folder_key(full: DictConfig, key: str) -> str:
 
 
 def _is_made(folder: Path) -> bool:
+    """Make a folder, and return whether it did not exist before."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -169,7 +197,7 @@ def _is_made(folder: Path) -> bool:
 
 
 def _run_dir(full: DictConfig) -> str:
-    """Return hydra.run.dir, where a class of the user stands under its name in ${hydra.runtime.choices}."""
+    """Return hydra.run.dir, with the names of the user's classes in ${hydra.runtime.choices}."""
     ran, choices = with_choices(full, full.hydra).choices, full.hydra.runtime.choices
     with flag_override(choices, ["struct", "readonly"], [False, False]):
         choices.update({group: ran[group] for group in RESERVED})
@@ -177,11 +205,10 @@ def _run_dir(full: DictConfig) -> str:
 
 
 def _torchruns_folder(folder: Path, config: dict[str, Any]) -> Path:
-    """Return the run folder of these torchrun processes, a new one beside finished runs.
+    """Return the run folder of the processes that torchrun started.
 
-    The folder is found again after a restart, because its name contains TORCHELASTIC_RUN_ID and a hash of the
-    configuration.  Without --rdzv-id all commands have the id "none"; the host and torchrun's process id then
-    distinguish them.
+    Its name has a hash of TORCHELASTIC_RUN_ID and of the configuration, so a restarted command finds it again.  Without
+    --rdzv-id all commands have the id "none".  Then the host and the process id of torchrun distinguish them.
     """
     run_id = os.environ[TORCHRUN]
     agent = [socket.gethostname(), os.getppid()] if run_id in ("", "none") else []

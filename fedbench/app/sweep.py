@@ -1,4 +1,4 @@
-"""A sweep: its cells are checked first, then Hydra's launcher runs them, and a table shows how they ended."""
+"""Run a sweep: check its runs, start them by Hydra's launcher, and print a table of their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedbench.app.compose import Composer, explain
-from fedbench.app.loader import hydra_kept
+from fedbench.app.loader import restore_hydra
 from fedbench.app.private_hydra import Callbacks
 from fedbench.app.single import FAILED, INTERRUPTED, OK, attempt, check_processes, checked, folder_key, make_folder
 from fedbench.app.sweep_table import DONE, outcomes, show_table, stamps
@@ -33,16 +33,21 @@ from fedbench.simulation.result import has_validation, primary_of, score_of
 from fedbench.simulation.simulate import Ended, interruptible, recorded, start
 from fedbench.simulation.summary_text import ending_line
 
-BASIC = "BasicSweeper"  # Hydra's, which lists all cells before they run and uses no scores
-DEFAULT_FOLDER = "sweeps"  # sweep_dir in conf/config.yaml, which different sweeps share
-MOST_CELLS = 64  # more than that are checked one swept value at a time ...
-ENDS = 8  # ... and of a long list of values these many at either end: cells check themselves again
-SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # before the first progress line of long checks, and between lines
+BASIC = "BasicSweeper"  # Hydra's default sweeper, which knows all runs in advance and uses no scores
+DEFAULT_FOLDER = "sweeps"  # sweep_dir in conf/config.yaml, shared by different sweeps
+MOST_CELLS = 64  # in a larger sweep, only one run per swept value is checked in advance ...
+ENDS = 8  # ... and of a long list of values only this many at either end
+SECONDS_AT_FIRST, SECONDS_BETWEEN = 1.0, 5.0  # before the first progress line of the checks, and between lines
 Item = TypeVar("Item")
 
 
 class Swept(NamedTuple):
-    """How a sweep ended: its exit status, and the folders of its cells."""
+    """The result of a sweep.
+
+    Attributes:
+        status: The exit status.
+        folders: The folders of its runs.
+    """
 
     status: int
     folders: tuple[Path, ...]
@@ -50,14 +55,14 @@ class Swept(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """The task that Hydra's launchers run for each cell, perhaps in another process.
+    """The function that Hydra's launchers call for each run of a sweep, possibly in another process.
 
     Attributes:
         command: The command of the sweep as typed.
-        total: The number of cells; None where only the sweeper knows.
+        total: The number of runs; None if only the sweeper knows it.
         scored: Whether the sweeper uses the scores.
-        quiet: Whether to print warnings only.
-        group: tracking.group of the cells, unless the user gave one.
+        quiet: Whether to print only warnings.
+        group: The value of tracking.group, unless the user set it.
     """
 
     command: str
@@ -68,7 +73,7 @@ class Cell:
 
     @survive_broken_pipe()
     def __call__(self, cfg: DictConfig) -> float:
-        """Run the cell that Hydra composed, and return its score for the sweeper; NaN after a failure."""
+        """Run a composed configuration, and return its score for the sweeper; NaN after a failure."""
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
         _, ended = attempt(folder, lambda: self._run(cfg, hydra, folder))
@@ -76,7 +81,7 @@ class Cell:
             return math.nan
         if not ended.already and not self.quiet:
             of = f" of {self.total}" if self.total else ""
-            print(f"cell {hydra.job.num + 1}{of}: {ending_line(ended.summary, folder)}", flush=True)
+            print(f"run {hydra.job.num + 1}{of}: {ending_line(ended.summary, folder)}", flush=True)
         score = score_of(ended.summary)
         if self.scored and not math.isnan(score):
             _print_score(folder, ended.summary, score)
@@ -91,23 +96,26 @@ class Cell:
 
 
 def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = False) -> Swept:
-    """Run the cells of a sweep by Hydra's sweeper and launcher, except those that are finished.
+    """Run a sweep by Hydra's sweeper and launcher, skipping finished runs.
 
     Args:
-        composer: Composes the cells.
+        composer: Composes the configurations.
         overrides: The overrides, with several values for some keys.
         command: The command as typed.
-        quiet: Whether to print warnings and the closing table only.
+        quiet: Whether to print only warnings and the final table.
+
+    Returns:
+        The exit status and the run folders.
 
     Raises:
-        ConfigError: A mistake in the command; nothing has begun.
+        ConfigError: The command has a mistake, and no run has begun.
     """
-    with hydra_kept():
+    with restore_hydra():
         master = composer.compose(overrides, multirun=True)
         sweeper = str(master.hydra.sweeper._target_)
         require(
             _one_by_one(master.hydra) or not under_torchrun(),
-            "under torchrun the cells of a sweep run one by one, each in all processes: leave hydra/launcher out",
+            "under torchrun the runs of a sweep run one after the other, each in all processes: remove hydra/launcher",
         )
         scored = not sweeper.endswith(BASIC)
         runs = [] if scored else composer.cells(_with_params(master, overrides))
@@ -123,7 +131,7 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
         interrupted, stopped = _run_cells(composer, master, task)
     rows = outcomes(folder, before, planned)
     if isinstance(stopped, ConfigError) and all(row["status"] == "not started" for row in rows):
-        raise stopped  # a mistake in the command: nothing began
+        raise stopped  # a mistake in the command
     if stopped is not None:
         notice(f"the sweep stopped: {explain(stopped)}")
     show_table(rows, folder)
@@ -135,12 +143,16 @@ def sweep(composer: Composer, overrides: list[str], command: str, quiet: bool = 
 
 
 def _one_by_one(hydra: Any) -> bool:
-    """Return whether the launcher runs the cells in this process, one after the other."""
+    """Return whether the launcher starts the runs in this process, one after the other."""
     return str(hydra.launcher._target_).endswith("BasicLauncher")
 
 
 def _run_cells(composer: Composer, master: DictConfig, task: Cell) -> tuple[bool, Exception | None]:
-    """Run the cells as Hydra does; return whether they were interrupted, and what stopped the launcher or sweeper."""
+    """Start the runs as Hydra does.
+
+    Returns:
+        Whether they were interrupted, and the exception that stopped the sweeper or launcher, if any.
+    """
     callbacks = Callbacks(master)
     context = HydraContext(config_loader=composer.loader, callbacks=callbacks)
     arguments: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
@@ -152,7 +164,7 @@ def _run_cells(composer: Composer, master: DictConfig, task: Cell) -> tuple[bool
             callbacks.on_multirun_end(config=master, config_name=master.hydra.job.config_name)
     except KeyboardInterrupt:
         return True, None
-    except Exception as error:  # of the launcher: failures of cells are in their status files
+    except Exception as error:  # of the launcher: failures of runs are in their status files
         return False, error
     return False, None
 
@@ -163,7 +175,7 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
 
 
 def _name_cells(master: DictConfig, swept: list[str]) -> None:
-    """Put the swept keys into the names of the cells, even excluded keys, and keep them in long names."""
+    """Make Hydra use the swept keys in the names of the run folders, even if they are normally excluded."""
     naming: list[str] = []
     hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
     left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
@@ -171,14 +183,14 @@ def _name_cells(master: DictConfig, swept: list[str]) -> None:
         naming.append(f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}")
     sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
     subdir = str(sweep["subdir"])
-    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, not a value of the user
+    if subdir.startswith("${cell_name:") and subdir.endswith("}"):  # the default, not set by the user
         naming.append(f'hydra.sweep.subdir="{subdir[:-1]},${{hydra.sweep.dir}},{_listed(swept)}}}"')
     with open_dict(master.hydra):
-        master.hydra.overrides.hydra.extend(naming)  # the launcher composes each cell with these
+        master.hydra.overrides.hydra.extend(naming)  # the launcher composes each run with these
 
 
 def _group(overrides: list[Override], folder: Path) -> str:
-    """Return a name that all cells share: the folder's, or in the default folder the overrides without swept values."""
+    """Return a name that all runs share: that of the folder, or, in the default folder, the fixed overrides."""
     if folder.absolute().name != DEFAULT_FOLDER:
         return folder.absolute().name
     naming = [one for one in overrides if not one.is_hydra_override() and not is_matched(one.key_or_group, WHEREABOUTS)]
@@ -191,21 +203,27 @@ def _listed(names: list[str]) -> str:
 
 
 def check_cells(composer: Composer, master: DictConfig, runs: list[list[str]], overrides: list[str]) -> list[str]:
-    """Check the cells of a sweep before any of them runs.
+    """Check the configurations of a sweep before any run starts.
 
-    Of a large sweep only some cells are checked now; all check themselves when they run.
+    In a large sweep only some are checked now.  Each is checked again when it runs.
+
+    Args:
+        composer: Composes the configurations.
+        master: The configuration of the sweep, with Hydra's node.
+        runs: The overrides of each run.
+        overrides: The overrides of the sweep.
 
     Returns:
-        The names of the cells' folders; [] for a large sweep.
+        The names of the run folders; [] for a large sweep.
 
     Raises:
-        ConfigError: A value is wrong, or two cells are the same.
+        ConfigError: A value is invalid, or two runs are the same.
     """
     few = len(runs) <= MOST_CELLS
-    first = _each_value(runs) if runs else []  # so that a wrong value is found at once
-    some = list(dict.fromkeys(map(tuple, [*first, *runs] if few else first)))
+    first = _each_value(runs) if runs else []  # so that a wrong value is found early
+    to_check = list(dict.fromkeys(map(tuple, [*first, *runs] if few else first)))
     names: dict[tuple[str, ...], str] = {}
-    for number, run in enumerate(with_progress(some, "cells" if few else f"swept values of {len(runs)} cells")):
+    for number, run in enumerate(with_progress(to_check, "runs" if few else f"swept values of {len(runs)} runs")):
         full = composer.compose_cell(master, list(run))
         with open_dict(full.hydra.job):
             full.hydra.job.num, full.hydra.job.id = number, f"{full.hydra.job.name}_{number}"
@@ -214,22 +232,27 @@ def check_cells(composer: Composer, master: DictConfig, runs: list[list[str]], o
         names[run] = folder_key(full, "hydra.sweep.subdir")
     planned = [names[tuple(run)] for run in runs] if few else []
     twice = next((name for name in planned if planned.count(name) > 1), None)
-    require(twice is None, f"this sweep has the same cell twice: {twice}")
+    require(twice is None, f"this sweep has the same run twice: {twice}")
     return planned
 
 
 def with_progress(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """Yield the items, and print the number of checked items every few seconds."""
+    """Yield the items, and print the progress every few seconds.
+
+    Args:
+        items: The items.
+        what: Their name in the line, such as "runs".
+    """
     shown = time.monotonic() - SECONDS_BETWEEN + SECONDS_AT_FIRST
     for i, item in enumerate(items):
         if time.monotonic() - shown >= SECONDS_BETWEEN:
-            print(f"checking the {what} before the first one starts: {i} of {len(items)} done", flush=True)
+            print(f"checking the {what} before the sweep starts: {i} of {len(items)} done", flush=True)
             shown = time.monotonic()
         yield item
 
 
 def _each_value(runs: list[list[str]]) -> list[list[str]]:
-    """Return every swept value once (of a long list its ends), beside the first of the others."""
+    """Return runs that together have every swept value (of a long list, its ends), with the first of the others."""
     columns = [list(dict.fromkeys(column)) for column in zip(*runs)]
     first = [column[0] for column in columns]
     others = [
@@ -242,9 +265,9 @@ def _each_value(runs: list[list[str]]) -> list[list[str]]:
 
 
 def _print_score(folder: Path, summary: dict[str, Any], score: float) -> None:
-    """Print the score that a sweeper gets, and its kind."""
+    """Print the score that is returned to a sweeper."""
     name = primary_of(summary)
     what = f"the best validation {name}"
     if not has_validation(summary):
-        what = f"{name} on the test parts in the last round, as there are no validation parts (dataset.val_fraction)"
-    print(f"{folder.name}: the sweeper gets {score:.4f}, {what}", flush=True)
+        what = f"the test {name} of the last round, because there are no validation samples (dataset.val_fraction)"
+    print(f"{folder.name}: score for the sweeper {score:.4f}, {what}", flush=True)

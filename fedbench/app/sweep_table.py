@@ -1,4 +1,4 @@
-"""How the cells of a sweep ended, and the table that the command prints at its end."""
+"""The table of a sweep: status and scores of its runs, printed at its end."""
 
 from __future__ import annotations
 
@@ -14,42 +14,51 @@ from fedbench.simulation.status import FILE as STATUS
 from fedbench.simulation.summary_text import clients_of
 
 DONE = ("finished", "finished already")
-SCORES = {  # columns of the final table
-    "last": "mean personalized score on the test parts, at the last round",
-    "best by val": "the same at the round of the best validation score",
-    "val": "that validation score",
-    "clients": "over how many clients the last mean is, where these are not all",
+SCORES = {  # columns of the table, and their meaning
+    "last": "mean personalized test score of the last round",
+    "best by val": "mean personalized test score of the round with the best validation score",
+    "val": "best validation score",
+    "clients": "number of clients in the last mean, if some are omitted",
 }
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return which version of its status file each cell of a sweep has."""
+    """Return inode and modification time of each status file in a sweep's folder, by run.
+
+    Args:
+        folder: The folder of the sweep.
+    """
     stats = {str(path.parent.relative_to(folder)): path.stat() for path in folder.rglob(STATUS)}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def outcomes(folder: Path, before: dict[str, tuple[int, int]], planned: list[str]) -> list[dict[str, Any]]:
-    """Return how each cell of a sweep ended, as its status.json says.
+    """Return the status of each run of a sweep.
 
     Args:
-        folder: The sweep's folder.
-        before: `stamps` before the sweep.
-        planned: The names of the cells; [] where the cells are those whose status has changed.
+        folder: The folder of the sweep.
+        before: The result of `stamps` before the sweep.
+        planned: The names of the run folders; [] for all whose status has changed.
 
     Returns:
-        A row (cell, status, score, sentence) per cell.
+        A dict with cell (the name), status, score and sentence for each run.
     """
     after = stamps(folder)
     changed = [name for name in sorted(after) if after[name] != before.get(name)]
-    planned = [str(Path(name)) for name in planned]  # "" is the sweep's folder itself
+    planned = [str(Path(name)) for name in planned]  # "" (the sweep's folder itself) becomes "."
     names = planned or changed
     return [{"cell": name, **_outcome(folder / name, name in changed)} for name in names]
 
 
 def _outcome(cell: Path, changed: bool) -> dict[str, Any]:
-    """Return the status, score and sentence of a cell; changed: its status is not the one before the sweep."""
+    """Return the status, score and sentence of a run.
+
+    Args:
+        cell: The run folder.
+        changed: Whether its status file has changed since the sweep began.
+    """
     if is_held(cell):
-        return {"status": "with another process", "score": None, "sentence": holder(cell)}
+        return {"status": "in another process", "score": None, "sentence": holder(cell)}
     status = {"score": None, "sentence": "", **read_json(cell / STATUS)}
     if str(status.get("status")).startswith("finished") and not changed:
         return {**status, "status": "finished already"}
@@ -61,10 +70,14 @@ def _outcome(cell: Path, changed: bool) -> dict[str, Any]:
 
 
 def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Print the status of each run of a sweep, with the scores of finished runs, and the number of runs by status.
+    """Print the status and scores of each run of a sweep, and the number of runs by status.
 
     Scores are those of the last round and of the round with the best validation score.  The best round by test score is
     never shown.
+
+    Args:
+        rows: The result of `outcomes`.
+        folder: The folder of the sweep.
     """
     from rich.console import Console
     from rich.table import Table
@@ -72,17 +85,17 @@ def show_table(rows: list[dict[str, Any]], folder: Path) -> None:
     scores = [_scores(folder / row["cell"]) if row["status"] in DONE else {} for row in rows]
     shown = [name for name in SCORES if name == "last" or any(name in cell for cell in scores)]
     table = Table(box=None, pad_edge=False)
-    for title in ("cell", "status", *shown, ""):
+    for title in ("run", "status", *shown, ""):
         table.add_column(title, overflow="fold")
     for row, cell in zip(rows, scores, strict=True):
         table.add_row(row["cell"], row["status"], *(cell.get(name, "") for name in shown), row["sentence"])
-    width = None if sys.stdout.isatty() else 240  # a file has room: nothing is folded there
+    width = None if sys.stdout.isatty() else 240  # wide lines in a file, so that nothing is folded
     console = Console(markup=False, highlight=False, width=width)
     console.print()
     console.print(table)
-    names = list(dict.fromkeys(row["status"] for row in rows))
-    tally = ", ".join(f"{sum(row['status'] == name for row in rows)} {name}" for name in names)
-    console.print(f"\n{len(rows)} cells: {tally or 'none ran'}")
+    statuses = list(dict.fromkeys(row["status"] for row in rows))
+    counts = ", ".join(f"{sum(row['status'] == status for row in rows)} {status}" for status in statuses)
+    console.print(f"\n{len(rows)} runs: {counts or 'none started'}")
     lines = [f"{name}: {SCORES[name]}" for name in shown if any(name in cell for cell in scores)]
     print("\n".join(lines), end="\n" if lines else "", flush=True)
 

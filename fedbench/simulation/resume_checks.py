@@ -34,7 +34,7 @@ def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
     """ConfigError unless a checkpoint was written by a run of this config; rounds may have grown."""
     values, done = plain(cfg), saved["round"]
     then = updated_flat(renewed(json.loads(saved["config"]))) if "config" in saved else {}
-    known = [then["rounds"]] if then else [cfg.rounds, *rounds_asked(run_dir)]
+    known = [then["rounds"]] if then else [cfg.rounds, *requested_rounds(run_dir)]
     wrote = next((r for r in known if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)
     keys = changed(then, flatten(values))
     names = f" ({', '.join(keys)})" if keys else ""
@@ -71,7 +71,7 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def rounds_asked(folder: Path) -> list[int]:
+def requested_rounds(folder: Path) -> list[int]:
     """Every number of rounds that the run in a folder was ever asked for."""
     path = folder / "config.yaml"
     return [*([int(load_config(path).rounds)] if path.is_file() else []), *_earlier_rounds(folder)]

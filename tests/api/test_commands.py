@@ -193,15 +193,15 @@ def test_mistakes_are_the_sentences_of_the_command_line(words: list[str], capsys
 
 
 def test_what_is_for_a_sweep_or_for_torchrun_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"seed=0,1 is several values: add -m .*, or call fedbench\.sweep"):
+    with pytest.raises(ConfigError, match=r"seed=0,1 has several values: add -m .*, or use fedbench\.sweep"):
         fedbench.run("seed=0,1")
     with pytest.raises(ConfigError, match=r"call fedbench\.sweep"):
         fedbench.run("hydra.mode=MULTIRUN")
     with pytest.raises(ConfigError, match="resume='' names no run directory"):
         fedbench.run(resume="")
-    with pytest.raises(ConfigError, match="resume is given twice, in resume=a and in resume=b"):
+    with pytest.raises(ConfigError, match="resume is given twice, as resume=a and resume=b"):
         fedbench.run("resume=a resume=b")
-    with pytest.raises(ConfigError, match="hardware=ddp is for the processes that torchrun starts"):
+    with pytest.raises(ConfigError, match="hardware=ddp needs processes that torchrun starts"):
         fedbench.run(hardware="ddp")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     with pytest.raises(ConfigError, match="torchrun"):
@@ -244,7 +244,7 @@ def test_classes_and_options_of_ones_own() -> None:
     assert isinstance(module, mine.Net) and module[1].out_features == 3 and not module.training
     kept = client_state(run.path, 2, ["model._target_=mine.Net"])
     assert all(torch.equal(module.state_dict()[name], value) for name, value in kept.items())
-    with pytest.raises(ConfigError, match=r"if it is yours, say model\._target_=mine\.Net"):
+    with pytest.raises(ConfigError, match=r"if it is yours, add model\._target_=mine\.Net"):
         fedbench.load(run.path).model(2)
     assert isinstance(fedbench.load(run.path).model(2, "model._target_=mine.Net"), mine.Net)
     with pytest.raises(ConfigError, match="client 20 is not among the 20 clients"):
@@ -261,7 +261,7 @@ def test_classes_and_options_of_ones_own() -> None:
 def test_a_sweep_is_that_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     runs = fedbench.sweep(**{**CELLS, "algorithm": ["local", "fedavg"], "seed": [3]})
     said = capsys.readouterr().out
-    assert "cell 1 of 2" in said and "2 cells: 2 finished" in said
+    assert "run 1 of 2" in said and "2 runs: 2 finished" in said
     assert [(run.config["choices"]["algorithm"], run.config["seed"]) for run in runs] == [("local", 3), ("fedavg", 3)]
     words = ["-m", "algorithm=local,fedavg", "rounds=1", *WORDS[2:], "seed=3"]
     assert main(words) == 0 and "2 finished already" in capsys.readouterr().out  # the same cells

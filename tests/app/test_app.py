@@ -183,17 +183,17 @@ def test_completion_is_hydras(capsys: pytest.CaptureFixture[str], monkeypatch: p
     [
         (["--nothing"], "unrecognized arguments: --nothing"),
         (["--cfg", "nothing"], "invalid choice: 'nothing'"),
-        (["--cfg", "job", "-m"], "leave -m out"),
-        (["--config-path", "x"], "--config-path is not used here"),
-        (["--experimental-rerun", "x.pickle"], "--experimental-rerun is not used here"),
+        (["--cfg", "job", "-m"], "remove -m"),
+        (["--config-path", "x"], "--config-path is not supported"),
+        (["--experimental-rerun", "x.pickle"], "--experimental-rerun is not supported"),
         (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
         (["rounds=0"], "rounds must be a whole number >= 1, got 0"),
         (["-m", "seed=0,1", "rounds=2,0"], "rounds must be a whole number >= 1, got 0"),
         (["-m", "algorithm=local,fedprox", "algorithm.mu=1"], "algorithm.mu is unknown: algorithm=local takes"),
-        (["-m", "seed=1,1"], "the same cell twice: seed=1"),
+        (["-m", "seed=1,1"], "the same run twice: seed=1"),
         (["-m", "hydra.job.name=a,b"], "configuration is not supported : 'hydra.job.name=a,b'"),
         (["-m", "resume=x"], "resume= is for one run"),
-        (["resume=nowhere"], "resume=nowhere: there is no such run directory"),
+        (["resume=nowhere"], "resume=nowhere: there is no such run folder"),
     ],
 )
 def test_mistakes_end_with_status_2_and_leave_nothing(
@@ -360,7 +360,7 @@ def test_a_users_own_group_and_module(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*own, "algorithm.strength=x"]) == 2
     assert "algorithm.strength must be a number" in sentence(capsys)
     assert main(["resume=run"]) == 2
-    assert "builds group_method.Mine, which nothing in this installation's conf names" in sentence(capsys)
+    assert "builds the class group_method.Mine, which is not in this installation's conf folder" in sentence(capsys)
     assert main(["--config-dir", "myconf", "resume=run"]) == 0
 
 
@@ -372,11 +372,11 @@ def test_an_own_class_is_named_in_what_goes_on(tmp_path: Path, capsys: pytest.Ca
     words = shlex.split(said[said.index("resume=") :])
     assert words == [f"resume={Path('run').resolve()}", "algorithm._target_=mymethod.Mine"]
     assert main([*words, "algorithm.strength=3"]) == 2
-    assert "it was run with algorithm.strength=2" in sentence(capsys)
+    assert "the run has algorithm.strength=2" in sentence(capsys)
     assert main(words) == 130  # it goes on, to be interrupted again
     assert main([*words, "rounds=60", "algorithm.strength=2"]) == 130
     assert main(["resume=run", "rounds=60"]) == 2  # the stored name alone builds nothing
-    assert "builds mymethod.Mine, which nothing in this installation's conf names" in capsys.readouterr().err
+    assert "builds the class mymethod.Mine, which is not in this installation's conf folder" in capsys.readouterr().err
     cfg = load_config(Path("run/config.yaml"))
     assert cfg.choices.algorithm == "Mine"
     cfg.choices.algorithm = "pgfed"  # as it was once stored
@@ -397,7 +397,7 @@ def test_a_summary_without_numbers_is_no_traceback(stopped: Path, capsys: pytest
 
 def test_resume_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume="]) == 2
-    assert sentence(capsys).startswith("resume= names no run directory")
+    assert sentence(capsys).startswith("resume= must name a run folder")
     assert not [*runs()]
 
 
@@ -458,15 +458,15 @@ def test_a_finished_run_is_not_run_again_unless_it_grows(stopped: Path, capsys: 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["algorithm.mu=0.01"], "it was run with algorithm.mu=0.5 (asked: 0.01)"),
-        (["algorithm=pgfed"], "it was run with algorithm='fedprox' (asked: 'pgfed')"),
-        (["seed=1", "local.epochs=1"], "seed=0 (asked: 1)"),
+        (["algorithm.mu=0.01"], "the run has algorithm.mu=0.5 (requested: 0.01)"),
+        (["algorithm=pgfed"], "the run has algorithm='fedprox' (requested: 'pgfed')"),
+        (["seed=1", "local.epochs=1"], "seed=0 (requested: 1)"),
         (["rounds=9"], "rounds=9 is below the run's 10"),
-        (["+experiment=debug"], "experiment=null (asked: 'debug')"),
+        (["+experiment=debug"], "experiment=null (requested: 'debug')"),
         (["rounds=many"], "rounds must be a whole number"),
         (["seed=0,1"], "several values"),
-        (["algorithm.muu=1"], "algorithm.muu is unknown to this run: did you mean algorithm.mu or"),
-        (["model._target_=fedbench.models.logistic.Logistic"], "(asked: 'fedbench.models.logistic.Logistic')"),
+        (["algorithm.muu=1"], "algorithm.muu is not a key of this run: did you mean algorithm.mu or"),
+        (["model._target_=fedbench.models.logistic.Logistic"], "(requested: 'fedbench.models.logistic.Logistic')"),
         (["~model.hidden"], "~model.hidden deletes a key"),
     ],
 )
@@ -483,19 +483,19 @@ def test_resume_keeps_the_hardware_and_says_so(stopped: Path, capsys: pytest.Cap
     before = (stopped / "executors.txt").read_text().split()
     assert main([f"resume={stopped}", "hardware=cuda", "hardware.executor=threads"]) == 0
     assert (stopped / "executors.txt").read_text().split() == [*before, before[-1]] != [*before, "threads"]
-    assert "keeps the hardware options it was started with (device='auto'" in sentence(capsys)
+    assert "is resumed with its first hardware options (device='auto'" in sentence(capsys)
 
 
 def test_resume_of_what_is_no_run(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (stopped / "checkpoint.pt").unlink()
     assert main([f"resume={stopped}"]) == 2
-    assert "has no checkpoint.pt to go on from" in sentence(capsys)
+    assert "has no checkpoint.pt; start the run again" in sentence(capsys)
     (stopped / "config.yaml").write_text("a: 1")
     assert main([f"resume={stopped}"]) == 2
-    assert "is not one that fedbench saved" in sentence(capsys)
+    assert "was not saved by fedbench" in sentence(capsys)
     (stopped / "config.yaml").unlink()
     assert main([f"resume={stopped}"]) == 2
-    assert "this is not a run directory" in sentence(capsys)
+    assert "this is not a run folder" in sentence(capsys)
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_resume_of_an_edited_config_is_one_sentence(
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), key: value}))
     assert main([f"resume={stopped}", *more]) == 2
     said = sentence(capsys)
-    assert f"resume={stopped}: its config.yaml is not one that fedbench saved" in said
+    assert f"resume={stopped}: its config.yaml was not saved by fedbench" in said
     assert key in said or key == "choices"
 
 
@@ -533,7 +533,7 @@ def test_resume_builds_nothing_foreign(stopped: Path, where: str, capsys: pytest
     OmegaConf.update(cfg, f"{where}.x", [{"_target_": "os.system", "command": "true"}], force_add=True)
     OmegaConf.save(cfg, stopped / "config.yaml")
     assert main([f"resume={stopped}"]) == 2
-    assert "its config builds os.system" in sentence(capsys)
+    assert "its config builds the class os.system" in sentence(capsys)
 
 
 def test_a_schedule_of_the_total_forbids_growing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -551,10 +551,10 @@ def test_a_sweep_skips_what_is_finished(capsys: pytest.CaptureFixture[str]) -> N
     assert main(command) == 0
     cells = runs("sweeps")
     assert [cell.name for cell in cells] == ["algorithm=fedavg,seed=1", "algorithm=local,seed=1"]
-    assert "2 cells: 2 finished" in capsys.readouterr().out
+    assert "2 runs: 2 finished" in capsys.readouterr().out
     assert main([*command, "tracking=disabled", "hardware=cpu"]) == 0  # the same runs, elsewhere
     out = capsys.readouterr().out
-    assert "2 cells: 2 finished already" in out and "0.5000" in out
+    assert "2 runs: 2 finished already" in out and "0.5000" in out
     assert all(len(calls(cell)) == 1 for cell in cells)
 
 
@@ -587,7 +587,7 @@ def test_ways_to_write_a_sweep(words: list[str]) -> None:
 
 def test_sweeper_params_without_m(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hydra.sweeper.params={seed: '3,4'}"]) == 2
-    assert sentence(capsys).startswith("seed=3,4 is several values: add -m")
+    assert sentence(capsys).startswith("seed=3,4 has several values: add -m")
 
 
 def test_a_long_check_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -596,7 +596,7 @@ def test_a_long_check_is_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("fedbench.app.sweep.MOST_CELLS", 1)
     assert main(["-m", "seed=0,1"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("checking")]
-    assert lines == [f"checking the swept values of 2 cells before the first one starts: {k} of 2 done" for k in (0, 1)]
+    assert lines == [f"checking the swept values of 2 runs before the sweep starts: {k} of 2 done" for k in (0, 1)]
 
 
 def test_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -625,7 +625,7 @@ def test_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 def test_a_failed_cell_does_not_stop_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "name=bug,mistake,fine"]) == 1
     out, error = capsys.readouterr()
-    assert "3 cells: 2 failed, 1 finished" in out and "cell 3 of 3: name=fine" in out
+    assert "3 runs: 2 failed, 1 finished" in out and "run 3 of 3: name=fine" in out
     assert "RuntimeError: kaput" in error and "Traceback" not in out + error
     assert Path("sweeps/name=mistake/error.txt").exists()
     assert main(["-m", "name=bug,fine"]) == 0  # the stand-in's bug is gone when it resumes
@@ -645,18 +645,18 @@ def test_a_cell_goes_on_with_the_hardware_it_was_started_with() -> None:
 def test_the_closing_table_of_a_sweep_shows_no_best_round_on_test_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "name=fine,few", "seed=1", "sweep_dir=without"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"cell +status +last +clients +\n", out)
+    assert re.search(r"run +status +last +clients +\n", out)
     assert re.search(r"name=few,seed=1 +finished +0\.5000 +3 of 6 +\n", out) and "0.6000" not in out
     assert main(["-m", "seed=1", "dataset.val_fraction=0.2", "sweep_dir=with"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"cell +status +last +best by val +val +\n", out)
+    assert re.search(r"run +status +last +best by val +val +\n", out)
     assert re.search(r"finished +0\.5000 +0\.4100 +0\.1500", out) and "0.6000" not in out
 
 
 @pytest.mark.parametrize(
     ("overrides", "got", "words"),
     [
-        ([], [0.4, 0.5], "accuracy on the test parts in the last round, as there are no validation parts"),
+        ([], [0.4, 0.5], "the test accuracy of the last round, because there are no validation samples"),
         (["dataset.val_fraction=0.2"], [0.25, 0.15], "the best validation accuracy"),
     ],
 )
@@ -678,12 +678,12 @@ def test_a_sweeper_gets_no_best_round_on_test_parts(
     monkeypatch.setattr("fedbench.app.sweep.BASIC", "another")  # as Optuna's
     assert main(["-m", "seed=0,1", *overrides]) == 0
     assert returned == pytest.approx(got)
-    assert f"seed=0: the sweeper gets {got[0]:.4f}, {words}" in capsys.readouterr().out
+    assert f"seed=0: score for the sweeper {got[0]:.4f}, {words}" in capsys.readouterr().out
 
 
 def test_an_interruption_stops_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "name=interrupted,fine"]) == 130
-    assert "2 cells: 1 interrupted, 1 not started" in capsys.readouterr().out
+    assert "2 runs: 1 interrupted, 1 not started" in capsys.readouterr().out
 
 
 def test_a_killed_cell_is_told_and_done_again(
@@ -716,7 +716,7 @@ def test_joblib_cells_report_through_files(elsewhere: dict[str, str], tmp_path: 
         timeout=300,
     )
     assert done.returncode == 1, done.stderr
-    assert "2 cells: 1 finished, 1 failed" in done.stdout
+    assert "2 runs: 1 finished, 1 failed" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -730,7 +730,7 @@ def test_a_cell_of_another_config_is_set_aside(capsys: pytest.CaptureFixture[str
     assert main(["-m", "seed=0,1"]) == 0
     assert Path("sweeps/seed=0.old-1/mine.txt").read_text() == "precious"
     assert len(calls(cell)) == 1 and len(calls(Path("sweeps/seed=0.old-1"))) == 1
-    assert "2 cells: 1 finished, 1 finished already" in capsys.readouterr().out
+    assert "2 runs: 1 finished, 1 finished already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -745,7 +745,7 @@ def test_a_cell_whose_config_was_cut_off_is_set_aside(text: str, capsys: pytest.
     Path("sweeps/seed=0/config.yaml").write_text(text)
     assert main(["-m", "seed=0,1"]) == 0
     assert Path("sweeps/seed=0.old-1/config.yaml").read_text() == text
-    assert "2 cells: 1 finished, 1 finished already" in capsys.readouterr().out
+    assert "2 runs: 1 finished, 1 finished already" in capsys.readouterr().out
 
 
 def test_a_truncated_checkpoint_means_starting_the_cell_again() -> None:
@@ -814,12 +814,12 @@ def test_a_sweep_goes_on_with_the_cells_that_nobody_has(capsys: pytest.CaptureFi
     with writing(Path("sweeps/seed=1")):
         assert main(command) == 1
         out, error = capsys.readouterr()
-        assert "3 cells: 2 finished, 1 with another process" in out
-        assert re.search(rf"seed=1 +with another process +process {os.getpid()} on ", out)
+        assert "3 runs: 2 finished, 1 in another process" in out
+        assert re.search(rf"seed=1 +in another process +process {os.getpid()} on ", out)
         assert error.count("is being written by process") == 1 and not list(Path("sweeps").glob(".met*"))
         assert [path.name for path in Path("sweeps/seed=1").iterdir()] == [".lock"]
     assert main(command) == 0
-    assert "3 cells: 2 finished already, 1 finished" in capsys.readouterr().out
+    assert "3 runs: 2 finished already, 1 finished" in capsys.readouterr().out
 
 
 def test_a_cell_that_the_other_process_has_finished_meanwhile(
@@ -838,7 +838,7 @@ def test_a_cell_that_the_other_process_has_finished_meanwhile(
 
         monkeypatch.setattr(module, "run", release)
         assert main(["-m", "seed=0,1,2"]) == 0
-    assert "3 cells: 2 finished already, 1 finished" in capsys.readouterr().out
+    assert "3 runs: 2 finished already, 1 finished" in capsys.readouterr().out
 
 
 def test_a_cell_that_another_command_finds_finished_meanwhile(
@@ -855,7 +855,7 @@ def test_a_cell_that_another_command_finds_finished_meanwhile(
 
     monkeypatch.setattr(module, "run", meanwhile)
     assert main(["-m", "seed=0,1"]) == 0
-    assert "2 cells: 2 finished" in capsys.readouterr().out
+    assert "2 runs: 2 finished" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -871,7 +871,7 @@ def test_joblib_cells_are_locked_too(elsewhere: dict[str, str], tmp_path: Path) 
             text=True,
             timeout=300,
         )
-    assert done.returncode == 1 and "2 cells: 1 with another process, 1 finished" in done.stdout, done.stderr
+    assert done.returncode == 1 and "2 runs: 1 in another process, 1 finished" in done.stdout, done.stderr
 
 
 # The installation

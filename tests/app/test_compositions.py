@@ -55,14 +55,14 @@ def test_quiet_prints_the_final_table_only(counts: dict[str, int], capsys: pytes
     assert out.startswith("\npgfed on digits") and "round 1/1" not in out and "partition dirichlet" not in out
     assert main(["-q", "-m", *QUICK, "seed=0,1"]) == 0
     lines = capsys.readouterr().out.split("\n")
-    assert lines[0] == "" and lines[1].startswith("cell ") and not [line for line in lines if "cell 1 of 2" in line]
+    assert lines[0] == "" and lines[1].startswith("run ") and not [line for line in lines if "run 1 of 2" in line]
 
 
 def test_a_sweep_prints_one_line_for_each_cell(counts: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, "seed=0,1"]) == 0
     before, _, table = capsys.readouterr().out.partition("\n\n")
-    assert [line.split(":")[0] for line in before.splitlines()] == ["cell 1 of 2", "cell 2 of 2"]
-    assert table.startswith("cell ") and "2 cells: 2 finished" in table
+    assert [line.split(":")[0] for line in before.splitlines()] == ["run 1 of 2", "run 2 of 2"]
+    assert table.startswith("run ") and "2 runs: 2 finished" in table
     assert main(["-m", *QUICK, "seed=0,1"]) == 0
     before = capsys.readouterr().out.partition("\n\n")[0]
     assert [line.rpartition(": ")[2] for line in before.splitlines()] == ["finished already"] * 2

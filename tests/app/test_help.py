@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.app.compose import compose
-from fedbench.app.help import asked_help
+from fedbench.app.help import requested_help
 from fedbench.commands import main
 from fedbench.config.check import check
 from fedbench.config.conf_tree import GROUPS, group_options
@@ -47,7 +47,7 @@ def test_help_of_an_option_is_its_source_and_its_keys(capsys: pytest.CaptureFixt
 
 
 def test_help_of_an_option_has_the_keys_of_those_it_stands_on() -> None:
-    text = asked_help(["dataset=bloodmnist"])
+    text = requested_help(["dataset=bloodmnist"])
     assert text.splitlines()[1].startswith("  BloodMNIST: ") and "  from dataset=medmnist: " in text
     assert text.count("dataset.flag=") == 2 and "\n  dataset.flag=bloodmnist  " in text  # in the header, and as a key
     assert re.search(r"^  dataset.resize=null +side in pixels$", text, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_help_of_an_option_of_the_users(tmp_path: Path) -> None:
         "# Mine: after nobody\n_target_: mine.Mine\nnu: 3  # a number\n        # of two lines\n"
         "rates: {first: 0.000001, second: [1, 2, 3], third: a text of some length}  # long\nlist:\n  - 1  # one\n"
     )
-    assert asked_help(["--config-dir", str(tmp_path), "algorithm=mine"]).splitlines() == [
+    assert requested_help(["--config-dir", str(tmp_path), "algorithm=mine"]).splitlines() == [
         "algorithm=mine",
         "  Mine: after nobody",
         "  class mine.Mine",
@@ -107,7 +107,7 @@ def test_a_key_without_a_comment_has_the_meaning_of_the_docstring(
     Path("model").mkdir()
     Path("model/net.yaml").write_text(NET_YAML)
     Path("nets.py").write_text(NETS)
-    assert asked_help(["--config-dir", ".", "model=net"]).splitlines()[2:] == [
+    assert requested_help(["--config-dir", ".", "model=net"]).splitlines()[2:] == [
         "  model.width=3     Of a layer, in units",
         "  model.depth=2     of layers",
         "  model.heads=4     Of attention",
@@ -118,7 +118,7 @@ def test_a_key_without_a_comment_has_the_meaning_of_the_docstring(
 
 def test_nearly_all_keys_have_a_meaning() -> None:
     groups = [group for group in GROUPS if group not in ("experiment", "callbacks")]
-    shown = "\n".join(asked_help([f"{g}={option}"]) for g in groups for option in group_options(g))
+    shown = "\n".join(requested_help([f"{g}={option}"]) for g in groups for option in group_options(g))
     keys = re.findall(rf"^  (?:{'|'.join(groups)})\.[\w.]+=\S.*(?:\n    .*)?", shown, re.MULTILINE)
     explained = [key for key in keys if re.search(r"\S(  +|\n +)\S", key.strip())]
     assert len(explained) > 0.9 * len(keys) > 1000
@@ -127,7 +127,7 @@ def test_nearly_all_keys_have_a_meaning() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_option_has_help(group: str) -> None:
     for option in group_options(group)[:60]:
-        text = asked_help([f"{group}={option}"])
+        text = requested_help([f"{group}={option}"])
         assert text.startswith(f"{group}={option}\n") or group == "experiment", text
 
 

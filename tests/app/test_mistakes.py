@@ -58,41 +58,41 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-m", "seed=range(0,0)"], "seed=range(0,0) is no value at all: give seed one or more"),
-        (["-m", "seed=range(3,1)", "algorithm=local,fedavg"], "seed=range(3,1) is no value at all"),
-        (["-m", "algorithm=range(0,0)"], "algorithm=range(0,0) is no value at all"),
-        (["-m", "seed=glob(*)"], "seed=glob(*) is no value at all"),
-        (["-m", "seed=range(0,9,0)"], "seed=range(0,9,0) cannot be counted out"),
+        (["-m", "seed=range(0,0)"], "seed=range(0,0) has no values: give seed at least one"),
+        (["-m", "seed=range(3,1)", "algorithm=local,fedavg"], "seed=range(3,1) has no values"),
+        (["-m", "algorithm=range(0,0)"], "algorithm=range(0,0) has no values"),
+        (["-m", "seed=glob(*)"], "seed=glob(*) has no values"),
+        (["-m", "seed=range(0,9,0)"], "seed=range(0,9,0) is not a valid range"),
         (["-m", "seed=interval(0,1)"], "seed=interval(0,1) is an interval"),
-        (["-m", "algorithm=local,fedavg", "--cfg", "job"], "--cfg and --info show what one run would be: leave -m out"),
-        (["dataset=quilts"], "; an option of your own needs --config-dir"),
-        (["algorithm=[a,b]"], "algorithm=[a,b] is a list, and a run takes one option of algorithm"),
+        (["-m", "algorithm=local,fedavg", "--cfg", "job"], "show the configuration of one run: remove -m"),
+        (["dataset=quilts"], "; give the folder of your own options by --config-dir"),
+        (["algorithm=[a,b]"], "algorithm=[a,b] is a list, but a run has one algorithm"),
         (["dataset=[digits,mnist]"], "dataset=[digits,mnist] is a list"),
         (["-m", "model=[mlp,logistic],mlp"], "model=[mlp,logistic],mlp is a list"),
         (["local=3"], "local must be a group of keys (epochs, batch_size, drop_last), got 3"),
-        (["=3"], "'=3' names no key: write key=value"),
-        (["="], "'=' names no key"),
-        (["~"], "'~' names no key"),
-        (["-m", "=3,4"], "'=3,4' names no key"),
-        (["hydra=3"], "hydra=3 would replace all of Hydra's keys"),
-        (["hydra/launcher=3"], "hydra/launcher is chosen by the name of an option, got 3"),
-        (["hydra.verbose=3"], "hydra.verbose must be true, false or names of loggers, got 3"),
-        (["choices=1"], "choices is what a run notes of its groups"),
-        (["+choices.algorithm=fedavg"], "choices is what a run notes of its groups"),
+        (["=3"], "'=3' has no key: write key=value"),
+        (["="], "'=' has no key"),
+        (["~"], "'~' has no key"),
+        (["-m", "=3,4"], "'=3,4' has no key"),
+        (["hydra=3"], "hydra=3 would replace all keys of Hydra"),
+        (["hydra/launcher=3"], "hydra/launcher must be the name of an option, got 3"),
+        (["hydra.verbose=3"], "hydra.verbose must be true, false, or a name or list of loggers, got 3"),
+        (["choices=1"], "choices is a record of the chosen options"),
+        (["+choices.algorithm=fedavg"], "choices is a record of the chosen options"),
         (["+seed=1"], "Either remove + prefix: 'seed=1'"),
-        (["seed=1", "seed=2"], "seed is given twice, in seed=1 and in seed=2"),
-        (["seed=1", "++seed=2"], "seed is given twice, in seed=1 and in ++seed=2"),
+        (["seed=1", "seed=2"], "seed is given twice, as seed=1 and seed=2"),
+        (["seed=1", "++seed=2"], "seed is given twice, as seed=1 and ++seed=2"),
         (["algorithm=fedprox", "algorithm=fedavg"], "algorithm is given twice"),
         (["-m", "seed=0,1", "seed=2,3"], "seed is given twice"),
-        (["local={epochs:1}", "local.epochs=2"], "local.epochs is given twice, in local={epochs:1} and in local.ep"),
-        (["resume=a", "resume=b"], "resume is given twice, in resume=a and in resume=b"),
-        (["+resume=nowhere"], "resume=nowhere: there is no such run directory"),
-        (["resume=nowhere", "--cfg", "job"], "leave one of them out"),
-        (["--config-dir", ""], "--config-dir '' names no folder"),
+        (["local={epochs:1}", "local.epochs=2"], "local.epochs is given twice, as local={epochs:1} and local.ep"),
+        (["resume=a", "resume=b"], "resume is given twice, as resume=a and resume=b"),
+        (["+resume=nowhere"], "resume=nowhere: there is no such run folder"),
+        (["resume=nowhere", "--cfg", "job"], "remove one of them"),
+        (["--config-dir", ""], "--config-dir must name a folder, got ''"),
         (["+algorithm._convert_=nope"], "algorithm._convert_ must be one of 'none', 'partial', 'object', 'all', got"),
         (["+model._recursive_=3"], "model._recursive_ must be one of true, false, got 3"),
         (["name=''"], "name must be text or null, got ''"),
-        (["--package", "optimizer"], "--package shows a part of what --cfg job shows"),
+        (["--package", "optimizer"], "--package selects a part of the output of --cfg job"),
     ],
 )  # fmt: skip
 def test_a_malformed_word_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_a_file_of_options_that_is_no_mapping(capsys: pytest.CaptureFixture[str]
     Path("mine/algorithm").mkdir(parents=True)
     Path("mine/algorithm/bad.yaml").write_text("3\n")
     assert main(["--config-dir", "mine", "algorithm=bad"]) == MISTAKE
-    assert "algorithm/bad.yaml is no file of keys that can be read" in sentence(capsys)
+    assert "algorithm/bad.yaml cannot be read as a mapping of keys" in sentence(capsys)
 
 
 def test_a_launcher_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +158,7 @@ def test_a_method_that_ends_the_process_is_a_failed_run(code: str, capsys: pytes
 def test_a_sweep_goes_on_after_a_cell_that_ended_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     words = method("leaves", "sys.exit(0)")
     assert main(["-m", *[word for word in SMALL if "hydra" not in word], *words, "seed=0,1"]) == FAILED
-    assert "2 cells: 2 failed" in capsys.readouterr().out
+    assert "2 runs: 2 failed" in capsys.readouterr().out
 
 
 # -- a full disk, and what a killed process leaves ---------------------------------------------------------
@@ -369,17 +369,17 @@ def test_a_device_is_written_to_and_not_replaced(
         ("export", ["run", "--client", "4"], "client 4 is not among the 4 clients, which are 0 to 3"),
         ("export", ["run", "--out", "x.pt", "--predictions", "y.npz"], "--out is where --client N goes"),
         ("export", ["run", "--client", "0", "--out", "x", "--predictions", "x"], "--out and --predictions are both x"),
-        ("export", ["run", "--client", "0", "=3"], "'=3' names no key"),
+        ("export", ["run", "--client", "0", "=3"], "'=3' has no key"),
         ("export", ["plain", "--client", "0"], "plain"),
-        ("partition", ["resume=nowhere"], "resume=nowhere is for python -m fedbench"),
-        ("partition", ["hydra.run.dir=x"], "hydra.run.dir=x is for python -m fedbench"),
+        ("partition", ["resume=nowhere"], "resume=nowhere has no effect here: it is for"),
+        ("partition", ["hydra.run.dir=x"], "hydra.run.dir=x has no effect here: it is for"),
         ("partition", ["algorithm=[a,b]"], "algorithm=[a,b] is a list"),
         ("partition", ["seed=1", "seed=2"], "seed is given twice"),
         ("partition", ["--figure", "picture"], "its suffix says in which form it is drawn"),
         ("partition", ["--figure", "x.png", "--out", "x.png"], "--out and --figure are both x.png"),
         ("fid", ["--network", ""], "neither inception nor random"),
         ("fid", ["--network", "random", "--weights", "plain"], "--weights plain are of --network inception"),
-        ("fid", ["--network", "random", "=3"], "'=3' names no key"),
+        ("fid", ["--network", "random", "=3"], "'=3' has no key"),
         ("report", ["run", "--paper", ""], "--paper '' names nothing"),
         ("report", ["run", "--metric", ""], "--metric '' names nothing"),
         ("report", ["run", "--group", ""], "--group '' names nothing"),

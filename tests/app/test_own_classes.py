@@ -102,13 +102,13 @@ def test_each_kind_is_taken_out_of_its_run(
     assert type(fedbench.load(name, options).model(0, *([] if options else [OWN]))).__name__ == "TiedNet"  # type: ignore
     assert "top.weight" in export.client_state(name, 0, [] if options else [OWN], config_dir=options)
     for refused in (lambda: fedbench.load(name).model(0), lambda: export.client_state(name, 0)):  # type: ignore
-        with pytest.raises(ConfigError, match=r"if it is yours, say model\._target_=own_net\.TiedNet as well"):
+        with pytest.raises(ConfigError, match=r"if it is yours, add model\._target_=own_net\.TiedNet to the command"):
             refused()
 
 
 def test_options_of_another_folder_are_compared_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume=option", OWN, "model.width=6", "rounds=2"]) == 2
-    assert "it was run with model.width=5 (asked: 6)" in capsys.readouterr().err
+    assert "the run has model.width=5 (requested: 6)" in capsys.readouterr().err
 
 
 def test_the_command_is_that_of_the_report_of_a_cell_and_of_python(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

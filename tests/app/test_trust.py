@@ -69,12 +69,12 @@ def test_a_pickle_is_trusted_by_the_command_alone(
     Path("lists.pkl").write_bytes(pickle.dumps([Evil(), *lists]))
     capsys.readouterr()
     asked = "its config trusts lists.pkl, whose pickles may run code when they are read; if you know who wrote it, "
-    asked += "say partition.trust=lists.pkl as well"
+    asked += "add partition.trust=lists.pkl to the command"
     assert main(["resume=run", "rounds=2"]) == 2
     assert asked in capsys.readouterr().err
     assert exported("run", "--client", "0", "--predictions", "p.npz") == 2
     assert asked in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"say partition\.trust=lists.pkl as well"):
+    with pytest.raises(ConfigError, match=r"add partition\.trust=lists.pkl to the command"):
         export.client_state("run", 0)
     assert not Path("ran").exists() and not Path("client0.pt").exists()
     Path("lists.pkl").write_bytes(pickle.dumps(lists))
@@ -94,9 +94,9 @@ def test_a_stored_trust_of_data_is_asked_for_before_anything_is_read(
     dataset = {"_target_": "fedbench.data.arrays.pfllib.PFLlib", "path": "PFL", "trust": value}
     OmegaConf.save(OmegaConf.create({"rounds": 1, "choices": choices, "dataset": dataset}), run / "config.yaml")
     assert main(["resume=run"]) == 2
-    assert f"say dataset.trust={word} as well" in capsys.readouterr().err
+    assert f"add dataset.trust={word} to the command" in capsys.readouterr().err
     assert main(["resume=run", "dataset.trust=other"]) == 2
-    assert f"say dataset.trust={word} as well" in capsys.readouterr().err
+    assert f"add dataset.trust={word} to the command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_code_in_a_foreign_run_is_not_imported(
         stored_with(here / run, model___target_=target)
         capsys.readouterr()
         assert exported(run, "--client", "1") == 2
-        assert f"if it is yours, say model._target_={target} as well" in capsys.readouterr().err
+        assert f"if it is yours, add model._target_={target} to the command" in capsys.readouterr().err
         assert main([f"resume={run}"]) == 2
-        assert f"if it is yours, say model._target_={target} as well" in capsys.readouterr().err
+        assert f"if it is yours, add model._target_={target} to the command" in capsys.readouterr().err
         stored_with(here / run, model___target_="mine.Net", optimizer__inner=[{"_target_": target}])
         assert main([f"resume={run}", own]) == 2
-        assert f"say optimizer.inner.0._target_={target} as well" in capsys.readouterr().err
+        assert f"add optimizer.inner.0._target_={target} to the command" in capsys.readouterr().err
     assert not Path("ran").exists() and not Path("client1.pt").exists()

@@ -108,7 +108,7 @@ def test_composing_leaves_no_trace() -> None:
         ("~algorithm", "algorithm must be one of its options ("),
         ("algorithm=null", "algorithm=null is not an option"),
         ("pgfed", "'pgfed' is not of the form key=value: did you mean algorithm=pgfed?"),
-        ("seed=1,2", "seed=1,2 is several values: add -m"),
+        ("seed=1,2", "seed=1,2 has several values: add -m"),
         ("seed=[1", "cannot read 'seed=[1'"),
         ("experiment=debug", "write +experiment=debug"),
         ("experiment=debgu", "did you mean +experiment=debug?"),

@@ -8,7 +8,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError
 
 from fedbench.app.compose import Composer, compose
-from fedbench.app.help import asked_help
+from fedbench.app.help import requested_help
 from fedbench.app.paper_source import PaperSource, source_path
 from fedbench.commands import main
 from fedbench.config.conf_tree import conf_dirs, find_conf_dir, group_options, keys_set
@@ -56,7 +56,7 @@ def test_a_row_may_be_the_names_of_experiments(own: str) -> None:
 
 
 def test_help_and_cfg_show_a_row(own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = asked_help(["--config-dir", own, "experiment=mine/one"])
+    text = requested_help(["--config-dir", own, "experiment=mine/one"])
     assert "  # Ours, Table 1, row FedAvg\n  # a remark\n" in text and "experiment=setting/pgfed_cifar\n" in text
     assert main(["--config-dir", own, "+experiment=mine/deep/two", "--cfg", "job"]) == 0
     assert "\n  mu: 0.3\n" in capsys.readouterr().out

@@ -321,7 +321,7 @@ def test_one_process_writes_and_prints(swept: SimpleNamespace) -> None:
     assert len(cells) == len(FEW)
     assert swept.out.count("mean personalized accuracy") == len(FEW)
     assert all("2 processes share the clients" in (folder / "run.log").read_text() for folder in cells)
-    assert "6 cells: 6 finished" in swept.out and "Traceback" not in swept.error
+    assert "6 runs: 6 finished" in swept.out and "Traceback" not in swept.error
     for folder in cells:
         assert summary(folder)["command"].startswith("torchrun --nproc-per-node=2 -m fedbench -m algorithm=")
         assert len(table(folder / "costs.csv")[1]) == 2

@@ -14,7 +14,7 @@ from fedbench.config.check import check
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain, save_config
-from fedbench.simulation.resume_checks import changed, check_rounds, check_saved, rounds_asked
+from fedbench.simulation.resume_checks import changed, check_rounds, check_saved, requested_rounds
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_an_older_version_is_known_by_the_rounds_that_were_asked
         check_saved(config(values, rounds=9), tmp_path, old)
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra/overrides.resume-1.yaml").write_text("[seed=1, rounds=6]")
-    assert sorted(rounds_asked(tmp_path)) == [4, 6]
+    assert sorted(requested_rounds(tmp_path)) == [4, 6]
     check_saved(config(values, rounds=9), tmp_path, old)
     assert plain(config(values))["rounds"] == 4
 
@@ -95,7 +95,7 @@ def test_overrides_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra/overrides.resume-1.yaml").write_text("[rounds=6")
     with pytest.raises(ConfigError, match=r"overrides\.resume-1\.yaml cannot be read .* tells the rounds"):
-        rounds_asked(tmp_path)
+        requested_rounds(tmp_path)
 
 
 def test_the_keys_that_changed_are_named_with_both_values() -> None:

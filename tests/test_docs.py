@@ -10,6 +10,7 @@ from conftest import ROOT
 from tiny import close, deployed, play
 
 from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.fedavg import FedAvg
 from fedbench.algorithms.fedrep import FedRep
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.optim import SGD
@@ -50,6 +51,16 @@ def test_examples_of_the_architecture_are_the_methods(source: str) -> None:
     if released is not FedRep:  # which has no global row
         close(*(global_row for _, global_row in rows), 1e-6)
     assert any(name in vars(shown) for name in ("round", "step", "loss", "upload"))
+
+
+def test_the_method_of_the_readme_deploys_the_mean_of_two_models() -> None:
+    names: dict[str, Any] = {"__name__": "my_method"}
+    exec(files((ROOT / "README.md").read_text())["my_method.py"], names)
+    rows = {}
+    for name, method in (("shown", names["Blend"]()), ("local", FedAvg(deploy="local")), ("global", FedAvg())):
+        e = six_clients(SGD(lr=0.1), epochs=2)
+        rows[name] = deployed(e, play(e, method, 3, COHORTS))
+    close(rows["shown"], (rows["local"] + rows["global"]) / 2, 1e-6)
 
 
 def public(kind: type) -> set[str]:

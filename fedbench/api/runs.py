@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import html
+import importlib.util
 import math
 from collections import UserList
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbench.api.frames import read_frame
 from fedbench.config.targets import to_repeat
 from fedbench.core.files import read_json
 from fedbench.core.options import require
 from fedbench.report import runs as folders
-from fedbench.report.command import parser, report
-from fedbench.report.scores import SELECTIONS, clients_at, selected_round
+from fedbench.report.scores import SELECTIONS
 from fedbench.report.table import FORMATS
 from fedbench.simulation.result import value_in
+from fedbench.simulation.summary_text import clients_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,17 +56,17 @@ class Run:
     @property
     def metrics(self) -> DataFrame:
         """metrics.csv: a row for each evaluated round; needs pandas."""
-        return read_frame(self.path / "metrics.csv")
+        return folders.read_table(self.path / "metrics.csv")
 
     @property
     def clients(self) -> DataFrame:
         """clients.csv: a row for each evaluated round and client; needs pandas."""
-        return read_frame(self.path / "clients.csv")
+        return folders.read_table(self.path / "clients.csv")
 
     @property
     def costs(self) -> DataFrame:
         """costs.csv: a row for each round: steps, samples, bytes, seconds; needs pandas."""
-        return read_frame(self.path / "costs.csv")
+        return folders.read_table(self.path / "costs.csv")
 
     def model(self, client: int | str, *named: str, merged: bool = False) -> nn.Module:
         """Return the model that a client deploys, as a plain torch module on the CPU in evaluation mode.
@@ -101,8 +101,9 @@ class Run:
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         """What a reader sees of the run: (name, value)."""
-        run = folders.Run(self.path)
-        if why := folders.fault(run):
+        run, summary = folders.Run(self.path), self.summary
+        has_pandas = importlib.util.find_spec("pandas") is not None  # which reads the tables
+        if has_pandas and (why := folders.fault(run)):
             yield from (("status", f"damaged: {why}"), ("path", shown(self.path)))
             return
         yield "method", run.method
@@ -110,10 +111,12 @@ class Run:
             yield group, str(run.choice(group))
         yield "seed", str(run.config.get("seed"))
         yield "status", self.status
-        yield "rounds", f"{folders.rounds_of(run)} of {run.config.get('rounds')}"
+        done = folders.rounds_of(run) if has_pandas else summary.get("rounds_done", 0)
+        yield "rounds", f"{done} of {run.config.get('rounds')}"
         for name, title in (("last", "last"), ("best_val", "best by validation"), ("best", "best on test")):
-            if math.isfinite(score := value_in(run.summary, name, run.primary)):
-                over = clients_at(run, run.primary, selected_round(run, run.primary, name))
+            if math.isfinite(score := value_in(summary, name, run.primary)):
+                values = summary[name] if name == "last" else summary[name]["values"]
+                over = clients_of(summary, values, run.primary)
                 yield f"{title} {run.primary}", f"{score:.4f}{over and f' ({over} clients)'}"
         yield "path", shown(self.path)
 
@@ -136,6 +139,8 @@ class Runs(UserList[Run]):
         metric: a column of metrics.csv.  select: last, best or best_val.  target: a value to reach.  group: keys of the
         configuration.  form: text, markdown or csv.  Raises ConfigError.
         """
+        from fedbench.report.command import parser, report
+
         require(bool(self.data), "there are no runs to make a table of")
         for name, value, allowed in (("select", select, SELECTIONS), ("form", form, FORMATS)):
             require(value in allowed, f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")

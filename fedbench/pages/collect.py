@@ -18,13 +18,12 @@ from fedbench.pages.page import DEFAULTS, Page, read_page, write_page
 from fedbench.report import paper, scores
 from fedbench.report.figures import client_gains
 from fedbench.report.runs import Run, find_runs, rounds_of, sound
-from fedbench.report.sent import DIRECTIONS, is_compressed, megabytes, sent_until
-from fedbench.report.summary import Group, Options, group_runs, left_out, notes, over_seeds, results
+from fedbench.report.scores import Options
+from fedbench.report.summary import Group, group_runs, left_out, notes, over_seeds, results
 
 Row = dict[str, Any]
 MAIN = "main"  # the part of a page that has one
-RESULTS = "n last best worst global rounds_to_target seconds_to_target images_per_s"
-GAINS = "n gain_last gain_best_mean gain_own_best gain_better"
+RESULTS = "n last best worst global gain_last rounds_to_target seconds_to_target images_per_s"
 SENT = "n last mb_up mb_down part_up part_down mb_to_target"
 ABSOLUTE = re.compile(r"(?<=[=\[,])(?:/|[A-Za-z]:[\\/])(?:[^\s',\]]*[/\\])?([^\s',\]/\\]+)")  # a value: /data/x.npz
 
@@ -76,7 +75,7 @@ def _collect(page: Page, part: str, runs: list[Run], folders: list[Path], config
     """Replace the rows of a part by those of these runs; return the lines that show them on a new page."""
     about = page.about
     options = Options(about["metric"], about["select"], about["target"], about["group"])
-    scores.check_metric(options.metric, runs)
+    scores.check_metric(options.metric, options.target, runs)
     about["percent"] = scores.is_fraction(options.metric)
     groups, repeated = group_runs(runs, options.group)
     wide = results(groups, runs, options)  # which orders the groups
@@ -139,49 +138,26 @@ def form_of(run: Run) -> str:
 
 
 def _scores(run: Run, runs: list[Run], options: Options) -> Row:
-    metric, cost = options.metric, run.summary.get("cost") or {}
-    rounds = {name: scores.selected_round(run, metric, name) for name in scores.SELECTIONS}
-    chosen = rounds[options.select]
-    to_target = scores.rounds_to(run, metric, options.target)
-    found: Row = {name: scores.value_at(run, metric, at) for name, at in rounds.items()}
-    found |= {
-        "best_round": rounds["best"],
-        "worst": scores.value_at(run, f"{metric}_worst", chosen),
-        "global": scores.value_at(run, metric.replace("personal/", "global/"), chosen),
-        "rounds_to_target": to_target,
-        "seconds_to_target": scores.seconds_to(run, to_target),
-        **{key: cost.get(key) for key in ("images_per_s", "train_s")},
-    }
-    found |= {"counted": counted} if (counted := scores.clients_at(run, metric, chosen)) else {}
-    for d in ("up", "down"):
-        sent, dense = (_last(megabytes(run, (d,), kind)[1]) for kind in ("bytes", "dense"))
-        found |= {f"mb_{d}": sent, f"part_{d}": sent / dense if is_compressed(run) and dense else None}
-    found["mb_to_target"] = sent_until(run, to_target, DIRECTIONS["bytes"])
-    local = scores.local_of(run, runs)
-    gained = scores.gains(run, local, metric) if local is not None and local is not run else {}
-    for name, gain in sorted(gained.items()):
-        found |= {f"gain_{name}": gain.mean, f"gain_{name}_clients": gain.std}
-    if "own_best" in gained:
-        found["gain_better"] = gained["own_best"].better
-    found |= {name: float(run.metrics[name][-1]) for name in _recorded(run)}
-    return {key: _number(value) for key, value in found.items()}
+    found = scores.scores_of(run, options, runs)
+    if not scores.is_compressed(run):
+        found |= {"part_up": None, "part_down": None}
+    found |= {name: float(run.metrics[name].iloc[-1]) for name in _recorded(run)}
+    return {key: _number(value) for key, value in found.items() if key != "counted" or value}
 
 
 def _recorded(run: Run) -> list[str]:
     """Return the metrics whose means over clients are kept: all but spreads, weighted means and worst tenths."""
-    return [name for name in run.metrics if name != "round" and not name.endswith(("_std", "_weighted", "_worst"))]
+    return [name for name in run.metrics if not name.endswith(("_std", "_weighted", "_worst"))]
 
 
 def _curve(run: Run, name: str) -> list[Row]:
     """Return the rows of curves.csv of a run, numbers to six digits."""
-    sent = {f"mb_{d}": dict(zip(*megabytes(run, (d,)))) for d in ("up", "down")}
-    sent["train_s"] = dict(zip(run.costs.get("round", []), np.cumsum(run.costs.get("train_s", []))))
-    rows = []
-    for i, at in enumerate(run.metrics["round"]):
-        row = {metric: float(run.metrics[metric][i]) for metric in _recorded(run)}
-        row |= {key: float(by_round.get(at, float("nan"))) for key, by_round in sent.items()}
-        rows.append({"run": name, "round": int(at), **{key: _number(value, 6) for key, value in row.items()}})
-    return rows
+    table = run.metrics[_recorded(run)].copy()
+    table["mb_up"], table["mb_down"] = (scores.megabytes(run, (d,)).reindex(table.index) for d in ("up", "down"))
+    seconds = run.costs.get("train_s", scores.curve(run, "train_s"))  # empty without costs.csv
+    table["train_s"] = seconds.cumsum().reindex(table.index)
+    return [{"run": name, "round": int(at), **{key: _number(float(value), 6) for key, value in row.items()}}
+            for at, row in table.iterrows()]  # fmt: skip
 
 
 def _gains(part: str, groups: list[Group], runs: list[Run], options: Options) -> list[Row]:
@@ -219,9 +195,6 @@ def _first_words(page: Page, part: str, title: str, remarks: list[str]) -> list[
     order = f'part="{part}", order="{"" if lower else "-"}{about["select"]}"'
     extra = "".join(f" {key}" for key in ("counted", "best_val") if key in runs and runs[key].notna().any())
     tables = [f'{{{{ table("{RESULTS}{extra}", {order}, title="{title}") }}}}']
-    if "gain_last" in runs and runs["gain_last"].notna().any():
-        words = f"{about['metric']}: gain over Local, mean ± std over clients"
-        tables.append(f'{{{{ table("{GAINS}", {order}, has="gain_last", title="{words}") }}}}')
     if runs["part_up"].notna().any():
         tables.append(f'{{{{ table("{SENT}", {order}, title="what was sent, by all clients together") }}}}')
     tables += [f'{{{{ paper("{table}") }}}}' for table in about["papers"]]
@@ -250,10 +223,6 @@ def _typed(run: Run) -> str:
 def _short(version: str) -> str:
     """Return 3.11 for 3.11.7, 2.15 for 2.15.0+cu132."""
     return ".".join(str(version).split("+")[0].split(".")[:2])
-
-
-def _last(values: np.ndarray) -> float:
-    return float(values[-1]) if len(values) else float("nan")
 
 
 def _number(value: Any, digits: int = 10) -> Any:

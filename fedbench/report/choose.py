@@ -19,86 +19,89 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from fedbench.core.options import require
 from fedbench.report import scores
 from fedbench.report.runs import Run
 from fedbench.report.summary import differing, over_seeds
-from fedbench.report.table import Column, Table
+from fedbench.report.table import Column, DataFrame, Series, Table, pandas
 
 ALONE = ("paper", "select", "target", "group", "figures", "against")  # what --choose does without
 
 
 @dataclass
 class Sweep:
-    """What clients reach under each value of ``key``, ascending: val, test [values V, seeds S, clients N]; of
-    cross-validation with so many folds (None: none), seeds and folds S."""
+    """The clients' scores under each value of ``key``.
+
+    Attributes:
+        values: The values, ascending.
+        scores: A row for each value (by position), seed (and fold) and client; columns val and test.
+        folds: The number of folds of a cross-validation; None: none.
+    """
 
     key: str
     values: list[float]
-    val: np.ndarray
-    test: np.ndarray
+    scores: DataFrame
     folds: int | None = None
 
 
 def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Table:
-    """How many clients choose each value, how well all do under it and under the choice, and the choice itself.
+    """Return how many clients choose each value, how well all do under it and under the choice, and the choice.
 
-    metric: of the test parts, personal/...; the same of the validation parts decides.  ConfigError where runs do not
-    tell: they lack validation metrics or clients, differ in more than the key and the seed, or in their partition.
+    Args:
+        runs: Runs that differ in the key and the seed only.
+        key: A key of the configuration.
+        metric: A metric of the test parts, personal/...; the same one of the validation parts decides.
+
+    Raises:
+        ConfigError: The runs lack validation metrics or clients, differ in more, or in their partition.
     """
     sweep = read(runs, key, metric)
-    seeds = sweep.val.shape[1]
     lower = scores.lower_is_better(metric)
-    chosen, tied = choice(np.apply_along_axis(_mean, 1, sweep.val), lower)
-    clients = np.arange(len(chosen))
-    rows = [_row(f"{value!r}", int((chosen == v).sum()), sweep.val[v], sweep.test[v])
-            for v, value in enumerate(sweep.values)]  # fmt: skip
-    rows.append(_row("each its own", len(chosen), sweep.val[chosen, :, clients].T, sweep.test[chosen, :, clients].T))
-    scale, digits = (100, 2) if scores.is_fraction(metric) else (1, 4)
-    columns = [Column("value", key), Column("clients", "clients"), Column("val", "validation", digits, scale),
-               Column("test", "test", digits, scale)]  # fmt: skip
-    unit = " (%)" if scale == 100 else ""
-    title = f"{metric}{unit}: {key} by each client's own validation part, {seeds} seed{'s' * (seeds != 1)}"
-    title = title.replace(" seed", " fold") if sweep.folds == seeds else title
+    val = sweep.scores["val"].unstack("client")  # [values and seeds, N]
+    chosen, tied = choice(val.groupby("value").mean(), lower)
+    rows = [_row(repr(sweep.values[value]), int((chosen == value).sum()), under.droplevel("value"))
+            for value, under in sweep.scores.groupby("value")]  # fmt: skip
+    by_choice = [sweep.scores.xs((value, client), level=("value", "client"), drop_level=False)
+                 for client, value in chosen.items()]  # fmt: skip
+    rows.append(_row("each its own", len(chosen), pandas().concat(by_choice).droplevel("value")))
+    form = scores.Options(metric).form
+    columns = [Column("value", key), Column("clients", "clients"), Column("val", "validation", **form),
+               Column("test", "test", **form)]  # fmt: skip
+    unit = " (%)" if scores.is_fraction(metric) else ""
+    seeds = len(val) // len(rows[:-1])
+    word = "fold" if sweep.folds == seeds else "seed"
+    title = f"{metric}{unit}: {key} by each client's own validation part, {seeds} {word}{'s' * (seeds != 1)}"
     return Table(title, columns, rows, [
         *([together(sweep, lower)] if sweep.folds else []),
         f"{tied} of {len(chosen)} clients had several best values: they take the one that is best on average.",
         "each its own: what these runs' clients reached under their choice. Its validation is a maximum, so too high; "
         "and a run in which the values differ by client is another run:",
-        override(key, [sweep.values[v] for v in chosen]),
+        override(key, [sweep.values[value] for value in chosen]),
     ])  # fmt: skip
 
 
 def together(sweep: Sweep, lower: bool) -> str:
-    """The value that is best over all clients and folds, each client counting alike, in a sentence."""
-    best = choice(np.array([[_mean(val)] for val in sweep.val]), lower)[0][0]
-    value = f"{sweep.key}={sweep.values[best]!r}"
+    """Return a sentence with the value that is best over all clients and folds, each client counting alike."""
+    mean = sweep.scores["val"].groupby("value").mean()
+    value = f"{sweep.key}={sweep.values[mean.idxmin() if lower else mean.idxmax()]!r}"
     return f"One for all, by {sweep.folds}-fold cross-validation: {value}, with folds=null on all training samples."
 
 
-def _row(value: str, clients: int, val: np.ndarray, test: np.ndarray) -> dict[str, object]:
-    """A line of the table; val, test [S, N]."""
-    reached = {"val": over_seeds(map(_mean, val)), "test": over_seeds(map(_mean, test))}
-    return {"value": value, "clients": clients, **reached}
+def _row(value: str, clients: int, under: DataFrame) -> dict[str, Any]:
+    """Return a line of the table: the spread over seeds of the mean over clients."""
+    means = under.groupby("seed").mean()
+    return {"value": value, "clients": clients, "val": over_seeds(means["val"]), "test": over_seeds(means["test"])}
 
 
-def _mean(values: np.ndarray) -> float:
-    """Of those that are known; NaN where none is."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def choice(val: np.ndarray, lower: bool = False) -> tuple[np.ndarray, int]:
-    """Each client's best value by scores val [V, N], as an index [N], and how many had several equally good ones."""
+def choice(val: DataFrame, lower: bool = False) -> tuple[Series, int]:
+    """Return each client's best value [N] by scores val [V, N], and how many clients had several best ones."""
     val = -val if lower else val
-    average = np.array([_mean(row) for row in val])  # [V]
-    known = ~np.isnan(val).all(0)  # [N]
-    best = np.where(known, np.fmax.reduce(val), np.nan)  # [N]
-    equal = np.isclose(val, best, rtol=0, atol=1e-12) | ~known  # [V, N]
-    return np.where(equal, average[:, None], -np.inf).argmax(0), int((equal.sum(0) > 1).sum())
+    equal = (val >= val.max() - 1e-12) | val.isna().all()  # [V, N]
+    average = val.mean(axis=1)  # [V]
+    chosen = equal.mul(1.0).where(equal).mul(average, axis=0).idxmax()
+    return chosen, int((equal.sum() > 1).sum())
 
 
 def override(key: str, values: list[float]) -> str:
@@ -108,7 +111,7 @@ def override(key: str, values: list[float]) -> str:
 
 def read(runs: list[Run], key: str, metric: str) -> Sweep:
     """The finished runs with a number under the key; of repeated runs of a value and seed the last counts."""
-    scores.check_metric(metric, runs)
+    scores.check_metric(metric, 0, runs)
     require(
         metric.startswith("personal/"),
         f"--choose {key} compares validation metrics: --metric must be personal/..., got {metric}",
@@ -127,11 +130,11 @@ def read(runs: list[Run], key: str, metric: str) -> Sweep:
         not missing,
         f"--choose {key}: there is no finished run of {', '.join(missing[:3])}: every value must have the same seeds",
     )
-    test, val = (
-        np.array([[_last(cells[v, s], name, key, folds is not None) for s in seeds] for v in values])
-        for name in (metric, metric.replace("personal/", "val/", 1))
-    )  # [V, S, N]
-    return Sweep(key, values, val, test, folds)
+    names = {"test": metric, "val": metric.replace("personal/", "val/", 1)}
+    tables = {(v, str(seed)): pandas().DataFrame(
+        {kind: _last(cells[value, seed], name, key, folds is not None) for kind, name in names.items()}
+    ) for v, value in enumerate(values) for seed in seeds}  # fmt: skip
+    return Sweep(key, values, pandas().concat(tables, names=["value", "seed", "client"]), folds)
 
 
 def is_number(value: object) -> bool:
@@ -158,24 +161,24 @@ def _comparable(runs: list[Run], key: str) -> None:
     )
 
 
-def _last(run: Run, metric: str, key: str, folded: bool) -> np.ndarray:
-    """A metric of all clients at the last evaluated round; folded: of one fold, which may be empty.  [N]"""
-    rounds, ids, values = run.clients(metric)  # [R], [N], [R, N]
+def _last(run: Run, metric: str, key: str, folded: bool) -> Series:
+    """Return a metric of all clients at the last evaluated round [N]; folded: of one fold, which may be empty."""
+    values = run.clients(metric)  # [R, N]
     require(run.left_out is None, f"--choose {key}: {run.path}: {run.left_out}")
     name = metric.partition("/")[2]
-    require(len(rounds) > 0, f"--choose {key}: {run.path / 'clients.csv'} has no column {metric}; "
+    require(len(values) > 0, f"--choose {key}: {run.path / 'clients.csv'} has no column {metric}; "
             + (f"set dataset.val_fraction, e.g. 0.2, and run again: clients choose by their own validation {name}"
                if metric.startswith("val/") else "choose by a metric that the runs have"))  # fmt: skip
     clients = int(run.summary["num_clients"])
     require(
-        len(ids) == clients,
-        f"--choose {key}: {run.path} evaluated {len(ids)} of its {clients} clients; run with eval.clients=null",
+        values.shape[1] == clients,
+        f"--choose {key}: {run.path} evaluated {values.shape[1]} of its {clients} clients; run with eval.clients=null",
     )
     require(
-        folded or not np.isnan(values[-1]).all(),
+        folded or values.iloc[-1].notna().any(),
         f"--choose {key}: no client of {run.path} has a {metric}; choose by another --metric",
     )
-    return values[-1]
+    return values.iloc[-1]
 
 
 def check_flags(args: argparse.Namespace, defaults: argparse.ArgumentParser) -> None:

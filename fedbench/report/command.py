@@ -9,9 +9,11 @@ from fedbench.core.command import Arguments, arguments, command
 from fedbench.core.options import require
 from fedbench.report import scores
 from fedbench.report.output import add_output, check_output, finish, form_of, readable_runs, say_damage
-from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, is_compressed, sent_table
-from fedbench.report.summary import Options, group_runs, left_out, narrow, notes, results, unfinished
-from fedbench.report.table import Table, render
+from fedbench.report.runs import Run
+from fedbench.report.scores import Options
+from fedbench.report.summary import Group, group_runs, left_out, notes, results, sent_table, unfinished
+from fedbench.report.table import FOR_PROGRAMS, Table, render
+from fedbench.report.words import told
 
 EXAMPLES = """examples:
   python -m fedbench report runs sweeps
@@ -97,46 +99,50 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
 
 
 def overview(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:
-    """The tables of all runs found, and the figures drawn."""
+    """Return the tables of all runs found, and the figures drawn."""
     runs, damaged = readable_runs(args)
     metric = args.metric or scores.primary_metric(runs)
     options = Options(metric, args.select, args.target, args.group.split(",") if args.group else None)
-    scores.check_metric(options.metric, runs)
-    fraction = scores.is_fraction(options.metric)
-    require(
-        not fraction or 0 <= options.target <= 1,
-        f"--target is {options.target:g}; {options.metric} is at most 1 and at least 0",
-    )
+    scores.check_metric(metric, args.target, runs)
     groups, repeated = group_runs(runs, options.group)
     tables = [Table("no run has finished yet", [])]
     if groups:
         wide = results(groups, runs, options)
-        sent = sent_table(groups, options)  # in the order of the results
-        reading_notes = Table("", [], notes=notes(groups, repeated, options))
-        tables = [wide] if form == "csv" else [*narrow(wide, options), *([sent] if sent else []), reading_notes]
+        tables = [wide] if form in FOR_PROGRAMS else for_readers(wide, groups, repeated, options)
     left = unfinished(runs)
-    if left is not None and form != "csv":
+    if left is not None and form not in FOR_PROGRAMS:
         tables.append(left)
     say_damage(left_out(damaged, runs), tables, form)
-    drawn: list[Path] = []
-    if args.figures:
-        from fedbench.report.drawing import place_of
-        from fedbench.report.figures import by_setting, draw, file_name
+    return tables, draw_figures(args, groups, runs, options)
 
-        place = place_of("--figures", args.figures)
-        drawn = draw(groups, runs, options, place)
-        for setting, members in by_setting(groups).items():
-            if any(is_compressed(run) for group in members for run in group.runs):
-                drawn.append(draw_sizes(members, place.file(f"sizes_{file_name(setting)}"), setting))
-    if args.against:
-        from fedbench.report.drawing import place_of
-        from fedbench.report.figures import draw_against, file_name
 
-        require(args.figures is not None, f"--against {args.against} draws a figure: give --figures a folder for it")
-        path = place_of("--figures", args.figures).file(f"against_{file_name(args.against, options.metric)}")
-        draw_one = draw_over_bytes if args.against in DIRECTIONS else draw_against
-        drawn.append(draw_one(groups, options, args.against, path))
-    return tables, drawn
+def for_readers(wide: Table, groups: list[Group], repeated: int, options: Options) -> list[Table]:
+    """Return the tables without columns that tell no row from another, and an explanation of those left."""
+    tables = [wide, sent_table(groups, wide, options)]
+    tables = [told(table, list(groups[0].labels)) for table in tables if table is not None]
+    shown = {column.key for table in tables for column in table.columns}
+    return [*tables, Table("", [], notes=notes(groups, repeated, options, shown))]
+
+
+def draw_figures(args: argparse.Namespace, groups: list[Group], runs: list[Run], options: Options) -> list[Path]:
+    """Draw the figures that the flags ask for and return their paths."""
+    against = args.against
+    require(against is None or args.figures is not None, f"--against {against} draws a figure: give --figures a folder")
+    if args.figures is None:
+        return []
+    from fedbench.report import figures, sent
+    from fedbench.report.drawing import place_of
+
+    place = place_of("--figures", args.figures)
+    drawn = figures.draw(groups, runs, options, place)
+    for setting, members in figures.by_setting(groups).items():
+        if any(scores.is_compressed(run) for group in members for run in group.runs):
+            drawn.append(sent.draw_sizes(members, place.file(f"sizes_{figures.file_name(setting)}"), setting))
+    if against is not None:
+        path = place.file(f"against_{figures.file_name(against, options.metric)}")
+        draw_one = sent.draw_over_bytes if against in sent.DIRECTIONS else figures.draw_against
+        drawn.append(draw_one(groups, options, against, path))
+    return drawn
 
 
 def chosen(args: argparse.Namespace, form: str) -> tuple[list[Table], list[Path]]:

@@ -27,8 +27,9 @@ from fedbench.report.drawing import (
 )
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
-from fedbench.report.summary import SHOWN, Group, Options
-from fedbench.report.table import DAGGER
+from fedbench.report.scores import Options
+from fedbench.report.summary import SHOWN, Group
+from fedbench.report.table import DAGGER, Series, pandas
 from fedbench.report.words import in_words, line_of, lines_of, metric_axis, of_each_client
 
 
@@ -60,16 +61,16 @@ def file_name(*words: str) -> str:
 
 def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -> Path:
     """The metric over rounds: mean over seeds, a band of one population std, the target as a dotted line."""
-    scale = 100 if scores.is_fraction(options.metric) else 1
+    scale = scores.scale_of(options.metric)
     figure, axes = pyplot().subplots(figsize=(8, 4.5), layout="constrained")
     top = []
     names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups], groups[0].conf)
     for i, group in enumerate(groups):
-        rounds, mean, std = mean_curve(group, options.metric)
-        if len(rounds):
+        mean, std = mean_curve(group, options.metric)
+        if len(mean):
             spread = scale * std if len(group.runs) > 1 else None
-            draw_line(axes, i, rounds, scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
-            top.append(np.nanmax(mean))
+            draw_line(axes, i, mean.index, scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
+            top.append(mean.max())
     if top and max(top) > options.target / 2 and scale == 100:
         axes.axhline(
             scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target ({100 * options.target:g}%)"
@@ -112,7 +113,7 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
     more than two powers of ten, bars at even distances."""
     lines = against(groups, options, key)
     plt = pyplot()
-    scale = 100 if scores.is_fraction(options.metric) else 1
+    scale = scores.scale_of(options.metric)
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     all_xs = sorted({x for line in lines.values() for x in line})
     positive = [abs(x) for x in all_xs if x]
@@ -138,7 +139,7 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
     """A panel per method, a bar per client: its gain over Local, blue for a gain and orange for a loss; with one
     population std over seeds where there are several.  gains: by method [seeds, N]."""
     plt = pyplot()
-    scale = 100 if scores.is_fraction(options.metric) else 1
+    scale = scores.scale_of(options.metric)
     figure, panels = plt.subplots(
         len(gains), 1, figsize=(8, 0.6 + 1.4 * len(gains)), sharex=True, sharey=True, squeeze=False,
         layout="constrained")  # fmt: skip
@@ -212,25 +213,16 @@ def convention(options: Options) -> str:
 
 
 def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
-    """Each client's gain over Local [S, N], of the S seeds that share the first one's partition and have a Local."""
+    """Return each client's gain over Local [S, N], of the S seeds that share the first one's partition."""
     first = group.runs[0].summary.get("partition_hash")
-    gains = []
-    for run in group.runs:
-        local = scores.local_of(run, runs)
-        if local is not None and local is not run and run.summary.get("partition_hash") == first:
-            gain = scores.gains(run, local, options.metric).get(convention(options))
-            gains += [gain.each] if gain is not None else []
-    return np.array(gains) if gains else np.empty((0, 0))
+    pairs = [(run, scores.local_of(run, runs)) for run in group.runs if run.summary.get("partition_hash") == first]
+    found = [scores.gains(run, local, options.metric, convention(options)) for run, local in pairs if local is not run]
+    found = [gain for gain in found if len(gain)]
+    return np.array(found) if found else np.empty((0, 0))
 
 
-def mean_curve(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(rounds, mean, population std) over the seeds, [R] each, at the rounds that all seeds evaluated."""
-    curves = [scores.curve(run, metric) for run in group.runs]
-    curves = [(rounds, values) for rounds, values in curves if len(values)]
-    if not curves:
-        return np.empty(0), np.empty(0), np.empty(0)
-    common = curves[0][0]
-    for rounds, _ in curves[1:]:
-        common = np.intersect1d(common, rounds)
-    values = np.stack([values[np.isin(rounds, common)] for rounds, values in curves])  # [seeds, R]
-    return common, values.mean(0), values.std(0)
+def mean_curve(group: Group, metric: str) -> tuple[Series, Series]:
+    """Return the mean and population std over the seeds at the rounds that all seeds evaluated, [R] each."""
+    curves = [curve for run in group.runs if len(curve := scores.curve(run, metric))]
+    values = pandas().concat(curves, axis=1, join="inner") if curves else pandas().DataFrame(dtype=float)
+    return values.mean(axis=1, skipna=False), values.std(axis=1, ddof=0, skipna=False)

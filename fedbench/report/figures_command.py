@@ -15,7 +15,8 @@ from fedbench.report import figures, scores
 from fedbench.report import method_figures as draw
 from fedbench.report.drawing import Place, place_of
 from fedbench.report.runs import Run, find_runs, sound
-from fedbench.report.summary import Options, group_runs
+from fedbench.report.scores import Options
+from fedbench.report.summary import group_runs
 
 DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # what files with foreign content raise
 EXAMPLES = """examples:
@@ -55,15 +56,11 @@ def main(argv: list[str]) -> int:
     readable, damaged = sound(find_runs(args.folders, args.config_dir))
     for path, why in damaged.items():
         print(f"damaged, left out: {path}: {why}", file=sys.stderr)
-    runs = [run for run in readable if run.metrics]
+    runs = [run for run in readable if len(run.metrics)]
     if not runs:
         raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
     args.metric = args.metric or scores.primary_metric(runs)
-    scores.check_metric(args.metric, runs)
-    require(
-        not scores.is_fraction(args.metric) or 0 <= args.target <= 1,
-        f"--target is {args.target:g}; {args.metric} is at most 1 and at least 0",
-    )
+    scores.check_metric(args.metric, args.target, runs)
     check_rounds(args.rounds, rounds_asked, runs)
     place = place or Place(args.folders[0] / "figures")
     for run in runs:

@@ -28,7 +28,7 @@ from fedbench.report.drawing import (
     tidy,
     whole_numbers,
 )
-from fedbench.report.runs import Run, read_columns
+from fedbench.report.runs import Run, read_table
 from fedbench.report.summary import Group
 from fedbench.report.words import line_of, metric_axis, of_each_client
 
@@ -259,18 +259,15 @@ def draw_experts(run: Run, path: Path) -> Path:
 # -- new clients -----------------------------------------------------------------------------------------
 def adaptation(run: Run) -> np.ndarray:
     """Mean score of the new clients after 0, 1, 2 ... epochs, [epochs + 1]; empty without new clients."""
-    columns = read_columns(run.path / NEW_CLIENTS)
-    if not columns:
-        return np.empty(0)
-    epochs = columns["epoch"].astype(int)
-    return np.array([np.nanmean(columns[run.primary.partition("/")[2]][epochs == e]) for e in range(epochs.max() + 1)])
+    table = read_table(run.path / NEW_CLIENTS)
+    return table.groupby("epoch")[run.primary.partition("/")[2]].mean().to_numpy() if len(table) else np.empty(0)
 
 
 def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
     """A bar per method (its best epoch, mean and std over seeds; a line at epoch 0), and the curves over epochs."""
     plt = pyplot()
     metric = groups[0].runs[0].primary
-    scale = 100 if scores.is_fraction(metric) else 1
+    scale = scores.scale_of(metric)
     found = [(g.name, scale * np.stack([adaptation(run) for run in g.runs])) for g in groups]  # [seeds, epochs + 1]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for i, (name, curves) in enumerate(found):
@@ -331,15 +328,15 @@ def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path
 def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
     """The metric and the training loss over rounds, and each client's value at the best round."""
     plt = pyplot()
-    rounds, values = scores.curve(run, metric)
-    scale = 100 if scores.is_fraction(metric) else 1
+    values, loss = scores.curve(run, metric), scores.curve(run, "train/loss")
+    scale = scores.scale_of(metric)
     best = scores.selected_round(run, metric, "best")
     figure = plt.figure(figsize=(10, 5.6), layout="constrained")
     top, bottom = figure.subfigures(2, 1)
     left, right = top.subplots(1, 2)
-    draw_line(left, 0, rounds, scale * values, None, "", run.tuned)
+    draw_line(left, 0, values.index, scale * values, None, "", run.tuned)
     left.set(ylabel=metric_axis(metric), xlabel="Round", title=f"open marker: {TUNED_HERE}" if run.tuned else "")
-    draw_line(right, 2, *scores.curve(run, "train/loss"), None, "")
+    draw_line(right, 2, loss.index, loss, None, "")
     right.set(ylabel=metric_axis("train/loss"), xlabel="Round")
     client_bars(bottom.subplots(), run, metric, best)
     for axes in (left, right):
@@ -350,15 +347,15 @@ def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
 
 def client_bars(axes: Any, run: Run, metric: str, round: float | None) -> None:
     """A bar per client at a round, and their mean."""
-    rounds, ids, values = run.clients(metric)
-    row = scores.value_row(rounds, round)
-    require(row is not None, f"{run.path} has no {metric} per client")
-    scale = 100 if scores.is_fraction(metric) else 1
-    own = scale * values[row]
+    values = run.clients(metric)
+    require(round in values.index, f"{run.path} has no {metric} per client")
+    scale = scores.scale_of(metric)
+    own = scale * values.loc[round]
+    ids, mean = own.index, own.mean()
     axes.bar(ids, own, 0.85, color=COLOURS[0])
-    axes.axhline(np.nanmean(own), color=COLOURS[1], lw=1.2)
+    axes.axhline(mean, color=COLOURS[1], lw=1.2)
     axes.set_xlim(ids.min() - 0.6, ids.max() + 0.6)
-    axes.set(title=f"each client at the best round, {round:.0f} (line: mean {np.nanmean(own):.2f})", xlabel="Client")
+    axes.set(title=f"each client at the best round, {round:.0f} (line: mean {mean:.2f})", xlabel="Client")
     axes.set_ylabel(of_each_client(metric) + (" (%)" if scale == 100 else ""))
     whole_numbers(axes, both=False)
     if run.client_names and len(ids) <= WIDEST:

@@ -11,9 +11,9 @@ from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import require
 from fedbench.report.runs import Run, find_runs, sound
-from fedbench.report.table import FORMATS, Table, one_line
+from fedbench.report.table import FOR_PROGRAMS, FORMATS, Table, one_line
 
-SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex"}
+SUFFIXES = {".txt": "text", ".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json", ".html": "html"}
 
 
 def add_output(p: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def readable_runs(args: argparse.Namespace) -> tuple[list[Run], dict[Path, str]]
 
 def say_damage(lines: list[str], tables: list[Table], form: str) -> None:
     """Put lines about damage below the tables, or on standard error if the tables are for a program."""
-    if form == "csv":
+    if form in FOR_PROGRAMS:
         for line in lines:
             print(one_line(line), file=sys.stderr)
     elif lines:

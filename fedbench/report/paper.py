@@ -29,10 +29,10 @@ import yaml
 
 from fedbench.config.conf_tree import group_options, inherited
 from fedbench.core.options import require
+from fedbench.core.settings import is_matched
 from fedbench.core.suggest import suggested
 from fedbench.report.recipes import RECIPES, RELATIVE, Question, is_measured
 from fedbench.report.runs import LOADER, Run
-from fedbench.report.scores import kendall_tau
 from fedbench.report.summary import IGNORED, over_seeds
 from fedbench.report.table import Column, Spread, Table
 from fedbench.report.words import label_columns, told
@@ -264,7 +264,7 @@ def departures(run: Run, known: Iterable[Experiment]) -> tuple[str, str]:
     mine = [e for e in known if e.name in names]
     chosen = {key for e in mine for key in e.chosen_by()}
     left = [_short(str(o)) for o in given if (key := str(o).lstrip("+~").split("=")[0]) not in chosen
-            and key.split(".")[0].split("/")[0] not in (*IGNORED, "experiment")]  # fmt: skip
+            and not is_matched(key, (*IGNORED, "experiment"))]  # fmt: skip
     beside = [name for name in names[1:] if name not in {e.name for e in mine}]
     return " ".join(sorted(beside)), " ".join(sorted(left))
 
@@ -323,13 +323,15 @@ def _ours(cell: Cell) -> Spread | str | None:
 
 def ranking_table(cells: list[Cell]) -> Table | None:
     """Kendall's tau between the printed order of the methods and ours, for each column of the table."""
+    from scipy.stats import kendalltau  # half a second
+
     rows = []
     varying = [key for key in KEYS if len({cell.row[key] for cell in cells}) > 1]
     for key, changed in dict.fromkeys((c.key, c.overrides) for c in cells if c.ours.count):
         column = [c for c in cells if c.key == key and c.overrides == changed and c.ours.count]
         printed = len({c.row["method"] for c in cells if c.key == key})
         if len(column) > 1:
-            tau = kendall_tau([c.printed.mean for c in column], [c.ours.mean for c in column])
+            tau, _ = kendalltau([c.printed.mean for c in column], [c.ours.mean for c in column])
             labels = {name: value for name, value in zip(KEYS, key) if name in varying}
             kept = "yes" if tau == 1 else "no"
             rows.append(

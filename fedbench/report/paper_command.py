@@ -14,7 +14,7 @@ from fedbench.report import paper
 from fedbench.report.output import add_output, check_output, default_folders, finish, form_of, say_damage
 from fedbench.report.runs import Run, find_runs, sound
 from fedbench.report.summary import left_out, unfinished
-from fedbench.report.table import Column, Table, render
+from fedbench.report.table import FOR_PROGRAMS, Column, Table, render
 
 EXAMPLES = """examples:
   python -m fedbench paper                          the tables
@@ -139,7 +139,7 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
     known = paper.experiments(conf_dirs(args.config_dir))
     cells = paper.compare(name, runs, known, args.target)
     tables = [paper.cell_table(name, cells, tidy=True)]
-    if form != "csv":
+    if form not in FOR_PROGRAMS:
         brief = not getattr(args, "all", True)  # ``report --paper`` has no such flag
         tables = _brief(name, cells) if brief else [paper.cell_table(name, cells)]
         tables += paper.remarks(name, cells, runs, known, args.target, with_commands=not brief)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from fedbench.core.files import read_json
 from fedbench.report import scores
 from fedbench.report.runs import Run
+from fedbench.report.table import Series
 
 ACCURACY = "personal/accuracy"
 LAST_ROUND = ("pfedmoap", "pfednet", "fedpia")  # tables, by the beginning of their names
@@ -63,37 +62,32 @@ def mean(column: str) -> Recipe:
         at = scores.selected_round(run, column, "last" if which == "last3" else which)
         if domain is None:
             return Answer(100 * scores.value_at(run, column, at), clients=scores.clients_at(run, column, at))
-        members = clients_of(run, domain)
-        rounds, ids, values = run.clients(column)  # [R], [N], [R, N]
-        row = scores.value_row(rounds, at)
-        if row is None or not len(members):
+        values, members = run.clients(column), clients_of(run, domain)
+        if at not in values.index or not members:
             return Answer(NAN)
-        chosen = values[row, np.isin(ids, members)]
-        counted = _counted(~np.isnan(chosen), len(members))
-        return Answer(100 * float(np.nanmean(chosen)) if not np.isnan(chosen).all() else NAN, clients=counted)
+        return _mean(values.loc[at].reindex(members))
 
     return recipe
 
 
-def _counted(known: np.ndarray, total: int) -> str:
-    """Return how many of the clients have a value, as "3 of 6"; "" if all or none have."""
-    return "" if known.sum() in (0, total) else f"{known.sum()} of {total}"
+def _mean(values: Series) -> Answer:
+    """Percent: the mean over clients [N], its std, and over how many it is if some have no value."""
+    known, total = values.count(), len(values)
+    return Answer(100 * float(values.mean()), clients="" if known in (0, total) else f"{known} of {total}")
 
 
 def last_three(run: Run, column: str) -> Answer:
     """Percent: mean and standard deviation (ddof 1) over the last three evaluated rounds, or as many as there are."""
-    _, values = scores.curve(run, column)
-    values = 100 * values[-3:]
-    return Answer(float(values.mean()) if len(values) else NAN, float(values.std(ddof=1)) if len(values) > 1 else None)
+    values = 100 * scores.curve(run, column)[-3:]
+    return Answer(float(values.mean()), float(values.std()) if len(values) > 1 else None)
 
 
 def own_best(metric: str, client: int) -> Recipe:
     """Percent: a metric of one client (from 1) at its own best round."""
 
     def recipe(run: Run, question: Question) -> Answer:
-        _, ids, values = run.clients(metric)
-        mine = values[:, ids == client - 1]  # [R, 1] or [R, 0]
-        return Answer(100 * float(scores.best_of(mine, metric)[0]) if mine.size else NAN)
+        values = run.clients(metric)
+        return Answer(100 * scores.best_of(values[[client - 1]], metric)[0] if client - 1 in values else NAN)
 
     return recipe
 
@@ -102,13 +96,10 @@ def gain(metric: str, client: int | None = None) -> Recipe:
     """Points over Local, each client at its own best round: the mean over clients, or one (from 1)."""
 
     def recipe(run: Run, question: Question) -> Answer:
-        local = scores.local_of(run, list(question.runs))
-        gained = scores.gains(run, local, metric).get("own_best") if local else None
-        if gained is None:
-            return Answer(NAN)
-        if client is None:
-            return Answer(100 * gained.mean, 100 * gained.std, _counted(~np.isnan(gained.each), len(gained.each)))
-        return Answer(100 * float(gained.each[client - 1]) if client <= len(gained.each) else NAN)
+        each = scores.gains(run, scores.local_of(run, list(question.runs)), metric, "own_best")
+        if client is not None:
+            return Answer(100 * float(each.get(client - 1, NAN)))
+        return replace(_mean(each), spread=100 * float(each.std(ddof=0)) if len(each) else None)
 
     return recipe
 

@@ -1,19 +1,17 @@
-"""Finding run directories and reading them; everything is read when it is first asked for.
+"""Find run folders and read them; everything is read at its first use.
 
-What is read was written by a run that may have been killed, on a disk that may be bad: ``sound`` parts the runs that
-can be read from those that cannot.  A last line cut by a kill is no damage: it is left out.
+A run may have been killed, or its disk may be bad: ``sound`` separates intact run folders from damaged ones.
 """
 
 from __future__ import annotations
 
-import csv
+import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from fedbench.config.conf_tree import conf_dirs, label_of
@@ -21,10 +19,12 @@ from fedbench.core.files import read_json
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import update_stored
+from fedbench.report.table import DataFrame, pandas
 from fedbench.tasks.scores import Direction, declare
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SKIPPED = (".hydra", "wandb")
+EMPTY = ["", "nan"]  # cells without a number
 BEGUN = {"metrics.csv", "error.txt", "status.json"}  # beside a config.yaml: a run, or what a kill left of one
 # what a summary may hold under these keys, where it has them; null everywhere
 NUMBERS = ("seed", "rounds", "rounds_done", "num_clients", "cohort")
@@ -110,43 +110,31 @@ class Run:
         return flatten(self.config, drop_empty=True)
 
     @cached_property
-    def metrics(self) -> dict[str, np.ndarray]:
-        """Columns of metrics.csv, float64 [evaluated rounds] each."""
-        return read_columns(self.path / "metrics.csv")
+    def metrics(self) -> DataFrame:
+        """metrics.csv by round."""
+        return read_table(self.path / "metrics.csv", "round")
 
     @cached_property
-    def costs(self) -> dict[str, np.ndarray]:
-        """Columns of costs.csv, float64 [rounds] each."""
-        return read_columns(self.path / "costs.csv")
+    def costs(self) -> DataFrame:
+        """costs.csv by round."""
+        return read_table(self.path / "costs.csv", "round")
 
     @cached_property
     def client_names(self) -> list[str] | None:
         """Return the names of the clients by number, if they have names."""
         return read_json(self.path / "partition.json").get("names")
 
-    def clients(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(rounds [R], client ids [N], values [R, N]) of a column of clients.csv; NaN without a row."""
-        nothing = np.empty(0), np.empty(0), np.empty((0, 0))
+    def clients(self, metric: str) -> DataFrame:
+        """Return a column of clients.csv, a row for each round and a column for each client; empty without it."""
         path = self.path / "clients.csv"
         try:
-            header = read_header(path)
-            if metric not in header:
-                self.left_out = self.left_out or (None if path.is_file() else f"{path.name} is missing")
-                return nothing
-            columns = [header.index(name) for name in ("round", "client", metric)]
-            cells = np.loadtxt(
-                whole_lines(path), delimiter=",", skiprows=1, usecols=columns, ndmin=2, comments=None, quotechar='"'
-            )  # [rows, 3]
-        except (ConfigError, ValueError, OSError) as error:
-            self.left_out = f"{path.name} is damaged: {_first(error)}"
-            return nothing
-        if not len(cells):
-            return nothing
-        rounds, row = np.unique(cells[:, 0], return_inverse=True)
-        ids, column = np.unique(cells[:, 1], return_inverse=True)
-        values = np.full((len(rounds), len(ids)), np.nan)  # [R, N]
-        values[row, column] = cells[:, 2]
-        return rounds, ids, values
+            table = read_table(path)
+            if metric in table:
+                return table.pivot(index="round", columns="client", values=metric)
+            self.left_out = self.left_out or (None if path.is_file() else f"{path.name} is missing")
+        except (ConfigError, KeyError, ValueError, OSError) as error:
+            self.left_out = f"{path.name} is damaged: {_first(error).removeprefix(f'{path} is damaged: ')}"
+        return pandas().DataFrame()
 
 
 def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> list[Run]:
@@ -178,6 +166,7 @@ def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> l
 
 def sound(runs: list[Run]) -> tuple[list[Run], dict[Path, str]]:
     """The runs that can be read, and of the others what is damaged: path -> a few words."""
+    pandas()  # without it no run can be read
     damaged = {run.path: why for run in runs if (why := fault(run))}
     return [run for run in runs if run.path not in damaged], damaged
 
@@ -205,9 +194,8 @@ def fault(run: Run) -> str | None:
 
 
 def rounds_of(run: Run) -> int:
-    """The rounds that a run's files hold; its summary is written when it begins and when it ends."""
-    ends = [columns.get("round", np.zeros(1)) for columns in (run.costs, run.metrics)]
-    return int(max(np.nan_to_num(np.concatenate([*ends, [run.summary.get("rounds_done") or 0]]))))
+    """Return the rounds that a run's files hold; its summary is written when it begins and when it ends."""
+    return int(max(run.summary.get("rounds_done") or 0, *(max(t.index, default=0) for t in (run.costs, run.metrics))))
 
 
 def _check_summary(run: Run) -> None:
@@ -238,38 +226,28 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path} is damaged: {_first(error)}") from error
 
 
-def whole_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, without a last one that a kill cut off."""
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from (line for line in file if line.endswith("\n"))
+def read_table(path: Path, index: str | None = None) -> DataFrame:
+    """Return a CSV file of numbers, and perhaps names of clients; empty if there is none.
 
-
-def read_header(path: Path) -> list[str]:
-    """Column names of a CSV file; none where it is missing or empty; ConfigError where it is damaged."""
-    try:
-        return next(csv.reader(whole_lines(path)), []) if path.is_file() else []
-    except (csv.Error, ValueError) as error:
-        raise ConfigError(f"{path} is damaged: {_first(error)}") from error
-
-
-def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a CSV file as float64, with empty cells as NaN; the column of client names as text.
+    A last line cut by a kill is left out.
 
     Raises:
         ConfigError: The file is damaged.
     """
-    header = read_header(path)
-    if not header:
-        return {}
+    pd = pandas()
     try:
-        rows = list(csv.reader(whole_lines(path)))[1:]
-        odd = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
-        require(odd is None, f"{path} is damaged: line {odd} has not {len(header)} cells")
-        return {
-            name: np.array([row[i] for row in rows] if name == "name" else [float(row[i] or "nan") for row in rows])
-            for i, name in enumerate(header)
-        }
-    except ConfigError:
-        raise
-    except (csv.Error, ValueError) as error:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        text = text[: text.rfind("\n") + 1]
+        if not text:
+            return pd.DataFrame()
+        lines = [(line.count(","), '"' in line) for line in text.split("\n")[:-1]]
+        odd = next((i for i, (n, quoted) in enumerate(lines, 1) if n != lines[0][0] and not quoted), None)
+        require(odd is None, f"line {odd} has not {lines[0][0] + 1} cells")
+        exact = {"float_precision": "round_trip"} if pd.__version__ < "3.1" else {}  # later versions always are
+        table = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=EMPTY, **exact)
+        for name, kind in table.dtypes.items():
+            if kind.kind not in "iuf" and name != "name":
+                table[name] = pd.to_numeric(table[name])
+        return table if index is None else table.set_index(index)
+    except (ConfigError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} is damaged: {_first(error)}") from error

@@ -1,4 +1,4 @@
-"""What runs sent: a table of megabytes and what compression made of them, and a metric over megabytes.
+"""Figures of what runs sent: megabytes over rounds, and a metric over megabytes.
 
 MB are 10^6 bytes, of all clients together.
 """
@@ -6,81 +6,18 @@ MB are 10^6 bytes, of all clients together.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedbench.core.options import require
-from fedbench.report import scores
 from fedbench.report.drawing import draw_line, literal, logarithmic, pyplot, tidy, whole_numbers
 from fedbench.report.figures import finished, mean_curve
-from fedbench.report.runs import Run
-from fedbench.report.summary import Group, Options, over_seeds
-from fedbench.report.table import Column, Table
-from fedbench.report.words import label_columns, lines_of, metric_axis, told
+from fedbench.report.scores import Options, megabytes, scale_of
+from fedbench.report.summary import Group
+from fedbench.report.table import DataFrame, pandas
+from fedbench.report.words import lines_of, metric_axis
 
 DIRECTIONS = {"bytes": ("down", "up"), "bytes_down": ("down",), "bytes_up": ("up",)}  # what --against takes
-
-
-def megabytes(run: Run, directions: tuple[str, ...], kind: str = "bytes") -> tuple[np.ndarray, np.ndarray]:
-    """Rounds [R], and the MB sent up to and including each of them [R].  kind: "bytes", or "dense", as they would have
-    been without compression (the same where there was none).  Both empty for runs without costs.csv."""
-    costs = run.costs
-    if not {"round", *(f"bytes_{d}" for d in directions)} <= costs.keys():
-        return np.empty(0), np.empty(0)
-    each = [costs.get(f"{kind}_{d}", costs[f"bytes_{d}"]) for d in directions]
-    return costs["round"], np.sum(each, axis=0).cumsum() / 1e6
-
-
-def sent_until(run: Run, round: float, directions: tuple[str, ...]) -> float:
-    """The MB sent up to and including a round; NaN for NaN."""
-    rounds, sent = megabytes(run, directions)
-    at_round = sent[rounds == round]
-    return float(at_round[0]) if len(at_round) else float("nan")
-
-
-def is_compressed(run: Run) -> bool:
-    """Whether its messages were compressed."""
-    return "dense_up" in run.costs
-
-
-def sent_table(groups: list[Group], options: Options) -> Table | None:
-    """A row per group, in the order of the results: the metric, and the MB sent in all, of what they would have been,
-    and until the target was reached.  None where nothing was compressed."""
-    if not any(is_compressed(run) for group in groups for run in group.runs):
-        return None
-    fraction = scores.is_fraction(options.metric)
-    scale, digits = (100, 2) if fraction else (1, 4)
-    target = f"{options.target * scale:g}" + ("%" if fraction else "")
-    labels = list(dict.fromkeys(k for g in groups for k in g.labels))
-    columns = [
-        *label_columns(labels, groups[0].conf),
-        Column("n", "n"),
-        Column("last", "last", digits, scale),
-        *(Column(f"mb_{d}", f"MB {d}", 2) for d in ("up", "down")),
-        *(Column(f"part_{d}", f"{d} (% of dense)", 2, 100) for d in ("up", "down")),
-        Column("mb_to_target", f"MB to {target}", 2, none="never"),
-    ]
-    rows = [g.labels | {"tuned": g.tuned} | _row(g, options) for g in groups]
-    return told(Table("what was sent, by all clients together", columns, rows), labels)
-
-
-def _row(group: Group, options: Options) -> dict[str, Any]:
-    runs, metric = group.runs, options.metric
-    to_target = [scores.rounds_to(run, metric, options.target) for run in runs]
-    row: dict[str, Any] = {"n": len(runs)}
-    row["last"] = over_seeds(scores.value_at(r, metric, scores.selected_round(r, metric, "last")) for r in runs)
-    for d in ("up", "down"):
-        in_all = [(_total(run, d, "bytes"), _total(run, d, "dense")) for run in runs]
-        row[f"mb_{d}"] = over_seeds(sent for sent, _ in in_all)
-        row[f"part_{d}"] = over_seeds(sent / dense if dense else None for sent, dense in in_all)
-    row["mb_to_target"] = over_seeds(sent_until(r, t, DIRECTIONS["bytes"]) for r, t in zip(runs, to_target))
-    return row
-
-
-def _total(run: Run, direction: str, kind: str) -> float:
-    _, sent = megabytes(run, (direction,), kind)
-    return float(sent[-1]) if len(sent) else float("nan")
 
 
 def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
@@ -92,16 +29,15 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups], groups[0].conf)
     for i, group in enumerate(groups):
         for column, direction in enumerate(("up", "down")):
-            rounds, sent = _sizes(group, direction, "bytes")
-            _, dense = _sizes(group, direction, "dense")
-            if not sent.size or not sent[:, -1].any():
+            sent, dense = (_sizes(group, direction, kind) for kind in ("bytes", "dense"))  # [R, seeds]
+            if sent.empty or not sent.iloc[-1].any():
                 continue
-            of_round, of_dense = np.diff(sent, prepend=0), np.diff(dense, prepend=0)  # [seeds, R]
-            share = 100 * np.divide(of_round, of_dense, out=np.full_like(of_dense, np.nan), where=of_dense > 0)
+            of_round, of_dense = (sizes.diff().fillna(sizes) for sizes in (sent, dense))
+            share = 100 * (of_round / of_dense.where(of_dense > 0))
             for axes, values in zip(panels[:, column], (sent, share)):
-                std = values.std(0) if len(values) > 1 else None
-                draw_line(axes, i, rounds, values.mean(0), std, f"{names[i]} (n={len(values)})")
-            least[column] = min(least[column], float(np.nanmin(share)))
+                std = values.std(axis=1, ddof=0) if len(group.runs) > 1 else None
+                draw_line(axes, i, sent.index, values.mean(axis=1), std, f"{names[i]} (n={len(group.runs)})")
+            least[column] = min(least[column], float(share.min().min()))
     for column, direction in enumerate(("up", "down")):
         panels[0, column].set(ylabel=f"MB {direction} so far")
         panels[1, column].set(xlabel="Round", ylabel=f"Bytes {direction} in a round (% of dense)")
@@ -116,11 +52,11 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     return finished(figure, panels[0, 0], path)
 
 
-def _sizes(group: Group, direction: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds [R] and the MB up to and including each [seeds, R], of the rounds that all seeds have."""
-    curves = [megabytes(run, (direction,), kind) for run in group.runs]
-    least = min(len(rounds) for rounds, _ in curves)
-    return curves[0][0][:least], np.array([sent[:least] for _, sent in curves])
+def _sizes(group: Group, direction: str, kind: str) -> DataFrame:
+    """Return the MB up to and including each round that all seeds have [R, seeds]."""
+    return pandas().concat(
+        [megabytes(run, (direction,), kind) for run in group.runs], axis=1, join="inner", ignore_index=True
+    )
 
 
 def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
@@ -128,20 +64,20 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
 
     key: "bytes", "bytes_up" or "bytes_down".  MB are the mean over seeds, too.
     """
-    plt = pyplot()
-    scale = 100 if scores.is_fraction(options.metric) else 1
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    scale = scale_of(options.metric)
+    figure, axes = pyplot().subplots(figsize=(8, 4.5), layout="constrained")
     drawn: list[np.ndarray] = []
     conf = groups[0].conf if groups else None
     names, shared = lines_of([group.labels for group in groups], [group.tuned for group in groups], conf)
     for i, group in enumerate(groups):
-        rounds, mean, std = mean_curve(group, options.metric)
-        sent = np.array([[sent_until(run, r, DIRECTIONS[key]) for r in rounds] for run in group.runs])  # [seeds, R]
-        if not len(rounds) or np.isnan(sent).any():
+        mean, std = mean_curve(group, options.metric)
+        sizes = [megabytes(run, DIRECTIONS[key]).reindex(mean.index) for run in group.runs]
+        if mean.empty or any(size.isna().any() for size in sizes):
             continue
+        sent = np.mean(sizes, axis=0)  # [R]
         spread = scale * std if len(group.runs) > 1 else None
-        draw_line(axes, i, sent.mean(0), scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
-        drawn.append(sent.mean(0))
+        draw_line(axes, i, sent, scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
+        drawn.append(sent)
     require(any(sent.any() for sent in drawn), f"--against {key}: no run has sent anything")
     words = {"bytes": "down and up", "bytes_down": "down", "bytes_up": "up"}[key]
     axes.set(xlabel=f"MB sent {words}, all clients together", ylabel=metric_axis(options.metric))

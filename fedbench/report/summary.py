@@ -1,38 +1,30 @@
-"""Runs grouped by everything but the seed, and the tables that say what came out of each group."""
+"""Runs grouped by all that defines them but the seed, and the table of what each group reached."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedbench.core import moved
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
+from fedbench.core.settings import WHEREABOUTS, is_matched
 from fedbench.report import scores
 from fedbench.report.runs import Run, rounds_of
-from fedbench.report.table import Column, Spread, Table
-from fedbench.report.words import label_columns, line_of, printed, told
+from fedbench.report.scores import Options, scores_of
+from fedbench.report.table import Column, DataFrame, Spread, Table, pandas
+from fedbench.report.words import label_columns, line_of, printed
 
 SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
-# What does not make two runs different experiments: where they ran, and how they were watched.
-IGNORED = ("seed", "name", "paper", "resume", "data_dir", "output_dir", "sweep_dir", "checkpoint", "hardware",
-           "tracking")  # fmt: skip
+# Keys that do not define a run: where it ran, how it was watched, and what it is called.
+IGNORED = (*WHEREABOUTS, "seed", "name", "paper", "paper.*")
+IGNORED += tuple(f"choices.{group}" for group in ("hardware", "tracking", "callbacks", "experiment"))
+DATA = ("dataset.path", "dataset.paths", "dataset.folder", "dataset.trust")  # where the data are
 # What belongs to a method, and not to the setting it is compared in.
 OF_METHOD = ("algorithm", "optimizer", "finetune", "compression", "choices.optimizer", "choices.algorithm",
              "choices.compression")  # fmt: skip
-
-
-@dataclass
-class Options:
-    """What the report is asked for; ``group`` are the config keys to group by, or None: all but the seed."""
-
-    metric: str = "personal/accuracy"
-    select: str = "last"
-    target: float = 0.7
-    group: list[str] | None = None
 
 
 @dataclass
@@ -69,13 +61,12 @@ class Group:
 
 
 def identity(run: Run) -> dict[str, Any]:
-    """The config entries that make a run what it is, by dotted names."""
-    return {
-        name: value
-        for name, value in run.flat_config.items()
-        if name.split(".")[0] not in IGNORED and not name.startswith(("choices.hardware", "choices.tracking",
-                                                                      "choices.experiment"))
-    }  # fmt: skip
+    """Return the config entries that define a run but its seed, by dotted names; its data by their digest."""
+    entries = {key: moved.current(value) if key.endswith("_target_") and isinstance(value, str) else value
+               for key, value in run.flat_config.items() if not is_matched(key, IGNORED)}  # fmt: skip
+    if digest := run.summary.get("data_hash"):
+        entries = {key: value for key, value in entries.items() if key not in DATA} | {"data": str(digest)[:12]}
+    return entries
 
 
 def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Group], int]:
@@ -152,25 +143,49 @@ def _short(key: str, keys: Iterable[str]) -> str:
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
 
 
-def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
-    """The table of results: a row per group, best first within a data set, partition and model.
+def frame_of(groups: list[Group], runs: list[Run], options: Options) -> DataFrame:
+    """Return the scores of all groups, a row for each run; ``group`` is the group's position."""
+    rows = [{"group": i, **scores_of(run, options, runs)} for i, group in enumerate(groups) for run in group.runs]
+    return pandas().DataFrame(rows)
 
-    It is wide, as a CSV wants it; ``narrow`` cuts it for a reader.
+
+def over_seeds(values: Iterable[float | None]) -> Spread:
+    """Return the mean and population std of the values that exist; no std for a single one."""
+    numbers = pandas().Series(values, dtype=float)
+    count = int(numbers.count())
+    return Spread(float(numbers.mean()), float(numbers.std(ddof=0)) if count > 1 else None, count, len(numbers))
+
+
+def aggregated(frame: DataFrame) -> DataFrame:
+    """Return a Spread over seeds of each score, a row for each group; the ± of a gain is its mean over seeds."""
+    by_group = frame.groupby("group")
+    table = by_group[[name for name in frame if name not in ("group", "counted")]].agg(over_seeds)
+    counted = by_group["counted"].agg(lambda texts: ", ".join(texts.fillna("all").unique()))
+    table["counted"] = counted.astype(object).where(counted != "all", None)
+    table["n"] = by_group.size()
+    table["gain_last"] = [Spread(gain.mean, std.mean, gain.count, gain.of) if gain.count else None
+                          for gain, std in zip(table["gain_last"], table["gain_last_clients"])]  # fmt: skip
+    return table
+
+
+def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
+    """Return the table of results: a row per group, best first within a data set, partition and model.
+
+    Sorts the groups in this order.
     """
-    scored = {id(g): _scores(g, options) | _gains(g, runs, options) for g in groups}
-    better = -1 if scores.lower_is_better(options.metric) else 1
+    aggregates = aggregated(frame_of(groups, runs, options)).to_dict("records")
+    scored = {id(group): row for group, row in zip(groups, aggregates)}
+    sign = 1 if scores.lower_is_better(options.metric) else -1
 
     def order(group: Group) -> tuple[Any, ...]:
-        value = scored[id(group)][options.select].mean
-        return *map(_sortable, group.setting.values()), np.isnan(value), -better * value
+        value = scored[id(group)][options.select]
+        return *map(_sortable, group.setting.values()), not value.count, sign * value.mean
 
     groups.sort(key=order)
-    labels = label_columns(dict.fromkeys(k for g in groups for k in g.labels), groups[0].conf)
+    labels = label_columns(groups[0].labels, groups[0].conf)
     unit = " (%)" if scores.is_fraction(options.metric) else ""
-    title = f"{options.metric}{unit}: {facts(groups)}"
-    ordered = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
-    columns = [column for column in _columns(options) if column.key != "counted" or any(r["counted"] for r in ordered)]
-    return Table(title, [*labels, *columns, *_gain_columns(options)], ordered)
+    rows = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
+    return Table(f"{options.metric}{unit}: {facts(groups)}", [*labels, *_columns(options, rows)], rows)
 
 
 def _sortable(value: Any) -> tuple[bool, float, str]:
@@ -179,125 +194,75 @@ def _sortable(value: Any) -> tuple[bool, float, str]:
     return (not number, value if number else 0, str(value))
 
 
-def narrow(wide: Table, options: Options) -> list[Table]:
-    """The wide table as a reader wants it: results, and gains over Local where there are any."""
-    gain_keys = {column.key for column in _gain_columns(options)}
-    score_keys = {column.key for column in _columns(options)}
-    labels = [c for c in wide.columns if c.key not in gain_keys | score_keys]
-    columns = [c for c in wide.columns if c.key not in gain_keys]
-    tables = [Table(wide.title, columns, wide.rows)]
-    gained = [row for row in wide.rows if "gain_n" in row and not row["is_local"]]
-    if gained:
-        title = f"{options.metric}: gain over Local, mean ± std over clients"
-        tables.append(Table(title, [*labels, *_gain_columns(options)], gained))
-    return [told(table, [column.key for column in labels]) for table in tables]
-
-
-def _columns(options: Options) -> list[Column]:
-    scale = 100 if scores.is_fraction(options.metric) else 1
-    digits = 2 if scale == 100 else 4
-    target = f"{options.target * scale:g}" + ("%" if scale == 100 else "")
-    metric = [("last", "last"), ("best", "best"), ("best_val", "best by val"), ("worst", "worst tenth"),
-              ("global", "global")]  # fmt: skip
+def _columns(options: Options, rows: list[dict[str, Any]]) -> list[Column]:
+    metric = {"last": "last", "best": "best", "best_val": "best by val", "worst": "worst tenth", "global": "global",
+              "gain_last": "gain@last"}  # fmt: skip
+    counted = [Column("counted", "over clients", none="all")] if any(row["counted"] for row in rows) else []
     return [
         Column("n", "n"),
-        Column("counted", "over clients", none="all"),
-        *(Column(key, title, digits, scale) for key, title in metric),
-        Column("rounds_to_target", f"rounds to {target}", 1, none="never"),
-        Column("seconds_to_target", f"s to {target}", 1, none="never"),
+        *counted,
+        *(Column(key, title, **options.form) for key, title in metric.items()),
+        Column("rounds_to_target", f"rounds to {options.goal}", 1, none="never"),
+        Column("seconds_to_target", f"s to {options.goal}", 1, none="never"),
         Column("images_per_s", "images/s", 0),
     ]
 
 
-def _scores(group: Group, options: Options) -> dict[str, Any]:
-    """What a group reaches, over its seeds."""
-    metric, runs = options.metric, group.runs
-    rounds = {name: [scores.selected_round(run, metric, name) for run in runs] for name in scores.SELECTIONS}
-
-    def at(name: str, select: str) -> Spread:
-        return over_seeds(scores.value_at(run, name, t) for run, t in zip(runs, rounds[select]))
-
-    to_target = [scores.rounds_to(run, metric, options.target) for run in runs]
-    counted = [scores.clients_at(run, metric, t) for run, t in zip(runs, rounds[options.select])]
-    return {
-        "n": len(runs),
-        "counted": ", ".join(dict.fromkeys(text or "all" for text in counted)) if any(counted) else None,
-        **{name: at(metric, name) for name in scores.SELECTIONS},
-        "worst": at(f"{metric}_worst", options.select),
-        "global": at(metric.replace("personal/", "global/"), options.select),
-        "rounds_to_target": over_seeds(to_target),
-        "seconds_to_target": over_seeds(scores.seconds_to(run, t) for run, t in zip(runs, to_target)),
-        "images_per_s": over_seeds((run.summary.get("cost") or {}).get("images_per_s") for run in runs),
-    }
-
-
-def _gain_columns(options: Options) -> list[Column]:
-    scale, digits = (100, 2) if scores.is_fraction(options.metric) else (1, 4)
-    return [
-        Column("gain_n", "n"),
-        *(Column(f"gain_{name}", f"gain@{name}", digits, scale) for name in scores.GAINS),
-        Column("gain_better", "better@own_best (%)", 0, 100),
-    ]
-
-
-def _gains(group: Group, runs: list[Run], options: Options) -> dict[str, Any]:
-    """A group's gains over Local: each the mean over seeds of the mean, and of the std, over clients."""
-    pairs = [(run, local) for run in group.runs if (local := scores.local_of(run, runs))]
-    gains = [gain for run, local in pairs if (gain := scores.gains(run, local, options.metric))]
-    if not gains:
-        return {}
-    row: dict[str, Any] = {"gain_n": len(gains), "is_local": all(run is local for run, local in pairs)}
-    for name in scores.GAINS:
-        if known := [gain[name] for gain in gains if name in gain]:
-            mean, std = np.mean([g.mean for g in known]), np.mean([g.std for g in known])
-            row[f"gain_{name}"] = Spread(float(mean), float(std), len(known), len(known))
-    row["gain_better"] = over_seeds(gain["own_best"].better for gain in gains)
-    return row
-
-
-def over_seeds(values: Iterable[float | None]) -> Spread:
-    """Mean and population std of the values that are known; no std for a single seed."""
-    numbers = np.array(list(values), dtype=np.float64)
-    known = numbers[~np.isnan(numbers)]
-    if not len(known):
-        return Spread(float("nan"), None, 0, len(numbers))
-    return Spread(float(known.mean()), float(known.std()) if len(known) > 1 else None, len(known), len(numbers))
-
-
 def facts(groups: list[Group]) -> str:
-    """What all runs share: data set, partition, model, clients, cohort, rounds."""
+    """Return what all runs share: data set, partition, model, clients, cohort, rounds."""
+    words = {"dataset": "{}", "partition": "{} partition", "model": "{}", "num_clients": "{} clients",
+             "cohort": "{} a round", "rounds": "{} rounds"}  # fmt: skip
     firsts = [group.runs[0] for group in groups]
-
-    def shared(value: Callable[[Run], Any], text: str) -> list[str]:
-        values = {value(run) for run in firsts}
-        return [text.format(values.pop())] if len(values) == 1 and None not in values else []
-
-    words = [part for name, text in (("dataset", "{}"), ("partition", "{} partition"), ("model", "{}"))
-            for part in shared(lambda run, name=name: run.choice(name), text)]  # fmt: skip
-    for name, text in (("num_clients", "{} clients"), ("cohort", "{} a round"), ("rounds", "{} rounds")):
-        words += shared(lambda run, name=name: run.summary.get(name), text)
-    return ", ".join(words)
+    shared = {key: {run.choice(key) if key in SHOWN else run.summary.get(key) for run in firsts} for key in words}
+    return ", ".join(words[key].format(*of) for key, of in shared.items() if len(of) == 1 and None not in of)
 
 
-def notes(groups: list[Group], repeated: int, options: Options) -> list[str]:
-    """What a reader of the tables must know."""
+def sent_table(groups: list[Group], wide: Table, options: Options) -> Table | None:
+    """Return what was sent, a row for each of the table of results; None if nothing was compressed."""
+    if not any(scores.is_compressed(run) for group in groups for run in group.runs):
+        return None
+    columns = [
+        *label_columns(groups[0].labels, groups[0].conf),
+        Column("n", "n"),
+        Column("last", "last", **options.form),
+        *(Column(f"mb_{d}", f"MB {d}", 2) for d in ("up", "down")),
+        *(Column(f"part_{d}", f"{d} (% of dense)", 2, 100) for d in ("up", "down")),
+        Column("mb_to_target", f"MB to {options.goal}", 2, none="never"),
+    ]
+    return Table("what was sent, by all clients together", columns, wide.rows)
+
+
+def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[str] | None = None) -> list[str]:
+    """Return what a reader of the tables must know.
+
+    shown: the keys of their columns (default: all).
+    """
+    about = {
+        "last": "last: the last round.",
+        "best": "best: the round with the best mean on the test sets, as PFL papers print it.",
+        "best_val": "best by val: the round with the best validation score.",
+        "counted": "over clients: how many the means are over, where a score is not defined for all (or with "
+        "eval.clients).",
+        "worst": f"worst tenth: mean of the worst tenth of clients, at the {options.select} round.",
+        "global": f"global: mean over clients of the global model, at the {options.select} round.",
+        "gain_last": "gain@last: each client's score less that of Local with the same seed, at the last round; "
+        "mean ± std over clients.",
+        "rounds_to_target": f"rounds to {options.goal}: the first evaluated round that reaches it; (k of n): only k of "
+        "n seeds do.",
+        "seconds_to_target": f"s to {options.goal}: seconds of training and the server step, without evaluation.",
+        "images_per_s": "images/s: training images a second.",
+        "mb_up": "MB: 10^6 bytes, of all rounds. % of dense: of what they would be without compression.",
+    }
+    shown = about if shown is None else set(shown)
     lines = [
-        "± is the population standard deviation (ddof=0), as the papers' authors compute it: over n seeds, "
-        "in gains over clients.",
-        "last: the last round. best: the round with the best mean on the test sets, as PFL papers print it. "
-        "best by val: the round with the best validation accuracy.",
-        f"--select {options.select} orders the rows, and worst tenth and global are taken at that round.",
-        "s to target counts training and the server step, not evaluation; (k of n): only k of n seeds get there.",
+        "± is the population standard deviation (ddof=0), as the papers' authors compute it, over n seeds. "
+        f"--select {options.select} orders the rows.",
+        " ".join(text for key, text in about.items() if key in shown),
     ]
     same = [g.labels["method"] for g in groups if "method" in g.labels and g.runs[0].summary.get("personal_is_global")]
     if same:
         names = ", ".join(printed(str(name), groups[0].conf) for name in dict.fromkeys(same))
         lines.append(f"personal equals global for {names}: one model for all.")
-    if any(scores.clients_at(run, options.metric, scores.selected_round(run, options.metric, options.select))
-           for group in groups for run in group.runs):  # fmt: skip
-        lines.append(
-            "over clients: how many the means are over, where a score is not defined for all (or with eval.clients)."
-        )
     if repeated:
         lines.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
     hashes: dict[Any, set[Any]] = {}

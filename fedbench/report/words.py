@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.config.conf_tree import printed_name
-from fedbench.report.scores import is_fraction
 from fedbench.report.table import DAGGER, Column, Spread, Table, show
+from fedbench.tasks.scores import direction
 
 METHOD = ("method", "name", "algorithm", "choices.algorithm")  # labels that say which method a row or a line is of
 TUNED = f"{DAGGER} fine-tuned after the last round only: the last value is of fine-tuned models, all before are not."
@@ -85,7 +85,7 @@ def of_each_client(metric: str) -> str:
 
 def metric_axis(metric: str) -> str:
     """Accuracy, mean over clients (%): what is written beside an axis."""
-    return metric_in_words(metric) + (" (%)" if is_fraction(metric) else "")
+    return metric_in_words(metric) + (" (%)" if direction(metric).fraction else "")
 
 
 def in_words(key: str) -> str:

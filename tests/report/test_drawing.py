@@ -14,7 +14,8 @@ from fedbench.report.command import main
 from fedbench.report.drawing import SPREAD, TUNED_HERE, draw_line, legend, look, place_of, pyplot, save
 from fedbench.report.figures_command import main as figures_main
 from fedbench.report.runs import find_runs
-from fedbench.report.summary import Options, group_runs
+from fedbench.report.scores import Options
+from fedbench.report.summary import group_runs
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib: pip install matplotlib")
 

@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from fedbench.report.command import main
 from fedbench.report.figures import against, literal
 from fedbench.report.figures_command import main as figures_main
 from fedbench.report.runs import Run, find_runs
-from fedbench.report.summary import Options, differing, group_runs, over_seeds
+from fedbench.report.scores import Options
+from fedbench.report.summary import differing, group_runs, over_seeds
 from fedbench.report.table import Column, Spread, Table, latex, render, show
 
 
@@ -62,14 +65,10 @@ def test_csv_of_a_sweep(sweep, capsys):
         "seconds_to_target_mean": 2 + 4,
         "images_per_s_mean": 1001,
         "gain_last_mean": 0.07,
-        "gain_best_mean_mean": 0.11,
-        "gain_own_best_mean": 0.11,
-        "gain_better_mean": 1,
     }
     assert {name: float(pgfed[name]) for name in expected} == pytest.approx(expected)
     assert float(rows["fedavg"]["gain_last_mean"]) == pytest.approx(-0.1)
-    assert float(rows["fedavg"]["gain_own_best_mean"]) == pytest.approx(-0.09)
-    assert float(rows["local"]["gain_last_mean"]) == 0
+    assert rows["local"]["gain_last_mean"] == ""
     assert rows["local"]["global_mean"] == ""
     assert (rows["local"]["rounds_to_target_mean"], rows["local"]["rounds_to_target_n"]) == ("", "0")
 
@@ -77,14 +76,10 @@ def test_csv_of_a_sweep(sweep, capsys):
 def test_text_of_a_sweep(sweep, capsys):
     assert main([str(sweep), "--target", "0.74"]) == 0
     text = capsys.readouterr().out
-    head, gains, left = (
-        text.index("personal/accuracy (%)"),
-        text.index("gain over Local"),
-        text.index("not finished"),
-    )
-    assert head < gains < text.index("± is the population") < left
+    head, notes, left = map(text.index, ("personal/accuracy (%)", "± is the population", "not finished"))
+    assert head < notes < left
     assert "digits, dirichlet partition, mlp, 4 clients, 2 a round, 3 rounds" in text
-    lines = {line.split()[0]: line for line in text[head:gains].splitlines() if line.strip()}
+    lines = {line.split()[0]: line for line in text[head:notes].splitlines() if line.strip()}
     assert "72.00 ± 1.63" in lines["PGFed"]
     assert "76.00 ± 0.82" in lines["PGFed"]
     assert "never" in lines["Local"]
@@ -118,20 +113,16 @@ def test_selection_orders_and_says_where_worst_and_global_come_from(tmp_path, ca
     assert by_val[1]["worst_mean"] == ""
 
 
-def test_three_conventions_of_gain(tmp_path):
-    """Clients peak at different rounds: the mean of own bests exceeds the best mean."""
+def test_two_conventions_of_gain(tmp_path):
+    """At the last round, and of each client at its best round in both runs."""
     local = Run(make_run(tmp_path, "local", clients=np.array([[0.5, 0.1, 0.2, 0.2], [0.1, 0.9, 0.2, 0.2]])))
     ours = Run(make_run(tmp_path, "pgfed", clients=np.array([[0.9, 0.2, 0.3, np.nan], [0.3, 0.6, 0.3, 0.1]])))
-    found = scores.gains(ours, local, "personal/accuracy")
-    assert found["last"].each == pytest.approx([0.2, -0.3, 0.1, -0.1])
-    assert found["own_best"].each == pytest.approx([0.4, -0.3, 0.1, -0.1])
-    assert found["own_best"].mean == pytest.approx(0.1 / 4)
-    assert found["own_best"].std == pytest.approx(np.std([0.4, -0.3, 0.1, -0.1]))
-    assert found["own_best"].better == 0.5
-    # the mean of round 2 is the best of both (NaN means are not)
-    assert found["best_mean"].each == pytest.approx(found["last"].each)
-    loss = scores.gains(ours, local, "personal/loss")  # 1 - accuracy, so that a gain is a gain
-    assert loss["own_best"].each == pytest.approx([0.4, -0.3, 0.1, -0.1])
+    assert list(scores.gains(ours, local, "personal/accuracy")) == pytest.approx([0.2, -0.3, 0.1, -0.1])
+    own_best = [0.4, -0.3, 0.1, -0.1]
+    assert list(scores.gains(ours, local, "personal/accuracy", "own_best")) == pytest.approx(own_best)
+    # 1 - accuracy, so that a gain is a gain
+    assert list(scores.gains(ours, local, "personal/loss", "own_best")) == pytest.approx(own_best)
+    assert scores.gains(ours, None, "personal/accuracy").empty
 
 
 def test_local_is_matched_by_data_partition_and_seed(tmp_path):
@@ -327,7 +318,7 @@ def test_a_killed_run_has_the_rounds_of_its_files(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "interrupted  3 of 2000" in shown and "damaged" not in shown
-    assert list(Run(path).clients("personal/accuracy")[0]) == [1, 2, 3]
+    assert list(Run(path).clients("personal/accuracy").index) == [1, 2, 3]
 
 
 def test_a_run_killed_before_its_first_round_is_listed(sweep, capsys):
@@ -362,7 +353,7 @@ BEST = {"metric": "personal/accuracy", "round": "two", "values": {}}
         ("config.yaml", None, "config.yaml is missing"),
         ("metrics.csv", None, "metrics.csv is missing"),
         ("metrics.csv", b"", "its tables end at round"),
-        ("metrics.csv", b"round,personal/accuracy\n1,abc\n", "metrics.csv is damaged: could not convert"),
+        ("metrics.csv", b"round,personal/accuracy\n1,abc\n", "metrics.csv is damaged: Unable to parse string 'abc'"),
         ("metrics.csv", b"round,personal/accuracy\n1\n2,0.5\n", "metrics.csv is damaged: line 2 has not 2 cells"),
         ("metrics.csv", b"\xff\x00\x80\n", "metrics.csv is damaged"),
         ("costs.csv", b"round,train_s\n1,\x00\n", "costs.csv is damaged"),
@@ -484,8 +475,66 @@ def test_latex_of_a_sweep(sweep, tmp_path, capsys):
 
 def test_an_unknown_suffix_is_refused(sweep, tmp_path, capsys):
     assert main([str(sweep), "--out", str(tmp_path / "table.docx")]) == 2
-    assert "a file's name ends in .txt, .md, .csv, .tex, or --format says what it holds" in capsys.readouterr().err
+    assert (
+        "a file's name ends in .txt, .md, .csv, .tex, .json, .html, or --format says what it holds"
+        in capsys.readouterr().err
+    )
     assert main([str(sweep), "--out", str(tmp_path / "table.docx"), "--format", "latex"]) == 0
+
+
+def test_json_and_html_of_a_sweep(sweep, tmp_path, capsys):
+    """JSON has the numbers of the CSV, in full; HTML is for readers, with escaped names."""
+    make_run(sweep, "apfl", summary={"name": "<b>&"})
+    rows = {row["method"]: row for row in table_of(capsys, str(sweep))}
+    assert main([str(sweep), "--out", str(tmp_path / "table.json")]) == 0
+    for found in json.loads((tmp_path / "table.json").read_text()):
+        expected = rows[found["method"]]
+        assert {key: "" if value is None else str(value) for key, value in found.items()} == expected
+    assert main([str(sweep), "--format", "html"]) == 0
+    page = capsys.readouterr().out
+    ET.fromstring(f"<html>{page}</html>")
+    assert "<caption>personal/accuracy (%): digits" in page and "72.00 ± 1.63</td>" in page
+    assert ">&lt;b&gt;&amp;</td>" in page and "<p>± is the population" in page
+
+
+def test_every_column_is_explained_below(tmp_path, capsys):
+    """Of a table with all columns there are; the labels are the configuration's."""
+    costs = "round,train_s,bytes_up,bytes_down,dense_up,dense_down\n" + "".join(
+        f"{t},1,10,20,30,40\n" for t in (1, 2, 3)
+    )
+    for method, curve in (("local", (0.0, 0.0)), ("pgfed", (0.1, 0.2)), ("ditto", (0.2, 0.1))):
+        kept = {"best_val": {"round": 2, "values": {}}, "evaluated_clients": 4 if method == "local" else 3}
+        (make_run(tmp_path, method, curve=(0.0, *curve), summary=kept) / "costs.csv").write_text(costs)
+    assert main([str(tmp_path), "--target", "0.66"]) == 0
+    text = capsys.readouterr().out
+    tables, notes = text.split("± is the population")
+    heads = [line for line in tables.splitlines() if line.startswith("method ")]
+    columns = {title for line in heads for title in re.split(r"  +", line)} - {"method"}
+    assert {"last", "gain@last", "over clients", "best by val", "MB up", "up (% of dense)"} <= columns
+    for title in columns:
+        word = re.sub("^(MB).*|.*(% of dense).*", lambda m: m.group(1) or m.group(2), title)
+        assert f"{word}: " in notes, title
+
+
+def test_runs_are_grouped_by_their_data_and_not_by_where_or_how_they_ran(tmp_path):
+    """A folder of data, threads and callbacks do not define a run; its data and its precision do."""
+    for seed, more in enumerate(({"threads": 1}, {"threads": 4}, {"precision": "bf16"})):
+        config = {"hardware": more, "callbacks": {str(seed): {}}, "data_dir": f"/data{seed}"}
+        config |= {"dataset": {"path": f"/data{seed}/x.npz"}}
+        make_run(tmp_path, "pgfed", seed, config=config, summary={"data_hash": "abc"})
+    groups, _ = group_runs(find_runs([tmp_path]))
+    assert sorted((len(g.runs), g.labels["precision"]) for g in groups) == [(1, "bf16"), (2, None)]
+    make_run(tmp_path, "pgfed", 0, config=config, summary={"data_hash": "def"})
+    groups, _ = group_runs(find_runs([tmp_path]))
+    assert {group.labels["data"] for group in groups} == {"abc", "def"}
+
+
+@pytest.mark.parametrize("main", [main, figures_main])
+def test_pandas_is_asked_for_in_one_sentence(sweep, monkeypatch, capsys, main):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert main([str(sweep)]) == 2
+    said = capsys.readouterr().err
+    assert said == "fedbench: tables of runs need pandas: pip install 'fedbench-pfl[report]'\n"
 
 
 def test_figures(sweep, tmp_path, capsys):
@@ -564,10 +613,10 @@ def test_damaged_file_is_named(tmp_path):
 
 
 def test_command_line_starts_light(sweep):
-    """The report needs neither torch nor pandas, and matplotlib for figures only."""
+    """The report needs no torch, and matplotlib for figures only."""
     code = (
         "import sys; from fedbench.report.command import main; main(sys.argv[1:]);"
-        "assert not {'torch', 'pandas', 'matplotlib', 'wandb', 'sklearn'} & set(sys.modules)"
+        "assert not {'torch', 'matplotlib', 'wandb', 'sklearn', 'scipy'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code, str(sweep)], capture_output=True, text=True, env=environment)

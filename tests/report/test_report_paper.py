@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import yaml
 from run_folders import make_run, with_checkpoint
-from scipy.stats import kendalltau
 
 from fedbench.config.conf_tree import find_conf_dir
 from fedbench.core.options import ConfigError
@@ -19,7 +19,6 @@ from fedbench.report.command import main
 from fedbench.report.paper import Cell
 from fedbench.report.recipes import RECIPES, Question, clients_of, domain_of, is_measured
 from fedbench.report.runs import Run
-from fedbench.report.scores import kendall_tau
 from fedbench.report.table import Spread
 
 FACTS = {
@@ -305,14 +304,12 @@ def test_round_whose_value_is_printed(tmp_path, algorithm, table, extra, expecte
 def test_the_last_three_rounds_as_the_released_analysis_prints_them(tmp_path):
     """Mean and sample deviation over rounds of one run, beside the plain last round."""
     run = Run(run_for(tmp_path, "pfednet", 0, 0.8, select="last3"))
-    run.metrics["personal/accuracy_weighted"] = np.array([0.1, 0.2, 0.5, 0.6, 0.7])
-    run.metrics["round"] = np.arange(1.0, 6)
     row = {"dataset": "CHD", "setting": "delta=1", "metric": "test_accuracy_percent"}
-    answer = RECIPES[row["metric"]](run, Question("pfednet_table5_chd", row))
-    assert (answer.value, answer.spread) == (pytest.approx(60), pytest.approx(10))
-    run.metrics["personal/accuracy_weighted"] = run.metrics["round"] = np.array([0.5])
-    answer = RECIPES[row["metric"]](run, Question("pfednet_table5_chd", row))
-    assert (answer.value, answer.spread) == (pytest.approx(50), None)
+    for values, expected in (([0.1, 0.2, 0.5, 0.6, 0.7], (60, 10)), ([0.5], (50, None))):
+        rounds = range(1, len(values) + 1)
+        run.metrics = pandas.DataFrame({"personal/accuracy_weighted": values}, index=rounds)
+        answer = RECIPES[row["metric"]](run, Question("pfednet_table5_chd", row))
+        assert (answer.value, answer.spread) == (pytest.approx(expected[0]), expected[1] and pytest.approx(expected[1]))
 
 
 @pytest.mark.parametrize(
@@ -340,17 +337,6 @@ def test_clients_of_a_domain_may_be_numbered(tmp_path):
     (tmp_path / "partition.json").write_text('{"domains": ["ct", "ultrasound", "x_ray"]}')
     asked = ("c1_ct", "c2_us", "c3_xray", "x-ray", "c4_oct")
     assert [clients_of(Run(tmp_path), name) for name in asked] == [[0], [1], [2], [2], []]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_kendall_tau_is_scipys(seed):
-    rng = np.random.RandomState(seed)
-    a, b = rng.randint(0, 6, 12), rng.randint(0, 6, 12)
-    assert kendall_tau(a, b) == pytest.approx(kendalltau(a, b).statistic)
-
-
-def test_kendall_tau_of_ties_only_is_nan():
-    assert np.isnan(kendall_tau([1, 1], [1, 2]))
 
 
 def test_patterns_and_lists_in_the_paper_block():

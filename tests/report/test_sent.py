@@ -10,8 +10,9 @@ from run_folders import BASE, make_run
 
 from fedbench.report.command import main
 from fedbench.report.runs import Run
-from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes, megabytes, sent_table, sent_until
-from fedbench.report.summary import Group, Options, differing, group_runs
+from fedbench.report.scores import Options, megabytes
+from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes
+from fedbench.report.summary import Group, differing, group_runs, results, sent_table
 from fedbench.report.table import Spread
 
 ROUNDS = np.arange(1, 4)
@@ -40,17 +41,16 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 def test_bytes_add_up(runs: list[Run]) -> None:
-    rounds, sent = megabytes(runs[0], DIRECTIONS["bytes"])
-    assert rounds.tolist() == [1, 2, 3] and sent.tolist() == [6, 12, 18]
-    assert megabytes(runs[2], ("up",))[1] == pytest.approx([0.4, 0.8, 1.2])
-    assert megabytes(runs[2], ("up",), "dense")[1].tolist() == [4, 8, 12]
-    assert megabytes(runs[0], ("up",), "dense")[1].tolist() == [4, 8, 12]  # nothing was compressed
-    assert sent_until(runs[0], 2, ("down",)) == 4 and np.isnan(sent_until(runs[0], float("nan"), ("down",)))
+    assert megabytes(runs[0], DIRECTIONS["bytes"]).to_dict() == {1: 6, 2: 12, 3: 18}
+    assert list(megabytes(runs[2], ("up",))) == pytest.approx([0.4, 0.8, 1.2])
+    assert list(megabytes(runs[2], ("up",), "dense")) == [4, 8, 12]
+    assert list(megabytes(runs[0], ("up",), "dense")) == [4, 8, 12]  # nothing was compressed
 
 
 def test_a_table_says_what_was_sent(runs: list[Run]) -> None:
     groups, _ = group_runs(runs)
-    table = sent_table(groups, Options(target=float(BASE.mean()) + 0.05))  # reached in round 2
+    options = Options(target=float(BASE.mean()) + 0.05)  # reached in round 2
+    table = sent_table(groups, results(groups, runs, options), options)
     assert table is not None
     rows = {row["compression"]: row for row in table.rows}
     assert rows["none"]["mb_up"] == Spread(12.0, 0.0, 2, 2) and rows["none"]["part_up"].mean == 1
@@ -58,7 +58,7 @@ def test_a_table_says_what_was_sent(runs: list[Run]) -> None:
     assert rows["topk"]["part_up"].mean == pytest.approx(0.11) and rows["topk"]["part_down"].mean == 0.5
     assert rows["none"]["mb_to_target"].mean == 12 and rows["topk"]["mb_to_target"].mean == pytest.approx(4.88)
     plain, _ = group_runs(runs[:2])
-    assert sent_table(plain, Options()) is None
+    assert sent_table(plain, results(plain, runs[:2], options), options) is None
 
 
 def test_the_report_prints_it_and_draws_scores_over_it(runs: list[Run], tmp_path: Path, capsys) -> None:

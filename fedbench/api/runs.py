@@ -137,7 +137,7 @@ class Runs(UserList[Run]):
         """What ``python -m fedbench report`` prints of these runs; the parameters are its flags (--help explains them).
 
         metric: a column of metrics.csv.  select: last, best or best_val.  target: a value to reach.  group: keys of the
-        configuration.  form: text, markdown or csv.  Raises ConfigError.
+        configuration.  form: text, markdown, csv, latex, json or html.  Raises ConfigError.
         """
         from fedbench.report.command import parser, report
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import on_disk_first
 
-from fedbench.report.runs import Run, read_columns
+from fedbench.report.runs import Run, read_table
 from fedbench.simulation.callbacks.tables import Tables
 from fedbench.simulation.csv_table import read_rows
 from fedbench.simulation.summary import write_summary
@@ -74,10 +74,10 @@ def test_names_are_cells_that_every_reader_takes(tmp_path):
     path = tmp_path / "clients.csv"
     assert path.read_text().splitlines()[1:] == ['1,0,"north, old",0.5', '1,1,"say ""x""",1.0', "1,2,#3,0.1"]
     assert [row["name"] for row in read_rows(path)] == NAMES.tolist()
-    assert read_columns(path)["name"].tolist() == NAMES.tolist()
+    assert read_table(path)["name"].tolist() == NAMES.tolist()
     (tmp_path / "summary.json").write_text("{}")
-    rounds, ids, values = Run(tmp_path).clients("personal/accuracy")
-    assert rounds.tolist() == [1] and ids.tolist() == [0, 1, 2] and values.tolist() == [[0.5, 1.0, 0.1]]
+    values = Run(tmp_path).clients("personal/accuracy")
+    assert values.to_dict("index") == {1: {0: 0.5, 1: 1.0, 2: 0.1}}
 
 
 def test_a_table_begun_without_names_goes_on_without(tmp_path):

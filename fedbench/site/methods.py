@@ -6,11 +6,12 @@ import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from fedbench.report.words import printed
-from fedbench.site.results import Result, experiments_by_algorithm, results_of
+from fedbench.site.results import results_of, rows_of_tables
 
 DEPARTS = re.compile(r"(?:Departs from|Departs:|As in the released code).*?(?=\s*Reduces to|$)")  # of a paragraph
 RECONSTRUCTED = "A reconstruction: the paper's own text or code could not be had, so that all of it may depart."
@@ -64,7 +65,7 @@ class Method:
     options: list[Option]
     released: Released | None
     experiments: list[str]
-    results: list[Result]
+    results: list[dict[str, Any]]
 
 
 def methods(root: Path) -> list[Method]:
@@ -72,17 +73,23 @@ def methods(root: Path) -> list[Method]:
     paths = sorted((root / "conf" / "algorithm").glob("*.yaml"))
     released = _released(root / "docs" / "released.md")
     equations = _equations(root / "docs" / "equations.md")
-    chosen = experiments_by_algorithm(root / "conf")
-    results = results_of(root, [path.stem for path in paths])
+    rows = rows_of_tables(root / "conf")
+    chosen = rows.groupby("algorithm")["experiment"].unique()
+    results = results_of(root, [path.stem for path in paths], rows)
     return [
-        _method(path, root, released.get(path.stem), equations.get(path.stem, ""), chosen.get(path.stem, []),
+        _method(path, root, released.get(path.stem), equations.get(path.stem, ""), list(chosen.get(path.stem, [])),
                 results[path.stem])
         for path in paths
     ]  # fmt: skip
 
 
 def _method(
-    path: Path, root: Path, released: Released | None, equations: str, experiments: list[str], results: list[Result]
+    path: Path,
+    root: Path,
+    released: Released | None,
+    equations: str,
+    experiments: list[str],
+    results: list[dict[str, Any]],
 ) -> Method:
     source = path.read_text(encoding="utf-8")
     module, _, name = yaml.safe_load(source)["_target_"].rpartition(".")

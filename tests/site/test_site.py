@@ -13,7 +13,7 @@ from conftest import ROOT
 from fedbench.config.conf_tree import group_options
 from fedbench.site.generate import generated
 from fedbench.site.methods import Released, departures, methods
-from fedbench.site.results import key, option_of, results_of
+from fedbench.site.results import key, option_of, results_of, rows_of_tables
 from fedbench.site.tables import FORMS, printed_tables
 
 pytest.importorskip("jinja2", reason="needs jinja2: pip install jinja2")
@@ -63,18 +63,18 @@ def test_every_released_code_is_on_the_page_of_its_method() -> None:
 
 def test_results_of_a_method_are_one_row_for_each_setting() -> None:
     """Means are over seeds, never over settings; what a page has in two parts is shown once."""
-    found = results_of(ROOT, group_options("algorithm"))
-    rows = {(of.page, of.setting): (of.n, of.last) for of in found["pgfed"]}
+    found = results_of(ROOT, group_options("algorithm"), rows_of_tables(ROOT / "conf"))
+    rows = {(of["page"], of["setting"]): (of["n"], of["last"]) for of in found["pgfed"]}
     assert rows["default", ""] == (5, "90.83 ± 1.97")
     assert rows["compression", "compression=qsgd"] == (3, "95.26 ± 2.59")
     assert ("pgfed_table1_cifar_full", "PGFed, bounded") in rows and len(found["pgfed"]) == len(rows)
-    assert len([of for of in found["pgfed"] if of.page == "pgfed_table1_cifar_full"]) == 2
-    assert {of.metric for of in found["apple"] if of.page == "pneumonia_silos"} == {"AUC, mean over clients"}
-    assert ("prompt_methods", "Prompt+FedPer") in {(of.page, of.setting) for of in found["fedper"]}
-    assert not any(of.page == "default" for of in found["pgfed_mo"])
-    by_row = {(of.page, of.setting) for option in ("local", "fedavg", "zero_shot") for of in found[option]}
+    assert len([of for of in found["pgfed"] if of["page"] == "pgfed_table1_cifar_full"]) == 2
+    assert {of["metric"] for of in found["apple"] if of["page"] == "pneumonia_silos"} == {"AUC, mean over clients"}
+    assert ("prompt_methods", "Prompt+FedPer") in {(of["page"], of["setting"]) for of in found["fedper"]}
+    assert not any(of["page"] == "default" for of in found["pgfed_mo"])
+    by_row = {(of["page"], of["setting"]) for option in ("local", "fedavg", "zero_shot") for of in found[option]}
     assert {("prompt_methods", row) for row in ("CoOp", "PromptFL", "ZS-CLIP")} <= by_row  # as experiments name them
-    assert all(of.last for results in found.values() for of in results)
+    assert all(of["last"] for results in found.values() for of in results)
 
 
 def test_every_printed_cell_has_its_form() -> None:

@@ -135,7 +135,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     for module in ("sphinx", "myst_nb", "furo"):
         pytest.importorskip(module, reason="needs the extra docs")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-c", "docs", ".", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     html = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
     assert not [

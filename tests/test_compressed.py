@@ -1,4 +1,4 @@
-"""What every method keeps under every operator: its numbers at full precision, every bit that is sent, its noise."""
+"""What every method keeps under every compressor: its numbers at full precision, every bit that is sent, its noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedbench.channel import compression as channel
 from fedbench.channel import privacy
 from fedbench.channel.compression import Compression, Received
 from fedbench.channel.privacy import Privacy
-from fedbench.compression.base import FLOAT, Message, Operator
+from fedbench.compression.base import FLOAT, Compressor, Message
 from fedbench.compression.topk import TopK
 from fedbench.core import rng
 from fedbench.core.round_context import RoundContext
@@ -29,7 +29,7 @@ from fedbench.testing.algorithm import other_data
 
 EXACT = ["topk share=1", "randk share=1", "qsgd levels=null", "lowrank rank=1000"]
 ROUNDS = 3
-EXACTLY = sampled([(method, operator) for method in METHODS for operator in EXACT])
+EXACTLY = sampled([(method, compressor) for method in METHODS for compressor in EXACT])
 PAIRS = sampled(all_pairs())
 
 
@@ -43,31 +43,31 @@ def uncompressed(method: str) -> dict[str, Tensor]:
     return everything(rounds(simulated(method, ""), ROUNDS))
 
 
-@pytest.mark.parametrize("method, operator", EXACTLY)
-def test_at_full_precision_nothing_changes(method: str, operator: str) -> None:
-    """Not a bit where the operator is exact; else what adding to a reference and subtracting it rounds."""
-    found = without_compression(everything(rounds(simulated(method, operator), ROUNDS)))
-    same(found, uncompressed(method), 1e-5 if operator.startswith("lowrank") else None)
+@pytest.mark.parametrize("method, compressor", EXACTLY)
+def test_at_full_precision_nothing_changes(method: str, compressor: str) -> None:
+    """Not a bit where the compressor is exact; else what adding to a reference and subtracting it rounds."""
+    found = without_compression(everything(rounds(simulated(method, compressor), ROUNDS)))
+    same(found, uncompressed(method), 1e-5 if compressor.startswith("lowrank") else None)
 
 
 # -- the stream, and the memory --------------------------------------------------------------------------
-@pytest.mark.parametrize("method, operator", PAIRS)
+@pytest.mark.parametrize("method, compressor", PAIRS)
 def test_what_is_seen_is_what_a_decoder_makes_of_the_stream(
-    method: str, operator: str, monkeypatch: pytest.MonkeyPatch
+    method: str, compressor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, and the bits that are counted are the stream's but for the end of its last byte."""
-    sim, messages, real = simulated(method, operator), [], Compression._send
+    sim, messages, real = simulated(method, compressor), [], Compression._send
 
     def send(
-        self: Compression, operator: Operator, due: Tensor, message: Message, keys: Tensor, keep: bool = True
+        self: Compression, compressor: Compressor, due: Tensor, message: Message, keys: Tensor, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
         streams = []
         for i, row in enumerate(due[:, : message.size]):
             one = message.of(i, i + 1)
-            streams.append(operator.encode(row.contiguous(), rng.RowRandom(keys[i : i + 1]), one))
-            decoded = operator.decode(streams[-1], one)
+            streams.append(compressor.encode(row.contiguous(), rng.RowRandom(keys[i : i + 1]), one))
+            decoded = compressor.decode(streams[-1], one)
             messages.append((message.name, decoded))
-        seen, bits = real(self, operator, due, message, keys, keep)
+        seen, bits = real(self, compressor, due, message, keys, keep)
         rest = FLOAT * (due.shape[1] - message.size)
         for i, stream in enumerate(streams):
             assert torch.equal(seen[i, : message.size], messages[len(messages) - len(streams) + i][1]), message.name
@@ -79,12 +79,12 @@ def test_what_is_seen_is_what_a_decoder_makes_of_the_stream(
     assert messages or (sim.engine.compression is not None and not sim.engine.compression.acted)
 
 
-@pytest.mark.parametrize("method, operator", PAIRS)
+@pytest.mark.parametrize("method, compressor", PAIRS)
 def test_what_is_sent_and_what_is_remembered_is_what_was_due(
-    method: str, operator: str, monkeypatch: pytest.MonkeyPatch
+    method: str, compressor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every round, of every upload that accumulates."""
-    sim, real = simulated(method, operator), Compression.upload
+    sim, real = simulated(method, compressor), Compression.upload
     due, sent = {}, {}  # by name and call, of all clients  # [N, n] each
 
     def upload(
@@ -92,7 +92,7 @@ def test_what_is_sent_and_what_is_remembered_is_what_was_due(
     ) -> Received:
         received = real(self, cohort, name, value, reference, call, accumulates)
         memory = self.rows.all.get(f"compression/{channel._path('up', name, call)}/memory")
-        assert (memory is not None) == (accumulates and self.operator.memory and not self._passes(value))
+        assert (memory is not None) == (accumulates and self.compressor.error_feedback and not self._passes(value))
         if memory is not None:
             before = torch.zeros_like(value) if reference is None else reference
             for sums, x in ((due, value), (sent, received.seen)):
@@ -109,10 +109,10 @@ def test_what_is_sent_and_what_is_remembered_is_what_was_due(
 
 
 # -- resuming ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method, operator", PAIRS)
-def test_a_checkpoint_holds_all_of_it(method: str, operator: str, tmp_path: Path) -> None:
-    whole = rounds(simulated(method, operator), 4)
-    first, second = rounds(simulated(method, operator), 2), ready(simulated(method, operator))
+@pytest.mark.parametrize("method, compressor", PAIRS)
+def test_a_checkpoint_holds_all_of_it(method: str, compressor: str, tmp_path: Path) -> None:
+    whole = rounds(simulated(method, compressor), 4)
+    first, second = rounds(simulated(method, compressor), 2), ready(simulated(method, compressor))
     checkpoint.save(tmp_path, first.state())
     second.load(checkpoint.load(tmp_path))
     rounds(second, 4)
@@ -130,9 +130,9 @@ def private(sim: Simulation) -> Simulation:
     return sim
 
 
-@pytest.mark.parametrize("method, operator", PAIRS)
+@pytest.mark.parametrize("method, compressor", PAIRS)
 def test_the_same_noise_is_drawn_and_the_same_epsilon_spent(
-    method: str, operator: str, monkeypatch: pytest.MonkeyPatch
+    method: str, compressor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def drawn(words: str) -> tuple[list[Any], Any]:
         draws, real = [], privacy.noisy
@@ -147,12 +147,12 @@ def test_the_same_noise_is_drawn_and_the_same_epsilon_spent(
         assert sim.engine.privacy is not None
         return draws, sim.engine.privacy.spent()
 
-    assert drawn(operator) == drawn("")
+    assert drawn(compressor) == drawn("")
 
 
-@pytest.mark.parametrize("method, operator", PAIRS)
+@pytest.mark.parametrize("method, compressor", PAIRS)
 def test_what_is_sent_depends_on_what_privacy_released_alone(
-    method: str, operator: str, monkeypatch: pytest.MonkeyPatch
+    method: str, compressor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other data at client 0 and releases that do not look at them, everybody is sent the same."""
     sent: list[Tensor] = []
@@ -176,7 +176,7 @@ def test_what_is_sent_depends_on_what_privacy_released_alone(
     told = []
     for arrays in (ARRAYS, other_data()):
         sent.clear()
-        rounds(private(simulated(method, operator, arrays=arrays)), ROUNDS)
+        rounds(private(simulated(method, compressor, arrays=arrays)), ROUNDS)
         told.append(list(sent))
     assert len(told[0]) == len(told[1])
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
@@ -272,7 +272,7 @@ def one_model(sim: Simulation) -> bool:
     return evaluate.personal_and_global(sim.algorithm, sim.engine, np.arange(6), sim.done - 1, False)[1]
 
 
-# -- an operator's own numbers -----------------------------------------------------------------------------
+# -- a compressor's own numbers -----------------------------------------------------------------------------
 class Counting(TopK):
     """Sends less the more losses it was told."""
 
@@ -280,7 +280,7 @@ class Counting(TopK):
         super().__init__(0.5, True, "both")
         self.told = torch.zeros(1)
 
-    def num_numbers(self, message: Message) -> int:
+    def num_values(self, message: Message) -> int:
         return max(1, message.size // (2 + int(self.told)))
 
     def observe(self, losses: Tensor) -> None:
@@ -303,8 +303,8 @@ def test_what_an_operator_learned_is_there_after_a_resume(tmp_path: Path) -> Non
     checkpoint.save(tmp_path, first.state())
     second.load(checkpoint.load(tmp_path))
     play(second, 4)
-    operator = second.engine.compression.operator  # type: ignore[union-attr]
-    assert float(operator.told) > 3 and operator.num_numbers(Message("w", 100, np.arange(1))) < 20  # type: ignore[union-attr]
+    compressor = second.engine.compression.compressor  # type: ignore[union-attr]
+    assert float(compressor.told) > 3 and compressor.num_values(Message("w", 100, np.arange(1))) < 20  # type: ignore[union-attr]
     same(everything(second), everything(whole))
     assert second.cost["bytes_up"] == whole.cost["bytes_up"]
 

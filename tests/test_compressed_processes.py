@@ -31,8 +31,8 @@ ROUNDS = 4
 PAIRS = sampled(all_pairs(), slow_methods=ON_CLIP)
 
 
-def name_of(method: str, operator: str) -> str:
-    return f"{method},{operator}"
+def name_of(method: str, compressor: str) -> str:
+    return f"{method},{compressor}"
 
 
 # -- in other processes ----------------------------------------------------------------------------------
@@ -116,23 +116,23 @@ def all_messages_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "TINY", TWO)
 
 
-@pytest.mark.parametrize("method, operator", PAIRS)
-def test_a_killed_run_goes_on_to_the_same_bytes(method: str, operator: str, found: Path) -> None:
+@pytest.mark.parametrize("method, compressor", PAIRS)
+def test_a_killed_run_goes_on_to_the_same_bytes(method: str, compressor: str, found: Path) -> None:
     def went_on(sim: Simulation) -> Simulation:
-        sim.load(checkpoint.load(found / name_of(method, operator)))
+        sim.load(checkpoint.load(found / name_of(method, compressor)))
         assert sim.done == 2
         return rounds(sim, ROUNDS)
 
-    again, whole = went_on(ready(simulated(method, operator))), rounds(simulated(method, operator), ROUNDS)
+    again, whole = went_on(ready(simulated(method, compressor))), rounds(simulated(method, compressor), ROUNDS)
     same(without_compression(everything(again)), without_compression(everything(whole)))
     same(tensors(again.state()["rows"]), tensors(whole.state()["rows"]))
 
 
-@pytest.mark.parametrize("method, operator", PAIRS)
-def test_two_processes_have_the_rows_of_one(method: str, operator: str, found: Path) -> None:
-    expected = shared(name_of(method, operator), None)
+@pytest.mark.parametrize("method, compressor", PAIRS)
+def test_two_processes_have_the_rows_of_one(method: str, compressor: str, found: Path) -> None:
+    expected = shared(name_of(method, compressor), None)
     for rank in range(2):
-        same(torch.load(found / f"{rank}.pt", weights_only=False)[name_of(method, operator)], expected)
+        same(torch.load(found / f"{rank}.pt", weights_only=False)[name_of(method, compressor)], expected)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Channel:
     def is_lossless(self) -> bool:
         """Whether the server sees every upload as it was sent."""
         private = self.privacy is not None and not self.privacy.is_lossless
-        return not private and (self.compression is None or self.compression.operator.exact)
+        return not private and (self.compression is None or self.compression.compressor.exact)
 
     def broadcast(
         self, context: RoundContext, tensors: dict[str, Tensor], uncompressed: Collection[str]

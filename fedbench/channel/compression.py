@@ -2,14 +2,14 @@
 
 Uplink: a client sends its value minus the reference, plus the residual of its last upload (Stich et al., NeurIPS
 2018).  The server adds what it receives to the reference.
-Downlink (direction="both"): the server sends its value minus the version that the client has, which the server keeps
-(Richtarik et al., NeurIPS 2021).  A broadcast is one message for all.  A client that missed some is sent those as well,
-or the whole row if that takes fewer bytes.
-With error feedback, a compressor that is not contractive is scaled (compression/_damped.py).
+Downlink (direction="both"): the server sends its value minus the version that the client has, which the server stores
+(Richtarik et al., NeurIPS 2021).  A broadcast is one message for all.  A client that missed broadcasts also receives
+those, or the whole row if that takes fewer bytes.
+With error feedback, a compressor that is not contractive is scaled (compression/_scaled.py).
 
-Integers, tensors of fewer than TINY numbers and running statistics are sent uncompressed.
+Integers, tensors of fewer than TINY values and running statistics are sent uncompressed.
 
-Letters: K clients, N of the federation, n numbers of a message.
+Letters: K clients of the cohort, N clients of the federation, n values of a message.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.compression._damped import contracting
-from fedbench.compression.base import FLOAT, Message, Operator
+from fedbench.compression._scaled import contractive
+from fedbench.compression.base import FLOAT, Compressor, Message
 from fedbench.core import rng
 from fedbench.core.options import RunError
 from fedbench.core.round_context import RoundContext
@@ -32,12 +32,17 @@ from fedbench.nn.flat import FlatModel
 from fedbench.nn.row_layout import MessageLayout
 
 TINY = 128  # smaller messages (votes, losses, label counts) are not compressed
-NOBODY = np.empty(0, np.int64)
-THE_SERVER = np.zeros(1, np.int64)  # the id of a state that exists once
+NO_CLIENTS = np.empty(0, np.int64)
+SERVER = np.zeros(1, np.int64)  # the only row of a server state
 
 
 class Received(NamedTuple):
-    """A message as the other side sees it, in the shape that was sent, and its bytes, of all clients together."""
+    """A message as it is received.
+
+    Attributes:
+        seen: Received tensor, in the shape that was sent.
+        num_bytes: Bytes of all clients together.
+    """
 
     seen: Tensor
     num_bytes: int
@@ -46,33 +51,33 @@ class Received(NamedTuple):
 class Compression:
     """Compresses all messages of a run.
 
-    Its state are rows by these names, below compression/:
-        up/<name>/memory: The residual of each client.  # [N, n]
-        down/<name>/reference: The version that each client has ([N, n]), or all have of a broadcast ([1, n]).
+    Its state is in row stores of these names, below compression/:
+        up/<name>/memory: Residual of each client.  # [N, n]
+        down/<name>/reference: Version that each client has [N, n], or that all have of a broadcast [1, n].
         down/<name>/bits: Bits of all broadcasts so far.  # [1, 1]
-        down/<name>/heard: The same when a client was last sent one.  # [N, 1]
+        down/<name>/heard: Value of bits at each client's last broadcast.  # [N, 1]
 
     Args:
-        operator: Compresses rows.
-        rows: Creates the state.
-        model: Gives the parameters of a row.
+        compressor: Compresses rows.
+        rows: Creates the row stores.
+        model: Defines the parameters of a row.
         seed: The run's seed.
 
     Attributes:
-        acted: Whether the operator has been given a message, even if it is an exact one.
+        acted: Whether any message was large enough for the compressor, even if the compressor is exact.
     """
 
-    def __init__(self, operator: Operator, rows: RowStore, model: FlatModel, seed: int):
-        self.operator, self.rows, self.model, self.seed = operator, rows, model, seed
-        self.contracting = contracting(operator)
+    def __init__(self, compressor: Compressor, rows: RowStore, model: FlatModel, seed: int):
+        self.compressor, self.rows, self.model, self.seed = compressor, rows, model, seed
+        self.contractive = contractive(compressor)
         self.acted = False
         self._is_set_up: set[str] = set()
         self._layout = functools.cache(model.message_layout)
 
     @property
     def compresses_downloads(self) -> bool:
-        """Whether the server compresses, too."""
-        return self.operator.direction == "both" and not self.operator.exact
+        """Whether downloads are compressed too."""
+        return self.compressor.direction == "both" and not self.compressor.exact
 
     def upload(
         self, context: RoundContext, name: str, value: Tensor, reference: Tensor | None, call: int, accumulates: bool
@@ -93,13 +98,13 @@ class Compression:
         path, x = _path("up", name, call), value.reshape(len(value), -1)  # [K, n]
         before = 0.0 if reference is None else reference.expand_as(value).reshape(x.shape)
         residual = x - before
-        memory = self._memory(path, context, x.shape[1]) if accumulates and self.operator.error_feedback else None
+        memory = self._memory(path, context, x.shape[1]) if accumulates and self.compressor.error_feedback else None
         if memory is not None:
             residual = residual + memory[context.ids]
         # A later upload repairs this one: by error feedback, or because it replaces it.
         is_repaired = memory is not None or (reference is not None and not accumulates)
         message, keys = self._message(path, name, x.shape[1], context), self._keys(path, context, context.ids)
-        sent, bits = self._send(self.contracting if is_repaired else self.operator, residual, message, keys)
+        sent, bits = self._send(self.contractive if is_repaired else self.compressor, residual, message, keys)
         if memory is not None:
             memory[context.ids] = residual - sent
         return Received(self._with_running_statistics(before + sent, x).view(value.shape), in_bytes(bits))
@@ -112,12 +117,12 @@ class Compression:
         last = self._rows(f"{path}/reference", torch.zeros_like(x[0]), 1)
         if last.used:
             message = self._message(path, name, x.shape[1], None)
-            seen, bits = self._difference(context, x, last[THE_SERVER], message, THE_SERVER)
+            seen, bits = self._difference(context, x, last[SERVER], message, SERVER)
         else:
             seen, bits = x, torch.full((1,), FLOAT * x.shape[1], device=x.device)
         if not context.changes_state:
             return Received(seen.view(value.shape), 0)
-        last[THE_SERVER] = seen
+        last[SERVER] = seen
         return Received(seen.view(value.shape), in_bytes(self._bits_missed(path, context, bits, x.shape[1])))
 
     def _bits_missed(self, path: str, context: RoundContext, bits: Tensor, size: int) -> Tensor:
@@ -127,9 +132,9 @@ class Compression:
         """
         in_all = self._rows(f"{path}/bits", torch.zeros_like(bits), 1)
         heard = self._rows(f"{path}/heard", torch.zeros_like(bits))  # [N, 1]
-        now, whole = in_all[THE_SERVER] + bits, torch.full_like(bits, FLOAT * size)  # [1, 1], [1]
+        now, whole = in_all[SERVER] + bits, torch.full_like(bits, FLOAT * size)  # [1, 1], [1]
         missed = torch.where(heard.has(context.ids), (now - heard[context.ids])[:, 0], whole)
-        in_all[THE_SERVER], heard[context.ids] = now, now.expand(len(context), 1)
+        in_all[SERVER], heard[context.ids] = now, now.expand(len(context), 1)
         return missed.minimum(whole)
 
     def download(self, context: RoundContext, name: str, value: Tensor, call: int) -> Received:
@@ -152,29 +157,29 @@ class Compression:
     ) -> tuple[Tensor, Tensor]:
         """Send rows x minus the rows before [k, n].  Return the rows that are seen [k, n] and the bits [k]."""
         keys, keep = self._keys(message.name, context, ids), context.changes_state
-        sent, bits = self._send(self.contracting, x - before, message, keys, keep)
+        sent, bits = self._send(self.contractive, x - before, message, keys, keep)
         return self._with_running_statistics(before + sent, x), bits
 
     def observe(self, losses: Tensor) -> int:
-        """Give the operator the clients' training losses [K], and return the bytes that these take."""
-        if not self.operator.reads_losses:
+        """Pass the clients' training losses [K] to the compressor, and return the bytes of their upload."""
+        if not self.compressor.reads_losses:
             return 0
-        self.operator.observe(losses)
+        self.compressor.observe(losses)
         return num_bytes(losses)
 
     def _passes(self, value: Tensor) -> bool:
-        """Whether value [K, ...] is sent as it is."""
+        """Return whether value [K, ...] is sent uncompressed."""
         if value.dtype != torch.float32 or math.prod(value.shape[1:]) < TINY:
             return True
         self.acted = True
-        return self.operator.exact
+        return self.compressor.exact
 
     def _send(
-        self, operator: Operator, rows: Tensor, message: Message, keys: Tensor, keep: bool = True
+        self, compressor: Compressor, rows: Tensor, message: Message, keys: Tensor, keep: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Compress rows [k, n].  Running statistics, behind the parameters, stay uncompressed."""
+        """Compress rows [k, n].  Running statistics, which follow the parameters, stay uncompressed."""
         num_parameters = message.size
-        seen, bits = operator(rows[:, :num_parameters].contiguous(), rng.RowRandom(keys), message, keep)
+        seen, bits = compressor(rows[:, :num_parameters].contiguous(), rng.RowRandom(keys), message, keep)
         if num_parameters == rows.shape[1]:
             return seen, bits
         rest = rows[:, num_parameters:]
@@ -204,16 +209,16 @@ class Compression:
         if layout is None:
             if self.model.buffer_names:
                 raise RunError(
-                    f"compression: what the method sends as {name!r}, {size:,} numbers, is no row of the model and no "
-                    "group of its columns, and could hold batch norm's running statistics, which are not to be "
-                    "compressed: use a model without them, such as model.norm=group where it has that option"
+                    f"compression: message {name!r} of {size:,} values is neither a row of the model nor one of its "
+                    "column groups, so it may include BatchNorm's running statistics, which must not be compressed. "
+                    "Use a model without them, for example with model.norm=group"
                 )
             layout = MessageLayout({}, size)
-        ids = NOBODY if context is None else context.ids
+        ids = NO_CLIENTS if context is None else context.ids
         weights = None if context is None or not weighted else context.mean_weights
         message = Message(path, layout.parameters, ids, layout.spans, weights, weights)
         if path not in self._is_set_up:
-            self.operator.setup(self.rows, message.of(0, 0))
+            self.compressor.setup(self.rows, message.of(0, 0))
             self._is_set_up.add(path)
         return message
 
@@ -226,9 +231,9 @@ class Compression:
         rows = self.rows.all[name] if name in self.rows.all else self.rows(name, default, count)
         if rows.default.shape != default.shape:
             raise RunError(
-                f"compression: the method sends {default.numel():,} numbers as {path.split('/')[1]!r}, and sent "
-                f"{rows.default.numel():,} before, which are remembered: send them under another name, or, in an "
-                "upload, among those that replace what was sent before"
+                f"compression: message {path.split('/')[1]!r} has {default.numel():,} values, and had "
+                f"{rows.default.numel():,} before, for which state is stored. Use another name for it, or declare an "
+                "upload in replaces"
             )
         return rows
 

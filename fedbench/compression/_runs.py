@@ -20,7 +20,7 @@ def omega_length(value: int) -> int:
     return bits
 
 
-LENGTHS = [omega_length(1 << exponent) for exponent in range(53)]  # by floor(log2 value), which alone determines them
+LENGTHS = [omega_length(1 << exponent) for exponent in range(53)]  # lengths depend only on floor(log2 value)
 
 
 def omega_lengths(values: Tensor) -> Tensor:
@@ -31,13 +31,13 @@ def omega_lengths(values: Tensor) -> Tensor:
 
 def count(levels: Tensor) -> Tensor:
     """Return the bits of the code of each row [k, n].  # [k] int64"""
-    n, is_sent = levels.shape[1], levels != 0
-    at = torch.arange(n, device=levels.device)
-    last = torch.where(is_sent, at, -1).cummax(1).values  # index of the last nonzero integer so far  [k, n]
-    gaps = at - torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], 1)  # 1 + zeros before  [k, n]
+    n, is_nonzero = levels.shape[1], levels != 0
+    index = torch.arange(n, device=levels.device)
+    last = torch.where(is_nonzero, index, -1).cummax(1).values  # index of the last nonzero integer so far  [k, n]
+    gaps = index - torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], 1)  # 1 + zeros before  [k, n]
     bits = omega_lengths(gaps) + 1 + omega_lengths(levels.abs().clamp_min(1))
     rest = n - last[:, -1]  # 1 + zeros at the end  [k]
-    return torch.where(is_sent, bits, 0).sum(1) + torch.where(rest > 1, omega_lengths(rest), 0)
+    return torch.where(is_nonzero, bits, 0).sum(1) + torch.where(rest > 1, omega_lengths(rest), 0)
 
 
 def write(levels: Tensor, out: Writer) -> None:

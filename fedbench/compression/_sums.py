@@ -1,7 +1,7 @@
-"""Sums in one order, whatever computes them.
+"""Sums in a fixed order, which are equal bit for bit on every device.
 
-torch.sum of a row may round otherwise among other rows, in several threads or on a GPU.  What is sent must not: the
-other side of a real message has another machine.
+The rounding of torch.sum may depend on other rows, threads and the device.  Encodings must not depend on these, because
+sender and receiver are different machines.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from torch import Tensor
 
 
 def total(values: Tensor, dim: int = 1) -> Tensor:
-    """The sum over an axis of one number or more: its second half is added to its first until one number is left.
+    """Sum over a dimension of size >= 1, by adding its second half to its first until one entry is left.
 
-    Additions of single numbers round alike everywhere.  The rounding error grows with log2 of their count.
+    The rounding error grows with log2 of the size.
     """
     while (count := values.shape[dim]) > 1:
         half = (count + 1) // 2
@@ -23,20 +23,20 @@ def total(values: Tensor, dim: int = 1) -> Tensor:
 
 
 def l2_norm(values: Tensor) -> Tensor:
-    """l2 norms of rows [k, n], squared and summed in float64; never below the largest number.  # [k, 1] float32"""
+    """Return the l2 norms of rows [k, n], computed in float64; never below the largest magnitude.  # [k, 1] float32"""
     return total(values.double().square())[:, None].sqrt().float()
 
 
 def mean_magnitude(values: Tensor) -> Tensor:
-    """mean |x| of rows [k, n].  # [k, 1] float32"""
+    """Return mean |x| of rows [k, n].  # [k, 1] float32"""
     return divided(total(values.double().abs())[:, None], values.shape[1]).float()
 
 
 def divided(values: Tensor, by: float) -> Tensor:
-    """values / by, rounded once: by a plain number a GPU divides as by its reciprocal, which is rounded too."""
+    """Return values / by, rounded once.  A GPU would multiply by the rounded reciprocal of a Python number."""
     return values / torch.full((), by, dtype=values.dtype, device=values.device)
 
 
 def over(values: Tensor, scale: Tensor) -> Tensor:
-    """|values| [k, n] as shares of scale [k, 1], and 0 where that is 0."""
+    """Return |values| / scale for values [k, n] and scale [k, 1], and 0 where the scale is 0.  # [k, n]"""
     return values.abs() / torch.where(scale > 0, scale, 1)

@@ -1,11 +1,11 @@
-"""Denoising by total variation, one row at a time:
+"""Total variation denoising of one row:
 
     argmin_v 0.5 ||v - g||^2 + gamma (sum_{k<d} |v_k - v_{k+1}| + |v_d|).
 
-`exact` is Johnson's dynamic program (J. Comput. Graph. Stat. 2013), whose time and memory are linear in d: with
-f_k(b) the least cost of v_1 .. v_k where v_k = b, its derivative is piecewise linear, and a step clips it to
-[-gamma, gamma] and adds b - g_{k+1}.  Where it is clipped, lo_k and hi_k, is all that the way back needs:
-v_k = v_{k+1} clipped to [lo_k, hi_k], from v_{d+1} = 0.  `smoothed` is what pFedNet's released code computes.
+`exact` is Johnson's dynamic program (J. Comput. Graph. Stat. 2013), whose time and memory are linear in d.  Let f_k(b)
+be the minimal cost of v_1 .. v_k with v_k = b.  Its derivative is piecewise linear.  A step clips it to
+[-gamma, gamma], at the points lo_k and hi_k, and adds b - g_{k+1}.  The solution follows backwards: v_k = v_{k+1}
+clipped to [lo_k, hi_k], starting at v_{d+1} = 0.  `smoothed` is the smoothing of pFedNet's released code.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Row = np.ndarray  # [d] float64
 
 
 def largest_gamma(g: Row) -> float:
-    """The least gamma from which on v = 0: max_k |g_1 + .. + g_k|."""
+    """Return the smallest gamma for which v = 0: max_k |g_1 + .. + g_k|."""
     return float(np.abs(np.cumsum(g)).max(initial=0.0))
 
 
 def exact(g: Row, gamma: float) -> Row:
-    """The minimizer."""
+    """Return the minimizer for row g [d].  # [d]"""
     if gamma <= 0 or not len(g):
         return g.copy()
     low, high = np.empty(len(g)), np.empty(len(g))
-    knots = np.empty((3, 2 * len(g)))  # place, and change of slope and of intercept there
+    knots = np.empty((3, 2 * len(g)))  # position, change of slope and change of intercept of each knot
     v = np.empty(len(g))
     _program()(g, gamma, low, high, knots[0], knots[1], knots[2], v)
     return v
@@ -46,15 +46,15 @@ def _program() -> Callable[..., None]:
     return numba.njit(nogil=True)(_solve)
 
 
-# What numba compiles, and Python computes where it is missing.
+# compiled by numba; without numba, Python runs it
 def _solve(g, gamma, low, high, place, slope, intercept, v):  # type: ignore[no-untyped-def]
-    """Knots lie in place[first .. last], growing to both sides from the middle."""
+    """Solve into v.  The knots are place[first .. last], which grows to both sides from the middle."""
     d = len(g)
-    first, last = d, d - 1  # none yet
+    first, last = d, d - 1  # no knots
     for k in range(d):
-        if k == 0:  # f_1' = b - g_1, without tails
+        if k == 0:  # f_1' = b - g_1 is not clipped
             left_slope, left_intercept, right_slope, right_intercept = 1.0, -g[0], 1.0, -g[0]
-        else:  # what was clipped to -gamma and gamma, and the new term
+        else:  # the clipped ends -gamma and gamma, plus the new term
             left_slope, left_intercept, right_slope, right_intercept = 1.0, -gamma - g[k], 1.0, gamma - g[k]
         while first <= last and left_slope * place[first] + left_intercept < -gamma:
             left_slope, left_intercept = left_slope + slope[first], left_intercept + intercept[first]
@@ -75,7 +75,7 @@ def _solve(g, gamma, low, high, place, slope, intercept, v):  # type: ignore[no-
 
 
 def smoothed(g: Row, k: float, times: int) -> Row:
-    """(I + k L^T L)^-times g, cut to the range of g: linear smoothing, which makes no two numbers equal."""
+    """Return (I + k L^T L)^-times g, clipped to the range of g.  This linear smoothing makes no values equal."""
     from scipy.linalg import cho_solve_banded, cholesky_banded
 
     bands = np.empty((2, len(g)))
@@ -88,10 +88,10 @@ def smoothed(g: Row, k: float, times: int) -> Row:
 
 
 def differences(v: Row) -> Row:
-    """L v: v_k - v_{k+1}, and v_d."""
+    """Return L v: v_k - v_{k+1}, and v_d."""
     return v - np.append(v[1:], 0.0)
 
 
 def transposed(u: Row) -> Row:
-    """L^T u: u_k - u_{k-1}, and u_1."""
+    """Return L^T u: u_k - u_{k-1}, and u_1."""
     return u - np.insert(u[:-1], 0, 0.0)

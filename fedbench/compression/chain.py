@@ -1,7 +1,7 @@
-"""Operators one after the other: the second one compresses the numbers that the first one sends, and so on.
+"""Chain of compressors: each one compresses the values of the previous one's encoding.
 
-Top-k and then sign, for instance, is sparse ternary compression's kind (Sattler et al., IEEE TNNLS 2020): the kept
-numbers' mean magnitude and their signs.
+Top-k followed by sign, for example, is similar to sparse ternary compression (Sattler et al., IEEE TNNLS 2020): it
+transmits the signs of the selected values and their mean magnitude.
 """
 
 from collections.abc import Mapping
@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 from fedbench.compression._stream import Reader, Writer
-from fedbench.compression.base import Direction, Message, Operator, Sent
+from fedbench.compression.base import Compressor, Direction, Encoded, Message
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom
 from fedbench.core.rows import RowStore
 
 
-class Chain(Operator):
-    """operators: from the first to the last.  All but the last leave numbers (topk, randk), one of them at most
-    chooses positions, and what needs the shapes of parameters comes first.  Exact ones are passed over.
-    error_feedback, direction: of the chain, which its operators' own are set to.
+class Chain(Compressor):
+    """Compressors that are applied one after the other.
+
+    Args:
+        operators: The compressors, first to last.  All except the last must have values in their encoding (topk,
+            randk), at most one selects positions, and one that uses shapes of parameters must be the first.  Exact
+            compressors are skipped.
+        error_feedback: Whether clients add the residual of an upload to their next one; set for all operators.
+        direction: "up", or "both" to compress downloads too; set for all operators.
     """
 
     def __init__(self, operators: list, error_feedback: bool = True, direction: Direction = "up"):
@@ -31,117 +36,117 @@ class Chain(Operator):
             o.error_feedback, o.direction = error_feedback, direction
         self.exact = not self.operators
         self.unbiased = all(o.unbiased for o in self.operators)
-        # behind an operator that changes numbers another may choose one whose sign was turned: contractions compose
-        # where all but the last one pass on what they choose as it is
-        passes_on = all(o.chooses for o in self.operators[:-1])
-        self.contracts = passes_on and all(o.contracts for o in self.operators)
-        self.leaves_numbers = all(o.leaves_numbers for o in self.operators)
-        self.chooses = any(o.chooses for o in self.operators)
-        self.reads_spans = any(o.reads_spans for o in self.operators)
+        # A chain of contractive compressors is contractive if all except the last transmit selected values unchanged.
+        # After a compressor that changes values, the next one could select a value whose sign was flipped.
+        selects_only = all(o.selects_positions for o in self.operators[:-1])
+        self.contractive = selects_only and all(o.contractive for o in self.operators)
+        self.has_values = all(o.has_values for o in self.operators)
+        self.selects_positions = any(o.selects_positions for o in self.operators)
+        self.uses_shapes = any(o.uses_shapes for o in self.operators)
         require(
-            not (self.error_feedback and any(o.chooses and o.unbiased and not o.exact for o in operators)),
-            "compression.operators has one that scales numbers up, to be right on average without error feedback: set "
+            not (self.error_feedback and any(o.selects_positions and o.unbiased and not o.exact for o in operators)),
+            "compression.operators has a compressor with unbiased=true, which excludes error feedback: set "
             "compression.error_feedback=false",
         )
 
     def _check(self, operators: list) -> None:
         key = "compression.operators"
-        require(bool(operators), f"{key} must have one operator or more, got none")
-        wrong = next((type(o).__name__ for o in operators if not isinstance(o, Operator)), None)
-        require(wrong is None, f"{key} must be operators of conf/compression, each with its _target_, got a {wrong}")
+        require(bool(operators), f"{key} must list at least one compressor, got none")
+        wrong = next((type(o).__name__ for o in operators if not isinstance(o, Compressor)), None)
+        require(wrong is None, f"{key} must list compressors of conf/compression by their _target_, got a {wrong}")
         names = [type(o).__name__ for o in operators]
         for name, o in zip(names[:-1], operators):
-            require(o.leaves_numbers, f"{key}: {name} leaves no numbers for the next one to compress: put it last")
+            require(o.has_values, f"{key}: {name} has no values for the next compressor: put it last")
         for name, o in zip(names[1:], operators[1:]):
-            require(not o.reads_spans, f"{key}: {name} needs the shapes of parameters, which are there at first only")
-        choosing = [name for name, o in zip(names, operators) if o.chooses]
-        require(len(choosing) < 2, f"{key}: {' and '.join(choosing)} all choose positions: keep one of them")
+            require(not o.uses_shapes, f"{key}: {name} needs the shapes of parameters: put it first")
+        selecting = [name for name, o in zip(names, operators) if o.selects_positions]
+        require(len(selecting) < 2, f"{key}: {' and '.join(selecting)} all select positions: use one of them")
 
-    def _links(self, message: Message) -> list[tuple[str, Operator, Message]]:
-        """Each operator with a prefix for its names, and what it compresses, named so."""
+    def _links(self, message: Message) -> list[tuple[str, Compressor, Message]]:
+        """Return each compressor with the prefix of its codes and the message that it compresses."""
         links, size, spans = [], message.size, message.spans
-        for i, operator in enumerate(self.operators):
+        for i, compressor in enumerate(self.operators):
             part = replace(message, name=f"{i}/{message.name}", size=size, spans=spans)
-            links.append((f"{i}/", operator, part))
-            size, spans = operator.num_numbers(part), {}
+            links.append((f"{i}/", compressor, part))
+            size, spans = compressor.num_values(part), {}
         return links
 
-    def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
-        """The last one's numbers, and all codes, under the operators' prefixes."""
+    def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
+        """Return the last compressor's values, and the codes of all, with their prefixes."""
         codes = {}
-        for prefix, operator, part in self._links(message):
-            sent = operator.pack(x, draws, part)
-            codes |= {prefix + name: code for name, code in sent.codes.items()}
-            x = sent.numbers
-        return Sent(x, codes)
+        for prefix, compressor, part in self._links(message):
+            encoded = compressor.compress(x, draws, part)
+            codes |= {prefix + name: code for name, code in encoded.codes.items()}
+            x = encoded.values
+        return Encoded(x, codes)
 
-    def unpack(self, sent: Sent, message: Message) -> Tensor:
-        """From the last one to the first.  # [k, n]"""
-        x = sent.numbers
-        for prefix, operator, part in reversed(self._links(message)):
-            x = operator.unpack(Sent(x, _below(prefix, sent.codes)), part)
+    def decompress(self, encoded: Encoded, message: Message) -> Tensor:
+        """Decompress from the last compressor to the first.  # [k, n]"""
+        x = encoded.values
+        for prefix, compressor, part in reversed(self._links(message)):
+            x = compressor.decompress(Encoded(x, _below(prefix, encoded.codes)), part)
         return x
 
-    def num_numbers(self, message: Message) -> int:
-        """The last one's."""
-        _, operator, part = self._links(message)[-1]
-        return operator.num_numbers(part)
+    def num_values(self, message: Message) -> int:
+        """Return the number of values of the last compressor."""
+        _, compressor, part = self._links(message)[-1]
+        return compressor.num_values(part)
 
-    def count(self, sent: Sent, message: Message) -> Tensor:
-        """All together.  # [k]"""
+    def count(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return the bits of the codes of all compressors.  # [k]"""
         parts = [
-            operator.count(Sent(sent.numbers, _below(prefix, sent.codes)), part)
-            for prefix, operator, part in self._links(message)
+            compressor.count(Encoded(encoded.values, _below(prefix, encoded.codes)), part)
+            for prefix, compressor, part in self._links(message)
         ]
         return torch.stack(parts).sum(0)
 
-    def write(self, sent: Sent, out: Writer, message: Message) -> None:
-        """One after the other."""
-        for prefix, operator, part in self._links(message):
-            operator.write(Sent(sent.numbers, _below(prefix, sent.codes)), out, part)
+    def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
+        """Write the codes of all compressors, first to last."""
+        for prefix, compressor, part in self._links(message):
+            compressor.write(Encoded(encoded.values, _below(prefix, encoded.codes)), out, part)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """One after the other."""
+        """Read the codes of all compressors, first to last."""
         codes = {}
-        for prefix, operator, part in self._links(message):
-            codes |= {prefix + name: code for name, code in operator.read(stream, part).items()}
+        for prefix, compressor, part in self._links(message):
+            codes |= {prefix + name: code for name, code in compressor.read(stream, part).items()}
         return codes
 
     def setup(self, rows: "RowStore", message: Message) -> None:
-        """The states of each operator, under its own name."""
-        for _, operator, part in self._links(message):
-            operator.setup(rows, part)
+        """Create the states of each compressor."""
+        for _, compressor, part in self._links(message):
+            compressor.setup(rows, part)
 
-    def keep(self, sent: Sent, message: Message) -> None:
-        """Of each operator, from what the other side sees of what it packed."""
-        if all(type(o).keep is Operator.keep for o in self.operators):
-            return  # which spares unpacking once more
-        x = sent.numbers
-        for prefix, operator, part in reversed(self._links(message)):
-            mine = Sent(x, _below(prefix, sent.codes))
-            operator.keep(mine, part)
-            x = operator.unpack(mine, part)
+    def update_state(self, encoded: Encoded, message: Message) -> None:
+        """Update the state of each compressor from its encoding as it is received."""
+        if all(type(o).update_state is Compressor.update_state for o in self.operators):
+            return  # no compressor has a state, so nothing need be decompressed
+        x = encoded.values
+        for prefix, compressor, part in reversed(self._links(message)):
+            received = Encoded(x, _below(prefix, encoded.codes))
+            compressor.update_state(received, part)
+            x = compressor.decompress(received, part)
 
     @property
     def reads_losses(self) -> bool:
-        """Whether one does."""
+        """Whether a compressor of the chain implements `observe`."""
         return any(o.reads_losses for o in self.operators)
 
     def observe(self, losses: Tensor) -> None:
-        """All learn from them."""
-        for operator in self.operators:
-            operator.observe(losses)
+        """Pass the training losses to all compressors."""
+        for compressor in self.operators:
+            compressor.observe(losses)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Theirs, under their prefixes."""
+        """Return the tensors of all compressors, with their prefixes."""
         return {f"{i}/{n}": t for i, o in enumerate(self.operators) for n, t in o.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Theirs."""
-        for i, operator in enumerate(self.operators):
-            operator.load_state_dict(_below(f"{i}/", state))
+        """Restore the tensors of all compressors."""
+        for i, compressor in enumerate(self.operators):
+            compressor.load_state_dict(_below(f"{i}/", state))
 
 
 def _below(prefix: str, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those whose names begin so, without that."""
+    """Return the entries whose names have the prefix, without it."""
     return {name.removeprefix(prefix): t for name, t in entries.items() if name.startswith(prefix)}

@@ -1,8 +1,9 @@
-"""Deflate: rows as they are, in the bytes that zlib makes of them.
+"""Deflate: lossless compression of rows by zlib.
 
-Deutsch, RFC 1951, by zlib (RFC 1950).  Of float32 that were trained it saves little, of rows with equal or zero numbers
-much: it stands behind other operators' numbers, and beside the sizes that pFedNet's released code prints, which are
-those of deflated decimal text over the same text.  The bytes depend on zlib's version, what is seen does not.
+Deutsch, RFC 1951, by zlib (RFC 1950).  It saves little on trained float32 values, and much on rows with equal or zero
+values, so it is useful after another compressor.  pFedNet's released code reports sizes of deflated decimal text
+relative to that text.
+Limits: the number of bytes depends on the version of zlib; the received rows do not.
 """
 
 import zlib
@@ -12,44 +13,49 @@ import torch
 from torch import Tensor
 
 from fedbench.compression._stream import Reader, Writer
-from fedbench.compression.base import Direction, Message, Operator, Sent
+from fedbench.compression.base import Compressor, Direction, Encoded, Message
 from fedbench.core.rng import RowRandom
 
-LEVEL = 6  # of zlib, its default
+LEVEL = 6  # zlib's default compression level
 
 
-class Deflate(Operator):
-    """zlib's bytes.  Nothing is ever lacking, so that error_feedback changes nothing."""
+class Deflate(Compressor):
+    """Lossless compression by zlib.
+
+    Args:
+        error_feedback: An option of all compressors, without effect here, because there is no residual.
+        direction: "up", or "both" to compress downloads too.
+    """
 
     unbiased = True
-    contracts = True
+    contractive = True
 
     def __init__(self, error_feedback: bool = True, direction: Direction = "up"):
         super().__init__(error_feedback, direction)
 
-    def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
-        """The rows."""
-        return Sent(x[:, :0], {"row": x})
+    def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
+        """Return the rows as codes; `write` deflates them."""
+        return Encoded(x[:, :0], {"row": x})
 
-    def unpack(self, sent: Sent, message: Message) -> Tensor:
-        """The rows.  # [k, n]"""
-        return sent.codes["row"]
+    def decompress(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return the rows.  # [k, n]"""
+        return encoded.codes["row"]
 
-    def count(self, sent: Sent, message: Message) -> Tensor:
-        """8 B + 2 floor(log2 B) + 1 for B bytes.  # [k]"""
-        sizes = [len(self._deflated(row)) for row in sent.codes["row"].cpu()]
+    def count(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return 8 B + 2 floor(log2 B) + 1 for B bytes.  # [k]"""
+        sizes = [len(self._deflated(row)) for row in encoded.codes["row"].cpu()]
         bits = [8 * size + 2 * size.bit_length() - 1 for size in sizes]
-        return torch.tensor(bits, device=sent.numbers.device)
+        return torch.tensor(bits, device=encoded.values.device)
 
-    def write(self, sent: Sent, out: Writer, message: Message) -> None:
-        """How many bytes, and these."""
-        deflated = self._deflated(sent.codes["row"][0])
+    def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
+        """Write the number of bytes, then the bytes."""
+        deflated = self._deflated(encoded.codes["row"][0])
         out.gamma(len(deflated))
         for byte in deflated:
             out.fixed(byte, 8)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """The row."""
+        """Read the row."""
         deflated = bytes(stream.fixed(8) for _ in range(stream.gamma()))
         row = np.frombuffer(zlib.decompress(deflated), "<f4").astype(np.float32)
         return {"row": torch.from_numpy(row)[None]}

@@ -1,9 +1,9 @@
-"""QSGD: stochastic quantization, which rounds numbers without bias to multiples of norm / levels.
+"""QSGD: stochastic quantization, which rounds values without bias to multiples of norm / levels.
 
 Alistarh et al., NeurIPS 2017, section 3.1.  code=runs is the paper's code for few levels of the l2 norm: Elias omega
 codes (IEEE Trans. Inf. Theory 1975) of the nonzero levels and of the distances between them.
-Departs from the paper: one norm for the whole row, in place of buckets; with code=elias every level has an Elias gamma
-code, and zeros take one bit.
+Departs from the paper: one norm for the whole row instead of one per bucket; with code=elias every level has an Elias
+gamma code, and zeros take one bit.
 """
 
 from typing import Literal
@@ -14,20 +14,22 @@ from torch import Tensor
 from fedbench.compression import _runs as runs
 from fedbench.compression._stream import Reader, Writer
 from fedbench.compression._sums import divided, l2_norm, over
-from fedbench.compression.base import FLOAT, Direction, Message, Operator, Sent
+from fedbench.compression.base import FLOAT, Compressor, Direction, Encoded, Message
 from fedbench.core.options import Count, require
 from fedbench.core.rng import RowRandom
 
-MOST = 1 << 16  # levels: float32 has 24 bits, some of which the rounding needs
+MAX_LEVELS = 1 << 16  # float32 has 24 bits of precision, some of which the rounding needs
 
 
-class QSGD(Operator):
+class QSGD(Compressor):
     """Stochastic quantization of a row.
 
     Args:
-        levels: s, the number of levels of |x| above 0.  None: full precision.
-        norm: The value of level s: l2 (the paper) or max |x|.
-        code: elias (short for small levels), runs (short if most levels are 0) or fixed (one width for all levels).
+        levels: Number s of levels of |x| above 0; None is full precision.
+        norm: Value of level s: "l2" (the paper) or "max", max |x|.
+        code: "elias" (short for small levels), "runs" (short if most levels are 0) or "fixed" (equal widths).
+        error_feedback: Whether clients add the residual of an upload to their next one.
+        direction: "up", or "both" to compress downloads too.
     """
 
     unbiased = True
@@ -42,49 +44,49 @@ class QSGD(Operator):
     ):
         super().__init__(error_feedback, direction)
         require(
-            levels is None or levels <= MOST,
-            f"compression.levels must be at most {MOST:,}, or null for full precision, got {levels}",
+            levels is None or levels <= MAX_LEVELS,
+            f"compression.levels must be at most {MAX_LEVELS:,}, or null for full precision, got {levels}",
         )
         self.levels, self.norm, self.code = levels or 0, norm, code
         self.exact = levels is None
 
-    def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
-        """The norm [k, 1], and signed levels [k, n] int32."""
+    def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
+        """Return the norm [k, 1] and the signed levels [k, n] int32."""
         scale = l2_norm(x) if self.norm == "l2" else x.abs().amax(1, keepdim=True)
         exact = over(x, scale) * self.levels  # from 0 to s
         below = exact.floor()
         level = below + (draws.uniform(message.size) < exact - below)
-        return Sent(x[:, :0], {"scale": scale, "level": torch.where(x < 0, -level, level).int()})
+        return Encoded(x[:, :0], {"scale": scale, "level": torch.where(x < 0, -level, level).int()})
 
-    def unpack(self, sent: Sent, message: Message) -> Tensor:
-        """level / s of the norm.  # [k, n]"""
-        return sent.codes["scale"] * divided(sent.codes["level"].float(), self.levels)
+    def decompress(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return norm * level / s.  # [k, n]"""
+        return encoded.codes["scale"] * divided(encoded.codes["level"].float(), self.levels)
 
     @property
     def width(self) -> int:
-        """Bits of a signed level in the fixed code: of 2 s + 1 different ones."""
+        """Bits of a signed level in the fixed code, which has 2 s + 1 levels."""
         return (2 * self.levels).bit_length()
 
-    def count(self, sent: Sent, message: Message) -> Tensor:
+    def count(self, encoded: Encoded, message: Message) -> Tensor:
         """Return the bits of the norm and the levels.  # [k]
 
         A level l has a fixed width w, the code of _runs.py, or 2 floor(log2(l + 1)) + 1 bits and a sign unless it is 0.
         """
         if self.code == "runs":
-            return FLOAT + runs.count(sent.codes["level"])
-        level = sent.codes["level"].abs()
+            return FLOAT + runs.count(encoded.codes["level"])
+        level = encoded.codes["level"].abs()
         if self.code == "fixed":
             return torch.full((len(level),), FLOAT + message.size * self.width, device=level.device)
         exponent = torch.frexp((level + 1).float()).exponent - 1  # floor(log2), exact below 2^24
         return FLOAT + (2 * exponent + 1 + (level > 0)).sum(1)
 
-    def write(self, sent: Sent, out: Writer, message: Message) -> None:
-        """The norm, and every level, with a sign behind it."""
-        out.floats(sent.codes["scale"][0])
+    def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
+        """Write the norm and the levels, each followed by its sign."""
+        out.floats(encoded.codes["scale"][0])
         if self.code == "runs":
-            runs.write(sent.codes["level"][0], out)
+            runs.write(encoded.codes["level"][0], out)
             return
-        for level in sent.codes["level"][0].tolist():
+        for level in encoded.codes["level"][0].tolist():
             if self.code == "fixed":
                 out.fixed(level + self.levels, self.width)
                 continue
@@ -93,7 +95,7 @@ class QSGD(Operator):
                 out.fixed(int(level < 0), 1)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """The norm, and the levels."""
+        """Read the norm and the levels."""
         scale = stream.floats(1)[None]
         if self.code == "runs":
             levels = runs.read(stream, message.size)

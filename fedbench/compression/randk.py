@@ -1,4 +1,4 @@
-"""Random-k: numbers at positions that a key tells, so that only the key and the numbers are sent.
+"""Random-k: values at random positions.  The positions follow from a key, which is transmitted instead of them.
 
 Stich, Cordonnier and Jaggi, NeurIPS 2018; unbiased: Konecny et al., 2016 (Strategies for Improving Communication
 Efficiency), random masks.  Positions are drawn without replacement.
@@ -9,19 +9,25 @@ from torch import Tensor
 
 from fedbench.compression import _positions as positions
 from fedbench.compression._stream import Reader, Writer
-from fedbench.compression.base import Direction, Message, Operator, Sent
+from fedbench.compression.base import Compressor, Direction, Encoded, Message
 from fedbench.core.options import Fraction, require
 from fedbench.core.rng import RowRandom
 
 KEY = 64  # bits
 
 
-class RandK(Operator):
-    """share: of the numbers that are sent, rounded up to m of n; 1: all, as they are.  unbiased: what is seen is scaled
-    by n / m."""
+class RandK(Compressor):
+    """Random sparsification.
 
-    leaves_numbers = True
-    chooses = True
+    Args:
+        share: Fraction of values that is transmitted, rounded up to m of n; 1 transmits the row unchanged.
+        unbiased: Whether received values are multiplied by n / m.  Excludes error feedback.
+        error_feedback: Whether clients add the residual of an upload to their next one.
+        direction: "up", or "both" to compress downloads too.
+    """
+
+    has_values = True
+    selects_positions = True
 
     def __init__(
         self, share: Fraction = 0.01, unbiased: bool = False, error_feedback: bool = True, direction: Direction = "up"
@@ -29,40 +35,40 @@ class RandK(Operator):
         super().__init__(error_feedback, direction)
         require(
             not (unbiased and error_feedback),
-            "compression.unbiased=true scales numbers up, to be right on average without error feedback, and "
-            "compression.error_feedback=true makes up for the rest: choose one of them",
+            "compression.unbiased=true and compression.error_feedback=true exclude each other: set one of them to "
+            "false",
         )
-        self.share, self.unbiased, self.contracts, self.exact = share, unbiased, not unbiased, share == 1
+        self.share, self.unbiased, self.contractive, self.exact = share, unbiased, not unbiased, share == 1
 
-    def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
-        """The values [k, m]; the key [k, 1], and the positions that it tells."""
+    def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
+        """Return the values [k, m], the key [k, 1] and the positions that follow from it."""
         key = draws.words(1)
         where = self._positions(key, message)
-        return Sent(x.gather(1, where), {"key": key, "positions": where})
+        return Encoded(x.gather(1, where), {"key": key, "positions": where})
 
     def _positions(self, key: Tensor, message: Message) -> Tensor:
-        """Those of the m largest of n random words.  # [k, m]"""
-        return positions.largest(RowRandom(key[:, 0]).words(message.size), self.num_numbers(message))
+        """Return the positions of the m largest of n random words.  # [k, m]"""
+        return positions.largest(RowRandom(key[:, 0]).words(message.size), self.num_values(message))
 
-    def unpack(self, sent: Sent, message: Message) -> Tensor:
-        """Zeros in all other places.  # [k, n]"""
-        scale = message.size / self.num_numbers(message) if self.unbiased else 1.0
-        return positions.put(sent.numbers * scale, sent.codes["positions"], message.size)
+    def decompress(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return the values at their positions, and zeros elsewhere.  # [k, n]"""
+        scale = message.size / self.num_values(message) if self.unbiased else 1.0
+        return positions.scatter(encoded.values * scale, encoded.codes["positions"], message.size)
 
-    def num_numbers(self, message: Message) -> int:
-        """m, of n."""
-        return positions.kept(self.share, message.size)
+    def num_values(self, message: Message) -> int:
+        """Return m."""
+        return positions.num_selected(self.share, message.size)
 
-    def count(self, sent: Sent, message: Message) -> Tensor:
-        """Of the key.  # [k]"""
-        return torch.full((len(sent.numbers),), KEY, device=sent.numbers.device)
+    def count(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return the bits of the key.  # [k]"""
+        return torch.full((len(encoded.values),), KEY, device=encoded.values.device)
 
-    def write(self, sent: Sent, out: Writer, message: Message) -> None:
-        """The key."""
-        out.fixed(int(sent.codes["key"]) % 2**KEY, KEY)
+    def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
+        """Write the key."""
+        out.fixed(int(encoded.codes["key"]) % 2**KEY, KEY)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """The key, and the positions that it tells."""
+        """Read the key, and draw the positions."""
         word = stream.fixed(KEY)
         key = torch.tensor([[word - 2**KEY if word >> (KEY - 1) else word]])
         return {"key": key, "positions": self._positions(key, message)}

@@ -1,8 +1,8 @@
-"""Stochastic ternary numbers: -s, 0 or s, where s is the largest magnitude, right on average.
+"""Stochastic ternary quantization: values are rounded without bias to -s, 0 or s, where s is the largest magnitude.
 
-Wen et al., NeurIPS 2017 (TernGrad), with its gradient clipping.  Departs from the paper: one scale for the whole row,
-in place of one for each layer, and clients do not share it.  Five numbers are a byte, as 3^5 = 243: 1.6 bits each, 1 %
-above log2 3.
+Wen et al., NeurIPS 2017 (TernGrad), with its gradient clipping.  Five values are coded in a byte, as 3^5 = 243, which
+takes 1.6 bits per value.
+Departs from the paper: one scale for the whole row instead of one per layer; clients do not share scales.
 """
 
 import torch
@@ -10,41 +10,47 @@ from torch import Tensor
 
 from fedbench.compression._stream import Reader, Writer
 from fedbench.compression._sums import divided, l2_norm, over, total
-from fedbench.compression.base import FLOAT, Direction, Message, Operator, Sent
+from fedbench.compression.base import FLOAT, Compressor, Direction, Encoded, Message
 from fedbench.core.options import Positive
 from fedbench.core.rng import RowRandom
 
 TRITS, BYTE = 5, 8
 
 
-class Ternary(Operator):
-    """clip: magnitudes are cut at so many standard deviations of the row first (the paper: 2.5), which is no longer
-    right on average; null: they are not."""
+class Ternary(Compressor):
+    """Stochastic ternary quantization.
+
+    Args:
+        clip: Values are first clipped to this number of standard deviations of the row (the paper: 2.5), which makes
+            the result biased; None does not clip.
+        error_feedback: Whether clients add the residual of an upload to their next one.
+        direction: "up", or "both" to compress downloads too.
+    """
 
     def __init__(self, clip: Positive | None = None, error_feedback: bool = False, direction: Direction = "up"):
         super().__init__(error_feedback, direction)
         self.clip, self.unbiased = clip, clip is None
 
-    def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
-        """The scale [k, 1], and -1, 0 or 1 for each number [k, n] int8."""
+    def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
+        """Return the scale [k, 1], and -1, 0 or 1 for each value [k, n] int8."""
         x = x if self.clip is None else _clipped(x, self.clip)
         scale = x.abs().amax(1, keepdim=True)
         chosen = draws.uniform(message.size) < over(x, scale)
-        return Sent(x[:, :0], {"scale": scale, "trit": (chosen * x.sign()).to(torch.int8)})
+        return Encoded(x[:, :0], {"scale": scale, "trit": (chosen * x.sign()).to(torch.int8)})
 
-    def unpack(self, sent: Sent, message: Message) -> Tensor:
-        """Multiples of the scale.  # [k, n]"""
-        return sent.codes["scale"] * sent.codes["trit"]
+    def decompress(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return the multiples of the scale.  # [k, n]"""
+        return encoded.codes["scale"] * encoded.codes["trit"]
 
-    def count(self, sent: Sent, message: Message) -> Tensor:
-        """32 + 8 ceil(n / 5).  # [k]"""
+    def count(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return 32 + 8 ceil(n / 5).  # [k]"""
         bits = FLOAT + BYTE * -(-message.size // TRITS)
-        return torch.full((len(sent.numbers),), bits, device=sent.numbers.device)
+        return torch.full((len(encoded.values),), bits, device=encoded.values.device)
 
-    def write(self, sent: Sent, out: Writer, message: Message) -> None:
-        """The scale, and a byte for each five numbers, the first of which counts most; zeros fill up the last one."""
-        out.floats(sent.codes["scale"][0])
-        digits = [trit + 1 for trit in sent.codes["trit"][0].tolist()]
+    def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
+        """Write the scale, and one byte per five values, most significant value first; zeros fill the last byte."""
+        out.floats(encoded.codes["scale"][0])
+        digits = [trit + 1 for trit in encoded.codes["trit"][0].tolist()]
         digits += [1] * (-len(digits) % TRITS)
         for a in range(0, len(digits), TRITS):
             byte = 0
@@ -53,7 +59,7 @@ class Ternary(Operator):
             out.fixed(byte, BYTE)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """The scale, and the numbers."""
+        """Read the scale and the values."""
         scale, trits = stream.floats(1)[None], []
         for _ in range(-(-message.size // TRITS)):
             byte = stream.fixed(BYTE)
@@ -62,7 +68,7 @@ class Ternary(Operator):
 
 
 def _clipped(x: Tensor, deviations: float) -> Tensor:
-    """x [k, n] with magnitudes cut at so many standard deviations."""
+    """Clip rows x [k, n] to a number of their standard deviations."""
     mean = divided(total(x.double())[:, None], x.shape[1]).float()
     bound = deviations * divided(l2_norm(x - mean), x.shape[1] ** 0.5)  # [k, 1]
-    return torch.where(bound > 0, x.clamp(-bound, bound), x)  # numbers that are all equal stay
+    return torch.where(bound > 0, x.clamp(-bound, bound), x)  # rows of equal values are not clipped

@@ -1,50 +1,56 @@
-"""Top-k: the numbers of largest magnitude, and where they are.
+"""Top-k: the values of largest magnitude, and their positions.
 
-Stich, Cordonnier and Jaggi, NeurIPS 2018 (Sparsified SGD with Memory).  Departs from the paper: k is a share of the
-row, and positions are coded (_positions.py).
+Stich, Cordonnier and Jaggi, NeurIPS 2018 (Sparsified SGD with Memory).
+Departs from the paper: k is a fraction of the row, and positions are coded (_positions.py).
 """
 
 from torch import Tensor
 
 from fedbench.compression import _positions as positions
 from fedbench.compression._stream import Reader, Writer
-from fedbench.compression.base import Direction, Message, Operator, Sent
+from fedbench.compression.base import Compressor, Direction, Encoded, Message
 from fedbench.core.options import Fraction
 from fedbench.core.rng import RowRandom
 
 
-class TopK(Operator):
-    """share: of the numbers that are sent, rounded up; 1: all, as they are.  Of equal magnitudes the first are sent."""
+class TopK(Compressor):
+    """Sparsification to the largest magnitudes.  Ties select the first values.
 
-    contracts = True
-    leaves_numbers = True
-    chooses = True
+    Args:
+        share: Fraction of values that is transmitted, rounded up to m of n; 1 transmits the row unchanged.
+        error_feedback: Whether clients add the residual of an upload to their next one.
+        direction: "up", or "both" to compress downloads too.
+    """
+
+    contractive = True
+    has_values = True
+    selects_positions = True
 
     def __init__(self, share: Fraction = 0.01, error_feedback: bool = True, direction: Direction = "up"):
         super().__init__(error_feedback, direction)
         self.share, self.exact = share, share == 1
 
-    def pack(self, x: Tensor, draws: RowRandom, message: Message) -> Sent:
-        """The values [k, m], and positions [k, m]."""
-        where = positions.largest(x.abs(), self.num_numbers(message))
-        return Sent(x.gather(1, where), {"positions": where})
+    def compress(self, x: Tensor, draws: RowRandom, message: Message) -> Encoded:
+        """Return the values [k, m] and their positions [k, m]."""
+        where = positions.largest(x.abs(), self.num_values(message))
+        return Encoded(x.gather(1, where), {"positions": where})
 
-    def unpack(self, sent: Sent, message: Message) -> Tensor:
-        """Zeros in all other places.  # [k, n]"""
-        return positions.put(sent.numbers, sent.codes["positions"], message.size)
+    def decompress(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return the values at their positions, and zeros elsewhere.  # [k, n]"""
+        return positions.scatter(encoded.values, encoded.codes["positions"], message.size)
 
-    def num_numbers(self, message: Message) -> int:
-        """m, of n."""
-        return positions.kept(self.share, message.size)
+    def num_values(self, message: Message) -> int:
+        """Return m."""
+        return positions.num_selected(self.share, message.size)
 
-    def count(self, sent: Sent, message: Message) -> Tensor:
-        """Of the positions.  # [k]"""
-        return positions.count(sent.codes["positions"], message.size)
+    def count(self, encoded: Encoded, message: Message) -> Tensor:
+        """Return the bits of the positions.  # [k]"""
+        return positions.count(encoded.codes["positions"], message.size)
 
-    def write(self, sent: Sent, out: Writer, message: Message) -> None:
-        """The positions."""
-        positions.write(sent.codes["positions"][0], message.size, out)
+    def write(self, encoded: Encoded, out: Writer, message: Message) -> None:
+        """Write the positions."""
+        positions.write(encoded.codes["positions"][0], message.size, out)
 
     def read(self, stream: Reader, message: Message) -> dict[str, Tensor]:
-        """The positions."""
-        return {"positions": positions.read(stream, self.num_numbers(message), message.size)}
+        """Read the positions."""
+        return {"positions": positions.read(stream, self.num_values(message), message.size)}

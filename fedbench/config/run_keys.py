@@ -274,7 +274,7 @@ KINDS = {
     "adapter": ("Adapter", "fedbench.adapters.base.Adapter"),
     "optimizer": ("Optimizer", "fedbench.engine.optim.Optimizer"),
     "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
-    "compression": ("Operator", "fedbench.compression.base.Operator"),
+    "compression": ("Compressor", "fedbench.compression.base.Compressor"),
 }
 # constructor arguments that the data set (or the algorithm: reads) decides
 INJECTED = {"model": (*DataSpec.__dataclass_fields__, "spec")}

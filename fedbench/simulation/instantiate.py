@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
-from fedbench.compression.base import Operator
+from fedbench.compression.base import Compressor
 from fedbench.config.find_target import find_target
 from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
@@ -31,7 +31,7 @@ KINDS = {
     "adapter": ((), "a fedbench.adapters.base.Adapter", lambda x: isinstance(x, Adapter)),
     "optimizer": ((), "a fedbench.engine.optim.Optimizer", lambda x: isinstance(x, Optimizer)),
     "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm)),
-    "compression": ((), "a fedbench.compression.base.Operator", lambda x: isinstance(x, Operator)),
+    "compression": ((), "a fedbench.compression.base.Compressor", lambda x: isinstance(x, Compressor)),
 }
 
 

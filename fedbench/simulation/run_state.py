@@ -92,7 +92,7 @@ class Simulation:
             "config": self.config_text,
             "data_hash": self.data_hash,
             "algorithm": self.algorithm.state_dict(),
-            "compression": self.engine.compression.operator.state_dict() if self.engine.compression else {},
+            "compression": self.engine.compression.compressor.state_dict() if self.engine.compression else {},
             "rows": self.engine.rows.state_dict(),
             "late_rows": json.dumps(sorted(self.engine.rows.late)),
             "record": json.dumps(
@@ -142,7 +142,7 @@ class Simulation:
         check_like(self.algorithm.state_dict(), state["algorithm"])
         self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})
         if self.engine.compression is not None:
-            self.engine.compression.operator.load_state_dict(state["compression"])
+            self.engine.compression.compressor.load_state_dict(state["compression"])
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedbench.adapters.base import Adapter
 from fedbench.algorithms.base import Algorithm
-from fedbench.compression.base import Operator
+from fedbench.compression.base import Compressor
 from fedbench.config.conf_tree import group_options
 from fedbench.config.find_target import find_target
 from fedbench.core.options import ConfigError
@@ -55,7 +55,7 @@ KINDS = {
     "adapter": Kind(ADAPTER, check_adapter, _is_subclass(Adapter), "a subclass of fedbench.adapters.base.Adapter"),
     "task": Kind(TASK, check_task, _is_subclass(Task), "a subclass of Task"),
     "compression": Kind(
-        COMPRESSION, check_compression, _is_subclass(Operator), "a subclass of fedbench.compression.base.Operator"
+        COMPRESSION, check_compression, _is_subclass(Compressor), "a subclass of fedbench.compression.base.Compressor"
     ),
     "callbacks": Kind(
         CALLBACK, check_callback, _is_subclass(Callback), "a subclass of fedbench.simulation.callbacks.base.Callback"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedbench.channel import compression as channel
 from fedbench.channel.channel import UnknownReference
 from fedbench.channel.compression import Compression
-from fedbench.compression.base import Operator, Sent
+from fedbench.compression.base import Compressor, Encoded
 from fedbench.compression.dadaquant import DAdaQuant
 from fedbench.compression.lowrank import LowRank
 from fedbench.compression.none import NoCompression
@@ -37,9 +37,9 @@ def small_messages_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "TINY", 4)
 
 
-def net(operator: Operator | None, module: nn.Module | None = None) -> Engine:
+def net(compressor: Compressor | None, module: nn.Module | None = None) -> Engine:
     e = engine(*ragged(), module or mlp(), columns=None if module else HEAD, cohort_size=3)
-    return e if operator is None else replace(e, compression=Compression(operator, e.rows, e.model, e.seed))
+    return e if compressor is None else replace(e, compression=Compression(compressor, e.rows, e.model, e.seed))
 
 
 def top2(error_feedback: bool = True, direction: Any = "up") -> TopK:
@@ -83,10 +83,10 @@ def test_what_an_upload_lacks_is_added_to_the_next_one() -> None:
     equal(untouched[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))  # client 1 had sent nothing
 
 
-@pytest.mark.parametrize("operator", [top2(error_feedback=False), top2()], ids=["error_feedback=false", "replaces"])
-def test_nothing_is_remembered_where_nothing_accumulates(operator: TopK) -> None:
-    e = net(operator)
-    kind = "replaces" if operator.error_feedback else "relative_to"
+@pytest.mark.parametrize("compressor", [top2(error_feedback=False), top2()], ids=["error_feedback=false", "replaces"])
+def test_nothing_is_remembered_where_nothing_accumulates(compressor: TopK) -> None:
+    e = net(compressor)
+    kind = "replaces" if compressor.error_feedback else "relative_to"
     for r in range(2):
         seen = Cohort(e, IDS, r).upload(d=rows(1, 1, 1), **{kind: {"d": None}}).d
         equal(seen[0], torch.tensor([8.0, -7.0, 0, 0, 0, 0, 0, 0]))
@@ -130,7 +130,7 @@ def test_a_message_that_changes_its_size_is_refused() -> None:
         lambda: second.upload(d=torch.ones(3, 9), relative_to={"d": None}),
         lambda: second.broadcast(w=ROW[1:]),
     ):
-        with pytest.raises(RunError, match=r"the method sends \d numbers as '[dw]', and sent 8 before"):
+        with pytest.raises(RunError, match=r"message '[dw]' has \d values, and had 8 before"):
             send()
     second.upload(d=torch.ones(3, 9), replaces={"d": None})
 
@@ -249,7 +249,7 @@ def test_fetched_rows_and_uploads_alone_are_left_as_they_are() -> None:
         assert cohort.cost.bytes_down == cohort.cost.dense_down == 3 * 4 * N + 3 * 4 * N + 6 * 4 * N
 
 
-def test_what_is_made_up_for_later_is_damped() -> None:
+def test_what_is_made_up_for_later_is_scaled() -> None:
     """Downloads, rows that a client keeps, and what a memory keeps: the rest shrinks; other uploads stay unbiased."""
 
     def half(error_feedback: bool = False) -> Engine:
@@ -292,10 +292,10 @@ def test_what_was_trained_from_a_lagging_row_is_moved_onto_the_servers_own() -> 
 
 
 @pytest.mark.parametrize("send", ["broadcast", "download"])
-@pytest.mark.parametrize("operator", [None, top2(direction="both")], ids=["uncompressed", "compressed"])
-def test_what_clients_were_not_sent_in_this_round_is_no_reference(send: str, operator: TopK | None) -> None:
+@pytest.mark.parametrize("compressor", [None, top2(direction="both")], ids=["uncompressed", "compressed"])
+def test_what_clients_were_not_sent_in_this_round_is_no_reference(send: str, compressor: TopK | None) -> None:
     """A copy, another tensor, another name, a name of the round before, or of other clients."""
-    e, value = net(operator), ROW if send == "broadcast" else rows(1, 1, 1)
+    e, value = net(compressor), ROW if send == "broadcast" else rows(1, 1, 1)
     getattr(Cohort(e, IDS, 0), send)(before=value)
     cohort = Cohort(e, IDS, 1)
     some = cohort.subset(np.array([True, False, True]))
@@ -381,7 +381,7 @@ def test_compression_is_built_from_the_configuration() -> None:
 
     assert built() is None and built("compression=none", "compression.direction=both") is None
     found = built("compression=topk", "compression.share=0.25", "compression.direction=both")
-    assert found is not None and isinstance(found.operator, TopK) and found.compresses_downloads
+    assert found is not None and isinstance(found.compressor, TopK) and found.compresses_downloads
     exact = built("compression=topk", "compression.share=1", "compression.direction=both")
     assert exact is not None and not exact.compresses_downloads
 
@@ -397,7 +397,7 @@ def test_an_operator_that_reads_losses_is_told_them_for_their_bytes() -> None:
     e = net(Listener())
     assert e.compression is not None
     assert e.compression.observe(torch.ones(3)) == 12
-    equal(e.compression.operator.state_dict()["heard"], torch.ones(3))  # and remembers them after a resume
+    equal(e.compression.compressor.state_dict()["heard"], torch.ones(3))  # and remembers them after a resume
     other = net(top2())
     assert other.compression is not None and other.compression.observe(torch.ones(3)) == 0
 
@@ -416,22 +416,22 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.BatchNorm1d(2))
 
 
-class Doubled(Operator):
+class Doubled(Compressor):
     """Sends twice what it is given: whatever passes it shows."""
 
-    contracts = True  # it does not, and shall not be damped
+    contractive = True  # it does not, and shall not be damped
 
-    def pack(self, x: Tensor, draws: Any, message: Any) -> Sent:
-        return Sent(2 * x)
+    def compress(self, x: Tensor, draws: Any, message: Any) -> Encoded:
+        return Encoded(2 * x)
 
-    def unpack(self, sent: Sent, message: Any) -> Tensor:
-        return sent.numbers
+    def decompress(self, sent: Encoded, message: Any) -> Tensor:
+        return sent.values
 
-    def num_numbers(self, message: Any) -> int:
+    def num_values(self, message: Any) -> int:
         return message.size
 
-    def count(self, sent: Sent, message: Any) -> Tensor:
-        return torch.zeros(len(sent.numbers), dtype=torch.int64)
+    def count(self, sent: Encoded, message: Any) -> Tensor:
+        return torch.zeros(len(sent.values), dtype=torch.int64)
 
 
 def test_running_statistics_pass_uncompressed() -> None:
@@ -459,12 +459,12 @@ def test_running_statistics_pass_uncompressed() -> None:
 
 def test_running_statistics_that_may_be_anywhere_are_refused() -> None:
     e = net(top2(), normed())
-    with pytest.raises(RunError, match=r"sends as 'd', 17 numbers, is no row .* running statistics"):
+    with pytest.raises(RunError, match=r"message 'd' of 17 values is neither a row .* running statistics"):
         Cohort(e, IDS, 0).upload(d=torch.randn(3, 17), relative_to={"d": None})
     Cohort(net(top2()), IDS, 0).upload(d=torch.randn(3, 17), relative_to={"d": None})  # none: nothing to refuse
 
 
-# -- what the operator is shown ---------------------------------------------------------------------------
+# -- what the compressor is shown ---------------------------------------------------------------------------
 class Spy(NoCompression):
     """Notes the messages that it is shown."""
 
@@ -515,9 +515,9 @@ def test_draws_differ_by_message_round_and_client() -> None:
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_operators_are_given_each_clients_part_in_the_servers_mean(weights: Any) -> None:
     """DAdaQuant's levels keep the variance of that mean: with client_weights=uniform all clients have q_t."""
-    e = replace(net(operator := DAdaQuant(8, 64)), client_weights=weights)
+    e = replace(net(compressor := DAdaQuant(8, 64)), client_weights=weights)
     cohort, given = Cohort(e, IDS, 0), []
-    operator.levels_of = lambda message, rows: given.append(message) or DAdaQuant.levels_of(operator, message, rows)
+    compressor.levels_of = lambda message, rows: given.append(message) or DAdaQuant.levels_of(compressor, message, rows)
     cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None})
     equal(given[0].weights, cohort.weights)
     q = DAdaQuant(8, 64).levels_of(given[0], rows(1, 2, 3))[:, 0].double()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 from scipy.optimize import minimize
 
 from fedbench.compression import _total_variation as tv
@@ -91,9 +91,9 @@ def test_the_released_smoothing() -> None:
     g, L = noise(60), np.eye(60) - np.eye(60, k=1)
     inverse = np.linalg.inv(np.eye(60) + 0.05 * L.T @ L)
     expected = (np.linalg.matrix_power(inverse, 20) @ g).clip(g.min(), g.max())
-    operator = CER(gamma=50.0, gamma_rel=None, solver="smoothing")
-    np.testing.assert_allclose(operator.denoised(g), expected, atol=1e-10)
-    assert len(set(operator.denoised(g))) == 60
+    compressor = CER(gamma=50.0, gamma_rel=None, solver="smoothing")
+    np.testing.assert_allclose(compressor.denoised(g), expected, atol=1e-10)
+    assert len(set(compressor.denoised(g))) == 60
 
 
 def test_blocks_are_denoised_by_themselves() -> None:
@@ -169,9 +169,9 @@ def test_a_million_numbers_take_ten_times_a_hundred_thousand() -> None:
 
 
 def test_a_chain_behind_it_is_no_contraction() -> None:
-    """-5 and nineteen 10s: all are drawn to one number, of which STC then chooses the first, whose sign was another."""
+    """-5 and nineteen 10s: all are drawn to one number, of which STC then selects the first, whose sign was another."""
     chain = Chain([CER(gamma_rel=0.9, send="all"), STC(0.05)])
     x = rows([-5, *[10] * 19])
     result, _ = chain(x, draws(1), message(20))
-    assert float((x - result).norm()) > float(x.norm()) and not chain.contracts
-    assert Chain([STC(0.05)]).contracts and CER().contracts
+    assert float((x - result).norm()) > float(x.norm()) and not chain.contractive
+    assert Chain([STC(0.05)]).contractive and CER().contractive

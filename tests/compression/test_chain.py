@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 
 from fedbench.compression._positions import count
-from fedbench.compression.base import Message, Operator
+from fedbench.compression.base import Compressor, Message
 from fedbench.compression.chain import Chain
 from fedbench.compression.lowrank import LowRank
 from fedbench.compression.none import NoCompression
@@ -58,13 +58,13 @@ def test_it_is_unbiased_if_all_are() -> None:
 @pytest.mark.parametrize(
     "operators, words",
     [
-        ([], "one operator or more"),
-        ([Sign(), TopK(0.5)], "Sign leaves no numbers for the next one"),
-        ([QSGD(4), Ternary()], "QSGD leaves no numbers"),
-        ([LowRank(1), QSGD(4)], "LowRank leaves no numbers"),
+        ([], "at least one compressor"),
+        ([Sign(), TopK(0.5)], "Sign has no values for the next compressor"),
+        ([QSGD(4), Ternary()], "QSGD has no values"),
+        ([LowRank(1), QSGD(4)], "LowRank has no values"),
         ([TopK(0.5), LowRank(1)], "LowRank needs the shapes of parameters"),
-        ([TopK(0.5), RandK(0.5)], "TopK and RandK all choose positions"),
-        (["topk"], "each with its _target_, got a str"),
+        ([TopK(0.5), RandK(0.5)], "TopK and RandK all select positions"),
+        (["topk"], "by their _target_, got a str"),
     ],
 )
 def test_pairs_that_make_no_sense_are_refused(operators: list, words: str) -> None:
@@ -82,7 +82,7 @@ class Counting(QSGD):
     def setup(self, rows: RowStore, message: Message) -> None:
         self.sent = rows(f"compression/{message.name}", torch.zeros(()))
 
-    def keep(self, sent, message: Message) -> None:
+    def update_state(self, sent, message: Message) -> None:
         self.sent[message.ids] = self.sent[message.ids] + sent.codes["level"].shape[1]
 
     def observe(self, losses: torch.Tensor) -> None:
@@ -101,4 +101,4 @@ def test_states_are_those_of_its_operators() -> None:
     other = Chain([TopK(0.5), Counting()])
     other.load_state_dict(chain.state_dict())
     assert isinstance(other.operators[1], Counting) and other.operators[1].round == 2
-    assert Operator.keep is TopK.keep
+    assert Compressor.keep is TopK.keep

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 
 from fedbench.compression.base import Message
 from fedbench.compression.chain import Chain
@@ -13,12 +13,12 @@ from fedbench.compression.topk import TopK
 from fedbench.core.options import ConfigError
 
 
-def told(operator: DAdaQuant, *losses: float) -> list[float]:
+def told(compressor: DAdaQuant, *losses: float) -> list[float]:
     """The levels after each round."""
     levels = []
     for loss in losses:
-        operator.observe(torch.tensor([loss]))
-        levels.append(float(operator.q))
+        compressor.observe(torch.tensor([loss]))
+        levels.append(float(compressor.q))
     return levels
 
 
@@ -30,22 +30,22 @@ def weighted(size: int, *shares: float) -> Message:
 def test_levels_double_where_the_loss_stalls_for_phi_rounds() -> None:
     """psi 0.5, phi 2: H = 8, 6, 5, 5, 5 ...: from the third round on, H_t >= H_{t-1} doubles, once levels were the same
     for two rounds."""
-    operator = DAdaQuant(1, 16, psi=0.5, phi=2)
-    assert told(operator, 8, 4, 4) == [1, 1, 1]
-    assert torch.allclose(operator.H, torch.tensor([6.0, 5.0]))
-    assert told(operator, 5) == [2]  # H = 5, as before
-    assert told(operator, 5) == [2]  # levels moved within phi rounds
-    assert told(operator, 5) == [4]
-    assert told(operator, 1, 1, 1, 1) == [4, 4, 4, 4]  # it falls
+    compressor = DAdaQuant(1, 16, psi=0.5, phi=2)
+    assert told(compressor, 8, 4, 4) == [1, 1, 1]
+    assert torch.allclose(compressor.H, torch.tensor([6.0, 5.0]))
+    assert told(compressor, 5) == [2]  # H = 5, as before
+    assert told(compressor, 5) == [2]  # levels moved within phi rounds
+    assert told(compressor, 5) == [4]
+    assert told(compressor, 1, 1, 1, 1) == [4, 4, 4, 4]  # it falls
 
 
 def test_psi_is_the_part_of_the_running_loss_that_stays() -> None:
     """psi 0.75 of 8 and a quarter of 4: 7, then 0.75 * 7 + 0.25 * 4 = 6.25."""
-    operator = DAdaQuant(psi=0.75, phi=2)
-    told(operator, 8, 4)
-    assert torch.allclose(operator.H, torch.tensor([8.0, 7.0]))
-    told(operator, 4)
-    assert torch.allclose(operator.H, torch.tensor([7.0, 6.25]))
+    compressor = DAdaQuant(psi=0.75, phi=2)
+    told(compressor, 8, 4)
+    assert torch.allclose(compressor.H, torch.tensor([8.0, 7.0]))
+    told(compressor, 4)
+    assert torch.allclose(compressor.H, torch.tensor([7.0, 6.25]))
 
 
 @pytest.mark.parametrize("phi", [1, 2, 3])
@@ -58,26 +58,26 @@ def test_levels_double_only_after_phi_rounds_that_are_past(phi: int) -> None:
 def test_clients_have_their_levels_in_a_chain() -> None:
     shares = weighted(5, 0.7, 0.2, 0.1)
     alone = DAdaQuant(8, 64).levels_of(shares, torch.zeros(3, 5))
-    sent = Chain([TopK(0.6), DAdaQuant(8, 64)]).pack(torch.ones(3, 5), draws(3), shares)
+    sent = Chain([TopK(0.6), DAdaQuant(8, 64)]).compress(torch.ones(3, 5), draws(3), shares)
     assert torch.equal(sent.codes["1/q"], alone.int())
 
 
 def test_levels_end_at_most_at_q_max_and_never_fall() -> None:
-    operator = DAdaQuant(1, 10, phi=1)
-    levels = told(operator, *[1.0] * 12)
+    compressor = DAdaQuant(1, 10, phi=1)
+    levels = told(compressor, *[1.0] * 12)
     assert levels == sorted(levels) and levels[-1] == 8
     falling = told(DAdaQuant(2, 64, phi=3), *[1 / (r + 1) for r in range(30)])
     assert falling == [2] * 30
 
 
 def test_larger_clients_have_more_levels_and_the_mean_the_same_variance() -> None:
-    operator = DAdaQuant(8, 64)
-    equal = operator.levels_of(weighted(5, 0.25, 0.25, 0.25, 0.25), torch.zeros(4, 5))
+    compressor = DAdaQuant(8, 64)
+    equal = compressor.levels_of(weighted(5, 0.25, 0.25, 0.25, 0.25), torch.zeros(4, 5))
     assert equal.flatten().tolist() == [8, 8, 8, 8]
     w = torch.tensor([0.7, 0.2, 0.1])
     a, b = (w ** (2 / 3)).sum(), (w**2).sum() / 64
     expected = ((a / b).sqrt() * w ** (2 / 3)).round()
-    found = operator.levels_of(weighted(5, 0.7, 0.2, 0.1), torch.zeros(3, 5)).flatten()
+    found = compressor.levels_of(weighted(5, 0.7, 0.2, 0.1), torch.zeros(3, 5)).flatten()
     assert torch.equal(found, expected) and found[0] > 8 > found[2]
     exact = (a / b).sqrt() * w ** (2 / 3)
     torch.testing.assert_close((w**2 / exact**2).sum(), (w**2).sum() / 64)

@@ -29,15 +29,15 @@ def rows() -> torch.Tensor:
 
 
 def test_rows_arrive_bit_for_bit_in_the_bytes_that_zlib_needs() -> None:
-    x, operator = rows(), Deflate()
-    seen, bits = operator(x, draws(), MESSAGE)
+    x, compressor = rows(), Deflate()
+    seen, bits = compressor(x, draws(), MESSAGE)
     assert torch.equal(seen.view(torch.int32), x.view(torch.int32))
     for row, used in zip(x, bits.tolist()):
         size = len(zlib.compress(row.numpy().tobytes(), 6))
         assert used == 8 * size + 2 * size.bit_length() - 1
-        stream = operator.encode(row, draws(), MESSAGE)
+        stream = compressor.encode(row, draws(), MESSAGE)
         assert len(stream) == -(-used // 8)
-        assert torch.equal(operator.decode(stream, MESSAGE).view(torch.int32), row.view(torch.int32))
+        assert torch.equal(compressor.decode(stream, MESSAGE).view(torch.int32), row.view(torch.int32))
     assert bits[0] > 0.8 * 32 * N and bits[1] < 0.02 * 32 * N
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 
 from fedbench.compression.base import LIMIT
 from fedbench.compression.lowrank import LowRank
@@ -67,14 +67,14 @@ def test_a_warm_start_comes_near_to_the_best_factors() -> None:
     """Power iteration on one matrix, message after message: the best of rank 2 in the end, from whichever start."""
     x = torch.randn(3, 600, generator=torch.Generator().manual_seed(2))
     spans = {"w": (0, 600, (20, 30))}
-    operator, sent = LowRank(2, warm_start=True), message(600, 3, spans)
-    operator.setup(RowStore(3, torch.device("cpu"), 1 << 20, 1 << 20), sent)
+    compressor, sent = LowRank(2, warm_start=True), message(600, 3, spans)
+    compressor.setup(RowStore(3, torch.device("cpu"), 1 << 20, 1 << 20), sent)
     for r in range(300):
-        result, _ = operator(x, draws(3, r), sent)
+        result, _ = compressor(x, draws(3, r), sent)
     u, s, v = torch.linalg.svd(x.view(3, 20, 30), full_matrices=False)
     best = (u[:, :, :2] * s[:, None, :2]) @ v[:, :2]
     assert torch.allclose(result.view(3, 20, 30), best, atol=0.02)
-    assert (operator(x, draws(3), message(600, 3, spans))[0] - result).abs().max() < 0.01  # draws no longer count
+    assert (compressor(x, draws(3), message(600, 3, spans))[0] - result).abs().max() < 0.01  # draws no longer count
     unknown = LowRank(2, warm_start=True)(x, draws(3, 1), sent)[0]  # nobody has set it up: it starts cold
     assert torch.equal(unknown, LowRank(2)(x, draws(3, 1), sent)[0])
 
@@ -82,10 +82,10 @@ def test_a_warm_start_comes_near_to_the_best_factors() -> None:
 def test_a_warm_start_is_each_client_s_own() -> None:
     spans = {"w": (0, 12, (3, 4))}
     store = RowStore(4, torch.device("cpu"), 1 << 20, 1 << 20)
-    operator, everybody = LowRank(1, warm_start=True), message(12, 4, spans)
-    operator.setup(store, everybody)
+    compressor, everybody = LowRank(1, warm_start=True), message(12, 4, spans)
+    compressor.setup(store, everybody)
     x = torch.randn(4, 12, generator=torch.Generator().manual_seed(3))
-    operator(x[[2, 0]], draws(2), type(everybody)("theta", 12, np.array([2, 0]), spans))
+    compressor(x[[2, 0]], draws(2), type(everybody)("theta", 12, np.array([2, 0]), spans))
     assert store.all["compression/theta"].touched().tolist() == [0, 2]
 
 

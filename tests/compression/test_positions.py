@@ -17,7 +17,7 @@ from fedbench.compression._stream import Reader, Writer
     "share, size, m", [(0.07, 100, 7), (0.01, 1, 1), (0.01, 150, 2), (1.0, 5, 5), (0.999, 3, 3), (1e-9, 7, 1)]
 )
 def test_a_share_is_rounded_up(share: float, size: int, m: int) -> None:
-    assert positions.kept(share, size) == m
+    assert positions.num_selected(share, size) == m
 
 
 def test_of_equal_ones_the_first_are_the_largest() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 
 from fedbench.compression.qsgd import QSGD
 from fedbench.core.options import ConfigError
@@ -40,14 +40,14 @@ def test_no_level_is_above_the_last() -> None:
     """In a row whose norm is rounded, too."""
     x = torch.rand(200, 7, generator=torch.Generator().manual_seed(0))
     for norm in ("l2", "max"):
-        levels = QSGD(65536, norm=norm).pack(x, draws(200), message(7, 200)).codes["level"]  # type: ignore[arg-type]
+        levels = QSGD(65536, norm=norm).compress(x, draws(200), message(7, 200)).codes["level"]  # type: ignore[arg-type]
         assert levels.max() <= 65536
 
 
 def test_full_precision_is_exact() -> None:
     x = rows([0.1, 0.2])
-    operator = QSGD(None)
-    assert operator.exact and torch.equal(seen(operator, x)[0], x)
+    compressor = QSGD(None)
+    assert compressor.exact and torch.equal(seen(compressor, x)[0], x)
 
 
 def test_too_many_levels_are_refused() -> None:

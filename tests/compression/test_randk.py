@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 
 from fedbench.compression.randk import RandK
 from fedbench.core.options import ConfigError

@@ -1,6 +1,6 @@
 """Signs by hand."""
 
-from operators import rows, seen
+from compressors import rows, seen
 
 from fedbench.compression.sign import Sign
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 
 from fedbench.compression.stc import STC, quantile
 
@@ -39,11 +39,11 @@ def test_a_hundredth_of_the_default_model() -> None:
 
 
 def test_what_was_sent_and_the_memory_is_what_was_due_over_twenty_rounds() -> None:
-    g, operator = torch.Generator().manual_seed(0), STC(0.02)
+    g, compressor = torch.Generator().manual_seed(0), STC(0.02)
     memory, sent, due = torch.zeros(2, 500), torch.zeros(2, 500), torch.zeros(2, 500)
     for _ in range(20):
         x = torch.randn(2, 500, generator=g)
-        out, _ = operator(memory + x, draws(2), message(500, 2))
+        out, _ = compressor(memory + x, draws(2), message(500, 2))
         memory, sent, due = memory + x - out, sent + out, due + x
     torch.testing.assert_close(sent + memory, due, rtol=0, atol=1e-4)
     assert float(memory.norm()) < float(due.norm()) * 10
@@ -62,7 +62,7 @@ def test_pfednets_variant_keeps_a_share_of_either_sign() -> None:
 def test_pfednets_quantile_is_torchs(size: int, share: float) -> None:
     x = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(quantile(x, 1 - share), torch.quantile(x, 1 - share, dim=1, keepdim=True))
-    trits = STC(share, variant="pfednet").pack(x, draws(3), message(size, 3)).codes["trit"]
+    trits = STC(share, variant="pfednet").compress(x, draws(3), message(size, 3)).codes["trit"]
     for sign in (1, -1):
         part = (sign * x).clamp_min(0)
         kept = (part > 0) & (part >= torch.quantile(part.double(), 1 - share, dim=1, keepdim=True))

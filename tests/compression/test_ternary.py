@@ -1,7 +1,7 @@
 """Ternary numbers by hand."""
 
 import torch
-from operators import draws, message, rows, seen
+from compressors import draws, message, rows, seen
 
 from fedbench.compression._stream import Writer
 from fedbench.compression.ternary import Ternary
@@ -15,8 +15,8 @@ def test_extremes_and_zeros_stay() -> None:
 
 def test_five_numbers_are_a_byte() -> None:
     """2, 0, 1, 2, 1 in base 3, the first counting most: 162 + 0 + 9 + 6 + 1 = 178; then 2, and four zeros (1): 202."""
-    operator, out, x = Ternary(), Writer(), rows([1, -1, 0, 1, 0, 1])
-    operator.write(operator.pack(x, draws(), message(6)), out, message(6))
+    compressor, out, x = Ternary(), Writer(), rows([1, -1, 0, 1, 0, 1])
+    compressor.write(compressor.compress(x, draws(), message(6)), out, message(6))
     assert list(out.stream())[4:] == [178, 202]
 
 

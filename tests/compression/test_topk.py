@@ -1,6 +1,6 @@
 """Top-k by hand."""
 
-from operators import rows, seen
+from compressors import rows, seen
 
 from fedbench.compression.topk import TopK
 
@@ -20,6 +20,6 @@ def test_one_number_is_always_sent() -> None:
 
 def test_all_of_them_are_the_row_itself() -> None:
     x = rows([1, float("nan"), -0.0])
-    operator = TopK(1)
-    result, bits = seen(operator, x)
-    assert operator.exact and result is not None and bits == [96]
+    compressor = TopK(1)
+    result, bits = seen(compressor, x)
+    assert compressor.exact and result is not None and bits == [96]

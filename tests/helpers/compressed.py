@@ -1,4 +1,4 @@
-"""Every method of conf/algorithm under every operator of conf/compression, in both directions, on tiny models.
+"""Every method of conf/algorithm under every compressor of conf/compression, in both directions, on tiny models.
 
 A seeded thirtieth of the pairs is tested by default, all of them with `-m "slow or not slow"`.
 """
@@ -30,8 +30,8 @@ def sampled(pairs: list[tuple[str, str]], slow_methods: Collection[str] = ()) ->
 
 
 def all_pairs() -> list[tuple[str, str]]:
-    """Every method under every operator."""
-    return [(method, operator) for method in METHODS for operator in OPERATORS]
+    """Every method under every compressor."""
+    return [(method, compressor) for method in METHODS for compressor in OPERATORS]
 
 
 @functools.cache

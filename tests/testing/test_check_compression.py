@@ -34,8 +34,8 @@ class Flat(Sign):
 class Joint(Sign):
     """One scale for all clients."""
 
-    def pack(self, x, draws, message):
-        sent = super().pack(x, draws, message)
+    def compress(self, x, draws, message):
+        sent = super().compress(x, draws, message)
         sent.codes["scale"] = sent.codes["scale"].amax(0, keepdim=True).expand(len(x), 1)
         return sent
 
@@ -52,16 +52,16 @@ class InPlace(TopK):
 class Global(RandK):
     """A key from the global generator."""
 
-    def pack(self, x, draws, message):
+    def compress(self, x, draws, message):
         draws.keys = torch.randint(1 << 40, (len(x),))
-        return super().pack(x, draws, message)
+        return super().compress(x, draws, message)
 
 
 class Asking(Sign):
     """Asks whether there is anything to send."""
 
-    def pack(self, x, draws, message):
-        return super().pack(x if float(x.abs().sum()) > 0 else -x, draws, message)
+    def compress(self, x, draws, message):
+        return super().compress(x if float(x.abs().sum()) > 0 else -x, draws, message)
 
 
 class Swapped(Sign):
@@ -103,8 +103,8 @@ class Wasteful(Sign):
 class Offset(Sign):
     """No scale is 0."""
 
-    def pack(self, x, draws, message):
-        sent = super().pack(x, draws, message)
+    def compress(self, x, draws, message):
+        sent = super().compress(x, draws, message)
         sent.codes["scale"] = sent.codes["scale"] + 1e-8
         return sent
 
@@ -112,9 +112,9 @@ class Offset(Sign):
 class Ratio(Sign):
     """Divides by a square, which may be infinite, and multiplies by it."""
 
-    def unpack(self, sent, message):
+    def decompress(self, sent, message):
         square = sent.codes["scale"].square().clamp_min(1e-30)
-        return super().unpack(sent, message) / square * square
+        return super().decompress(sent, message) / square * square
 
 
 class Spreading(Sign):
@@ -127,14 +127,14 @@ class Spreading(Sign):
 class Shrinking(QSGD):
     """Says that it is unbiased, and is a tenth too small."""
 
-    def unpack(self, sent, message):
-        return 0.9 * super().unpack(sent, message)
+    def decompress(self, sent, message):
+        return 0.9 * super().decompress(sent, message)
 
 
 class Growing(QSGD):
     """Rounds to the norm of a long row or to nothing, and says that this contracts."""
 
-    contracts = True
+    contractive = True
 
     def __init__(self):
         super().__init__(1, norm="l2", error_feedback=True)
@@ -143,8 +143,8 @@ class Growing(QSGD):
 class Partial(TopK):
     """Never sends the last number."""
 
-    def unpack(self, sent, message):
-        seen = super().unpack(sent, message)
+    def decompress(self, sent, message):
+        seen = super().decompress(sent, message)
         seen[:, -1] = 0
         return seen
 
@@ -157,38 +157,38 @@ class Forgetful(TopK):
 
 
 SLIPS = [
-    (Flat, "rows_and_bits_have_a_shape", "`count` is of each row"),
-    (Joint, "rows_are_independent", "alone than among 5"),
+    (Flat, "rows_and_bits_have_a_shape", "`count` must return one number"),
+    (Joint, "rows_are_independent", "alone than together with 4 others"),
     (InPlace, "inputs_stay", "in place"),
     (Global, "draws_are_keyed", "the global generator of torch"),
     (Asking, "nothing_waits_for_the_device", "waits for the device"),
-    (Swapped, "decoding_gives_what_is_seen", "decoded to other numbers"),
-    (Modest, "bits_are_those_of_the_stream", "`count` must count"),
+    (Swapped, "decoding_gives_what_is_seen", "decoded to other values"),
+    (Modest, "bits_are_those_of_the_stream", "it must count what"),
     (NotAsItIs, "exact_is_exact", "`exact` is set"),
-    (Wasteful, "exact_is_exact", "more than they do as they are"),
-    (Offset, "odd_rows_are_finite", "zeros are seen as 1e-08"),
-    (Ratio, "odd_rows_are_finite", "not seen as"),
-    (Spreading, "diverged_rows_are_nan", "other than NaN"),
+    (Wasteful, "exact_is_exact", "more than uncompressed"),
+    (Offset, "odd_rows_are_finite", "zeros are received as 1e-08"),
+    (Ratio, "odd_rows_are_finite", "received as inf or nan"),
+    (Spreading, "diverged_rows_are_nan", "not received as NaN"),
     (Shrinking, "right_on_average", "`unbiased` is set"),
-    (Growing, "what_contracts_is_never_farther_than_nothing", "leave `contracts` out"),
-    (Partial, "memory_gives_the_rest_back", "some of a row is never sent"),
-    (Forgetful, "state_is_saved", "goes on otherwise"),
+    (Growing, "what_contracts_is_never_farther_than_nothing", "do not set `contractive`"),
+    (Partial, "memory_gives_the_rest_back", "some values are never transmitted"),
+    (Forgetful, "state_is_saved", "continues differently"),
 ]
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slips, and the example of the page, as classes of a user's module."""
-    module = ModuleType("my_operators")
+    module = ModuleType("my_compressors")
     exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], vars(module))
     for slip, *_ in SLIPS:
         setattr(module, slip.__name__, slip)
-        monkeypatch.setattr(slip, "__module__", "my_operators")
-    monkeypatch.setitem(sys.modules, "my_operators", module)
+        monkeypatch.setattr(slip, "__module__", "my_compressors")
+    monkeypatch.setitem(sys.modules, "my_compressors", module)
 
 
 def test_the_example_of_the_page_holds() -> None:
-    report = check_compression("my_operators.Halves")
+    report = check_compression("my_compressors.Halves")
     report.raise_if_broken()
     assert list(report.skipped) == ["right_on_average"] and len(report.held) == len(compression.SUITE.checks) - 1
 
@@ -204,13 +204,13 @@ def test_every_check_of_operators_finds_a_slip() -> None:
 
 
 def test_the_command_tells_an_operator_by_its_class(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["check", "my_operators.Halves", "--only", "inputs_stay"]) == 0
+    assert commands.main(["check", "my_compressors.Halves", "--only", "inputs_stay"]) == 0
     assert commands.main(["check", "compression=topk", "share=0.3", "--only", "inputs_stay"]) == 0
     assert capsys.readouterr().out.count("1 hold, 0 broken") == 2
 
 
 def test_what_is_no_operator_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no operator"):
+    with pytest.raises(ConfigError, match="is not a subclass of fedbench"):
         check_compression("fedbench.engine.optim.SGD", {"lr": 1.0})
 
 

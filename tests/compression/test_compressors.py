@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from compressors import draws, message, same_numbers, seen
 from hypothesis import given
 from hypothesis import strategies as st
-from operators import draws, message, same_numbers, seen
 from properties import the_same_every_time
 
 from fedbench.compression import base
-from fedbench.compression.base import LIMIT, Operator
+from fedbench.compression.base import LIMIT, Compressor
 from fedbench.compression.cer import CER
 from fedbench.compression.chain import Chain
 from fedbench.compression.dadaquant import DAdaQuant
@@ -96,7 +96,7 @@ def test_no_rows_and_no_numbers(name: str) -> None:
 
 def test_other_rows_are_refused() -> None:
     for x in (torch.zeros(2, 3, dtype=torch.float64), torch.zeros(3), torch.zeros(2, 4)):
-        with pytest.raises(ValueError, match=r"theta: rows of float32 \[k, 3\]"):
+        with pytest.raises(ValueError, match=r"theta: rows must be float32 \[k, 3\]"):
             TopK(0.5)(x, draws(2), message(3, 2))
 
 
@@ -128,4 +128,4 @@ def test_wrong_options_are_one_sentence(option: str, changed: dict, words: str) 
 
 def test_an_operator_needs_its_parts() -> None:
     with pytest.raises(NotImplementedError):
-        Operator(True, "up")(torch.zeros(1, 2), draws(), message(2))
+        Compressor(True, "up")(torch.zeros(1, 2), draws(), message(2))

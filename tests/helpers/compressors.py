@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.compression.base import Message, Operator, Span
+from fedbench.compression.base import Compressor, Message, Span
 from fedbench.core.rng import RowRandom
 
 
@@ -27,15 +27,17 @@ def rows(*numbers: Sequence[float]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float32)
 
 
-def seen(operator: Operator, x: Tensor, spans: Mapping[str, Span] | None = None, seed: int = 0) -> tuple[Tensor, list]:
-    """What the other side sees of rows, after their streams were held against it; and the bits."""
+def seen(
+    compressor: Compressor, x: Tensor, spans: Mapping[str, Span] | None = None, seed: int = 0
+) -> tuple[Tensor, list]:
+    """Return the received rows and the bits, after a comparison with the decoded streams."""
     whole = message(x.shape[1], len(x), spans)
-    result, bits = operator(x, draws(len(x), seed), whole)
+    result, bits = compressor(x, draws(len(x), seed), whole)
     for i, row in enumerate(x):
         one = whole.of(i, i + 1)
-        stream = operator.encode(row, RowRandom(draws(len(x), seed).keys[i : i + 1]), one)
+        stream = compressor.encode(row, RowRandom(draws(len(x), seed).keys[i : i + 1]), one)
         assert (len(stream) * 8 - bits[i]) in range(8)
-        same_numbers(operator.decode(stream, one), result[i])
+        same_numbers(compressor.decode(stream, one), result[i])
     return result, bits.tolist()
 
 

@@ -33,13 +33,13 @@ def test_help_of_an_option_is_its_source_and_its_keys(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.splitlines() == [
         "algorithm=pgfed",
         "  PGFed: Luo et al., ICCV 2023; values of the released script",
-        "  mu, eta2, beta, alpha_max: a number, or a list with one for each client",
+        "  mu, eta2, beta, alpha_max: a number, or a list with one per client",
         "  class fedbench.algorithms.pgfed.PGFed",
         "  algorithm.mu=0.1           weight of the auxiliary risks",
         "  algorithm.eta2=0.01        learning rate of their coefficients a_ij",
-        "  algorithm.beta=0.0         > 0: PGFedMo",
+        "  algorithm.beta=0.0         momentum of the auxiliary gradient; > 0: PGFedMo",
         "  algorithm.alpha_max=null   upper bound of a_ij",
-        "  algorithm.drop_last=false  the released code leaves the last short batch out of g_j",
+        "  algorithm.drop_last=false  true: g_j leaves out the last incomplete batch, as the released code",
     ]
     assert main(["algorithm=fedpro", "--help"]) == 2
     said = "algorithm=fedpro is not an option: did you mean fedprox or fedrod or fedper?"

@@ -1,8 +1,7 @@
 """Tables as inputs of a model: missing values filled, numbers standardized, categories one-hot.
 
-Which statistics that takes, and of which samples, is known only when the samples are divided over clients: `TableFit`
-is the ``fit`` of such Arrays.  It follows scikit-learn's SimpleImputer, StandardScaler and
-OneHotEncoder(handle_unknown="ignore").
+scikit-learn's ColumnTransformer does it.  It is fitted when the samples are divided over clients: `TableFit` is the
+``fit`` of such Arrays.
 
 Letters: n samples, Q numeric columns, F features that a model sees.
 """
@@ -11,14 +10,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedbench.core.constant import EPS, deviation
+from fedbench.core.constant import EPS
 from fedbench.data.base import Arrays
 
 if TYPE_CHECKING:
+    from sklearn.compose import ColumnTransformer
+
     from fedbench.core.split import Split
 
 ScaleFit = Literal["train", "all", "client"]
@@ -27,34 +28,28 @@ FEW_ROWS = 20  # a column of distinct integers is suspicious from this many rows
 log = logging.getLogger(__name__)
 
 
-class Statistics(NamedTuple):
-    """What is learned of a table: fill of each column [columns]; of each numeric one, once filled, what is subtracted
-    and what it is divided by [Q]: mean and std, or 0 and the largest absolute value."""
-
-    fill: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
-
-
 @dataclass(frozen=True)
 class TableFit:
-    """Turns raw columns [n, columns] float64 (NaN: missing) into features [n, F] float32.
+    """Turn raw columns [n, columns] float64 (NaN: missing) into features [n, F] float32.
 
-    categories: for each column, how many categories it has, 0 for a numeric one.  A category is its number; a number
-    that is too large is a value that is not listed.
-    indicator: whether each column with missing values gets another one, 1 where the value is missing.
-    scale_fit: whose samples statistics are of: the training parts of all clients together (train), all samples of all
-    clients (all), or each client's own training part for its samples (client; what it has no value of, it takes from
-    train).
+    Missing numbers become the mean, and missing categories the most frequent one, the first of several.  Of a column
+    without any value they become 0 and the first category.  Numeric columns are then scaled; one-hot columns and
+    indicators are not.  A category that is in no client's training part is all zeros.  Features are in the order
+    numbers, one-hot columns, indicators, constant.
 
-    scale: standard, or max_abs: numbers are divided by the largest absolute value instead (0 stays 0) and clipped to
-    [-1, 1].  fill: mean, or zero for missing numbers.  constant: whether a last feature is 1 everywhere.  These three
-    are for pFedNet, whose code scales by max_abs, fills with 0 and appends the constant.
+    Args:
+        categories: Number of categories of each column, 0 for a numeric one.  Cells hold the number of the category; a
+            larger number is a value that is not listed.
+        indicator: Whether each column with missing values gets another one, 1 where the value is missing.
+        scale_fit: Samples that fillings and scales are fitted on: the training parts of all clients (train), all
+            samples (all), or each client's training part for its samples (client).  A client takes the statistics of
+            train for columns of which it has no value.
+        scale: standard (mean 0, deviation 1) or max_abs (largest absolute value 1, clipped to [-1, 1]).
+        fill: mean, or zero, for missing numbers.
+        constant: Whether a last feature is 1 everywhere.
 
-    The rules.  A missing number becomes the mean, a missing category the most frequent one (the first of several); of
-    a column without any value, 0 and the first.  Numeric columns are then standardized (a constant one is only
-    centered); one-hot and indicator columns are not.  A category that no client's training part has is all zeros.
-    The order of features: numeric columns, then one-hot columns, indicators, the constant.
+    References:
+        max_abs, zero and the constant are those of pFedNet's code.
     """
 
     categories: tuple[int, ...]
@@ -65,20 +60,24 @@ class TableFit:
     constant: bool = False
 
     def __call__(self, arrays: Arrays, split: Split, normalize: bool) -> Arrays:
-        """The arrays with features in place of raw columns; normalize: whether numeric columns are standardized."""
+        """Return the arrays with features in place of raw columns; normalize: whether numeric columns are scaled."""
         raw = np.asarray(arrays.inputs)  # [n, columns]
         parts = (split.train, split.val, split.test)
         indices = split.train.indices if self.scale_fit != "all" else np.concatenate([p.indices for p in parts])
         flagged = np.flatnonzero(np.isnan(raw).any(0)) if self.indicator else np.empty(0, np.int64)
-        pooled = self._statistics(raw[indices], None)
-        seen = [np.unique(raw[split.train.indices, c]) for c in self._categorical]
-        features = self._encode(raw, pooled, seen, flagged, normalize)  # [n, F]
+        pooled = self._transformer(normalize, flagged).fit(self._listed(raw[indices]))
+        features = np.asarray(pooled.transform(raw))  # [n, F]
         if self.scale_fit == "client":
             for i in range(split.num_clients):
                 samples = np.concatenate([p[i] for p in parts])
-                statistics = self._statistics(raw[split.train[i]], pooled)
-                features[samples] = self._encode(raw[samples], statistics, seen, flagged, normalize)
-        return replace(arrays, inputs=features)
+                features[samples] = self._of_client(raw, split.train[i], samples, pooled, normalize, flagged)
+        seen = [np.isin(np.arange(self.categories[c]), raw[split.train.indices, c]) for c in self._categorical]
+        if seen:
+            first = len(self._numeric)
+            features[:, first : first + sum(map(len, seen))] *= np.concatenate(seen)
+        if self.constant:
+            features = np.column_stack([features, np.ones(len(raw))])
+        return replace(arrays, inputs=features.astype(np.float32))
 
     @property
     def _numeric(self) -> np.ndarray:
@@ -88,47 +87,58 @@ class TableFit:
     def _categorical(self) -> np.ndarray:
         return np.flatnonzero(np.array(self.categories, np.int64))
 
-    def _statistics(self, raw: np.ndarray, fallback: Statistics | None) -> Statistics:
-        """Of raw columns [m, columns]; fallback: where a column has no value (None: 0)."""
-        fill = np.zeros(raw.shape[1]) if fallback is None else fallback.fill.copy()
-        for c, count in enumerate(self.categories):
-            values = raw[~np.isnan(raw[:, c]), c]
-            if count:
-                values = values[values < count]  # an unlisted value fills nothing
-            if len(values):
-                fill[c] = np.bincount(values.astype(np.int64)).argmax() if count else values.mean()
-        if self.fill == "zero":
-            fill[self._numeric] = 0
-        numbers = _filled(raw, fill)[:, self._numeric]  # [m, Q]
-        if self.scale == "max_abs":
-            most = np.abs(numbers).max(0)
-            most = most if fallback is None else np.where(most < 10 * EPS, fallback.std, most)
-            return Statistics(fill, np.zeros(len(most)), np.where(most < 10 * EPS, 1.0, most))
-        return Statistics(fill, numbers.mean(0), deviation(numbers))
+    def _transformer(self, normalize: bool, flagged: np.ndarray) -> ColumnTransformer:
+        """Return the unfitted transformer of raw columns; flagged: those with an indicator."""
+        from sklearn.compose import ColumnTransformer  # slow to import
+        from sklearn.impute import MissingIndicator, SimpleImputer
+        from sklearn.pipeline import Pipeline
+        from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, OneHotEncoder, StandardScaler
 
-    def _encode(
-        self, raw: np.ndarray, statistics: Statistics, seen: list[np.ndarray], flagged: np.ndarray, normalize: bool
+        strategy = "mean" if self.fill == "mean" else "constant"
+        fill = SimpleImputer(strategy=strategy, fill_value=0, keep_empty_features=True)
+        numbers: list[tuple[str, Any]] = [("fill", fill)]
+        if normalize and self.scale == "standard":
+            numbers.append(("scale", StandardScaler()))
+        elif normalize:
+            numbers.append(("scale", MaxAbsScaler()))
+            numbers.append(("clip", FunctionTransformer(np.clip, kw_args={"a_min": -1, "a_max": 1})))
+        listed: Any = [np.arange(self.categories[c], dtype=np.float64) for c in self._categorical]
+        words = [
+            ("fill", SimpleImputer(strategy="most_frequent", keep_empty_features=True)),
+            ("code", OneHotEncoder(categories=listed, handle_unknown="ignore", sparse_output=False)),
+        ]
+        return ColumnTransformer(
+            [
+                ("numbers", Pipeline(numbers), self._numeric),
+                ("words", Pipeline(words), self._categorical),
+                ("flags", MissingIndicator(features="all"), flagged),
+            ]
+        )
+
+    def _of_client(
+        self,
+        raw: np.ndarray,
+        train: np.ndarray,
+        samples: np.ndarray,
+        pooled: ColumnTransformer,
+        normalize: bool,
+        flagged: np.ndarray,
     ) -> np.ndarray:
-        """Features of raw columns [m, columns]; seen: of each categorical column, what training parts have; flagged:
-        the columns with an indicator.  # [m, F] float32"""
-        filled = _filled(raw, statistics.fill)
-        numbers = filled[:, self._numeric]  # [m, Q]
-        if normalize:
-            numbers = (numbers - statistics.mean) / statistics.std
-            numbers = numbers.clip(-1, 1) if self.scale == "max_abs" else numbers
-        blocks = [numbers]
-        for c, known in zip(self._categorical, seen):
-            category = np.arange(self.categories[c])
-            blocks.append((filled[:, c, None] == category) & np.isin(category, known))
-        blocks.append(np.isnan(raw[:, flagged]))
-        if self.constant:
-            blocks.append(np.ones((len(raw), 1)))
-        return np.concatenate([b.astype(np.float32) for b in blocks], axis=1)
+        """Return the features of a client's samples, fitted on its training part.  # [samples, F]"""
+        fills = np.empty(len(self.categories))
+        for name, columns in (("numbers", self._numeric), ("words", self._categorical)):
+            if len(columns):
+                fills[columns] = pooled.named_transformers_[name]["fill"].statistics_
+        empty = np.isnan(self._listed(raw[train])).all(0)
+        own = self._transformer(normalize, flagged).fit(np.where(empty, fills, self._listed(raw[train])))
+        if normalize and self.scale == "max_abs" and len(self._numeric):
+            scaler, fallback = (t.named_transformers_["numbers"]["scale"] for t in (own, pooled))
+            scaler.scale_ = np.where(scaler.max_abs_ < 10 * EPS, fallback.scale_, scaler.scale_)
+        return np.asarray(own.transform(raw[samples]))
 
-
-def _filled(raw: np.ndarray, fill: np.ndarray) -> np.ndarray:
-    """Raw columns [m, columns] with fill [columns] in place of NaN."""
-    return np.where(np.isnan(raw), fill, raw)
+    def _listed(self, raw: np.ndarray) -> np.ndarray:
+        """Return raw columns with NaN for values that are not listed, which fill nothing."""
+        return np.where(raw < np.where(self.categories, self.categories, np.inf), raw, np.nan)
 
 
 def warn_of_row_numbers(values: np.ndarray, where: str, remedy: str) -> None:

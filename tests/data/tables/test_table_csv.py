@@ -19,6 +19,7 @@ from fedbench.core.options import ConfigError
 from fedbench.core.split import Ragged, Split
 from fedbench.data.base import TEST, TRAIN, VAL, Arrays
 from fedbench.data.tables._scales import scales, warn_of_scales
+from fedbench.data.tables._table import TableFit
 from fedbench.data.tables.diabetes442 import Diabetes442
 from fedbench.data.tables.table_csv import TableCsv
 from fedbench.engine.federation import Federation
@@ -250,6 +251,32 @@ def test_a_constant_column_is_centered_whatever_its_value(tmp_path: Path, scale_
     assert abs(x[13] - 0.1) < 1e-6
     raw = arrays.for_split(split, normalize=False)
     assert [least > 0.5 for least, _ in scales(raw, split).values()] == [True]  # of x alone
+
+
+def test_constant_columns_are_those_of_scikit_learn() -> None:
+    """300 columns, each of one value; the variance of most of them is not exactly 0."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        value, n = rng.normal(100, 50), int(rng.integers(5, 500))
+        raw = np.c_[np.full(n, value), rng.standard_normal(n)]
+        arrays = Arrays(raw, np.arange(n) % 2, np.zeros(n, np.int8), 2, fit=TableFit((0, 0)))
+        nobody = Ragged.from_lists([np.empty(0, np.int64)])
+        x = arrays.for_split(Split(Ragged.from_lists([np.arange(n)]), nobody, nobody)).inputs
+        np.testing.assert_allclose(x, StandardScaler().fit_transform(raw), rtol=1e-6, atol=1e-9)
+        assert np.abs(np.asarray(x)[:, 0]).max() < 1e-6
+
+
+@pytest.mark.parametrize("scale", ["standard", "max_abs"])
+def test_a_client_without_a_value_takes_the_filling_and_scale_of_all(tmp_path: Path, scale: Any) -> None:
+    """The first client trains on rows 0 and 1, which have no y, the second on 2 and 3; y of 4 and 5 is 8."""
+    text = "x,y,w,label\n1,,,a\n2,,,b\n3,2,v,a\n4,6,u,b\n5,8,v,a\n6,8,v,b\n"
+    arrays = patients(tmp_path, text, ignore=["x"], scale_fit="client", scale=scale, categorical=["w"])
+    y, u, v = np.asarray(arrays.for_split(FIRST_FOUR).inputs).T
+    filled = 0 if scale == "standard" else 1  # the mean, 4, less 4, or by the client's largest number, also 4
+    np.testing.assert_allclose(y[[0, 1]], filled)
+    np.testing.assert_allclose(y[5], 4 if scale == "standard" else 1)  # the first client's: only centered, or clipped
+    np.testing.assert_allclose(y[[2, 3]], [-1, 1] if scale == "standard" else [1 / 3, 1])
+    assert u[[0, 1]].tolist() == [1, 1] and v[5] == 1  # of v and u, as often, the first
 
 
 def test_statistics_of_everybody_or_of_each_client(tmp_path: Path) -> None:

@@ -1,20 +1,27 @@
-"""BERT's uncased WordPiece: by hand, and against the library tokenizers where it is there."""
+"""BERT's uncased WordPiece: by hand, and on real text."""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedbench.core.digests import digest
 from fedbench.core.options import ConfigError
-from fedbench.data.text._wordpiece import split, tokenize
+from fedbench.data.text._plays import plays_of
+from fedbench.data.text._wordpiece import tokenize
+from fedbench.data.text.shakespeare import BUNDLED
 
 WORDS = (
     "[PAD] [UNK] [CLS] [SEP] what is the un ##aff ##able aff ##s a b ##b ? ! , . $ ' - 中 文 cafe naive x ##x ##y "
     "ray ct mri ##i 1 2 ##3 in show ##n image"
 )
 PIECES = WORDS.split()
+EARLIER = "37173d2ebd77765ff24e931e231a464f5c95d17c12511e53efb7fffe5d67736a"
 TEXTS = [
     "What is the unaffable?",
     "",
@@ -50,13 +57,32 @@ def test_by_hand(vocab: Path) -> None:
     assert found[2].tolist() == row("[CLS]", *"aaaaaa", "[SEP]")
 
 
-def test_words() -> None:
-    assert " ".join(split("Qu'est-ce que l'IRM, à 3T?")) == "qu ' est - ce que l ' irm , a 3t ?"
+def test_a_special_token_in_a_text_is_text(vocab: Path) -> None:
+    number = {piece: i for i, piece in enumerate(PIECES)}
+    assert tokenize(["[SEP] a"], vocab, 8)[0].tolist() == [
+        *(number[p] for p in ("[CLS]", "[UNK]", "[UNK]", "[UNK]", "a", "[SEP]")), 0, 0
+    ]  # fmt: skip
+
+
+def test_real_text_has_the_numbers_that_earlier_releases_gave(tmp_path: Path) -> None:
+    """The speeches of a play, with its 400 most frequent words and all letters as pieces."""
+    lines = [
+        line
+        for lines in plays_of((BUNDLED / "twelfth_night.txt").read_text("utf-8"), "x")["x"].values()
+        for line in lines
+    ]
+    words = Counter(re.findall(r"[a-z]+|[^\sa-z]", " ".join(lines).lower()))
+    letters = sorted(set("".join(words)))
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{c}" for c in letters)]
+    pieces += sorted(word for word, _ in words.most_common(400) if word not in letters)
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    assert digest(tokenize(lines, tmp_path / "vocab.txt", 24)) == EARLIER
 
 
 @pytest.mark.parametrize("length", [2, 5, 40])
 def test_as_the_library(vocab: Path, length: int) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     library = tokenizers.BertWordPieceTokenizer(str(vocab), lowercase=True)
     library.enable_truncation(length)
     library.enable_padding(length=length)
@@ -76,6 +102,12 @@ def test_what_is_refused(tmp_path: Path, pieces: list[str] | None, words: str) -
         (tmp_path / "vocab.txt").write_text("\n".join(pieces))
     with pytest.raises(ConfigError, match=words):
         tokenize(["a"], tmp_path / "vocab.txt", 4)
+
+
+def test_without_the_library_there_is_one_sentence(vocab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"dataset\.vocab needs tokenizers: pip install tokenizers"):
+        tokenize(["a"], vocab, 4)
 
 
 def test_a_length_without_room_is_refused(vocab: Path) -> None:

@@ -6,15 +6,29 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbench.core.options import ConfigError
+from fedbench.core.options import ConfigError, require
 
 
-def bundled_csv(name: str, skip: int = 0, delimiter: str | None = ",") -> np.ndarray:
-    """A CSV of numbers from scikit-learn's data folder, gzipped or not, without its first lines.  delimiter: None is
-    any white space.  # [rows, columns], or [rows] of a single column"""
+def bundled_csv(name: str, shape: tuple[int, ...], skip: int = 0, delimiter: str | None = ",") -> np.ndarray:
+    """Read a CSV of numbers from scikit-learn's data folder, gzipped or not.
+
+    Args:
+        name: Name of the file.
+        shape: Its rows and columns.
+        skip: First lines to leave out.
+        delimiter: Text between cells; None: any white space.
+
+    Returns:
+        An array of this shape.
+
+    Raises:
+        ConfigError: scikit-learn is not installed, or its file has another shape.
+    """
     spec = find_spec("sklearn")
     path = Path(str(spec.origin)).parent / "datasets" / "data" / name if spec else None
     if path is None or not path.exists():
         raise ConfigError(f"{name} is part of scikit-learn, which is not installed here (pip install scikit-learn)")
     with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
-        return np.loadtxt(file, delimiter=delimiter, skiprows=skip)
+        table = np.loadtxt(file, delimiter=delimiter, skiprows=skip)
+    require(table.shape == shape, f"{path} has the shape {table.shape}, expected {shape}: reinstall scikit-learn")
+    return table

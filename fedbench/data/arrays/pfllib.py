@@ -1,7 +1,12 @@
 """A folder that PFLlib's generators wrote: the clients, their training and their test parts as they are.
 
-Layout: config.json, train/0.npz, train/1.npz, ..., test/0.npz, ...; each file has one array `data`, a dict of x (inputs
-[n, ...], images channels first and scaled already) and y (classes [n]).  For dataset.split=published and
+Layout of dataset.path::
+
+    train/0.npz, train/1.npz, ...      each with one array `data`, a dict of x (inputs [n, ...]) and y (classes [n])
+    test/0.npz, test/1.npz, ...
+    config.json
+
+Images have channels first and are scaled already.  For dataset.split=published and
 partition=domain, so that client i is that of the folder.
 
 Such a file is a pickle.  It is read by a reader that builds arrays and nothing else (_pickled.py).  With

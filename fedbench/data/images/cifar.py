@@ -1,8 +1,16 @@
 """CIFAR-10 and CIFAR-100: 50,000 train and 10,000 test images, 32x32 colour, as published.
 
-Source: Krizhevsky 2009.  A download is the *binary version* of the archives.  The Python version, which torchvision
-stores, is read without running its pickles.  The search order is: ``path``; data_dir/<name>.npz (the converted
-download); either archive or its extracted folder in data_dir; data_dir/cifar10_jpeg.npz; the network.
+Source: Krizhevsky, Learning multiple layers of features from tiny images, 2009 (cs.toronto.edu/~kriz/cifar.html).
+Licence: none is stated; used for research.
+Layout, of which the first that is found is read, after ``path`` and before a download::
+
+    data_dir/
+        cifar10.npz, cifar100.npz                         the converted download
+        cifar-10-binary.tar.gz, cifar-10-batches-bin/     the binary version, which is downloaded
+        cifar-10-python.tar.gz, cifar-10-batches-py/      the Python version, as torchvision stores it
+        cifar10_jpeg.npz
+
+The pickles of the Python version are read without running them.
 
 A JPEG file (``jpeg``, ``offset``, ``label``, ``is_test``, ``classes``: every image a JPEG stream, end to end)
 is lossy: accuracies are close to, not equal to, those on the original, and the images are in another order.

@@ -1,5 +1,17 @@
 """Five sets of pictures on which prompts for CLIP are compared, split as by CoOp (Zhou et al., IJCV 2022).
 
+Sources: Caltech-101 (Fei-Fei et al., 2004), Describable Textures (Cimpoi et al., 2014), Flowers-102 (Nilsback and
+Zisserman, 2008), Food-101 (Bossard et al., 2014), Oxford-IIIT Pets (Parkhi et al., 2012).
+Licences: Caltech-101 CC BY 4.0, Pets CC BY-SA 4.0; textures for research; none is stated for flowers and food.
+Layout, as torchvision's downloads or CoOp's folders::
+
+    data_dir/
+        caltech101/101_ObjectCategories/     or caltech-101/101_ObjectCategories/
+        dtd/dtd/images/                      or dtd/images/
+        flowers-102/jpg/                     or oxford_flowers/jpg/
+        food-101/images/
+        oxford-iiit-pet/images/              or oxford_pets/images/
+
 Pictures and labels are torchvision's, its own train, validation and test parts pooled.  CoOp's author drew one split,
 published as split_zhou_<set>.json: it is used where that file lies beside the pictures' folder, or where split_file
 says.  Otherwise its rule is followed with `seed`, which gives the same sizes, not the same pictures: of each class's

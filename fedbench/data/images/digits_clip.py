@@ -24,7 +24,7 @@ MEAN, STD, NOISE = 0.3, 0.35, 0.35  # of the drawn images; standard deviation of
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """The 1,797 digits in a fixed random order: images [n, 32, 32] in [0, 1], bilinear from 8x8, and labels [n]."""
-    table = bundled_csv("digits.csv.gz")
+    table = bundled_csv("digits.csv.gz", (1797, 65))
     order = np.random.default_rng(0).permutation(len(table))
     grey = table[order, :-1].reshape(-1, 8, 8).astype(np.float32) / 16
     at = np.clip((np.arange(32) + 0.5) / 4 - 0.5, 0, 7)  # centres of pixels, as image libraries place them

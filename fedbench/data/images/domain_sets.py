@@ -1,9 +1,15 @@
 """Office-Caltech10 and DomainNet-10: pictures of ten kinds of objects in four and six styles, each a natural silo.
 
-Sources: Li et al., FedBN, ICLR 2021, who made both packages; pFedMoAP and FedOTP take them from there.
-Two layouts of the folder are read.  FedBN's: pickled lists {domain}_train.pkl and {domain}_test.pkl of (paths, class
-names), read without running anything.  Or domain/class/picture, of which a fifth of every domain, stratified, is the
-test part (scikit-learn's cut, which gives the sizes of FedBN's lists); folders of other names are left aside.
+Sources: Gong et al., CVPR 2012 (Office-Caltech10); Peng et al., ICCV 2019 (DomainNet); both as packed by Li et al.,
+FedBN, ICLR 2021, from where pFedMoAP and FedOTP take them.
+Licences: none is stated for Office-Caltech10; DomainNet is for research that is not commercial.
+Layout, FedBN's or plain folders::
+
+    {domain}_train.pkl, {domain}_test.pkl     pickled lists of (paths, class names), read without running anything
+    {domain}/{class}/{picture}
+
+Of plain folders a fifth of every domain, stratified, is the test part (scikit-learn's cut, which gives the sizes of
+FedBN's lists).  Folders of other names are left aside.
 
 ``label_pairing: official_bug`` repeats two mistakes in the code of pFedMoAP and FedOTP that explain their printed
 tables (zero-shot CLIP at chance): a client has the labels of its own samples, but as many images from the top of its

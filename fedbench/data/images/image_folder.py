@@ -1,5 +1,12 @@
 """Images in folders: class/picture, domain/class/picture, or train, val, test/class/picture.
 
+dataset=officehome is one of them: Office-Home (Venkateswara et al., CVPR 2017), for research that is not commercial.
+Layout of dataset.path, one of::
+
+    {class}/{picture}
+    {domain}/{class}/{picture}
+    train/{class}/{picture}, val/..., test/...
+
 Pictures are brought to one size once (whole picture, no crop, as PGFed's Office-Home code does) and kept in
 data_dir/cache under a hash of the listing, so that a changed, added or removed picture is seen.  Classes and
 domains are numbered in the order of their names.

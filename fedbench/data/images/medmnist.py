@@ -1,7 +1,13 @@
 """The twelve 2D sets of MedMNIST v2 by flag, 28x28, with their published train, val and test parts.
 
-Source: Yang et al., Scientific Data 2023.  The medmnist package supplies the properties of a set: address and md5 of
-its files, classes, channels and numbers of images.  Set dataset.path to read a larger size (MedMNIST+).
+Source: Yang et al., MedMNIST v2, Scientific Data 2023 (medmnist.com).
+Licence: CC BY 4.0; DermaMNIST CC BY-NC 4.0.
+Layout, in data_dir or in the folder of the medmnist package::
+
+    pneumoniamnist.npz      train_images, train_labels, val_images, val_labels, test_images, test_labels
+
+The medmnist package supplies the facts of a set: address and md5 of its files, classes, channels and numbers of images.
+Set dataset.path to read a larger size (MedMNIST+).
 """
 
 from pathlib import Path

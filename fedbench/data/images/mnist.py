@@ -1,8 +1,13 @@
 """MNIST and Fashion-MNIST from the original idx files: 60,000 train and 10,000 test images, 28x28 grey.
 
-Sources: LeCun et al. 1998 (mirrored), Xiao et al. 2017.  Looked for in this order: ``path``;
-data_dir/<name>.npz (the MedMNIST layout; what a download is converted to); the idx files, plain or .gz, in
-data_dir/<name> or in torchvision's <Name>/raw; the network.
+Sources: LeCun et al., 1998 (mirrored); Xiao et al., Fashion-MNIST, 2017 (github.com/zalandoresearch/fashion-mnist).
+Licences: MNIST CC BY-SA 3.0, Fashion-MNIST MIT.
+Layout, of which the first that is found is read, after ``path`` and before a download::
+
+    data_dir/
+        mnist.npz, fashion_mnist.npz      layout of MedMNIST; the converted download
+        mnist/, fashion_mnist/            the four idx files, plain or .gz
+        MNIST/raw/, FashionMNIST/raw/     the same, as torchvision stores them
 """
 
 import gzip

@@ -1,7 +1,8 @@
 """Questions about pictures and radiographs with labels, each set a client: FedPIA's Task 5.
 
 SLAKE, VQA-RAD and VQA-Med 2019 ask questions (med_vqa.py); Open-I and MIMIC-CXR have reports and 15 labels
-(medvill.py).  One model reads both: words and lengths of texts are the same, every client has a head of its own.
+(medvill.py).  Their modules name sources, licences and layouts.  One model reads both: words and lengths of texts are
+the same, every client has a head.
 FedPIA trains on 34,323 samples, which leaves 10,711 for MIMIC-CXR: 80% of 13,389 pairs.  It does not say which.
 """
 

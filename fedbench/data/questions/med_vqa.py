@@ -1,8 +1,14 @@
 """Questions about medical pictures of several published data sets, each a natural silo: FedPIA's Task 1.
 
-SLAKE (Liu et al., ISBI 2021; huggingface.co/datasets/BoKelvin/SLAKE, CC BY 4.0): its English questions.  VQA-Med 2019,
+Sources: SLAKE (Liu et al., ISBI 2021; huggingface.co/datasets/BoKelvin/SLAKE), its English questions; VQA-Med 2019,
 2020 and 2021 (Ben Abacha et al., ImageCLEF; zenodo.org/records/10499039, github.com/abachaa, and for 2020's training
-part aicrowd.com, CC BY 4.0).  VQA-RAD (vqa_rad.py).  Test parts are the official ones; those of FedPIA for 2020, 2021
+part aicrowd.com); VQA-RAD (vqa_rad.py).
+Licences: CC BY 4.0, VQA-RAD CC0.
+Layout: folders or zips as published, below data_dir or where dataset.paths says::
+
+    data_dir/slake/, vqa_rad/, vqa_med_2019/, vqa_med_2020/, vqa_med_2021/
+
+Test parts are the official ones; those of FedPIA for 2020, 2021
 and VQA-RAD have other sizes, by a rule that it does not tell.  Validation parts are not trained on.
 """
 

@@ -1,8 +1,11 @@
 """Chest radiographs with their reports and 15 labels, in MedViLL's pair files: FedPIA's Tasks 3 and 4.
 
-Moon et al., JBHI 2022 (github.com/SuperSupermoon/MedViLL): Train.jsonl, Valid.jsonl and Test.jsonl, a dict a line, of
-id, text, label ("'Edema', 'Fracture'", empty for none of the 14 of CheXpert) and img.  3,547 pairs of Open-I; those of
-MIMIC-CXR need PhysioNet's agreement, and are never downloaded here.
+Source: Moon et al., JBHI 2022 (github.com/SuperSupermoon/MedViLL): 3,547 pairs of Open-I, and those of MIMIC-CXR.
+Licence: that of the pictures' data sets; MIMIC-CXR needs PhysioNet's agreement.  Nothing is downloaded.
+Layout of dataset.path::
+
+    Train.jsonl, Valid.jsonl, Test.jsonl     a dict a line: id, text, label ("'Edema', 'Fracture'", empty for none), img
+
 FedPIA's training parts are 2,837 and 73,348 samples, 80% of all pairs: so all are pooled and cut anew.  It does not say
 which are taken.  Reports were what the labels were read from: text alone nearly tells them.
 """

@@ -1,8 +1,14 @@
 """Questions of OmniMedVQA about pictures of many kinds, a client a kind: FedPIA's Task 2.
 
-Hu et al., CVPR 2024 (huggingface.co/datasets/foreverbeliever/OmniMedVQA): Images/<data set>/... and a list of questions
-a data set in QA_information/Open-access; those of restricted data sets name pictures that are not in it, and are not
-read.  Of a question its right answer alone is used, not the options: the answer is the class.
+Source: Hu et al., CVPR 2024 (huggingface.co/datasets/foreverbeliever/OmniMedVQA).
+Licence: each picture has that of its data set.
+Layout of dataset.path::
+
+    Images/{data set}/...
+    QA_information/Open-access/{data set}.json      questions
+
+Questions of restricted data sets name pictures that are not in it, and are not read.  Of a question its right answer
+alone is used, not the options: the answer is the class.
 FedPIA's list of 41 data sets and the unit of its cut are not published.  Here all data sets of a modality are taken,
 and of each client's pictures a share, rounded up, is tested on with all of their questions.
 """

@@ -1,10 +1,17 @@
 """VQA-RAD: clinicians' questions about radiographs of head, chest and abdomen.
 
-Lau et al., Scientific Data 2018 (osf.io/89kps, CC0), in either of two forms.
+Source: Lau et al., Scientific Data 2018 (osf.io/89kps).
+Licence: CC0.
+Layout of dataset.path, a folder or a zip, one of::
 
-As published: `VQA_RAD Dataset Public.json` and `VQA_RAD Image Folder`, with 1,797 training and 451 test questions about
-314 of 315 pictures.  Questions whose phrase_type begins with "test" are the test part.
-Repackaged, as in much released code: trainset.json, testset.json and images/.  The test part is the same.  The 1,267
+    VQA_RAD Dataset Public.json      as published
+    VQA_RAD Image Folder/
+
+    trainset.json, testset.json      repackaged, as in much released code
+    images/
+
+As published there are 1,797 training and 451 test questions about 314 of 315 pictures.  Questions whose phrase_type
+begins with "test" are the test part.  The repackaged test part is the same.  The 1,267
 wordings in question_frame of the published file are training questions as well, 3,064 in total.
 
 An organ is a natural silo.  All 203 test pictures occur in training too: the test part measures answers to new
@@ -13,6 +20,7 @@ questions, not to new patients.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +29,12 @@ from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.questions._answers import Answers, Kept, Normalizer
 from fedbench.data.questions._question_files import Files, Layout, Row, assembled
 
+log = logging.getLogger(__name__)
 ORGANS = ("HEAD", "CHEST", "ABD")
 PUBLISHED, PICTURES = "VQA_RAD Dataset Public.json", "VQA_RAD Image Folder"
 REPACKAGED = {TRAIN: "trainset.json", TEST: "testset.json"}
 WHERE = "osf.io/89kps (CC0)"
+COUNTS = ((1797, 451), (3064, 451))  # training and test questions, as published and repackaged
 
 
 class VQARad:
@@ -55,7 +65,12 @@ class VQARad:
     def load(self) -> Arrays:
         """Training questions first, as published."""
         files = Files(self.path, "VQA-RAD", WHERE)
-        return assembled([(files, rows(files))], [o.lower() for o in ORGANS], self.layout, "dataset=vqa_rad")
+        asked = rows(files)
+        tested = sum(row.split == TEST for row in asked)
+        if (len(asked) - tested, tested) not in COUNTS:
+            log.warning("%s is no complete VQA-RAD: it has %d training and %d test questions, expected 1,797 or 3,064, "
+                        "and 451", self.path, len(asked) - tested, tested)  # fmt: skip
+        return assembled([(files, asked)], [o.lower() for o in ORGANS], self.layout, "dataset=vqa_rad")
 
 
 def rows(files: Files, source: str | None = None) -> list[Row]:

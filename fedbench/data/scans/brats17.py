@@ -1,9 +1,16 @@
 """Brain tumours of BraTS, cut to one patch a scan, from either form in which the scans are published.
 
-Medical Segmentation Decathlon (Task01, 484 scans): `path` holds imagesTr/*.nii.gz, [H, W, D, 4] (FLAIR, T1, T1 with
-contrast agent, T2), and masks of the same names in labelsTr/.
-BraTS 2017 (285 scans; later years have the same layout): `path` holds HGG/ and LGG/, with a folder for each scan.
-It holds <scan>_flair.nii.gz, _t1, _t1ce and _t2, [H, W, D] each, and the mask <scan>_seg.nii.gz.
+Sources: Menze et al., BraTS, IEEE TMI 2015; Antonelli et al., Medical Segmentation Decathlon, Nature Communications
+2022 (medicaldecathlon.com).
+Licences: the Decathlon CC BY-SA 4.0; BraTS 2017 is given to registered users.
+Layout of dataset.path, one of::
+
+    imagesTr/{scan}.nii.gz                  [H, W, D, 4]: FLAIR, T1, T1 with contrast agent, T2   (Task01, 484 scans)
+    labelsTr/{scan}.nii.gz                  mask
+
+    HGG/{scan}/{scan}_flair.nii.gz          [H, W, D], and _t1, _t1ce, _t2   (BraTS 2017, 285 scans, and later years)
+    HGG/{scan}/{scan}_seg.nii.gz            mask
+    LGG/...
 
 Scans are turned to one orientation (right, front, top) before they are cut.  Any part of a tumour is 1 in the mask.  A
 patch has size x size pixels around the tumour, in the slice where the tumour is largest, shifted to lie inside the

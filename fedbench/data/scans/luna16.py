@@ -1,7 +1,13 @@
 """LUNA16: a square patch of a CT slice for each candidate, nodule or not, from the challenge's files.
 
-`path` holds candidates.csv (or candidates_V2.csv: seriesuid, coordX, coordY, coordZ, class; mm) and, in any folder
-below, <seriesuid>.mhd with its .raw.  Folders of masks (seg-lungs-LUNA16) are left out.  Scans are turned to one
+Source: Setio et al., Medical Image Analysis 2017 (luna16.grand-challenge.org).
+Licence: CC BY 4.0; the scans are those of LIDC-IDRI, CC BY 3.0.
+Layout of dataset.path::
+
+    candidates.csv, or candidates_V2.csv     seriesuid, coordX, coordY, coordZ (mm), class
+    subset0/{seriesuid}.mhd and .raw         in any folder
+
+Folders of masks (seg-lungs-LUNA16) are left out.  Scans are turned to one
 orientation, since some of the published ones are stored mirrored.
 
 pFedNet gives 32 x 32 patches; its code stores them as pictures and normalizes by ImageNet's statistics, which is not

@@ -1,8 +1,10 @@
 """Breast cancer Wisconsin (diagnostic), bundled with scikit-learn: 569 patients, 30 features, 2 classes.
 
-Source: ``sklearn.datasets.load_breast_cancer``.  Needs no network and no file.  It has no published split, so
-there is no training part to take statistics from before the partition is drawn: each feature is standardized
-over all 569 patients.
+Source: UCI Breast Cancer Wisconsin (Diagnostic), as in ``sklearn.datasets.load_breast_cancer``.
+Licence: CC BY 4.0.
+Layout: a file of scikit-learn's package; no network is needed.
+
+There is no published split.  Each feature is standardized over all 569 patients.
 """
 
 import numpy as np
@@ -16,7 +18,7 @@ class BreastCancer:
 
     def load(self) -> Arrays:
         """The arrays described above."""
-        table = bundled_csv("breast_cancer.csv", skip=1)  # [n, 31], features then label
+        table = bundled_csv("breast_cancer.csv", (569, 31), skip=1)  # [n, 31], features then label
         raw = table[:, :-1]
         features = (raw - raw.mean(0)) / raw.std(0)  # [n, 30]
         return Arrays(

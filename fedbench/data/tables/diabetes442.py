@@ -1,7 +1,9 @@
 """Diabetes (Efron et al., Least Angle Regression, 2004), bundled with scikit-learn: 442 patients, 10 features, and how
 far the disease has got one year later, 25 to 346: a regression.
 
-Source: ``sklearn.datasets.load_diabetes(scaled=False)``.  Needs no network and no file.  There is no published split.
+Source: ``sklearn.datasets.load_diabetes(scaled=False)``.
+Licence: none is stated.
+Layout: two files of scikit-learn's package; no network is needed.  There is no published split.
 """
 
 import numpy as np
@@ -23,10 +25,10 @@ class Diabetes442:
 
     def load(self) -> Arrays:
         """Read scikit-learn's two files."""
-        raw = bundled_csv("diabetes_data_raw.csv.gz", delimiter=None)  # [n, 10]
+        raw = bundled_csv("diabetes_data_raw.csv.gz", (442, 10), delimiter=None)  # [n, 10]
         return Arrays(
             inputs=raw,
-            targets=bundled_csv("diabetes_target.csv.gz").astype(np.float32),
+            targets=bundled_csv("diabetes_target.csv.gz", (442,)).astype(np.float32),
             split=np.zeros(len(raw), np.int8),
             num_classes=1,
             task="regression",

@@ -1,7 +1,15 @@
 """Shakespeare by speaker: the next character of what each role of each play says, as in LEAF (Caldas et al., 2018).
 
-Three plays come with fedbench (plays/SOURCE.md).  path names more: a folder of LEAF's JSON files, the complete works in
-one file, or a folder of plays (_plays.py).  Departs from LEAF: other characters than its 80, which it numbers -1, are
+Source: Caldas et al., LEAF, 2018 (leaf.cmu.edu); plays of Project Gutenberg, of which three come along
+(plays/SOURCE.md).
+Licence: the plays are in the public domain.
+Layout of dataset.path, one of::
+
+    train/*.json, test/*.json      LEAF's, cut into parts
+    all_data/*.json                LEAF's, not cut; sampled_data and rem_user_data before it
+    *.txt                          plays, or the complete works in one file (_plays.py)
+
+  Departs from LEAF: other characters than its 80, which it numbers -1, are
 spaces.
 """
 

@@ -107,6 +107,12 @@ def test_pieces_of_words(folder: Path, tmp_path: Path) -> None:
     assert text[0].tolist() == [2, 4, 5, 6, 7, 3, 0, 0] and text[3].tolist() == [2, 8, 10, 11, 6, 7, 3, 0]
 
 
+def test_another_number_of_questions_gets_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = VQARad(str(folder), side=8).load()
+    train, test = (int((asked.split == part).sum()) for part in (TRAIN, TEST))
+    assert f"{folder} is no complete VQA-RAD: it has {train} training and {test} test questions" in caplog.text
+
+
 def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: VQA-RAD is not there; it is at osf\.io/89kps"):
         VQARad(str(tmp_path / "nowhere")).load()
@@ -115,10 +121,11 @@ def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path) -> None:
         VQARad(str(folder)).load()
 
 
-def test_the_real_one(shared_data: Path) -> None:
+def test_the_real_one(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Sizes of the repackaged form, without one picture that nothing is asked about; ceilings by organ; every test
     picture occurs in training."""
     made = VQARad(str(shared_data / "vqa_rad.zip"), side=16).load()
+    assert "no complete" not in caplog.text
     train = made.split == TRAIN
     assert (train.sum(), (~train).sum(), len(made.parts()["image"])) == (3064, 451, 314)
     assert made.domain is not None and np.bincount(made.domain[train]).tolist() == [977, 1088, 999]

@@ -249,4 +249,4 @@ def test_fedpia_matches_units_by_what_they_make_of_class_names() -> None:
     site = method.sites[0]
     _, captured = e.model.capture(rows[0], x[:1], [site.prefix + site.units.before])
     of_class = captured[site.prefix + site.units.before][0].mean(1)  # [C, m]
-    close(method.unit_values(everybody, rows)[0][0], of_class.T.repeat(1, 4), 1e-5)
+    close(method.unit_activations(everybody, rows)[0][0], of_class.T.repeat(1, 4), 1e-5)

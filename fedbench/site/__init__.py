@@ -45,7 +45,8 @@ def add_navigation(app: Any, docname: str, source: list[str]) -> None:
 
 def escape_stars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Escape the stars of ``*shape`` and ``**values``, which are no emphasis, outside of code."""
-    lines[:] = [re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", line) for line in lines]
+    text = "\n".join(lines)
+    lines[:] = re.sub(r"(``.*?``|`[^`]*`)|\*", lambda found: found[1] or r"\*", text, flags=re.DOTALL).split("\n")
 
 
 def inline_math(translator: Any, node: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 from fedbench.config.conf_tree import group_options
+from fedbench.site import escape_stars
 from fedbench.site.generate import generated
 from fedbench.site.methods import Released, departures, methods
 from fedbench.site.results import key, option_of, results_of, rows_of_tables
@@ -111,6 +112,12 @@ def test_departures_end_where_something_else_begins() -> None:
     inside = "Someone, 2020, Algorithm 1.  Departs from the paper: a\nand b.   Reduces to: c."
     assert departures(inside) == "Departs from the paper: a and b."
     assert departures("X: y.  A reconstruction.\n\nMore.").startswith("A reconstruction: the paper's own")
+
+
+def test_stars_outside_of_code_are_escaped() -> None:
+    lines = ["inputs [*shape], ``f(1,", "**{})`` and `*x`"]
+    escape_stars(None, "", "", None, None, lines)
+    assert lines == [r"inputs [\*shape], ``f(1,", "**{})`` and `*x`"]
 
 
 def test_every_page_of_docs_is_in_the_navigation() -> None:

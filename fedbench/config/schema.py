@@ -232,7 +232,7 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
     holder = types.SimpleNamespace(__annotations__={"option": annotation})
     try:
         return typing.get_type_hints(holder, scope, include_extras=True)["option"]
-    except Exception:  # a name that is imported for type checkers only
+    except (NameError, AttributeError, TypeError, SyntaxError):  # a name that is imported for type checkers only
         return Any
 
 

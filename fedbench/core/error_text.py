@@ -37,9 +37,14 @@ def running_layer(error: BaseException, module: Any = None) -> tuple[str, nn.Mod
     return next(((names[id(m)], m) for m in reversed(running) if id(m) in names), None)
 
 
-def is_raised_here(error: BaseException) -> bool:
-    """Return whether the innermost line is one of fedbench."""
-    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGES[-1])
+def is_raised_here(error: BaseException, within: str = PACKAGES[-1]) -> bool:
+    """Return whether the innermost line is one of fedbench, or of another file or package."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(within)
+
+
+def is_raised_outside_layers(error: BaseException) -> bool:
+    """Return whether the error is a mistake of fedbench: its own line raised it, and no layer was running."""
+    return is_raised_here(error) and running_layer(error) is None
 
 
 def _line_of(error: BaseException) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, OSError)  # what damaged archives raise
 
 
 def typed_path(text: str) -> Path:

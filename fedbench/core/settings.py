@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fedbench.core import moved
 from fedbench.core.files import replacing
@@ -199,7 +200,7 @@ def load_config(path: Path) -> DictConfig:
     try:
         text = path.read_text(encoding="utf-8")
         cfg = OmegaConf.create(text)
-    except Exception as error:  # yaml and omegaconf have no common base
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"{path} cannot be read: {reason}") from error
     require(isinstance(cfg, DictConfig) and "${" not in text, f"{path} is not a config that fedbench saved")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbench.core.files import replacing
+from fedbench.core.files import DAMAGE, replacing
 from fedbench.core.options import ConfigError, require
 
 
@@ -125,6 +125,6 @@ class Split:
             with np.load(path, allow_pickle=False) as f:
                 parts = [Ragged(f[f"{k}_indices"], f[f"{k}_offsets"]) for k in ("train", "val", "test")]
                 names = tuple(f["names"].tolist()) if "names" in f.files else None
-        except Exception as error:  # zipfile, zlib, numpy and OS errors: all mean the same to the user
+        except DAMAGE as error:
             raise ConfigError(f"{path} is not a partition saved by fedbench ({error})") from error
         return cls(parts[0], parts[1], parts[2], names)

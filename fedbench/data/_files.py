@@ -12,7 +12,6 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import IO
 
 import numpy as np
 
+from fedbench.core import files
 from fedbench.core.files import replacing
 from fedbench.core.memory import physical_memory
 from fedbench.core.options import ConfigError, require
@@ -29,7 +29,7 @@ log = logging.getLogger("fedbench.data")
 TIMEOUT_S = 10
 BOMB, BOMB_RATIO = 100_000_000, 200  # the ratio of unpacked to packed bytes is limited above this size
 # What a damaged or foreign file raises in numpy, zipfile, gzip and tarfile, beside OSError.
-DAMAGE = (ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError, OSError)
+DAMAGE = (*files.DAMAGE, tarfile.TarError)
 
 
 def is_hidden(name: str) -> bool:

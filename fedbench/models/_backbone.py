@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbench.core.error_text import is_raised_here
 from fedbench.core.options import ConfigError, require
 from fedbench.core.weights import read_weights
 
@@ -41,9 +42,9 @@ class Backbone(nn.Module):
         )
         try:
             body = make()
-        except ConfigError:
-            raise
-        except Exception as error:  # each library has its own for options and sizes that do not fit
+        except Exception as error:  # libraries raise errors of any kind for options and sizes that do not fit
+            if is_raised_here(error):
+                raise
             raise ConfigError(f"{key} cannot be built for images {tuple(input_shape)}: {_first(error)}") from error
         load(body)
         self.channels, self.read = channels, read
@@ -76,7 +77,9 @@ class Backbone(nn.Module):
         try:
             with torch.no_grad():
                 out = self.read(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
-        except Exception as error:
+        except Exception as error:  # of any kind: the code of a library
+            if is_raised_here(error):
+                raise
             raise ConfigError(f"{key} cannot compute images {tuple(input_shape)}: {_first(error)}") from error
         self.body.train()
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
@@ -128,15 +131,25 @@ def fit(network: nn.Module, stored: Mapping[str, Tensor], key: str) -> None:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict of a file (.safetensors, or torch.save's); ConfigError where it cannot be read."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file as read
+    """Return the state dict of a file (.safetensors, or torch.save's).
 
-            return read(path)
-        return read_weights(path)
-    except Exception as error:  # a damaged file may raise any exception
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        return _read_safetensors(path) if path.suffix == ".safetensors" else read_weights(path)
+    except (ValueError, OSError) as error:
         raise ConfigError(f"model.weights={path} cannot be read: {_first(error)}") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 def require_name(name: str, known: Iterable[str], library: str) -> None:

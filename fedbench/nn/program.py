@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedbench.core.error_text import is_raised_here
 from fedbench.core.options import ConfigError, require
 from fedbench.core.private_torch import has_hooks
 from fedbench.nn.batched_operators import OPERATORS, ForwardContext, Params, is_plain_table
@@ -226,7 +227,9 @@ def trace(module: nn.Module, prefix: str = "") -> Program | None:
         twin = copy.deepcopy(module, {id(p): p for p in module.parameters()})  # tracing may write into buffers
         in_training, tracer = _Tracer().trace(twin.train()), _Tracer()
         graph = tracer.trace(twin.eval())
-    except Exception:  # fx raises many kinds of error on data-dependent code; vmap is the answer to all
+    except Exception as error:  # of any kind: the module's code runs on fx's proxies
+        if is_raised_here(error, __file__):
+            raise  # a mistake of _Tracer
         return None
     if str(in_training) != str(graph):
         return None  # it asks whether it is in training, which a graph cannot

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core import rng
-from fedbench.core.error_text import is_raised_here, running_layer
+from fedbench.core.error_text import is_raised_outside_layers, running_layer
 from fedbench.core.options import ConfigError, RunError
 from fedbench.core.split import Ragged
 from fedbench.engine.cohort import Cohort
@@ -93,9 +93,9 @@ def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of any kind: the code of a module
+        if is_raised_outside_layers(error):
+            raise
         layer = running_layer(error)
-        if layer is None and is_raised_here(error):
-            raise  # a mistake of fedbench, not of the model
         return Fault(_in_words(*layer) if layer else "the model", _first_line(error)), gradient
     if all(map(torch.equal, before, _generators(engine.device))):
         return None, gradient

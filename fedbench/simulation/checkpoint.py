@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.digests import differing, digest
-from fedbench.core.files import replacing
+from fedbench.core.files import DAMAGE, replacing
 from fedbench.core.options import ConfigError, require
 from fedbench.core.weights import read_weights
 
@@ -81,7 +81,7 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
             damaged = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
             require(damaged is None, f"{damaged} was cut or changed since")
             return {**state, "file": path.name}
-        except Exception as error:  # a truncated archive raises many kinds of error
+        except DAMAGE as error:
             problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:160]}")
             if path != paths[-1]:
                 log.warning("%s cannot be used (%s); trying the one before", path, problems[-1].partition(": ")[2])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.error_text import describe_error
+from fedbench.core.error_text import describe_error, is_raised_outside_layers
 from fedbench.core.nested import map_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs
@@ -119,7 +119,9 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Call
             return module.train(train)(x)
     except ConfigError:
         raise
-    except Exception as error:
+    except Exception as error:  # of any kind: the code of a module
+        if is_raised_outside_layers(error):
+            raise
         raise ConfigError(f"{failing}: {describe_error(error, module)}") from error
 
 

@@ -135,9 +135,10 @@ def load_inception(path: Path) -> Any:
     model.fc = torch.nn.Identity()  # type: ignore[assignment]
     try:
         stored = read_weights(path)
+        require(isinstance(stored, dict) and all(isinstance(name, str) for name in stored), "it is no state dict")
         used = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
         model.load_state_dict(used)
-    except Exception as error:  # a damaged or foreign file raises many kinds of error
+    except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(f"{path} does not hold torchvision's Inception v3 weights ({reason[0][:120]})") from error
     return model

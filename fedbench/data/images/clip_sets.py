@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbench.core.error_text import is_raised_here
 from fedbench.core.options import ConfigError, Count, Natural, require
 from fedbench.data._files import log
 from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares
@@ -146,6 +147,8 @@ class PictureSet:
         try:
             return read()
         except Exception as error:  # of torchvision, scipy, tarfile, urllib: they have no common base
+            if is_raised_here(error):
+                raise
             said = (str(error).splitlines() or [type(error).__name__])[0]
             advice = (
                 f"{folder.parent} is not laid out as torchvision's {self.kind} leaves it ({said}): move it away to "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -51,6 +50,8 @@ TINY = {  # options of conf/model that make a model small
     "clip_prompt": RANDOM_CLIP,
     "clip_prompt_tiny": RANDOM_CLIP,
 }
+SMALL = ("mlp", "resnet", "vit_tiny", "dnet")  # tried first: the others take seconds to import or to build
+CLIP = "clip_prompt_tiny"
 ADAPTED = ["model=vit_tiny", *TINY["vit_tiny"], "adapter=houlsby", "adapter.width=3"]  # for whom no bare model suits
 TWINS = [*ADAPTED, "adapter.twin=true"]
 BASE = ("rounds=4", "clients_per_round=4", "local.epochs=1", "local.batch_size=5", "optimizer.lr=0.1")
@@ -150,39 +151,43 @@ class Case:
 
 
 def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
-    """The method with the first model, smallest first, and optimizer that its own check accepts."""
+    """Return the method with the first model and optimizer that its check accepts."""
     tried = Case(name, [], reason="no model", target=target)
-    bare = models() if model is None else [model]
-    for option in itertools.chain(
-        ([f"model={option}", *TINY.get(option, [])] for option in bare), [] if model else [ADAPTED, TWINS]
-    ):
+    for option in models() if model is None else [_small(model)]:
         for optimizer in OPTIMIZERS:
             tried = Case(name, [*option, *optimizer], optimizer, target=target)
             try:
                 ready(tried.simulation())
                 return tried
-            except ConfigError as refused:
+            except (ConfigError, ImportError) as refused:
                 tried.reason = str(refused)
     return tried
 
 
-def models() -> Iterator[str]:
-    """mlp, then, for those whom it does not suit, the other models of conf/model by their size."""
-    yield "mlp"
-    yield from _others()
+def models() -> Iterator[list[str]]:
+    """Yield the overrides of small models, of one with adapters, of a prompt, and of the others by size."""
+    yield from map(_small, SMALL)
+    yield from (ADAPTED, TWINS, _small(CLIP))
+    yield from map(_small, _others())
+
+
+def _small(model: str) -> list[str]:
+    return [f"model={model}", *TINY.get(model, [])]
 
 
 @functools.cache
 def _others() -> list[str]:
-    """The models of conf/model but mlp that can be built here, by their number of parameters."""
+    """Return the models of conf/model but SMALL and CLIP that can be built here, by their number of parameters."""
     federation, sizes = Federation.build(ARRAYS, SPLIT, CPU), {}
     for model in group_options("model"):
+        if model in (*SMALL, CLIP):
+            continue
         try:
-            cfg = composed("algorithm=fedavg", f"model={model}", *TINY.get(model, []))
+            cfg = composed("algorithm=fedavg", *_small(model))
             sizes[model] = build_model(cfg, federation).size
         except (ConfigError, ImportError):
             continue
-    return sorted(sizes.keys() - {"mlp"}, key=sizes.__getitem__)
+    return sorted(sizes, key=sizes.__getitem__)
 
 
 def with_rates(path: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -705,6 +705,7 @@ def test_a_killed_cell_is_told_and_done_again(
     assert Path("sweeps/name=die/config.yaml").exists()
 
 
+@pytest.mark.slow  # a cell that fails, and joblib's processes, are in other tests
 def test_joblib_cells_report_through_files(elsewhere: dict[str, str], tmp_path: Path) -> None:
     command = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=fine,bug"]
     done = subprocess.run(

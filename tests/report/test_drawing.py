@@ -39,14 +39,20 @@ def drawn(monkeypatch: pytest.MonkeyPatch, module: object) -> list:
 
 
 @pytest.mark.parametrize(("suffix", "begin"), [(".svg", b"<?xml"), (".pdf", b"%PDF"), (".png", b"\x89PNG")])
-def test_the_suffix_says_what_figures_are(sweep: Path, tmp_path: Path, suffix: str, begin: bytes, capsys) -> None:
-    asked = ["--figures", str(tmp_path / "figures" / f"mine{suffix}")]
-    assert main([str(sweep), *asked]) == 0
+def test_the_suffix_says_what_a_figure_is(tmp_path: Path, suffix: str, begin: bytes) -> None:
+    figure = pyplot().figure()
+    save(figure, tmp_path / f"mine{suffix}")
+    assert (tmp_path / f"mine{suffix}").read_bytes().startswith(begin)
+    pyplot().close(figure)
+
+
+def test_both_commands_take_a_suffix(sweep: Path, tmp_path: Path, capsys) -> None:
+    assert main([str(sweep), "--figures", str(tmp_path / "figures" / "mine.pdf")]) == 0
     found = sorted((tmp_path / "figures").iterdir())
     assert [path.name.split("_")[:2] for path in found] == [["mine", "curves"], ["mine", "gains"]]
-    assert all(path.suffix == suffix and path.read_bytes().startswith(begin) for path in found)
-    assert figures_main([str(sweep), "--out", str(tmp_path / "more" / f"my{suffix}")]) == 0
-    assert {path.suffix for path in (tmp_path / "more").iterdir()} == {suffix}
+    assert all(path.suffix == ".pdf" and path.read_bytes().startswith(b"%PDF") for path in found)
+    assert figures_main([str(sweep), "--out", str(tmp_path / "more" / "my.pdf")]) == 0
+    assert {path.suffix for path in (tmp_path / "more").iterdir()} == {".pdf"}
 
 
 def test_another_suffix_is_refused(sweep: Path, tmp_path: Path, capsys) -> None:

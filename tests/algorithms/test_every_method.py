@@ -13,7 +13,7 @@ import pytest
 import torch
 from by_hand import COHORTS, COHORTS_OF_FOUR, again, four_of_six, six_clients
 from cases import METHODS, case, no_learning
-from tiny import HEAD, PLANS, close, compose, deployed, engine, equal, mlp, play, ragged
+from tiny import HEAD, PLANS, close, compose, deployed, engine, equal, every_second, mlp, play, ragged
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.algorithms.fedavg import FedAvg
@@ -32,6 +32,12 @@ OPTIONS: dict[str, list[str]] = {  # by method, what else its YAML may say
     "apple": ["bandwidth=2"],
 }
 NAMES = [*METHODS, *(f"{name} {words}" for name, each in OPTIONS.items() for words in each)]
+
+
+def first_word(name: Any) -> str:
+    return str(getattr(name, "values", [name])[0]).split()[0]
+
+
 # What the contract suite checks too, of methods as conf has them, is tested here by default with other options.
 CHECKED = [n if " " in n else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
 
@@ -86,10 +92,7 @@ def test_nothing_moves_at_learning_rate_zero(name: str) -> None:
             close(store[np.arange(6)], store.default.expand(6, *store.default.shape), 1e-6)
 
 
-# Every second one by default, for the same reason.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if i % 2 else ()) for i, n in enumerate(NAMES)]
-)
+@pytest.mark.parametrize("name", every_second(NAMES))
 def test_only_the_cohort_changes_its_rows(name: str) -> None:
     e = six_clients(momentum_of(name))
     a = play(e, method(name), 1, [[1, 3]])
@@ -111,7 +114,7 @@ def test_only_the_cohort_changes_its_rows(name: str) -> None:
         equal(deployed(e, a)[[1, 2, 4, 5]], before[[1, 2, 4, 5]])  # nothing that is deployed is shared
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.split()[0] in RENUMBERED])
+@pytest.mark.parametrize("name", [name for name in CHECKED if first_word(name) in RENUMBERED])
 def test_renumbering_clients_permutes_rows(name: str) -> None:
     """All samples of a client are one sample, since batches and what is held out are keyed by the client's number."""
     order = np.array([3, 0, 5, 1, 4, 2])

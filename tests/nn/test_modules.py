@@ -164,8 +164,8 @@ def results(e: Engine, method: str, rounds: int = 2) -> dict[str, Any]:
 
 
 # -- results do not depend on the executor ---------------------------------------------------------------------
-PAIRS = [  # of module and method: every second by default
-    pytest.param(name, method, marks=pytest.mark.slow if (i + j) % 2 else ())
+PAIRS = [  # of module and method: every third by default
+    pytest.param(name, method, marks=pytest.mark.slow if (i + j) % 3 else ())
     for i, name in enumerate(MODULES)
     for j, method in enumerate(METHODS)
 ]

@@ -576,22 +576,26 @@ def able(name: str) -> Case:
     return found
 
 
-@pytest.fixture(params=METHODS)
-def method(request: pytest.FixtureRequest) -> Case:
-    return able(request.param)
-
-
 @pytest.fixture(params=[pytest.param(m, marks=pytest.mark.slow if i % 2 else ()) for i, m in enumerate(METHODS)])
 def other_method(request: pytest.FixtureRequest) -> Case:
     """Every second one by default."""
     return able(request.param)
 
 
-@pytest.mark.parametrize("calibration", CALIBRATIONS)
+@pytest.mark.parametrize(
+    "name, calibration",
+    [
+        pytest.param(name, calibration, marks=pytest.mark.slow if (i + j) % 2 else ())
+        for i, name in enumerate(METHODS)
+        for j, calibration in enumerate(CALIBRATIONS)
+    ],
+)
 def test_every_method_runs_and_all_its_uploads_are_noisy(
-    method: Case, calibration: str, monkeypatch: pytest.MonkeyPatch
+    name: str, calibration: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every number of every tensor that leaves a client is changed; what is evaluated is finite."""
+    """Every number of every tensor that leaves a client is changed; what is evaluated is finite.  By default each
+    method has one calibration."""
+    method = able(name)
     sim, real, seen = prepared(method, calibration), Cohort.upload, []
 
     def upload(self: Cohort, **tensors: Any) -> SimpleNamespace:

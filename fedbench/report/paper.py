@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import csv
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -46,7 +45,6 @@ KEYS = (
 )  # one column of the printed table each; the method is a row
 RESERVED = ("table", "select")
 REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
-SEEDS = "seed=0,1,2"
 LEAST = 3  # seeds, from which on a difference is measured by their std
 
 
@@ -109,7 +107,7 @@ class Experiment:
         return [str(name) for name in (named if isinstance(named, list) else [named])]
 
     def given(self, row: dict[str, str]) -> list[str]:
-        """The overrides under which the experiment answers a row: dataset=cifar10, partition.num_clients=25."""
+        """Return the overrides under which the experiment answers a row: dataset=cifar10, partition.num_clients=25."""
         overrides = []
         for column, value in self.paper.items():
             reference = REFERENCE.match(str(value))
@@ -348,32 +346,24 @@ def ranking_table(cells: list[Cell]) -> Table | None:
 
 
 def commands(name: str, cells: list[Cell], known: list[Experiment]) -> list[str]:
-    """Lines: what has not been run, the commands that run it, and the cells without an experiment file."""
+    """Return lines: how many cells are not run, the commands of the rows, and the cells without an experiment."""
     done = {(cell.row["method"], cell.key) for cell in cells if cell.runs and not cell.reduced}
-    missing = {(cell.row["method"], cell.key): cell for cell in cells}
-    total = len(missing)
-    missing = {key: cell for key, cell in missing.items() if key not in done}
-    by_command: dict[str, dict[str, None]] = {}
-    homeless: list[Cell] = []
-    for cell in missing.values():
-        able = [e for e in known if matches(e.paper, name, cell.row)]
-        able.sort(key=lambda e: not e.name.startswith(f"{name}/"))  # a run may answer several tables
-        for experiment in able[:1]:
-            changed = map(shlex.quote, experiment.given(cell.row))
-            by_command.setdefault(" ".join(changed), {})[experiment.name] = None
-        if not able:
-            homeless.append(cell)
-    reduced = sum(cell.reduced for cell in missing.values())
+    unique = {(cell.row["method"], cell.key): cell for cell in cells}
+    missing = [cell for key, cell in unique.items() if key not in done]
+    reduced = sum(cell.reduced for cell in missing)
     also = f" ({reduced} of them only in a reduced setting)" if reduced else ""
-    lines = [f"{len(missing)} of {total} cells are not run{also}."] if missing else ["Every cell has a run."]
-    sweep = suggested("python -m fedbench -m")
-    lines += [
-        " ".join(filter(None, [sweep, f"+experiment={','.join(names)}", SEEDS, changed]))
-        for changed, names in by_command.items()
-    ]
+    lines = [f"{len(missing)} of {len(unique)} cells are not run{also}." if missing else "Every cell has a run."]
+    answers = {key: [e for e in known if matches(e.paper, name, cell.row)] for key, cell in unique.items()}
+    # a run may answer several tables: of several experiments that of this table
+    rows = {sorted(able, key=lambda e: not e.name.startswith(f"{name}/"))[0].name for able in answers.values() if able}
+    command = suggested("python -m fedbench")
+    shown = [f"  {', '.join(e.methods)}: {command} +experiment={e.name}" for e in known
+             if e.name in rows or e.name.startswith(f"{name}/")]  # fmt: skip
+    lines += ["Commands of the rows:", *shown] if shown else []
+    homeless = [unique[key] for key, able in answers.items() if not able and key not in done]
     if homeless:
         methods, sets = (", ".join(dict.fromkeys(c.row[key] for c in homeless)) for key in ("method", "dataset"))
-        lines.append(f"{len(homeless)} of them have no experiment file (methods: {methods}; data sets: {sets}).")
+        lines.append(f"{len(homeless)} cells have no experiment file (methods: {methods}; data sets: {sets}).")
     return lines
 
 
@@ -385,17 +375,13 @@ def strays(name: str, runs: list[Run]) -> list[str]:
     return [f"{path} answers no cell: its key paper is {paper}." for path, paper in lost.items()]
 
 
-def remarks(
-    name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float, with_commands: bool = True
-) -> list[Table]:
+def remarks(name: str, cells: list[Cell], runs: list[Run], known: list[Experiment], target: float) -> list[Table]:
     """Return the lines below the table: rankings, how to read it, what to run; empty if there are none."""
     if not cells:
         return []
     ranking = ranking_table(cells)
-    reading_notes = [*paper_notes(cells, target), *strays(name, runs)]
-    to_run = commands(name, cells, known)[: None if with_commands else 1]
-    notes = [Table("", [], notes=lines) for lines in (reading_notes, to_run)]
-    return [ranking, *notes] if ranking is not None else notes
+    lines = [[*paper_notes(cells, target), *strays(name, runs)], commands(name, cells, known)]
+    return [*([ranking] if ranking else []), *(Table("", [], notes=each) for each in lines)]
 
 
 def paper_notes(cells: list[Cell], target: float) -> list[str]:
@@ -410,9 +396,7 @@ def paper_notes(cells: list[Cell], target: float) -> list[str]:
         f"(ours - printed) / our std over seeds, from {LEAST} seeds on.",
     ]
     if any("std over clients" in metric for metric in metrics):
-        lines.append(
-            "± of a gain is over clients, in both; each client is taken at its own best round (gain@own_best)."
-        )
+        lines.append("± of a gain is over clients, in both; each client is taken at its best round in both runs.")
     if metrics & {"BMCTA_pct", "BTA_pct"}:
         lines.append("BMCTA: mean over clients of the accuracy; BTA: accuracy over all clients' test samples together; "
                     "each at its own best round.")  # fmt: skip

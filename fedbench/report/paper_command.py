@@ -140,10 +140,11 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
     cells = paper.compare(name, runs, known, args.target)
     tables = [paper.cell_table(name, cells, tidy=True)]
     if form not in FOR_PROGRAMS:
-        brief = not getattr(args, "all", True)  # ``report --paper`` has no such flag
-        tables = _brief(name, cells) if brief else [paper.cell_table(name, cells)]
-        tables += paper.remarks(name, cells, runs, known, args.target, with_commands=not brief)
-        tables += [Table("", [], notes=_commands(name, known, args.config_dir))] if brief else []
+        show_all = getattr(args, "all", False)  # ``report --paper`` has no such flag
+        tables = [paper.cell_table(name, cells)] if show_all else _brief(name, cells, known)
+        tables += paper.remarks(name, cells, runs, known, args.target)
+        about = _about(name, args.config_dir)
+        tables += [Table("", [], notes=about)] if about else []
         left = unfinished([run for run in runs if paper.is_of(name, run)])
         tables += [left] if left is not None else []
     say_damage(left_out(damaged, runs), tables, form)
@@ -156,7 +157,7 @@ def beside_paper(args: argparse.Namespace, form: str) -> tuple[list[Table], list
     return tables, drawn
 
 
-def _brief(name: str, cells: list[paper.Cell]) -> list[Table]:
+def _brief(name: str, cells: list[paper.Cell], known: list[paper.Experiment]) -> list[Table]:
     """Return the cells that were run as a table, and those that were not as one line for each printed column."""
     if not cells:
         return [paper.cell_table(name, cells)]
@@ -164,25 +165,23 @@ def _brief(name: str, cells: list[paper.Cell]) -> list[Table]:
     tables = [paper.cell_table(name, run)] if run else []
     title = f"{name}: {cells[0].row['paper']}, table {cells[0].row['table']}"
     varying = [i for i, _ in enumerate(paper.KEYS) if len({cell.key[i] for cell in cells}) > 1]
-    columns: dict[tuple[str, ...], list[str]] = {}
+    columns: dict[str, list[str]] = {}
     for cell in cells:
         if not cell.runs:
             std = f" ± {cell.row['std']}" if cell.row["std"] else ""
-            key = tuple(cell.key[i] for i in varying)
-            columns.setdefault(key, []).append(f"{cell.row['method']} {cell.row['mean']}{std}")
-    lines = [f"{', '.join(key) or 'printed'}: {', '.join(values)}" for key, values in columns.items()]
-    lines = ["Not run, with the printed values (--all: a line for each cell):", *lines] if lines else []
+            able = next((e for e in known if paper.matches(e.paper, name, cell.row)), None)
+            given = f" ({' '.join(able.given(cell.row))})" if able and able.given(cell.row) else ""
+            column = (", ".join(cell.key[i] for i in varying) or "printed") + given
+            columns.setdefault(column, []).append(f"{cell.row['method']} {cell.row['mean']}{std}")
+    lines = [f"{column}: {', '.join(values)}" for column, values in columns.items()]
+    lines = ["Not run, with the overrides and printed values (--all: a line for each cell):", *lines] if lines else []
     return [*tables, Table("" if run else title, [], notes=lines)] if lines or not run else tables
 
 
-def _commands(name: str, known: list[paper.Experiment], config_dir: str | None) -> list[str]:
-    """Return the command of each row, and that of the whole table."""
+def _about(name: str, config_dir: str | None) -> list[str]:
+    """Return the command of the whole table, its hardware and time, and its remarks."""
     table = read_tables(conf_dirs(config_dir)).get(name)
-    rows = [experiment for experiment in known if experiment.name.startswith(f"{name}/")]
-    lines = [f"  {', '.join(e.methods)}: {suggested('python -m fedbench')} +experiment={e.name}" for e in rows]
-    lines = ["Commands of the rows:", *lines] if lines else []
     if table is None:
-        return lines
-    lines.append(f"All rows: {suggested(table['command'])}")
-    lines += [f"Hardware and time: {table['time']}"] if "time" in table else []
-    return [*lines, *table.get("remarks", ())]
+        return []
+    time = [f"Hardware and time: {table['time']}"] if "time" in table else []
+    return [f"All rows: {suggested(table['command'])}", *time, *table.get("remarks", ())]

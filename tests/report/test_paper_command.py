@@ -42,7 +42,7 @@ def test_rows_that_were_run_come_first_and_the_others_are_a_line_a_column(here: 
     text = capsys.readouterr().out
     shown = text[: text.index("Not run, with")]
     assert "PGFed " in shown and "FedPer" in shown and "FedRep" not in shown
-    assert text.count("CIFAR100, 50: Local 26.05 ± 0.34, FedAvg 26.06") == 1
+    assert text.count("CIFAR100, 50 (dataset=cifar100 partition.num_clients=50): Local 26.05 ± 0.34, FedAvg 26.06") == 1
     ranking = text[text.index("Kendall") :].splitlines()
     assert "order kept" in ranking[1] and "yes" in ranking[2]
     assert f"  PGFed: python -m fedbench +experiment={TABLE}/pgfed\n" in text.replace("uv run ", "")

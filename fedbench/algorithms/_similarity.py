@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import Cohort, FlatModel, Inputs
+from fedbench.core.inputs import wrap_inputs
 
 Sketch = Literal["label_hist", "feature_mean", "second_moment", "sample_mean"]
 Metric = Literal["l1", "l2"]
@@ -44,11 +45,9 @@ def sketches(cohort: Cohort, kind: Sketch, samples: int | None) -> Tensor:
 
 def _pixels(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
     """Return inputs [k, b, ...] as [k, b, c, p]: channels and pixels of images, one channel for other inputs."""
-    is_dict = isinstance(inputs, dict)
-    tensors = list(inputs.values()) if is_dict else [inputs]
-    if not is_dict and tensors[0].dim() == 5:
-        return tensors[0].flatten(3)
-    return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in tensors], 2)[:, :, None]
+    if isinstance(inputs, Tensor) and inputs.dim() == 5:
+        return inputs.flatten(3)
+    return torch.cat([x.reshape(*x.shape[:2], -1).float() for x in wrap_inputs(inputs).values()], 2)[:, :, None]
 
 
 def _sketch_of(x: Tensor, kind: Sketch) -> Tensor:

@@ -45,6 +45,7 @@ from fedbench.algorithms.base import (
     RowStore,
     Step,
 )
+from fedbench.core.inputs import wrap_inputs
 from fedbench.core.options import Count, NonNegative, Share, require
 
 
@@ -198,8 +199,8 @@ class FedPIA(Algorithm):
             _, captured = model.capture(rows, inputs, layers)
             if self._is_computed_once(model, sites[0]):  # the text of each class is the same for all samples
                 (of_text,) = (self._over_tokens(captured[layer]) for layer in layers)  # [k, C, blocks m]
-                batch = inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
-                return of_text.flatten(1).unsqueeze(1).expand(-1, batch.shape[1], -1)
+                num_samples = next(iter(wrap_inputs(inputs).values())).shape[1]
+                return of_text.flatten(1).unsqueeze(1).expand(-1, num_samples, -1)
             return torch.cat([self._over_tokens(captured[layer]) for layer in layers], 2)
 
         each = cohort.forward(rows, activations, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each

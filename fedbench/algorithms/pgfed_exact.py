@@ -9,7 +9,6 @@ local step needs a pass over the whole data set.
 """
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
 from fedbench.algorithms.fedavg import FedAvg
+from fedbench.core.inputs import map_inputs
 from fedbench.core.options import NonNegative, require
 from fedbench.engine.per_client import per_client
 
@@ -77,13 +77,9 @@ class PGFedExact(FedAvg):
         def step(s: Step, batch: Batch) -> None:
             k = len(s.theta)
             counts = np.full(k, len(index))
-            everybody = Batch(_repeat(x, k), _repeat(y, k), s.state.others, counts, shared=True)  # type: ignore[arg-type]
+            many_x = map_inputs(lambda t: t.expand(k, *t.shape), x)  # [k, n, ...], without copies
+            everybody = Batch(many_x, y.expand(k, *y.shape), s.state.others, counts, shared=True)
             g = s.grad(batch)  # [k, P]
             s.descend(g.add_(s.grad(everybody, rows=s.theta.clone())))  # a copy, so theta's BatchNorm buffers stay
 
         return cohort.train(w, step=step, others=cohort.value(self.mu) * others)
-
-
-def _repeat(x: Any, k: int) -> Any:
-    """Return a view of samples [n, ...], or a dict of them, repeated for k clients.  # [k, n, ...]"""
-    return {name: _repeat(v, k) for name, v in x.items()} if isinstance(x, dict) else x.expand(k, *x.shape)

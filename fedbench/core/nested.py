@@ -1,8 +1,8 @@
-"""Nested mappings: as one flat mapping, and mapped entry by entry."""
+"""Nested mappings as one flat mapping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -18,10 +18,3 @@ def flatten(
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def map_inputs(function: Callable[[Any], Any], inputs: Any) -> Any:
-    """function of a model's inputs: of the one tensor, or of each in a dict of named ones, as a dict again."""
-    if isinstance(inputs, dict):
-        return {name: function(value) for name, value in inputs.items()}
-    return function(inputs)

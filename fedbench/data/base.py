@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from fedbench.core import digests
+from fedbench.core.inputs import map_inputs, unwrap_inputs, wrap_inputs
 from fedbench.core.mapped import blocks
 from fedbench.core.options import require, require_distinct
 
@@ -79,8 +80,13 @@ class Arrays:
         return digests.digest(facts if self.shared is None else {**facts, "shared": self.shared})
 
     def parts(self) -> dict[str, np.ndarray]:
-        """The inputs by name; one alone is called "inputs"."""
-        return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}
+        """Return the inputs by name; one alone is called "inputs"."""
+        return wrap_inputs(self.inputs)
+
+    @property
+    def images(self) -> np.ndarray | None:
+        """The images [n, channels, height, width]; None for other inputs, and for inputs with names."""
+        return self.inputs if isinstance(self.inputs, np.ndarray) and self.inputs.ndim == 4 else None
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +96,7 @@ class Arrays:
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
         """Shape of one sample (of each input)."""
-        shapes = {k: tuple(v.shape[1:]) for k, v in self.parts().items()}
-        return shapes if isinstance(self.inputs, dict) else shapes["inputs"]
+        return map_inputs(lambda x: tuple(x.shape[1:]), self.inputs)
 
     @property
     def num_domains(self) -> int:
@@ -121,7 +126,7 @@ class Arrays:
         if self.shared is None:
             return self
         parts = {name: v[self.shared[name]] if name in self.shared else v for name, v in self.parts().items()}
-        return replace(self, inputs=parts if isinstance(self.inputs, dict) else parts["inputs"], shared=None)
+        return replace(self, inputs=unwrap_inputs(parts, self.inputs), shared=None)
 
     def check(self) -> "Arrays":
         """Return self, or raise ConfigError with one sentence about the first thing that does not fit."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbench.core.inputs import map_inputs
 from fedbench.core.rng import RowRandom, client_keys, key
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.host_inputs import Fetched
@@ -69,13 +70,13 @@ class Batch:
         client = torch.arange(len(counts), device=device)[:, None]
         weight = self.weight[client, slot] * real
         total = weight.sum(1, keepdim=True)
-        x = {n: v[client, slot] for n, v in self.x.items()} if isinstance(self.x, dict) else self.x[client, slot]
+        x = map_inputs(lambda t: t[client, slot], self.x)
         index = None if self.index is None else self.index[client, slot]
         return Batch(x, self.y[client, slot], weight / total.clamp_min(1e-30), counts, self.class_mask, index)
 
     def take_clients(self, positions: np.ndarray, where: Tensor, width: int) -> Batch:
         """Some clients' first `width` samples.  positions [n] on the host, where: the same on the device."""
-        x = {n: v[where, :width] for n, v in self.x.items()} if isinstance(self.x, dict) else self.x[where, :width]
+        x = map_inputs(lambda t: t[where, :width], self.x)
         mask = None if self.class_mask is None else self.class_mask[where]
         index = None if self.index is None else self.index[where, :width]
         return Batch(x, self.y[where, :width], self.weight[where, :width], self.counts[positions], mask, index)
@@ -122,7 +123,7 @@ class BatchLoader:
             self._load(t)
         i = t - self.first
         return Batch(
-            _at_step(self.x, i, k),
+            map_inputs(lambda x: x[i, :k], self.x),
             self.y[i, :k],
             self.weight[t, :k],
             self.counts[t, :k],
@@ -136,14 +137,14 @@ class BatchLoader:
         fetched = self._fetch(t) if self.federation.on_host else None
         self.x, self.y = self.federation.gather(self.index[t:stop, :active], self.draws, fetched)
         if self.draws:
-            drawn = [
-                self.federation.drawn(
-                    _at_step(self.x, i), self.y[i], RowRandom(self.keys[:active] ^ key("step", t + i) >> 1)
-                )
-                for i in range(stop - t)
-            ]
-            self.x, self.y = _stacked([x for x, _ in drawn]), torch.stack([y for _, y in drawn])
+            x, y = zip(*(self._drawn(t, i, active) for i in range(stop - t)))
+            self.x, self.y = map_inputs(lambda *steps: torch.stack(steps), *x), torch.stack(y)
         self.first, self.stop = t, stop
+
+    def _drawn(self, t: int, i: int, active: int) -> tuple[Inputs, Tensor]:
+        """The i-th batch of the block from step t on, as it is trained on."""
+        random = RowRandom(self.keys[:active] ^ key("step", t + i) >> 1)
+        return self.federation.drawn(map_inputs(lambda x: x[i], self.x), self.y[i], random)
 
     def _block(self, t: int) -> tuple[int, int]:
         """The block of steps from t on: where it ends, and how many clients train in it."""
@@ -161,15 +162,3 @@ class BatchLoader:
         stop, _ = self._block(t)
         self.next = (stop, self.federation.fetch_ahead(samples(stop))) if stop < len(self.index) else None
         return fetched
-
-
-def _at_step(x: Inputs, i: int, k: int | None = None) -> Inputs:
-    """The first k clients (None: all) of inputs [steps, k, ...] at one step."""
-    return {n: v[i, :k] for n, v in x.items()} if isinstance(x, dict) else x[i, :k]
-
-
-def _stacked(inputs: list[Any]) -> Any:
-    """Inputs of several steps as one tensor, or a dict of such."""
-    if isinstance(inputs[0], dict):
-        return {n: torch.stack([x[n] for x in inputs]) for n in inputs[0]}
-    return torch.stack(inputs)

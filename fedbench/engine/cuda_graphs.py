@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbench.core.inputs import unwrap_inputs, wrap_inputs
 from fedbench.engine.batch import Batch
 from fedbench.engine.gradients import DirectGradients, GradientRequest
 
@@ -124,10 +125,10 @@ class GraphedGradients(DirectGradients):
             return None if values is None else self._place(name, values, size)
 
         rows = self._place("chunk" if in_place else f"rows {number}", request.rows, size)
-        x = {n: place(f"x {n}", v) for n, v in batch.x.items()} if isinstance(batch.x, dict) else place("x", batch.x)
+        x = {name: place(f"x {name}", t) for name, t in wrap_inputs(batch.x).items()}
         fixed_batch = replace(
             batch,
-            x=x,
+            x=unwrap_inputs(x, batch.x),
             y=place("y", batch.y),
             weight=place("weight", batch.weight),
             index=None,
@@ -203,6 +204,6 @@ def _kind(request: GradientRequest, fixed: GradientRequest) -> tuple:
 
 
 def _shapes(batch: Batch) -> tuple:
-    x = tuple(batch.x.items()) if isinstance(batch.x, dict) else (("", batch.x),)
+    x = wrap_inputs(batch.x).items()
     mask = None if batch.class_mask is None else batch.class_mask.shape
     return (*((n, v.shape, v.data_ptr()) for n, v in x), batch.weight.shape, batch.y.shape, mask)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbench.core.nested import map_inputs
+from fedbench.core.inputs import map_inputs, unwrap_inputs, wrap_inputs
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom, generator, key
 from fedbench.core.split import Ragged, Split
@@ -107,7 +107,7 @@ class Federation:
     num_samples: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.on_host = any(isinstance(x, HostInput) for x in self._parts().values())
+        self.on_host = any(isinstance(x, HostInput) for x in self.parts().values())
         self.num_clients = len(self.splits["train"])
         self.num_samples = np.asarray(self.splits["train"].sizes)  # [N]
 
@@ -134,13 +134,11 @@ class Federation:
         def store(a: np.ndarray) -> Any:
             return HostInput(a, torch.device(device)) if on_host else tensor(a)
 
-        whole = arrays.inputs
-        inputs = {k: store(v) for k, v in whole.items()} if isinstance(whole, dict) else store(whole)
         domains = _client_domains(arrays, split)
         mask = None if arrays.class_mask is None or domains is None else tensor(arrays.class_mask[domains])
         scale, shift = _scaling(arrays, normalize, device)
         return cls(
-            inputs,
+            map_inputs(store, arrays.inputs),
             tensor(_compact(arrays.targets)),
             {"train": split.train, "val": split.val, "test": split.test},
             task or task_for(arrays.task)(),
@@ -162,14 +160,12 @@ class Federation:
     @property
     def input_shape(self) -> tuple | dict[str, tuple]:
         """Shape of one sample (of each input), as the model is given it."""
-        stored: Any = {k: tuple(v.shape[1:]) for k, v in self._parts().items()}
-        return self.task.input_shape(stored if isinstance(self.inputs, dict) else stored["inputs"], self.num_classes)
+        return self.task.input_shape(map_inputs(lambda x: tuple(x.shape[1:]), self.inputs), self.num_classes)
 
     @property
     def sample_bytes(self) -> int:
         """Of one sample's inputs, as the model reads them, in float32; at least 1."""
-        inputs = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs]
-        return max(1, sum(4 * sample_size(x) for x in inputs))
+        return max(1, sum(4 * sample_size(x) for x in self.parts().values()))
 
     @property
     def outputs_per_sample(self) -> int:
@@ -235,12 +231,10 @@ class Federation:
         if self.on_host:
             fetched = self.fetch(index.cpu().numpy()) if fetched is None else fetched
             assert fetched is not None
-            found = {name: self.normalized(x.to(self.device, non_blocking=True)) for name, x in fetched.items()}
-            x: Any = found if isinstance(self.inputs, dict) else found["inputs"]
-        elif isinstance(self.inputs, dict):
-            x = {name: self.normalized(pick(v, self._entries(name, flat))) for name, v in self.inputs.items()}
+            parts = {name: x.to(self.device, non_blocking=True) for name, x in fetched.items()}
         else:
-            x = self.normalized(pick(self.inputs, self._entries("inputs", flat)))
+            parts = {name: pick(x, self._entries(name, flat)) for name, x in self.parts().items()}
+        x = unwrap_inputs({name: self.normalized(t) for name, t in parts.items()}, self.inputs)
         y = pick(self.targets, flat)
         y = y.long() if y.dtype == torch.uint8 else y
         if training:
@@ -273,7 +267,7 @@ class Federation:
         if not self.on_host:
             return None
         flat = torch.from_numpy(np.ascontiguousarray(index).reshape(-1))
-        return {name: x.take(self._entries(name, flat).view(index.shape).numpy()) for name, x in self._parts().items()}
+        return {name: x.take(self._entries(name, flat).view(index.shape).numpy()) for name, x in self.parts().items()}
 
     def fetch_ahead(self, index: np.ndarray) -> Callable[[], Fetched | None]:
         """`fetch`, begun in another thread; a call of what is returned waits for it."""
@@ -281,12 +275,13 @@ class Federation:
 
     def largest_tokens(self) -> dict[str, int]:
         """Return the largest number in each input of tokens (int64), by the input's name."""
-        tokens = {name: x for name, x in self._parts().items() if x.dtype == torch.int64 and math.prod(x.shape)}
+        tokens = {name: x for name, x in self.parts().items() if x.dtype == torch.int64 and math.prod(x.shape)}
         some = {name: range(0, x.shape[0], COUNTED // math.prod(x.shape[1:]) + 1) for name, x in tokens.items()}
         return {name: max(_largest(x, start, some[name].step) for start in some[name]) for name, x in tokens.items()}
 
-    def _parts(self) -> dict[str, Any]:
-        return self.inputs if isinstance(self.inputs, dict) else {"inputs": self.inputs}
+    def parts(self) -> dict[str, Any]:
+        """Return the stored inputs by name.  # [n, ...] each"""
+        return wrap_inputs(self.inputs)
 
     def _entries(self, name: str, samples: Tensor) -> Tensor:
         """Which entries of an input samples [b] show.  # [b]"""
@@ -308,9 +303,8 @@ def _compact(targets: np.ndarray) -> np.ndarray:
 
 
 def _scaling(arrays: Arrays, normalize: bool, device: torch.device | str) -> tuple[Tensor | None, Tensor | None]:
-    channels = 1 if isinstance(arrays.inputs, dict) else arrays.inputs.shape[1]
-    mean, std = (arrays.mean, arrays.std) if normalize and arrays.mean is not None else (None, None)
-    mean, std = mean or (0.0,) * channels, std or (1.0,) * channels
+    mean, std = (arrays.mean, arrays.std) if normalize and arrays.mean is not None else ((0.0,), None)
+    std = std or (1.0,) * len(mean)
     scale = torch.tensor([1 / (255 * s) for s in std], device=device)
     shift = torch.tensor([-m / s for m, s in zip(mean, std)], device=device)
     return scale[:, None, None], shift[:, None, None]
@@ -321,10 +315,7 @@ def _augment(options: dict | None, arrays: Arrays) -> Augment | None:
         return None
     unknown = set(options) - {"flip", "crop"}
     require(not unknown, f"dataset.augment knows flip and crop, not {', '.join(sorted(unknown))}")
-    require(
-        not isinstance(arrays.inputs, dict) and arrays.inputs.ndim == 4,
-        "dataset.augment needs image inputs [channels, height, width]",
-    )
+    require(arrays.images is not None, "dataset.augment needs image inputs [channels, height, width]")
     return Augment(bool(options.get("flip", False)), int(options.get("crop", 0)))
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.error_text import running_layer
+from fedbench.core.inputs import wrap_inputs
 from fedbench.core.options import require
 from fedbench.core.private_torch import BatchNorm
 from fedbench.engine.batch import Batch
@@ -178,8 +179,7 @@ def training_pass(
 
 
 def _batch_size(x: Inputs) -> int:
-    first = next(iter(x.values())) if isinstance(x, dict) else x
-    return first.shape[1]
+    return next(iter(wrap_inputs(x).values())).shape[1]
 
 
 def plus_extra(losses: Tensor, extra: Sequence[Tensor], weight: Tensor | None = None) -> Tensor:

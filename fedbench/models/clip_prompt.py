@@ -181,9 +181,8 @@ class CLIPPrompt(MoveListener):
         """L2-normalized image features of a batch.  # [..., D]"""
         return inputs["image"] if isinstance(inputs, dict) else inputs
 
-    def tokens(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
+    def tokens(self, inputs: dict[str, Tensor]) -> Tensor:
         """L2-normalized feature-map tokens of a batch, for algorithms with reads = ("tokens",).  # [..., M, D]"""
-        assert isinstance(inputs, dict)
         return inputs["tokens"]
 
     def encode(self, images: Tensor) -> dict[str, Tensor]:
@@ -242,11 +241,9 @@ class CLIPPrompt(MoveListener):
     # -- what the federation holds ---------------------------------------------------------------------------
     def prepare(self, arrays: Arrays, split: Split, device: torch.device) -> Arrays:
         """The data set with its images replaced by their features, for the samples that some client has."""
-        require(
-            not isinstance(arrays.inputs, dict) and arrays.inputs.ndim == 4,
-            "model=clip_prompt needs images [channels, height, width]",
-        )
-        images: Any = arrays.inputs
+        images = arrays.images
+        if images is None:
+            raise ConfigError("model=clip_prompt needs images [channels, height, width]")
         require(images.shape[1] in (1, 3), f"model=clip_prompt needs images of 1 or 3 channels, not {images.shape[1]}")
         if self.norm == "official":
             scaling = arrays.published_scaling or (arrays.mean, arrays.std)
@@ -325,7 +322,7 @@ class CLIPPrompt(MoveListener):
 
     def evaluation_view(self, x: Any) -> Any:
         """What any other batch shows: the features of the whole images."""
-        return self._plain({n: t for n, t in x.items() if n in ("image", "tokens")}) if isinstance(x, dict) else x
+        return x if self.augment == "none" else self._plain({n: t for n, t in x.items() if n in ("image", "tokens")})
 
     @staticmethod
     def _plain(features: dict[str, Tensor]) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from fedbench.core.inputs import map_inputs
 from fedbench.core.options import listed, require
 from fedbench.nn.batched_operators import LOW, ForwardContext, Tap
 from fedbench.nn.chain import Chain, LowChain
@@ -146,7 +147,7 @@ class ForwardPass:
     ) -> Any:
         if many and len(next(iter(params.values()))) == 1:  # one client: the plain kernels
             single = {n: p.squeeze(0) for n, p in params.items()}  # p[0] would copy gradients into zeros
-            out = self._apply(single, _first(inputs), False, context, until)
+            out = self._apply(single, map_inputs(lambda x: x[0], inputs), False, context, until)
             context.captured.update({n: t[None] for n, t in context.captured.items()})
             return tuple(t[None] for t in out) if isinstance(out, tuple) else out[None]
         if self._batched:
@@ -172,7 +173,3 @@ class ForwardPass:
             return params | self.frozen
         k = len(next(iter(params.values())))
         return params | {n: p.expand(k, *p.shape) for n, p in self.frozen.items()}
-
-
-def _first(inputs: Inputs) -> Inputs:
-    return {n: x[0] for n, x in inputs.items()} if isinstance(inputs, dict) else inputs[0]

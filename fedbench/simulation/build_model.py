@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fedbench.core import rng
+from fedbench.core.inputs import wrap_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.data.base import Arrays
 from fedbench.data.spec import DataSpec
@@ -77,7 +78,7 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in tried:
                 if isinstance(data, Federation) and data.task.draws:
-                    made = ", ".join(data.input_shape) if isinstance(data.input_shape, dict) else "inputs"
+                    made = ", ".join(wrap_inputs(data.input_shape))
                     words = f"task={data.task.kind} gives a model what it draws ({made}): choose one that reads that"
                     raise ConfigError(f"{error}; {words}") from error
                 raise

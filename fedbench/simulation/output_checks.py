@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.error_text import describe_error, is_raised_outside_layers
-from fedbench.core.nested import map_inputs
+from fedbench.core.inputs import map_inputs, wrap_inputs
 from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.nn.batched_operators import ForwardContext
@@ -136,7 +136,7 @@ def _watch_tables(module: nn.Module, x: Inputs, largest: dict[str, int], name: s
         largest: The largest token of each input.
         name: The name of the model for error messages.
     """
-    inputs = x if isinstance(x, dict) else {"inputs": x}
+    inputs = wrap_inputs(x)
 
     def check(where: str, table: nn.Embedding, tokens: Any) -> None:
         for key, most in largest.items():

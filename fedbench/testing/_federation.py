@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.core.inputs import unwrap_inputs, wrap_inputs
 from fedbench.core.round_context import Mode
 from fedbench.core.rows import RowStore
 from fedbench.core.split import Ragged, Split
@@ -63,16 +64,13 @@ def ragged(
     rng = np.random.default_rng(seed)
     split = split_of(sizes, test, val)
     n = sum(len(r.indices) for r in (split.train, split.test, split.val))
-    if isinstance(shape, dict):
-        inputs: Any = {
-            name: _tokens(rng, n, *of) if name == "text" else _normal(rng, n, of) for name, of in shape.items()
-        }
-        x = next(iter(inputs.values()))
-    else:
-        inputs = x = _normal(rng, n, shape)
+    parts = {
+        name: _tokens(rng, n, *of) if name == "text" else _normal(rng, n, of) for name, of in wrap_inputs(shape).items()
+    }
+    x = next(iter(parts.values()))
     teacher = rng.normal(size=(x[0].size, classes))
     y = (x.reshape(n, -1) @ teacher + 0.5 * rng.normal(size=(n, classes))).argmax(1)
-    return arrays_of(inputs, y.astype(np.int64), classes), split
+    return arrays_of(unwrap_inputs(parts, shape), y.astype(np.int64), classes), split
 
 
 def _normal(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm
 from fedbench.core import rng
+from fedbench.core.inputs import map_inputs
 from fedbench.core.private_torch import TorchDispatchMode
 from fedbench.engine import federation as federation_module
 from fedbench.engine.batch import Batch
@@ -66,8 +67,7 @@ def _refilled(batch: Batch) -> Batch:
             other = 1 - 2 * other
         return torch.where(padding.view(*padding.shape, *[1] * (values.dim() - 2)), other, values)
 
-    x = {n: mixed(v) for n, v in batch.x.items()} if isinstance(batch.x, dict) else mixed(batch.x)
-    return replace(batch, x=x, y=mixed(batch.y))
+    return replace(batch, x=map_inputs(mixed, batch.x), y=mixed(batch.y))
 
 
 # -- what a step function holds --------------------------------------------------------------------------

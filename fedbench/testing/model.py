@@ -18,6 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+from fedbench.core.inputs import map_inputs, wrap_inputs
 from fedbench.core.options import ConfigError
 from fedbench.core.split import Split
 from fedbench.data.base import Arrays
@@ -163,10 +164,10 @@ def _examples(shape: Shape, num_classes: int) -> Iterator[tuple[Arrays, Split]]:
     """Samples of this shape with a class each; images also with a class for every pixel, and to be told from noise."""
     arrays, split = ragged(SIZES, shape, num_classes)
     yield arrays, split
-    if isinstance(arrays.inputs, np.ndarray) and arrays.inputs.ndim == 4:
-        masks = np.digitize(arrays.inputs.mean(1), np.linspace(-0.5, 0.5, num_classes - 1))  # [n, H, W]
+    if arrays.images is not None:
+        masks = np.digitize(arrays.images.mean(1), np.linspace(-0.5, 0.5, num_classes - 1))  # [n, H, W]
         yield replace(arrays, targets=masks.astype(np.int64), task="segmentation"), split
-        yield replace(arrays, inputs=(arrays.inputs * 40 + 128).clip(0, 255).astype(np.uint8), task="denoising"), split
+        yield replace(arrays, inputs=(arrays.images * 40 + 128).clip(0, 255).astype(np.uint8), task="denoising"), split
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
@@ -177,7 +178,7 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 
 def _inputs(x: Inputs, which: Any) -> Inputs:
-    return {name: value[which] for name, value in x.items()} if isinstance(x, dict) else x[which]
+    return map_inputs(lambda t: t[which], x)
 
 
 def _logits(model: FlatModel, rows: Tensor, x: Inputs, train: bool = False, keys: Tensor | None = None) -> Tensor:
@@ -233,11 +234,7 @@ def samples_are_independent(case: ModelCase) -> None:
     model, rows, (x, _) = case.model, case.rows[:1], case.batch
     mine = _inputs(x, slice(0, 1))
     other = _inputs(x, slice(1, 2))
-
-    def mixed(a: Tensor, b: Tensor) -> Tensor:
-        return torch.cat([a[:, :2], b[:, 2:]], 1)
-
-    both = {n: mixed(mine[n], other[n]) for n in mine} if isinstance(mine, dict) else mixed(mine, other)  # type: ignore
+    both = map_inputs(lambda a, b: torch.cat([a[:, :2], b[:, 2:]], 1), mine, other)
     for train in (False, True):
         if train and model.batch_statistics:
             continue
@@ -399,6 +396,5 @@ def inputs_stay(case: ModelCase) -> None:
     before = copy.deepcopy(x)
     for train in (False, True):
         _logits(case.model, case.rows[:1], _inputs(x, slice(0, 1)), train, torch.tensor([1]) if train else None)
-    after, first = (v if isinstance(v, dict) else {"inputs": v} for v in (x, before))
-    if not all(torch.equal(value, first[name]) for name, value in after.items()):
+    if not all(wrap_inputs(map_inputs(torch.equal, x, before)).values()):
         raise Broken("the forward pass changes its inputs in place: begin with a copy, or avoid inplace operations")

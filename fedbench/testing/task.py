@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedbench.core.inputs import wrap_inputs
 from fedbench.engine.federation import Inputs
 from fedbench.testing import _probes as probes
 from fedbench.testing._federation import all_clients, engine_on
@@ -291,13 +292,12 @@ class _Net(nn.Module):
 
     def __init__(self, inputs: Any, outputs: tuple[int, ...]):
         super().__init__()
-        shapes = inputs.values() if isinstance(inputs, dict) else [inputs]
+        shapes = wrap_inputs(inputs).values()
         self.head, self.shape = nn.Linear(sum(map(math.prod, shapes)), math.prod(outputs)), outputs
 
     def forward(self, x: Inputs) -> Tensor:
         """One matrix product."""
-        parts = list(x.values()) if isinstance(x, dict) else [x]
-        flat = torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)
+        flat = torch.cat([part.reshape(len(part), -1).float() for part in wrap_inputs(x).values()], 1)
         return self.head(flat.tanh()).view(len(flat), *self.shape)
 
 

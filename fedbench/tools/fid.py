@@ -191,8 +191,8 @@ def by_client(arrays: Arrays, split: Split, network: Network, device: Any) -> li
     from fedbench.data.base import EXTRA
 
     require(bool((arrays.split == EXTRA).any()), "no extra pictures: set dataset.extra to the synthesized ones")
-    images = arrays.inputs
-    if isinstance(images, dict) or images.dtype != np.uint8:
+    images = arrays.images
+    if images is None or images.dtype != np.uint8:
         raise ConfigError("the distance is between pictures (uint8 images), which this data set does not consist of")
     rows = []
     for client in range(split.num_clients):

@@ -174,8 +174,8 @@ def pictures_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
     """Images, names of silos and of classes; ConfigError where the data set is not of labelled pictures of silos."""
     from fedbench.data.base import EXTRA
 
-    images = arrays.inputs
-    if isinstance(images, dict) or images.dtype != np.uint8 or arrays.task != "classification":
+    images = arrays.images
+    if images is None or images.dtype != np.uint8 or arrays.task != "classification":
         raise ConfigError("synthesized are pictures (uint8 images) with one class each, which this data set has not")
     if arrays.domain_names is None or arrays.class_names is None:
         raise ConfigError("dataset.extra goes by names of silos and classes, which this data set has not")

@@ -9,7 +9,7 @@ import pytest
 from tiny import on_disk_first
 
 from fedbench.core.files import read_json, replace_text, replacing
-from fedbench.core.nested import flatten, map_inputs
+from fedbench.core.nested import flatten
 
 
 def test_a_file_takes_the_place_of_the_old_one_when_it_is_whole(tmp_path: Path) -> None:
@@ -74,7 +74,3 @@ def test_nested_values_become_flat() -> None:
     values = {"a": 1, "b": {"c": {"d": [{"e": 2}]}, "f": {}}}
     assert flatten(values) == {"a": 1, "b.c.d": [{"e": 2}], "b.f": {}}
     assert flatten(values, "/", drop_empty=True) == {"a": 1, "b/c/d": [{"e": 2}]}
-
-
-def test_inputs_are_one_or_several() -> None:
-    assert map_inputs(len, "ab") == 2 and map_inputs(len, {"x": "a", "y": "bcd"}) == {"x": 1, "y": 3}

@@ -93,8 +93,8 @@ def most_occur(arrays: Arrays, name: str) -> Arrays:
 
 def resized(arrays: Arrays, size: int | None, data_dir: str, path: Path, window: Window | None = None) -> Arrays:
     """Arrays of the file ``path`` with uint8 images brought to size x size, cached unless they have it already."""
-    images = arrays.inputs
-    if size is None or isinstance(images, dict) or images.dtype != np.uint8 or images.shape[2:] == (size, size):
+    images = arrays.images
+    if size is None or images is None or images.dtype != np.uint8 or images.shape[2:] == (size, size):
         return arrays
     require(arrays.task != "segmentation", "dataset.resize does not resize segmentation masks")
     key = (fingerprint(path), size, window)

@@ -1,0 +1,37 @@
+"""Inputs of a model: one tensor, or a dict of named tensors.
+
+The two forms are told apart here.  Other modules ask for the dict, or map a function over the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+ALONE = "inputs"  # name of the input of a data set that gives one array and no name
+
+
+def wrap_inputs(inputs: Any) -> dict[str, Any]:
+    """Return the inputs by name."""
+    return inputs if isinstance(inputs, dict) else {ALONE: inputs}
+
+
+def unwrap_inputs(parts: dict[str, Any], given: Any) -> Any:
+    """Return the inputs in the form of those that `wrap_inputs` was given: the dict, or its one tensor."""
+    return parts if isinstance(given, dict) else parts[ALONE]
+
+
+def map_inputs(function: Callable[..., Any], inputs: Any, *others: Any) -> Any:
+    """Apply a function to the tensor, or to each tensor of the dict.
+
+    Args:
+        function: Gets a tensor of the inputs, and the tensors of the same name of the others.
+        inputs: A tensor, or tensors by name.
+        others: Further inputs of the same form.
+
+    Returns:
+        The results, in the form of the inputs.
+    """
+    if isinstance(inputs, dict):
+        return {name: function(value, *(other[name] for other in others)) for name, value in inputs.items()}
+    return function(inputs, *others)

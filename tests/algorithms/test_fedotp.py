@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ot
 import pytest
 import torch
 from prompts import PROMPT, SIZES, prompts
@@ -35,6 +34,8 @@ def cosines(*shape: int, seed: int = 0, spread: float = 0.1) -> Tensor:
 
 def by_pot(sim: Tensor, eps: float, mass: float) -> Tensor:
     """One problem [2, M]; POT's own stopping rule set below rounding."""
+    import ot
+
     J, M = sim.shape
     T = ot.partial.entropic_partial_wasserstein(
         np.full(M, 1 / M),
@@ -96,6 +97,8 @@ def test_rows_give_no_more_than_they_have(mass: float, M: int):
 
 
 def test_whole_mass_is_balanced_transport():
+    import ot
+
     sim = cosines(1, 2, 1, 16)
     wanted = torch.from_numpy(
         ot.sinkhorn(

@@ -455,7 +455,7 @@ def test_the_record_of_a_run(calibration: str, tmp_path: Path, caplog: pytest.Lo
     else:
         rho = 11 / (2 * analytic_ratio(25, 0.05) ** 2)
         assert found["epsilon_spent"] == pytest.approx(epsilon_of(rho, 0.05)) and found["epsilon_spent"] > 60
-        assert "(epsilon, delta) = (" in ending and f"{found['epsilon_spent']:.4g}, 0.05) in all" in ending
+        assert "(epsilon, delta) = (" in ending and f"{found['epsilon_spent']:.4g}, 0.05) in total" in ending
         assert "each upload of a tensor, by itself, is differentially private" in found["guarantee"]
 
 

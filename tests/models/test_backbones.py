@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from fedbench.testing._federation import engine_on
 from fedbench.tools import _plain
 
 # torch.vmap says so of adaptive pooling, once in a process: slower, not wrong
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
-pytest.importorskip("torchvision")
-pytest.importorskip("timm")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.skipif(not all(map(find_spec, ("torchvision", "timm"))), reason="needs torchvision and timm"),
+]
 PAGE = Path(__file__).parents[2] / "docs" / "backbones.md"
 LIBRARIES: dict[str, type[Backbone]] = {"torchvision": TorchvisionModel, "timm": TimmModel, "hf": HFModel}
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 8}

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from tiny import compose
 
-pytest.importorskip("mlflow")
-
 from fedbench.core.options import ConfigError
 from fedbench.simulation.callbacks.mlflow import MLflow
 
 pytestmark = pytest.mark.slow  # importing mlflow takes seconds
+
+
+@pytest.fixture(autouse=True)
+def _mlflow() -> None:
+    """Import it only where these tests run, not wherever they are collected."""
+    pytest.importorskip("mlflow")
 
 
 def started(folder: Path, saved: str | None = None, **options: Any) -> tuple[MLflow, Any]:

@@ -242,7 +242,7 @@ def test_damaged_folders(
         else:
             assert lines and lines == error.splitlines() and len(lines) <= 2, where
             assert "kaput" not in error and not re.search(r"\w+Error: ", error), where
-        noticed = "in silence" if status == 0 and not lines and "trying the one before" not in out + error else "said"
+        noticed = "in silence" if status == 0 and not lines and "trying the previous one" not in out + error else "said"
         tally[f"{'refused' if status else 'recovered'}, {noticed}"] += 1
         shutil.rmtree(folder)
         known._known.clear()
@@ -339,7 +339,7 @@ def same(folder: Path, other: Path) -> bool:
 def test_pairs_of_processes(made: Path, tmp_path: Path, driver: Driver) -> None:
     """On one folder or one sweep: no row is lost, and who comes second says so."""
     tally: Counter[str] = Counter()
-    busy = re.compile(r"^fedbench: \S+ is being written by process \d+ on \S+: one process at a time$", re.M)
+    busy = re.compile(r"^fedbench: \S+ is in use by process \d+ on \S+; only one process .*$", re.M)
     for number in range(4 * SHARE):
         folder, method = tmp_path / f"pair-{number}", METHODS[number // 4 % 2]
         command = words(made / "data.npz", method, made)

@@ -1,1 +1,1 @@
-"""Runs from Python and from notebooks: `fedbench.run`, `fedbench.sweep`, `fedbench.load` (docs/notebooks.md)."""
+"""Run experiments from Python and notebooks: `fedbench.run`, `fedbench.sweep`, `fedbench.load` (docs/notebooks.md)."""

@@ -1,4 +1,4 @@
-"""`fedbench.run`, `fedbench.sweep` and `fedbench.load`: the command line from Python, with its checks and folders."""
+"""`fedbench.run`, `fedbench.sweep` and `fedbench.load`: the Python interface, with the checks of the command line."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ Folder = str | os.PathLike[str]
 
 
 def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None = None, **values: Any) -> Run:
-    """Run one experiment in this process, as ``python -m fedbench`` does with these overrides.
+    """Run one experiment in this process, like ``python -m fedbench``.
 
     Args:
-        *overrides: Words of the command line, ``run("algorithm=pgfed dataset=digits", "rounds=5")``.
-        config_dir: A folder with options of your own, as --config-dir.
-        resume: A run's folder, to go on with that run.
-        **values: The same by key, ``run(algorithm="pgfed", rounds=5, local={"epochs": 2}, **{"algorithm.mu": 0.1})``.
-            A class stands in the place of an option, ``model=my_module.MyNet``.
+        *overrides: Arguments of the command line, as in ``run("algorithm=pgfed dataset=digits", "rounds=5")``.
+        config_dir: A folder with your own options, like --config-dir.
+        resume: The folder of a run to resume.
+        **values: Options by name, as in ``run(algorithm="pgfed", rounds=5, local={"epochs": 2}, **{"algorithm.mu":
+            0.1})``.  A class may replace the name of an option, as in ``model=my_module.MyNet``.
 
     Returns:
         The finished run.
 
     Raises:
-        ConfigError: A mistake.
-        KeyboardInterrupt: The run was stopped; it is saved, and goes on with ``run(resume=folder)``.
-        Exception: Whatever a method raised where it failed.
+        ConfigError: An option is invalid, or the run cannot be resumed.
+        KeyboardInterrupt: The run was interrupted.  It is saved; resume it with ``run(resume=folder)``.
+        Exception: Any exception of the method, the model or the data.
     """
     words, (choices, others) = split_words(overrides), choices_and_values(values)
     named = [word for word in words if word.startswith("resume=")]
@@ -59,7 +59,7 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
     composer = Composer(_text(config_dir))
     with _in_process():
         if resume is not None:
-            require(os.fspath(resume) != "", "resume='' names no run directory (resume=None starts a new run)")
+            require(os.fspath(resume) != "", "resume must be a run folder, got '' (resume=None starts a new run)")
             return _resume(composer, Path(resume).expanduser(), [*words, *choices, *_as_words(others)])
         full = _composed(composer, [*words, *choices], others)
         config = checked(full, full.hydra)
@@ -77,22 +77,21 @@ def run(*overrides: str, config_dir: Folder | None = None, resume: Folder | None
 
 
 def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | None = None, **values: Any) -> Runs:
-    """Run the cells of ``python -m fedbench -m`` with these overrides, except those that are finished.
+    """Run a sweep, like ``python -m fedbench -m``.  Finished runs are not repeated.
 
     Args:
-        *overrides: As of `run`, with several values: ``sweep("algorithm=fedavg,pgfed seed=0,1")``.
-        config_dir: As of `run`.
-        launcher: An option of hydra/launcher, such as joblib.
-        **values: As of `run`; a list holds one value for each run, ``sweep(algorithm=["fedavg", "pgfed"], seed=[0,
-            1])``, and a value that itself is a list stands in another one.
+        *overrides: As in `run`, with several values, as in ``sweep("algorithm=fedavg,pgfed seed=0,1")``.
+        config_dir: As in `run`.
+        launcher: An option of hydra/launcher, such as "joblib".
+        **values: As in `run`.  A list has the values of several runs, as in ``sweep(algorithm=["fedavg", "pgfed"],
+            seed=[0, 1])``.  Write [[1, 2]] for one value that is a list.
 
     Returns:
-        The cells that have begun, in their order.  A cell that fails does not stop the others: its Run has the status
-        failed.
+        The runs that have begun, in their order.  A failed run has the status "failed", and does not stop the others.
 
     Raises:
-        ConfigError: A mistake.
-        KeyboardInterrupt: The sweep was stopped.
+        ConfigError: An option is invalid.
+        KeyboardInterrupt: The sweep was interrupted.
     """
     words = [*split_words(overrides), *sweep_words(values)]
     words += [f"hydra/launcher={launcher}"] if launcher is not None else []
@@ -108,11 +107,11 @@ def sweep(*overrides: str, config_dir: Folder | None = None, launcher: str | Non
 
 
 def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
-    """Return the run in a folder, or the runs below it.
+    """Return the run in a folder, or all runs below it.
 
     Args:
-        folder: A run's folder, or that of a sweep.
-        config_dir: The folder with options of your own that the runs were given.
+        folder: The folder of a run, of a sweep, or any folder above.
+        config_dir: The --config-dir of the runs.
 
     Raises:
         ConfigError: There is no run.
@@ -124,7 +123,7 @@ def load(folder: Folder, config_dir: Folder | None = None) -> Run | Runs:
 
 
 def _composed(composer: Composer, words: list[str], values: Mapping[str, Any]) -> DictConfig:
-    """Return the composed configuration with these values, by dotted key, in it."""
+    """Compose a configuration from overrides and values by dotted key."""
     words = composer.expand(words)
     composer.refuse_repeated(words)
     named = [word.lstrip("+~").partition("=")[0] for word in words]
@@ -132,7 +131,7 @@ def _composed(composer: Composer, words: list[str], values: Mapping[str, Any]) -
     require(twice is None, f"{twice} is given twice, as text and as a value: remove one of them")
     full = composer.compose([*words, *_hydra_words(values)])
     require(
-        not str(full.hydra.mode).endswith("MULTIRUN"), "hydra.mode=MULTIRUN asks for several runs: call fedbench.sweep"
+        not str(full.hydra.mode).endswith("MULTIRUN"), "hydra.mode=MULTIRUN is for several runs: use fedbench.sweep"
     )
     with open_dict(full):
         for key, value in values.items():
@@ -143,12 +142,12 @@ def _composed(composer: Composer, words: list[str], values: Mapping[str, Any]) -
 
 
 def _hydra_words(values: Mapping[str, Any]) -> list[str]:
-    """Return values of Hydra's keys as overrides: Hydra reads them while it composes."""
+    """Return the values of Hydra's keys as overrides, which Hydra needs during composition."""
     return _as_words({key: value for key, value in values.items() if key.startswith("hydra.")})
 
 
 def _as_words(values: Mapping[str, Any]) -> list[str]:
-    """Return values as overrides, as they are kept with the run."""
+    """Return values as overrides, which are recorded with the run."""
     return [f"{key}={word(key, value)}" for key, value in values.items()]
 
 
@@ -165,10 +164,10 @@ def _resume(composer: Composer, folder: Path, words: list[str]) -> Run:
 
 @contextmanager
 def _in_process() -> Iterator[None]:
-    """Run experiments inside of a Python program, whose search path for modules is afterwards as it was."""
+    """Prepare this process for runs in the block, and restore sys.path afterwards."""
     require(
         not under_torchrun(),
-        "several processes that torchrun started share the runs of a command line: torchrun ... -m fedbench",
+        "fedbench.run and fedbench.sweep do not support torchrun: use the command line, torchrun ... -m fedbench",
     )
     path = sys.path[:]
     if os.getcwd() not in sys.path:
@@ -182,7 +181,7 @@ def _in_process() -> Iterator[None]:
 
 @contextmanager
 def _clear_errors(folder: Path) -> Iterator[None]:
-    """Raise a mistake without a traceback, sys.exit() as a failed run, and anything else with the run's folder."""
+    """Raise ConfigError without a traceback, RunError for sys.exit(), and other exceptions with the run folder."""
     try:
         yield
     except ConfigError as error:
@@ -194,12 +193,12 @@ def _clear_errors(folder: Path) -> Iterator[None]:
     except SystemExit as error:
         raise RunError(sentence_of(error, folder)) from error
     except Exception as error:
-        error.add_note(f"the run's folder: {folder}")
+        error.add_note(f"run folder: {folder}")
         raise
 
 
 def resume_call(folder: Path) -> str:
-    """Return the call that resumes the run in a folder."""
+    """Return the Python call that resumes the run in a folder, as text."""
     options, words = needed_to_resume(folder)
     values = {"config_dir": options, "resume": str(folder)}
     named = [f"{name}={value!r}" for name, value in values.items() if value is not None]

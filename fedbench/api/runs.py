@@ -1,4 +1,4 @@
-"""What `fedbench.run`, `.sweep` and `.load` return: runs as objects, which read their folders when they are asked."""
+"""Run and Runs, the results of `fedbench.run`, `fedbench.sweep` and `fedbench.load`."""
 
 from __future__ import annotations
 
@@ -25,82 +25,89 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run's folder: finished, failed, interrupted, or under way in some process; everything is read as it is now.
+    """A run in its folder.  Each access reads the current files.
 
-    path: the folder.  config_dir: the user's own options, as the run was given them.  own: whether this process has run
-    it, so that classes of the user's own are known to be theirs; of a run that was loaded they must be named (`model`).
+    Args:
+        path: The run folder.
+        config_dir: The --config-dir of the run.
+        own: Whether this process ran it.  Then `model` trusts the user's classes in its configuration.
+
+    Raises:
+        ConfigError: The folder is not a run folder.
     """
 
     def __init__(self, path: str | Path, config_dir: str | None = None, own: bool = False) -> None:
         self.path = Path(path).absolute()
-        require((self.path / "config.yaml").is_file(), f"{path} is not a run: it has no config.yaml")
+        require((self.path / "config.yaml").is_file(), f"{path} is not a run folder: it has no config.yaml")
         self._config_dir, self._own = config_dir, own
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, nested; ConfigError where it is damaged."""
+        """The resolved configuration as nested dicts.  Raises ConfigError if the file is damaged."""
         return folders.Run(self.path).config
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json says: last and best scores, costs, versions; empty if there is none."""
+        """The content of summary.json: last and best scores, cost, versions; {} if there is none."""
         return read_json(self.path / "summary.json")
 
     @property
     def status(self) -> str:
-        """finished, failed, interrupted or running (also where the process was killed)."""
+        """The status: finished, failed, interrupted or running (also if the process was killed)."""
         if (status := self.summary.get("status")) == "finished":
             return status
         return read_json(self.path / "status.json").get("status") or status or "running"
 
     @property
     def metrics(self) -> DataFrame:
-        """metrics.csv: a row for each evaluated round; needs pandas."""
+        """metrics.csv as a DataFrame, with one row per evaluated round.  Needs pandas."""
         return folders.read_table(self.path / "metrics.csv")
 
     @property
     def clients(self) -> DataFrame:
-        """clients.csv: a row for each evaluated round and client; needs pandas."""
+        """clients.csv as a DataFrame, with one row per evaluated round and client.  Needs pandas."""
         return folders.read_table(self.path / "clients.csv")
 
     @property
     def costs(self) -> DataFrame:
-        """costs.csv: a row for each round: steps, samples, bytes, seconds; needs pandas."""
+        """costs.csv as a DataFrame, with one row per round: steps, samples, bytes, seconds.  Needs pandas."""
         return folders.read_table(self.path / "costs.csv")
 
     def model(self, client: int | str, *named: str, merged: bool = False) -> nn.Module:
-        """Return the model that a client deploys, as a plain torch module on the CPU in evaluation mode.
+        """Return the model that a client deploys, as a torch module on the CPU in evaluation mode.
 
         Args:
-            client: 0 to N - 1, or its name if clients have names (clients.csv).
-            *named: Your own classes, as in "model._target_=my_package.MyNet", and a pickle that you trust
-                ("dataset.trust=MNIST").  A loaded run builds only the classes that they or this installation's options
-                name.
-            merged: Whether to add an adapter to the weights of the bare model.
+            client: The number of the client, 0 to N - 1, or its name if clients have names (clients.csv).
+            *named: Your own classes in the run, as in "model._target_=my_package.MyNet", and pickles that you trust, as
+                in "dataset.trust=MNIST".  Needed for loaded runs, because building a class runs its code.
+            merged: Whether to merge an adapter into the weights of the model.
 
         Raises:
-            ConfigError: The run has no checkpoint or no such client, or it needs a class that is not named.
+            ConfigError: The run has no checkpoint or no such client, or it has a class that is not listed in named.
         """
         from fedbench.tools import export  # torch
 
-        whole = isinstance(client, int | str) or hasattr(client, "__index__")
-        require(whole and not isinstance(client, bool), f"client must be the number of a client, got {client!r}")
-        theirs = to_repeat(self.config, self._config_dir) if self._own else []
-        sim = export.open_run(self.path, [*dict.fromkeys([*theirs, *named])], self._config_dir)
-        is_known = not isinstance(client, str) or client in (sim.split.names or ())
-        require(is_known, f"client must be the number of a client, or its name where it has one, got {client!r}")
+        is_valid = isinstance(client, int | str) or hasattr(client, "__index__")
+        require(
+            is_valid and not isinstance(client, bool),
+            f"client must be the number or the name of a client, got {client!r}",
+        )
+        own_classes = to_repeat(self.config, self._config_dir) if self._own else []
+        sim = export.open_run(self.path, [*dict.fromkeys([*own_classes, *named])], self._config_dir)
+        exists = not isinstance(client, str) or client in (sim.split.names or ())
+        require(exists, f"client must be the number or the name of a client, got {client!r}")
         return export.client_module(sim, client, merged)
 
     def __repr__(self) -> str:
         return f"Run({', '.join(f'{name} {value}' for name, value in self._facts())})"
 
     def _repr_html_(self) -> str:
-        """IPython's: a table of two columns."""
+        """Return an HTML table of two columns for IPython."""
         rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in self._facts())
         return f"<table>{''.join(rows)}</table>"
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """What a reader sees of the run: (name, value)."""
+        """Yield (name, value) pairs that describe the run."""
         run, summary = folders.Run(self.path), self.summary
         has_pandas = importlib.util.find_spec("pandas") is not None  # which reads the tables
         if has_pandas and (why := folders.fault(run)):
@@ -122,7 +129,7 @@ class Run:
 
 
 class Runs(UserList[Run]):
-    """Runs in their order.  A slice of them is a `Runs` too."""
+    """A list of runs.  A slice is a `Runs` too."""
 
     def table(
         self,
@@ -134,14 +141,23 @@ class Runs(UserList[Run]):
         paper: str | None = None,
         choose: str | None = None,
     ) -> Text:
-        """What ``python -m fedbench report`` prints of these runs; the parameters are its flags (--help explains them).
+        """Return the tables that ``python -m fedbench report`` prints of these runs.
 
-        metric: a column of metrics.csv.  select: last, best or best_val.  target: a value to reach.  group: keys of the
-        configuration.  form: text, markdown, csv, latex, json or html.  Raises ConfigError.
+        Args:
+            metric: A column of metrics.csv.  None: the primary score.
+            select: The round: "last", "best" (by test score) or "best_val" (by validation score).
+            target: The score of the table of rounds until a score is reached.
+            group: Keys of the configuration by which runs are grouped, in addition to those that differ.
+            form: "text", "markdown", "csv", "latex", "json" or "html".
+            paper: The table of a paper to compare with.
+            choose: Keys of which the best value by validation score is chosen.
+
+        Raises:
+            ConfigError: There are no runs, or an argument is invalid.
         """
         from fedbench.report.command import parser, report
 
-        require(bool(self.data), "there are no runs to make a table of")
+        require(bool(self.data), "there are no runs for a table")
         for name, value, allowed in (("select", select, SELECTIONS), ("form", form, FORMATS)):
             require(value in allowed, f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
         args = parser().parse_args([])
@@ -156,22 +172,25 @@ class Runs(UserList[Run]):
         return f"Runs([{', '.join(map(repr, self.data))}])"
 
     def _repr_html_(self) -> str:
-        """IPython's: a row for each run."""
+        """Return an HTML table with one row per run for IPython."""
         facts = [dict(run._facts()) for run in self.data]
-        names = list(dict.fromkeys(name for one in facts for name in one))
-        lines = [names, *([one.get(name, "") for name in names] for one in facts)]
-        cells = ["".join(f"<t{'dh'[i == 0]}>{html.escape(cell)}</t{'dh'[i == 0]}>" for cell in line)
-                 for i, line in enumerate(lines)]  # fmt: skip
-        return f"<table>{''.join(f'<tr>{cell}</tr>' for cell in cells)}</table>"
+        names = list(dict.fromkeys(name for fact in facts for name in fact))
+        head = _html_row(names, "th")
+        body = [_html_row([fact.get(name, "") for name in names], "td") for fact in facts]
+        return f"<table>{head}{''.join(body)}</table>"
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 class Text(str):
-    """Text that a notebook shows as it is, not in quotes."""
+    """A text that notebooks show without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def shown(path: Path) -> str:
-    """A path as one would type it here."""
+    """Return a path relative to the working directory if it is inside, else absolute."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,4 +1,4 @@
-"""Python values as a configuration's: for one run as they are, for a sweep as the words of Hydra's sweeper."""
+"""Convert Python values to values of a configuration, or to overrides of a sweep."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ from fedbench.core.options import ConfigError, require
 
 
 def split_words(texts: Sequence[str]) -> list[str]:
-    """Return the words of command lines; a text may hold several, with spaces between them.
+    """Split texts at spaces into overrides.
+
+    Args:
+        texts: Texts such as "algorithm=pgfed rounds=5".
 
     Raises:
-        ConfigError: A text cannot be read, or is a flag.
+        ConfigError: A text cannot be parsed, or contains a flag.
     """
     overrides = [one for text in texts for one in _split(text)]
     flag = next((one for one in overrides if one.startswith("-")), None)
     require(
         flag is None,
-        f"{flag} is a flag of the command line: Python has fedbench.run, fedbench.sweep and their config_dir=",
+        f"{flag} is a flag of the command line: in Python, use fedbench.run, fedbench.sweep and config_dir=",
     )
     return overrides
 
 
 def choices_and_values(values: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Part the values of a run: options of groups as overrides, and all others by dotted key.
+    """Separate the values of a run into options of groups and other values.
 
     Args:
-        values: A key, dotted or with a dict inside, and its value: a number, text, None, a list, a dict, a class (in
-            the place of an option), the name of an option.
+        values: Values by key, dotted or as nested dicts: numbers, text, None, lists, dicts, classes, names of options.
+
+    Returns:
+        Overrides that choose options of groups; and the other values by dotted key.
 
     Raises:
-        ConfigError: A value is of a type that no configuration holds.
+        ConfigError: A value has an unsupported type.
     """
     choices, others = [], {}
     for key, value in _flat(values):
@@ -48,24 +53,31 @@ def choices_and_values(values: Mapping[str, Any]) -> tuple[list[str], dict[str, 
 
 
 def sweep_words(values: Mapping[str, Any]) -> list[str]:
-    """Return the overrides of a sweep; a list holds the values of several runs.
+    """Return the overrides of a sweep.
+
+    Args:
+        values: Values by key, as in `choices_and_values`.  A list has the values of several runs.
 
     Raises:
-        ConfigError: As `choices_and_values`; a list is empty, or holds classes beside names of options.
+        ConfigError: A value has an unsupported type, a list is empty, or it mixes classes and names of options.
     """
     return [_sweep_word(key, value) for key, value in _flat(values)]
 
 
 def plain(key: str, value: Any) -> Any:
-    """Return a value as a configuration holds it: numbers, text, None, lists and dicts; a class as its dotted path.
+    """Convert a Python value to a value of a configuration: a number, text, None, a list or a dict.
+
+    Args:
+        key: The key, for messages.
+        value: The value.  A class is converted to its dotted path, an array or a tensor to a list.
 
     Raises:
-        ConfigError: The value is of another type.
+        ConfigError: The value has another type.
     """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)  # of NumPy's float64, too
+        return int(value) if isinstance(value, int) else float(value)  # float64 of NumPy is a float
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, list | tuple | range):
@@ -74,7 +86,7 @@ def plain(key: str, value: Any) -> Any:
         return {str(name): plain(key, item) for name, item in value.items()}
     if inspect.isclass(value):
         return _path(key, value)
-    if hasattr(value, "tolist"):  # a number or an array of NumPy, or a tensor
+    if hasattr(value, "tolist"):  # a NumPy number or array, or a tensor
         return plain(key, value.tolist())
     raise ConfigError(
         f"{key} must be a number, text, None, a list, a dict or a class, got an object of type {type(value).__name__}"
@@ -84,7 +96,7 @@ def plain(key: str, value: Any) -> Any:
 def _split(text: str) -> list[str]:
     require(
         isinstance(text, str),
-        f"an override is text such as 'rounds=5', got {text!r}; a value goes with its key, rounds=5",
+        f"an override must be text such as 'rounds=5', got {text!r}; give values by key, as in rounds=5",
     )
     try:
         return shlex.split(text)
@@ -102,19 +114,18 @@ def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, An
 
 def _sweep_word(key: str, value: Any) -> str:
     items = list(value) if isinstance(value, list | tuple | range) else [value]
-    require(len(items) > 0, f"{key}=[] is no value at all: give {key} one or more to sweep over")
+    require(len(items) > 0, f"{key}=[] has no values: give {key} at least one")
     classes = [inspect.isclass(item) for item in items]
     require(
         all(classes) or not any(classes) or key not in GROUPS,
-        f"{key} lists classes beside names of options: give the class of each, such as "
-        "fedbench.algorithms.fedavg.FedAvg",
+        f"{key} mixes classes and names of options: give the class of each, such as fedbench.algorithms.fedavg.FedAvg",
     )
     plus, target = "+" if key == "experiment" else "", "._target_" if any(classes) and key in GROUPS else ""
     return f"{plus}{key}{target}={','.join(word(key, plain(key, item)) for item in items)}"
 
 
 def word(key: str, value: Any) -> str:
-    """Return a plain value in Hydra's grammar; the name of an option, or a list of such, as it is."""
+    """Return a value in Hydra's grammar; a name of an option, or a list of names, without quotes."""
     if key in GROUPS and isinstance(value, str):
         return value
     if key in GROUPS and isinstance(value, list):
@@ -123,11 +134,11 @@ def word(key: str, value: Any) -> str:
 
 
 def _path(key: str, kind: type) -> str:
-    """Return the dotted path of a class, which must be in a file."""
+    """Return the dotted path of a class, which must be in a module's file."""
     path = f"{kind.__module__}.{kind.__qualname__}"
     require(
         kind.__module__ != "__main__" and "<" not in path,
-        f"{key}={kind.__name__}: its options, and a resumed run, are read from a module's file: write the class into "
-        f"one (%%writefile my_module.py) and give {key} what is imported from there",
+        f"{key}={kind.__name__}: the class must be in a file, so that a run can be resumed: write it into a module "
+        f"(%%writefile my_module.py), and import it from there",
     )
     return path

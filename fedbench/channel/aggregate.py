@@ -20,10 +20,10 @@ def mean(
 
     Args:
         context: The clients.
-        uploads: One row for each client.  # [K, ...]
+        uploads: One row per client.  # [K, ...]
         weights: "samples": by the number of training samples, or 1 / K with client_weights=uniform.  "uniform":
-            1 / K.  A tensor: these weights, as they are.  # [K]
-        groups: The members of each of M groups.  A group without clients has the mean 0.  # [M, K]
+            1 / K.  A tensor: these weights, not normalized.  # [K]
+        groups: Whether each client is in each of M groups.  A group without clients has the mean 0.  # [M, K]
 
     Returns:
         The mean, or the mean of each group.  # [...] or [M, ...]

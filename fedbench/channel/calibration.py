@@ -1,4 +1,4 @@
-"""Calibration of the Gaussian mechanism: sigma / Delta for an (epsilon, delta), and epsilon for several releases.
+"""Calibration of the Gaussian mechanism: sigma / Delta for (epsilon, delta), and epsilon of several releases.
 
 References:
     Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, Theorem A.1 (classic).
@@ -16,7 +16,7 @@ import torch
 
 
 def classic_ratio(epsilon: float, delta: float) -> float:
-    """Return sigma / Delta of the classical Gaussian mechanism, a theorem for epsilon < 1 only."""
+    """Return sigma / Delta of the classical Gaussian mechanism, which is proven only for epsilon < 1."""
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
@@ -34,7 +34,7 @@ def delta_of(epsilon: float, ratio: float) -> float:
 
 
 def _erfcx(x: float) -> float:
-    """exp(x^2) erfc(x), for x >= 0."""
+    """Return exp(x^2) erfc(x) for x >= 0."""
     return float(torch.special.erfcx(torch.tensor(x, dtype=torch.float64)))
 
 
@@ -51,7 +51,7 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    """Return the least x > 0 for which holds(x), by bisection, rounded up by at most 1e-12 of it."""
+    """Return the smallest x > 0 for which holds(x), by bisection with a relative error of at most 1e-12, rounded up."""
     low = high = 1.0
     while not holds(high):
         high *= 2

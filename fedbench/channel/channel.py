@@ -1,9 +1,9 @@
-"""The channel between the server and the clients of one round.
+"""The channel between the server and the clients in one round.
 
-Every tensor that a method sends passes here.  Privacy comes first, then compression, then the bytes are counted.  The
-other side sees what these calls return.
+All tensors that a method sends pass through it.  It applies privacy, then compression, and counts the bytes.  Each call
+returns the tensors that the receiver gets.
 
-Letters: K clients, N of the federation.
+Letters: K clients of the round, N of the federation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fedbench.core.round_context import RoundContext
 
 
 class Payload(NamedTuple):
-    """A tensor that clients were sent under a name.
+    """A tensor that the server sent to clients.
 
     Attributes:
         ids: The clients.  # [k]
-        seen: The tensor that they saw: one for all, or a row each.  None in a run that leaves uploads as they are.
-        value: The server's version of it, the same tensor if nothing was compressed.
-        by_client: Whether seen and value have a row for each client.
+        seen: The tensor that they received, shared or with one row per client.  None if the run does not need it.
+        value: The server's version of the tensor, which differs from `seen` if it was compressed.
+        by_client: Whether seen and value have one row per client.
     """
 
     ids: np.ndarray
@@ -58,8 +58,8 @@ class Channel:
     Args:
         privacy: Clips uploads and adds noise, or None.
         compression: Compresses messages, or None.
-        download_factor: Clients that are sent a download for each client that takes part.  It exceeds 1 if clients
-            drop out after their download.
+        download_factor: The number of downloads per participant.  It exceeds 1 if clients drop out after their
+            download.
     """
 
     def __init__(self, privacy: Privacy | None, compression: Compression | None, download_factor: float = 1.0):
@@ -71,14 +71,23 @@ class Channel:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the server sees every upload as it was sent."""
+        """Whether the server receives uploads unchanged."""
         private = self.privacy is not None and not self.privacy.is_lossless
         return not private and (self.compression is None or self.compression.compressor.exact)
 
     def broadcast(
         self, context: RoundContext, tensors: dict[str, Tensor], uncompressed: Collection[str]
     ) -> SimpleNamespace:
-        """Send the same tensors to every client."""
+        """Send the same tensors to all clients.
+
+        Args:
+            context: The clients.
+            tensors: The tensors [...] by name.
+            uncompressed: Names of tensors that are not compressed.
+
+        Returns:
+            The tensors [...] that the clients receive, as attributes.
+        """
         _check_names("broadcast", tensors, uncompressed)
         seen = dict(tensors)
         for name, value in tensors.items():
@@ -93,7 +102,16 @@ class Channel:
     def download(
         self, context: RoundContext, tensors: dict[str, Tensor], uncompressed: Collection[str]
     ) -> SimpleNamespace:
-        """Send each client its row of tensors [K, ...]."""
+        """Send each client its row of tensors.
+
+        Args:
+            context: The clients.
+            tensors: The tensors [K, ...] by name.
+            uncompressed: Names of tensors that are not compressed.
+
+        Returns:
+            The tensors [K, ...] that the clients receive, as attributes.
+        """
         _check_rows("download", context, tensors)
         _check_names("download", tensors, uncompressed)
         seen = dict(tensors)
@@ -107,7 +125,16 @@ class Channel:
         return SimpleNamespace(**seen)
 
     def fetch(self, context: RoundContext, which: Tensor, rows: dict[str, Tensor]) -> SimpleNamespace:
-        """Send one row of each tensor [n, ...], uncompressed, for every True in which [K, ...]."""
+        """Send selected rows of tensors to the clients, uncompressed.
+
+        Args:
+            context: The clients.
+            which: Whether each client gets a row: one row of each tensor is sent per True.  # [K, ...] bool
+            rows: The tensors [n, ...] by name.
+
+        Returns:
+            The tensors [n, ...], as attributes.
+        """
         _check_rows("fetch", context, {"which": which})
         size = int(which.sum()) * sum(num_bytes(t[0]) for t in rows.values())
         self._count_download(context, size, size)
@@ -122,26 +149,40 @@ class Channel:
         uncompressed: Collection[str],
         first_rate: FirstRate,
     ) -> SimpleNamespace:
-        """Send each client's row of tensors [K, ...] to the server.  See `Cohort.upload`.
+        """Send each client's row of tensors to the server.
 
-        A client trains from the version of a row that it saw, which lags behind the server's if downloads are
-        compressed.  The server sees the trained row shifted by that lag: otherwise what a download left out would
-        be lost in the mean.
+        If downloads are compressed, a client trains from a row that lags behind the server's version.  The server adds
+        this lag to the trained row.  Otherwise the mean would lose what the download omitted.
+
+        Args:
+            context: The clients.
+            tensors: The tensors [K, ...] by name.
+            relative_to: The name of the tensor from which a row was trained, by name (see `Cohort.upload`).
+            replaces: The earlier version of a tensor, by name (see `Cohort.upload`).
+            uncompressed: Names of tensors that are not compressed.
+            first_rate: Returns the learning rate of the first local step.
+
+        Returns:
+            The tensors [K, ...] that the server receives, as attributes.
+
+        Raises:
+            ValueError: A tensor has no reference, or two.
+            UnknownReference: The clients did not receive the tensor in relative_to.
         """
         _check_rows("upload", context, tensors)
         _check_names("upload", tensors, {*relative_to, *replaces, *uncompressed})
         _check_references(tensors, relative_to, replaces)
         seen = dict(tensors)
         for name, value in tensors.items():
-            sent = self._payload(relative_to.get(name), context, name)
-            reference = replaces.get(name) if sent is None else sent.seen
+            payload = self._payload(relative_to.get(name), context, name)
+            reference = replaces.get(name) if payload is None else payload.seen
             size, call = num_bytes(value), self._count_call("up", context, name)
             if self.privacy is not None:
                 seen[name] = self.privacy.release(context, name, value, reference, call, first_rate)
             if self.compression is not None and context.changes_state and name not in uncompressed:
                 accumulates = name not in replaces
                 seen[name], size = self.compression.upload(context, name, seen[name], reference, call, accumulates)
-                if sent is not None and (lag := sent.lag) is not None:
+                if payload is not None and (lag := payload.lag) is not None:
                     seen[name] = seen[name] + lag
             self.cost.bytes_up += size
             self.cost.dense_up += num_bytes(value)
@@ -153,7 +194,7 @@ class Channel:
         self._payloads.setdefault(name, []).append(payload)
 
     def _payload(self, handle: str | None, context: RoundContext, name: str) -> Payload | None:
-        """Return the last payload by the name `handle` of these clients, for the upload of `name` relative to it."""
+        """Return the last payload named `handle` that these clients received, for the upload of `name`."""
         if handle is None:
             return None
         if isinstance(handle, str):
@@ -162,19 +203,19 @@ class Channel:
                     return payload.of(context.ids)
         given = repr(handle) if isinstance(handle, str) else f"a {type(handle).__name__}"
         raise UnknownReference(
-            f"upload({name}=..., relative_to=...): {given} is not the name of a tensor that these clients were sent in "
-            f"this round ({', '.join(map(repr, self._payloads)) or 'they were sent none'}); give the name that "
-            "cohort.broadcast or cohort.download sent it by, or None for a difference"
+            f"upload({name}=..., relative_to=...): {given} is not the name of a tensor that these clients received in "
+            f"this round ({', '.join(map(repr, self._payloads)) or 'they received none'}); use the name in "
+            "cohort.broadcast or cohort.download, or None for a difference"
         )
 
     def _count_download(self, context: RoundContext, size: int, dense: int) -> None:
-        """Count the bytes that these clients and those that dropped out were sent."""
+        """Count the bytes of a download to these clients and to those that dropped out after it."""
         factor = 1.0 if len(context) == context.num_clients else self.download_factor
         self.cost.bytes_down += round(factor * size)
         self.cost.dense_down += round(factor * dense)
 
     def _count_call(self, direction: str, context: RoundContext, name: str) -> int:
-        """Return how many messages of a name these clients had in this round before, and count this one."""
+        """Return the number of earlier messages of this name in the round, and count this one."""
         calls = self._calls.setdefault((direction, name), [])
         before = np.zeros(len(context), np.int64)
         for ids in calls:
@@ -184,31 +225,31 @@ class Channel:
 
 
 class UnknownReference(ValueError):
-    """An upload is relative to a tensor that its clients were not sent in this round."""
+    """An upload is relative to a tensor that its clients did not receive in this round."""
 
 
 def _check_rows(call: str, context: RoundContext, tensors: dict[str, Tensor]) -> None:
     for name, t in tensors.items():
         if not isinstance(t, Tensor):
-            raise ValueError(f"{call}({name}=...): a tensor [K, ...] can be sent, not a {type(t).__name__}")
+            raise ValueError(f"{call}({name}=...): expected a tensor [K, ...], got a {type(t).__name__}")
         if len(t) != len(context):
             raise ValueError(f"{call}({name}=...): {len(t)} rows for {len(context)} clients")
 
 
 def _check_names(call: str, tensors: dict[str, Tensor], named: Collection[str]) -> None:
     if unknown := set(named) - tensors.keys():
-        raise ValueError(f"{call}({', '.join(tensors)}): there is no {' or '.join(sorted(unknown))} among what is sent")
+        raise ValueError(f"{call}({', '.join(tensors)}): {' and '.join(sorted(unknown))} is not among these tensors")
 
 
 def _check_references(
     tensors: dict[str, Tensor], relative_to: Mapping[str, str | None], replaces: Mapping[str, Tensor | None]
 ) -> None:
-    """Refuse a floating-point tensor without a reference, or with two."""
+    """Raise ValueError for a floating-point tensor without a reference, or with two."""
     for name, t in tensors.items():
         if name in relative_to and name in replaces:
-            raise ValueError(f"upload({name}=...): it stands in relative_to and in replaces; name it in one of them")
+            raise ValueError(f"upload({name}=...): {name} is in relative_to and in replaces; use only one of them")
         if t.is_floating_point() and name not in relative_to and name not in replaces:
             raise ValueError(
-                f'upload({name}=...): say what it adds to: relative_to={{"{name}": "w"}} for a row that was trained '
-                f'from w, {{"{name}": None}} for a difference, or replaces={{"{name}": ...}} for a new version'
+                f'upload({name}=...) needs a reference: relative_to={{"{name}": "w"}} for a row that was trained from '
+                f'w, relative_to={{"{name}": None}} for a difference, or replaces={{"{name}": ...}} for a new version'
             )

@@ -16,11 +16,11 @@ class RoundCost:
         samples: Samples that all clients trained on.
         bytes_down: Bytes that the server sent.
         bytes_up: Bytes that clients sent.
-        dense_down: The same as bytes_down without compression.
-        dense_up: The same as bytes_up without compression.
-        loss: Mean training loss of the last training.
+        dense_down: Bytes that the server would have sent without compression.
+        dense_up: Bytes that clients would have sent without compression.
+        loss: Mean training loss of the last call of `train`.
         losses: Training loss of each client.  # [K]
-        takes_means: Whether the server took a mean by the run's `weights`.
+        takes_means: Whether the server averaged clients by the option `client_weights`.
     """
 
     steps: int = 0

@@ -4,12 +4,12 @@ calibration=paper is a reconstruction of Luo et al., ICLR 2025 (pFedMoAP), Table
 the prompts" and adds noise "to the uploaded prompts" with delta = 0.05; its released code has neither.  Here each local
 step clips a client's batch gradient to l2 norm C, and uploads get N(0, sigma^2) with
 sigma = Delta sqrt(2 ln(1.25/delta)) / epsilon (Dwork and Roth, 2014, Theorem A.1), Delta = C or 2 lr C / n_i.  This is
-noise robustness, not a guarantee: the theorem asks for epsilon < 1 and for a Delta that bounds the upload.
+noise robustness, not a guarantee: the theorem requires epsilon < 1 and a Delta that bounds the upload.
 
 calibration=analytic: each upload minus its reference is clipped to norm C, so that any two data sets of a client are at
 most Delta = 2 C apart.  sigma is the least that makes one release (epsilon, delta)-private (channel/calibration.py).
 
-Tensors that are not uploaded (a personal row, a gate) have no noise: clients evaluate them as they are.
+Tensors that are not uploaded, such as personal parameters, have no noise.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedbench.core.options import require
 from fedbench.core.round_context import RoundContext
 from fedbench.core.rows import RowStore
 
-FirstRate = Callable[[], float | Tensor]  # the learning rate of the first local step: one, or one a client [K, 1]
-BLOCK = 1 << 20  # numbers of a draw
+FirstRate = Callable[[], float | Tensor]  # returns the learning rate of the first local step, shared or [K, 1]
+BLOCK = 1 << 20  # random numbers that are drawn at a time
 UNPROTECTED = (
     "numbers of samples, who takes part when and the scores reported here are not protected, and the noise "
     "is a simulation's, drawn from the run's seed"
@@ -38,13 +38,13 @@ UNPROTECTED = (
 class Privacy:
     """Clips uploads and adds noise to them.
 
-    Its state are the rows "privacy": the number of releases of each client.  # [N, 1]
+    State: the rows "privacy", the number of releases of each client.  # [N, 1]
 
     Args:
         rows: Creates the state.
-        epsilon: Of one release, a tensor that a client uploads once.  inf: no noise.
-        delta: Of one release.
-        clip: C.  None or inf: nothing is clipped, which needs epsilon = inf.
+        epsilon: Epsilon of one release, that is, of one uploaded tensor of a client.  inf: no noise.
+        delta: Delta of one release.
+        clip: The clipping norm C.  None or inf: no clipping, which needs epsilon = inf.
         calibration: "paper" or "analytic".
         sensitivity: Delta of calibration=paper: "clip" for C, "lr_over_n" for 2 lr C / n_i.
     """
@@ -67,7 +67,7 @@ class Privacy:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether a release is what was uploaded."""
+        """Whether uploads are unchanged."""
         return self.ratio == 0 and self.clip is None
 
     @property
@@ -100,20 +100,26 @@ class Privacy:
         call: int,
         first_rate: FirstRate,
     ) -> Tensor:
-        """Return an upload as the server sees it.
+        """Clip an upload and add noise.
 
         Args:
             context: The clients.
-            name: Name of the message.
-            value: A row for each client.  # [K, ...]
+            name: The name of the message.
+            value: One row per client.  # [K, ...]
             reference: The tensor that the server has, [...] or [K, ...].  None: 0.
-            call: Earlier uploads by this name in this round.
+            call: The number of earlier uploads of this name in the round.
             first_rate: Returns the learning rate of the first local step.
+
+        Returns:
+            The upload that the server receives.  # [K, ...]
+
+        Raises:
+            ConfigError: The upload is not a floating-point tensor.
         """
         require(
             value.is_floating_point(),
-            f"privacy.epsilon={self.epsilon:g}: noise needs floating-point numbers, and "
-            f"the method uploads {name!r} as {str(value.dtype).removeprefix('torch.')}",
+            f"privacy.epsilon={self.epsilon:g}: noise needs floating-point numbers, but the method uploads {name!r} as "
+            f"{str(value.dtype).removeprefix('torch.')}",
         )
         if self.calibration == "analytic" and self.clip is not None:
             value = clipped_towards(value, reference, self.clip)
@@ -127,13 +133,13 @@ class Privacy:
 
     # -- report ------------------------------------------------------------------------------------------
     def spent(self) -> tuple[int, float | None]:
-        """Return the most releases of a client, and their epsilon together at delta; None if no finite one is known."""
+        """Return the largest number of releases of a client, and their total epsilon at delta; None without a bound."""
         most = int(self.releases.store[: self.releases.used].max()) if self.releases.used else 0
         has_bound = self.calibration == "analytic" and self.ratio > 0
         return most, epsilon_of(most / (2 * self.ratio**2), self.delta) if has_bound else None
 
     def guarantee(self) -> str:
-        """Return one sentence that says what the noise of this run guarantees, and what it does not."""
+        """Return a sentence about the privacy guarantee of this run and its limits."""
         given = f"epsilon={self.epsilon:g}, delta={self.delta:g}"
         if self.ratio == 0:
             clip = "nothing is clipped" if self.clip is None else f"only the clip at {self.clip:g}"
@@ -158,8 +164,8 @@ class Privacy:
     def summary(self) -> dict[str, Any]:
         """Return the values for summary.json.
 
-        epsilon is null if it is infinite, sigma if it differs by client.  releases and epsilon_spent are those of the
-        client with the most releases.
+        epsilon is null if it is infinite, and sigma is null if it differs between clients.  releases and epsilon_spent
+        are those of the client with most releases.
         """
         most, total = self.spent()
         return {
@@ -176,7 +182,16 @@ class Privacy:
 
 
 def clipped_towards(value: Tensor, center: Tensor | None, radius: float) -> Tensor:
-    """Clip each row of value [K, ...] to a ball of this radius around center ([...] or [K, ...]; None: 0)."""
+    """Project each row onto the ball around a center.
+
+    Args:
+        value: The rows [K, ...].
+        center: The center, [...] or [K, ...].  None: 0.
+        radius: The radius of the ball.
+
+    Returns:
+        The projected rows [K, ...].
+    """
     offset = value if center is None else value - center
     norm = offset.reshape(len(value), math.prod(value.shape[1:])).norm(dim=1).view(-1, *(1,) * (value.dim() - 1))
     clipped = offset * (radius / norm.clamp_min(1e-30)).clamp_max(1)
@@ -184,7 +199,16 @@ def clipped_towards(value: Tensor, center: Tensor | None, radius: float) -> Tens
 
 
 def noisy(value: Tensor, sigma: Tensor, keys: Tensor) -> Tensor:
-    """Add N(0, sigma_i^2), drawn by keys[i], to every number of row i of value [K, ...].  sigma, keys: [K]."""
+    """Add Gaussian noise to each row.
+
+    Args:
+        value: The rows [K, ...].
+        sigma: The standard deviation of the noise of each row [K].
+        keys: The key of the random numbers of each row [K] int64.
+
+    Returns:
+        The noisy rows [K, ...].
+    """
     numbers = math.prod(value.shape[1:])
     out = value.reshape(len(value), numbers).clone()  # [K, n]
     for some in torch.arange(len(value), device=value.device).split(max(1, BLOCK // max(numbers, 1))):

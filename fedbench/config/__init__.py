@@ -1,1 +1,1 @@
-"""A run's configuration: the conf folder's options, the keys of a run, and the check of every value."""
+"""The configuration of a run: the options in the conf folder, the keys of a run, and the check of all values."""

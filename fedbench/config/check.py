@@ -1,7 +1,7 @@
-"""Check a run's composed configuration.
+"""Check the composed configuration of a run.
 
-run_keys.py states the keys outside the groups. A group's keys are those of its ``_target_`` (schema.py) and the
-reserved ones. A key that nothing takes is refused, however it is written.
+The keys of a group are the parameters of its ``_target_`` (schema.py) and the reserved ones.  All other keys are
+declared in run_keys.py.  Unknown keys are refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ from fedbench.core.settings import (
 
 
 def check(cfg: DictConfig) -> dict[str, Any]:
-    """Return the resolved config.
+    """Check a configuration, and return its resolved values.
+
+    Args:
+        cfg: The composed configuration, with ``choices``.
 
     Raises:
-        ConfigError: One sentence about the first thing that is wrong.
+        ConfigError: A key or value is invalid; the message is about the first mistake.
     """
     values = plain(cfg)
     _check_top(values)
@@ -45,11 +48,11 @@ def check(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _check_callbacks(callbacks: Mapping[str, Any]) -> None:
-    """Check each callback against its constructor, and that the packages it needs are installed."""
+    """Check the options of each callback, and that the packages it needs are installed."""
     for name, entry in callbacks.items():
         key = f"callbacks.{name}"
         require(
-            isinstance(entry, Mapping), f"{key} must name a class, as in {key}._target_=my.Callback, got {show(entry)}"
+            isinstance(entry, Mapping), f"{key} must have a class, as in {key}._target_=my.Callback, got {show(entry)}"
         )
         check_target(key, entry)
         packages = getattr(find_target(entry["_target_"], f"{key}._target_"), "packages", {})
@@ -61,16 +64,16 @@ def _check_callbacks(callbacks: Mapping[str, Any]) -> None:
 
 
 def _check_kind(group: str, target: Any) -> None:
-    """Refuse a class that is none for its group."""
-    word, expected = KINDS[group]
+    """Raise ConfigError if a class does not belong to its group."""
+    name, expected = KINDS[group]
     found = find_target(target, f"{group}._target_") if isinstance(target, str) else None
     if isinstance(found, type):
-        fits = hasattr(found, word) or word in {base.__name__ for base in found.__mro__}
-        require(fits, f"{group}._target_={target} is no {expected}")
+        fits = hasattr(found, name) or name in {base.__name__ for base in found.__mro__}
+        require(fits, f"{group}._target_={target} is not a {expected}")
 
 
 def _check_clients(values: Mapping[str, Any]) -> None:
-    """What asks for a number of clients, where the partition's is known before there are data."""
+    """Check options that depend on the number of clients, if partition.num_clients is given."""
     num_clients = values["partition"]["num_clients"]
     if num_clients is None:
         return
@@ -82,10 +85,11 @@ def _check_clients(values: Mapping[str, Any]) -> None:
 
 
 def _check_top(values: dict[str, Any]) -> None:
-    known = RunConfig.__dataclass_fields__
+    """Check the keys outside the groups."""
+    fields = RunConfig.__dataclass_fields__
     for key in values:
-        if key not in known:
-            listed = f" the keys are {', '.join(sorted({*known} - {'choices'}))}"
+        if key not in fields:
+            listed = f" the keys are {', '.join(sorted({*fields} - {'choices'}))}"
             raise ConfigError(f"{key} is unknown:{_suggest(str(key), values) or listed}")
     for group in RESERVED:
         require(
@@ -93,35 +97,34 @@ def _check_top(values: dict[str, Any]) -> None:
             f"{group} must be one of its options ({', '.join(group_options(group))}), got {show(values.get(group))}",
         )
     check_options("", {**values, **{group: {} for group in RESERVED}}, options_of(RunConfig), "a run")
-    fewest, most = values["system"]["fewest_epochs"], values["local"]["epochs"]
-    least = most if isinstance(most, int) else min(most, default=0)
+    fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
+    min_epochs = epochs if isinstance(epochs, int) else min(epochs, default=0)
     require(
-        fewest is None or fewest <= least,
-        f"system.fewest_epochs={fewest} is more than local.epochs={show(most)}, which is the most that a client draws",
+        fewest is None or fewest <= min_epochs,
+        f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}",
     )
     require(values["name"] != "", "name must be text or null, got ''")
     _check_privacy(values.get("privacy") or {"epsilon": None})
 
 
 def _check_privacy(privacy: Mapping[str, Any]) -> None:
-    """What the keys of privacy ask of one another."""
+    """Check that the keys of privacy fit each other."""
     epsilon, clip = privacy["epsilon"], privacy.get("clip")
     if epsilon is None:
         return
-    given = f"where privacy.epsilon={show(epsilon)} asks for noise in proportion to it, got {show(clip)}"
     require(
         math.isinf(epsilon) or (clip is not None and not math.isinf(clip)),
-        f"privacy.clip must be a finite number > 0 {given}; null goes with privacy.epsilon=inf, which adds none",
+        f"privacy.clip must be a finite number > 0 with privacy.epsilon={show(epsilon)}, got {show(clip)}; use "
+        "privacy.epsilon=inf for no noise",
     )
     require(
         privacy["calibration"] == "paper" or privacy["sensitivity"] == "clip",
-        "privacy.sensitivity must be clip where privacy.calibration=analytic (it is 2 privacy.clip there), got "
-        f"{show(privacy['sensitivity'])}",
+        f"privacy.sensitivity must be clip with privacy.calibration=analytic, got {show(privacy['sensitivity'])}",
     )
 
 
 def _suggest(name: str, values: dict[str, Any]) -> str:
-    """Suggest keys for a top-level name that is none; a nested key of that name first (lr: optimizer.lr)."""
+    """Suggest keys for an unknown top-level name, nested keys of that name first (lr: optimizer.lr)."""
     dotted = [key for key in flatten(values) if not key.startswith((name, "choices"))]
     same = [key for key in dotted if key.rsplit(".")[-1] == name]
     if same:
@@ -130,6 +133,6 @@ def _suggest(name: str, values: dict[str, Any]) -> str:
 
 
 def _owner(group: str, values: dict[str, Any]) -> str:
-    """Who takes a group's keys, in a sentence: the chosen option, or the class in its place."""
+    """Return the name for messages of what has a group's keys: the chosen option, or the class in its place."""
     chosen, target = (values.get("choices") or {}).get(group), str(values[group].get("_target_", group))
     return f"{group}={chosen}" if chosen and not is_class(group, chosen, target) else target

@@ -1,4 +1,4 @@
-"""The options of a composed configuration: which option, or which class of the user's own, each group has."""
+"""Record which option, or which class of the user, each group of a composed configuration has."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ log = logging.getLogger(__name__)
 
 
 def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
-    """A copy of a composed config with ``choices`` and without ``hydra``, whose node tells the choices.
+    """Return a copy of a composed configuration with ``choices``, without Hydra's node.
 
-    Where another class is named (``model._target_=my.Net``) than the chosen option has, that class is the choice; what
-    the option says for its own class is left out where the command line names the other one.
+    If another class is given (``model._target_=my.Net``) than that of the chosen option, the choice is the name of that
+    class.  If the command line gives it, the values of the option's file are removed, because they are for the option's
+    class.
+
+    Args:
+        cfg: The composed configuration.
+        hydra: Hydra's node, with the chosen options and the overrides.
+
+    Raises:
+        ConfigError: The command line gives both clients_per_round and sample_rate.
     """
     overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     folders = [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
@@ -39,7 +47,7 @@ def with_choices(cfg: DictConfig, hydra: Any) -> DictConfig:
                 if match := re.match(rf"\+*{group}\.(\w+)", text):
                     given[match[1]] = f"{given.get(match[1], '')} {text}"
             _name_class(cfg, group, given, folders)
-        _decide_cohort(cfg, overrides)
+        _choose_cohort_key(cfg, overrides)
         for old in rename_options(cfg):
             _warn_of_old_name(old)
     return cfg
@@ -51,23 +59,22 @@ def _warn_of_old_name(old: str) -> None:
 
 
 def _name_class(cfg: DictConfig, group: str, given: Mapping[str, str], folders: list[Path]) -> None:
-    """Put the class that is built in the place of an option that has another one; where the command line, which has
-    given these keys, names that class, drop the option's."""
+    """Record the class of a group as its choice, if it is not that of the chosen option.
+
+    If the class is given on the command line, remove the values of the option's file.
+    """
     option, target = cfg.choices[group], _target(cfg, group)
-    if target is None or option is None:
-        return
-    known = target_of(group, str(option), folders)
-    if known == target:
+    if target is None or option is None or target_of(group, str(option), folders) == target:
         return
     if "_target_" in given:
-        _drop_unasked(cfg, group, {**_set_in_files(cfg, group, folders), **given})
+        _drop_values_of_option(cfg, group, {**_set_in_files(cfg, group, folders), **given})
         cfg.choices[group] = class_name(group, target, folders)
     else:
         cfg.choices[group] = label_of(group, str(option), target, folders)
 
 
 def _target(cfg: DictConfig, group: str) -> str | None:
-    """The class that a group names; None where it names none, which ``check`` says."""
+    """Return the class of a group; None if it has none, which ``check`` reports."""
     try:
         target = OmegaConf.select(cfg, f"{group}._target_")
     except OmegaConfBaseException:
@@ -76,42 +83,45 @@ def _target(cfg: DictConfig, group: str) -> str | None:
 
 
 def _set_in_files(cfg: DictConfig, group: str, folders: list[Path]) -> dict[str, str]:
-    """The group's keys that experiment files, and this machine's, set: they were asked for, too."""
+    """Return the keys of a group that experiment files and local.yaml set, with their values as text."""
     names = [f"experiment/{name}" for name in str(cfg.choices.experiment or "").split(",") if name]
     of_each_file = [keys_set(name, group, folders) for name in ["local", *names]]
     return {key: text for keys in of_each_file for key, text in keys.items()}
 
 
-def _drop_unasked(cfg: DictConfig, group: str, asked: Mapping[str, str]) -> None:
-    """Drop the keys of the chosen option that nobody has asked for."""
+def _drop_values_of_option(cfg: DictConfig, group: str, requested: Mapping[str, str]) -> None:
+    """Remove the keys of the chosen option's file that the command and experiment files do not set."""
     reserved = getattr(RESERVED[group], "__dataclass_fields__", ())
-    for key in set(cfg[group]) - {*asked, *reserved}:
+    for key in set(cfg[group]) - {*requested, *reserved}:
         del cfg[group][key]
-    for name in [*(cfg[group].get("columns") or ())]:  # they are patterns of that class's parameters
-        if not re.search(rf"\b{name}\b", asked.get("columns", "")):
+    for name in [*(cfg[group].get("columns") or ())]:  # patterns for parameters of the option's class
+        if not re.search(rf"\b{name}\b", requested.get("columns", "")):
             del cfg[group].columns[name]
 
 
-def _decide_cohort(cfg: DictConfig, overrides: list[str]) -> None:
-    """Of clients_per_round and sample_rate the command line's counts, whatever files say; ConfigError for both."""
+def _choose_cohort_key(cfg: DictConfig, overrides: list[str]) -> None:
+    """Ignore clients_per_round of files if the command line gives sample_rate; raise ConfigError if it gives both."""
     given = dict(text.lstrip("+").split("=", 1) for text in overrides if "=" in text)
     number, rate = given.get("clients_per_round", "null"), given.get("sample_rate")
     require(
         number == "null" or rate is None,
-        f"clients_per_round={number} and sample_rate={rate} both say how many "
-        "clients take part in a round: give one of them",
+        f"clients_per_round={number} and sample_rate={rate} both set the clients per round: remove one of them",
     )
     if rate is not None and "clients_per_round" in cfg:
         cfg.clients_per_round = None
 
 
 def _lists(overrides: Any) -> dict[str, str]:
-    """Groups of which several options were chosen, ``+experiment=[a,b]`` as a,b: Hydra does not tell these."""
+    """Return "a,b" for groups with several options (``+experiment=[a,b]``), which Hydra does not record."""
     matches = (re.fullmatch(r"\+*(\w+)=\[(.*)\]", text) for text in overrides)
     return {match[1]: match[2].replace(" ", "") for match in matches if match}
 
 
 def named_classes(values: Mapping[str, Any]) -> dict[str, str]:
-    """By group, the classes that a checked config names in place of those of its options."""
+    """Return the classes, by group, that a checked configuration has in place of those of its options.
+
+    Args:
+        values: The checked configuration.
+    """
     targets = {group: values[group]["_target_"] for group in RESERVED}
     return {group: t for group, t in targets.items() if is_class(group, values["choices"].get(group), t)}

@@ -1,4 +1,7 @@
-"""The conf folder: where it is and what its groups offer.  Imports nothing heavy: --help is instant."""
+"""Find and read the files of the conf folder: groups, options and their defaults.
+
+Imports only light modules, so that --help is fast.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,30 @@ GROUPS = (
 
 
 def find_conf_dir() -> Path:
-    """The folder with config.yaml: beside the package in a checkout, inside it in a wheel."""
+    """Return the folder with config.yaml: next to the package in a checkout, inside it in a wheel.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
     package = Path(__file__).resolve().parents[1]
     for folder in (package.parent / "conf", package / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise ConfigError(f"the conf folder of fedbench is missing (looked beside and inside {package})")
+    raise ConfigError(f"fedbench's conf folder is missing (looked next to and inside {package}): reinstall fedbench")
 
 
 def conf_dirs(extra: str | None = None) -> list[Path]:
-    """Ours, and the user's --config-dir where one is given."""
+    """Return fedbench's conf folder and, if it is given, the user's --config-dir."""
     return [find_conf_dir(), *([Path(extra).resolve()] if extra else [])]
 
 
 def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str]:
-    """Return the names of a group's options, sorted: its files, nested ones as folder/name, and rows of tables."""
+    """Return the sorted names of a group's options: its files, nested ones as folder/name, and rows of papers' tables.
+
+    Args:
+        group: The group, such as "algorithm".
+        folders: The conf folders.  None: fedbench's.
+    """
     folders = folders or [find_conf_dir()]
     files = [(path, folder / group) for folder in folders for path in (folder / group).rglob("*.yaml")]
     names = {path.relative_to(root).with_suffix("").as_posix() for path, root in files}
@@ -41,38 +53,53 @@ def group_options(group: str, folders: Sequence[Path] | None = None) -> list[str
 
 
 def target_of(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
-    """The ``_target_`` that an option's file names, or one of the options that it stands on."""
+    """Return the ``_target_`` of an option's file, or of an option in its defaults; None if there is none.
+
+    Args:
+        group: The group.
+        option: The option.
+        folders: The conf folders.  None: fedbench's.
+    """
     text = _text(f"{group}/{option}", folders)
     if match := re.search(r"^_target_:\s*['\"]?([\w.]+)['\"]?\s*(?:#|$)", text, re.MULTILINE):
-        return match[1]  # in a thirtieth of the time that parsing takes
+        return match[1]  # much faster than parsing
     values = _mapping(text)
     below = (name.removeprefix(f"{group}/") for name in _defaults(values, f"{group}/{option}"))
     return values.get("_target_") or next((t for name in below if (t := target_of(group, name, folders))), None)
 
 
 def label_of(group: str, option: str | None, target: str | None, folders: Sequence[Path] | None = None) -> str | None:
-    """What a run that builds ``target`` is called in this group: the option, where it is the option's class.
+    """Return the name of a run's choice in a group: the option, or the class if it is not that of the option.
 
-    An option that no folder here has is believed: it may be one of a --config-dir.
+    An unknown option is returned unchanged, because it may be in the --config-dir of the run.
+
+    Args:
+        group: The group.
+        option: The chosen option.
+        target: The ``_target_`` of the run.
+        folders: The conf folders.  None: fedbench's.
     """
-    known = target_of(group, option, folders) if option and target else None
-    moved = known is not None and _moved(known, str(target))
-    same = known in (None, target) or "${" in str(known) or moved
+    option_target = target_of(group, option, folders) if option and target else None
+    moved = option_target is not None and _moved(option_target, str(target))
+    same = option_target in (None, target) or "${" in str(option_target) or moved
     return option if same else class_name(group, str(target), folders)
 
 
-def _moved(known: str, target: str) -> bool:
-    """Whether both are one class of ours, whose file has moved since a run was stored."""
-    return (
-        all(path.startswith("fedbench.") for path in (known, target))
-        and known.rpartition(".")[2] == target.rpartition(".")[2]
-    )
+def _moved(path: str, other: str) -> bool:
+    """Return whether both paths are of one class of fedbench, in different modules."""
+    in_fedbench = path.startswith("fedbench.") and other.startswith("fedbench.")
+    return in_fedbench and path.rpartition(".")[2] == other.rpartition(".")[2]
 
 
 def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -> str:
-    """MyNet of my_package.MyNet, to name a run after.
+    """Return a name for a class: MyNet for my_package.MyNet.
 
-    Where an option goes by that name it is the option, if that is its class, else the whole path.
+    If an option has the same name, it is the option's name if it is the option's class, else the whole path.
+
+    Args:
+        group: The group.
+        target: The dotted path of the class.
+        folders: The conf folders.  None: fedbench's.
     """
     parts = target.split(".")
     first = next((i for i, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)  # Net.small of my.Net.small
@@ -83,85 +110,120 @@ def class_name(group: str, target: str, folders: Sequence[Path] | None = None) -
 
 
 def printed_name(group: str, option: str, folders: Sequence[Path] | None = None) -> str | None:
-    """What papers call an option: the name that its file begins with (# PGFed-CE: ...), which is the option's own
-    (pgfed_ce) in other letters; None where there is no such file or name."""
+    """Return the name of an option in papers, such as PGFed-CE for pgfed_ce, from the first line of its file.
+
+    Args:
+        group: The group.
+        option: The option.
+        folders: The conf folders.  None: fedbench's.
+
+    Returns:
+        The name; None if the file does not begin with the option's name in another spelling.
+    """
     text = _text(f"{group}/{option}", folders) if re.fullmatch(r"\w{1,99}", option) else ""
     name = text.partition(":")[0].removeprefix("# ")
     return name if _letters(name) == _letters(option) else None
 
 
 def is_class(group: str, choice: str | None, target: str | None, folders: Sequence[Path] | None = None) -> bool:
-    """Whether what a run is called in this group is its class's name, and no option's."""
+    """Return whether the choice of a group is the name of a class, not of an option.
+
+    Args:
+        group: The group.
+        choice: The run's choice.
+        target: The ``_target_`` of the run.
+        folders: The conf folders.  None: fedbench's.
+    """
     if not choice or not target or target_of(group, choice, folders) == target:
         return False
     return choice == class_name(group, target, folders)
 
 
 def _letters(name: str) -> str:
-    """FedAvg and fedavg, PGFedCE and pgfed_ce are one name to a reader, and to some file systems."""
+    """Normalize a name, so that FedAvg equals fedavg, and PGFedCE equals pgfed_ce."""
     return re.sub(r"[\W_]", "", name).casefold()
 
 
 def includes_itself(name: str, folders: Sequence[Path] | None = None) -> bool:
-    """Return whether a file of the conf folders (model/mine) includes itself, directly or through others."""
-    above = [*_defaults(read_option(name, folders), name)]
-    met: set[str] = set()
-    while above:
-        if (below := above.pop()) == name:
+    """Return whether a file (such as model/mine) includes itself by its defaults, directly or indirectly."""
+    stack = [*_defaults(read_option(name, folders), name)]
+    visited: set[str] = set()
+    while stack:
+        if (included := stack.pop()) == name:
             return True
-        if below not in met:
-            met.add(below)
-            above += _defaults(read_option(below, folders), below)
+        if included not in visited:
+            visited.add(included)
+            stack += _defaults(read_option(included, folders), included)
     return False
 
 
 def keys_set(name: str, group: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
-    """Return the keys of a group that an option (experiment/table/row) sets or inherits, with their values as text."""
+    """Return the keys of a group that a file sets or inherits, with their values as text.
+
+    Args:
+        name: The file, such as experiment/table/row.
+        group: The group.
+        folders: The conf folders.  None: fedbench's.
+    """
     return {str(key): str(value) for key, value in inherited(name, group, folders).items()}
 
 
 def inherited(name: str, key: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
-    """Return the mapping that an option has below a key, over those of the options that it includes."""
+    """Return the mapping at a key of a file, merged with those of the files in its defaults.
+
+    Args:
+        name: The file, such as experiment/table/row.
+        key: The key.
+        folders: The conf folders.  None: fedbench's.
+    """
     values = read_option(name, folders)
-    found: dict[str, Any] = {}
-    for below in _defaults(values, name):
-        found |= inherited(below, key, folders)
-    here = values.get(key)
-    return found | (here if isinstance(here, dict) else {})
+    merged: dict[str, Any] = {}
+    for included in _defaults(values, name):
+        merged |= inherited(included, key, folders)
+    mapping = values.get(key)
+    return merged | (mapping if isinstance(mapping, dict) else {})
 
 
 def read_option(name: str, folders: Sequence[Path] | None = None) -> dict[str, Any]:
-    """Return the content of an option's file, or of a table's row; empty where there is neither."""
+    """Return the content of an option's file or of a table row; {} if there is neither."""
     text = _file(name, folders)
     row = read_row(name, folders or [find_conf_dir()]) if text is None and name.startswith("experiment/") else None
     return row or _mapping(text or "")
 
 
 def option_files(group: str, option: str, folders: Sequence[Path] | None = None) -> dict[str, str]:
-    """Return the text of an option's file, after those of the options that it includes, by option.
+    """Return the texts of an option's file and of the options in its defaults, by option; its own is the last.
+
+    Args:
+        group: The group.
+        option: The option.
+        folders: The conf folders.  None: fedbench's.
 
     Raises:
         ConfigError: The group has no such option.
     """
-    known = group_options(group, folders)
-    if option not in known:
-        hint = nearest(option, known) or f" {group} has {', '.join(menu(known))}"
+    options = group_options(group, folders)
+    if option not in options:
+        hint = nearest(option, options) or f" {group} has {', '.join(menu(options))}"
         raise ConfigError(f"{group}={option} is not an option:{hint}")
     text = _text(f"{group}/{option}", folders)
-    below = [name.removeprefix(f"{group}/") for name in _defaults(_mapping(text), f"{group}/{option}")]
-    files = {k: v for name in below if name in known for k, v in option_files(group, name, folders).items()}
+    files: dict[str, str] = {}
+    for name in _defaults(_mapping(text), f"{group}/{option}"):
+        included = name.removeprefix(f"{group}/")
+        if included in options:
+            files |= option_files(group, included, folders)
     return {**files, option: text}
 
 
 def _text(name: str, folders: Sequence[Path] | None) -> str:
-    """Return the text of an option's file, or of a table's row as a file; "" where there is neither."""
+    """Return the text of an option's file, or of a table row as a file; "" if there is neither."""
     text = _file(name, folders)
     is_row = text is None and name.startswith("experiment/")
     return row_text(name, folders or [find_conf_dir()]) if is_row else text or ""
 
 
 def _file(name: str, folders: Sequence[Path] | None) -> str | None:
-    """Return the text of the first file of that name; None where there is none."""
+    """Return the text of the first file of that name; None if there is none."""
     paths = (folder / f"{name}.yaml" for folder in folders or [find_conf_dir()])
     path = next((path for path in paths if path.is_file()), None)
     return path.read_text(encoding="utf-8") if path else None
@@ -175,14 +237,14 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def _defaults(values: dict[str, Any], name: str) -> list[str]:
-    """The files of the same kind that one with this name stands on: /experiment/x as it is, x beside the file."""
+    """Return the files in the defaults list of a file: "/experiment/x" as experiment/x, "x" as one next to the file."""
     entries = [str(entry).partition("@")[0] for entry in values.get("defaults") or [] if isinstance(entry, str)]
     folder = name.rpartition("/")[0]
     return [entry[1:] if entry.startswith("/") else f"{folder}/{entry}" for entry in entries if entry != "_self_"]
 
 
 def models_with(columns: str) -> list[str]:
-    """The options of model that declare a column group."""
+    """Return the options of the group model that have a column group of this name."""
     import yaml
 
     folder = find_conf_dir() / "model"
@@ -191,12 +253,17 @@ def models_with(columns: str) -> list[str]:
 
 
 def menu(names: Iterable[str]) -> list[str]:
-    """The options to show: the nested ones as their topmost folder, ``table/*``, once."""
+    """Shorten a list of options: nested ones are replaced by their top folder, ``table/*``."""
     return list(dict.fromkeys(f"{name.split('/')[0]}/*" if "/" in name else name for name in names))
 
 
 def families(names: Iterable[str], least: int = 3) -> list[str]:
-    """The menu once more shortened: ``least`` folders or more that share their first word are ``word_*/*``."""
+    """Shorten a list of options further: folders with the same first word are replaced by ``word_*/*``.
+
+    Args:
+        names: The result of `menu`.
+        least: The smallest number of folders to replace.
+    """
     names = list(names)
     words = Counter(name.split("_")[0] for name in names if name.endswith("/*"))
     short = (n.split("_")[0] + "_*/*" if n.endswith("/*") and words[n.split("_")[0]] >= least else n for n in names)
@@ -204,7 +271,13 @@ def families(names: Iterable[str], least: int = 3) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """' did you mean a or b?', or '' when nothing is near; ``prefix`` is put before each name."""
+    """Return " did you mean a or b?" with similar names, or "" if there are none.
+
+    Args:
+        name: The misspelt name.
+        known: The valid names.
+        prefix: A text before each name.
+    """
     by_fold = {other.casefold(): other for other in known}
     near = difflib.get_close_matches(name.casefold(), by_fold, n=3, cutoff=0.6)
     return f" did you mean {' or '.join(prefix + by_fold[other] for other in near)}?" if near else ""

@@ -15,28 +15,28 @@ from fedbench.core.options import ConfigError, listed, require
 
 
 def find_target(target: str, key: str) -> Callable[..., Any]:
-    """Import what a dotted path names.
+    """Import a class or function by its dotted path.
 
     Args:
-        target: ``package.module.Class``, or a function or classmethod.
-        key: The key of the path, for sentences.
+        target: The path, ``package.module.Class``; or that of a function or a classmethod.
+        key: The option, for messages, such as "model._target_".
 
     Raises:
-        ConfigError: There is no such module or name, or the module raises an error.
+        ConfigError: There is no such module or name, or the module cannot be imported.
     """
     parts = target.split(".")
     for depth in range(len(parts) - 1 if all(parts) else 0, 0, -1):
         module = _import(".".join(parts[:depth]), key)
-        if module is not None and getattr(module.__spec__, "origin", "") is not None:  # None: a folder
+        if module is not None and getattr(module.__spec__, "origin", "") is not None:  # None: a folder without files
             return _member(module, parts[depth:], key)
     raise ConfigError(
-        f"{key}: there is no module for {target!r} (write package.module.Class; a module of yours must be "
-        "importable from where you start)"
+        f"{key}: there is no module for {target!r}: write package.module.Class; your own module must be importable "
+        "from the working directory"
     )
 
 
 def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any]:
-    """Return what a module holds under dotted names."""
+    """Return a member of a module, given by nested names."""
     path = ".".join([module.__name__, *names])
     modules = [name for _, name, _ in pkgutil.iter_modules(getattr(module, "__path__", ()))]
     found: Any = module
@@ -45,15 +45,15 @@ def _member(module: ModuleType, names: list[str], key: str) -> Callable[..., Any
     if isinstance(found, ModuleType) or (found is None and names[0] in modules):
         raise ConfigError(f"{key}={path} is a module: write {path}.Class")
     if found is None:
-        known = _defined_in(module) + modules
-        hint = nearest(names[0], known) or f" it has {listed(known) or 'no classes'}"
+        members = _defined_in(module) + modules
+        hint = nearest(names[0], members) or f" it has {listed(members) or 'no classes'}"
         raise ConfigError(f"{key}: {module.__name__} has no {'.'.join(names)};{hint}")
-    require(callable(found), f"{key}={path} is no class or function")
+    require(callable(found), f"{key}={path} is not a class or function")
     return found
 
 
 def _import(name: str, key: str) -> ModuleType | None:
-    """Import a module; None where there is none of that name."""
+    """Import a module; return None if there is none of that name."""
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Values as words of a command line, in the grammar of Hydra's overrides."""
+"""Write values in the grammar of Hydra's overrides."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # texts that Hydra's grammar reads as they stand ...
-OTHER = re.compile(r"(?i)null|true|false|inf|nan|\.\d.*")  # ... unless they are no text there
+PLAIN = re.compile(r"[A-Za-z_./][\w./:@%+-]*", re.ASCII)  # texts that need no quotes ...
+OTHER = re.compile(r"(?i)null|true|false|inf|nan|\.\d.*")  # ... except these, which would not be read as text
 QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
-# ~ or ~/..., as a value or a part of one; quoted text is matched first, and left as it is.
+# ~ or ~/... as a value or an item of one.  Quoted text is matched first, so that it is not changed.
 HOME = re.compile(QUOTED + r"|(^|(?<!\\)[,\[:]\s*)(~(?:/[^,\[\]{}'\"]*)?)(?=$|[,\]}])")
 
 
@@ -28,7 +28,7 @@ def word(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return text that Hydra's grammar reads as this text, with quotes where it needs them."""
+    """Quote a text for Hydra's grammar, if needed."""
     if PLAIN.fullmatch(text) and not OTHER.fullmatch(text):
         return text
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
@@ -37,7 +37,7 @@ def quoted(text: str) -> str:
 
 
 def with_home(text: str) -> str:
-    """Return an override with ``~`` expanded in paths: a shell does not expand ``key=~/folder``."""
+    """Expand ``~`` in the paths of an override, because a shell does not expand ``key=~/folder``."""
     key, equals, value = text.partition("=")
     return key + equals + HOME.sub(_expanded, value)
 

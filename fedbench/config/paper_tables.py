@@ -1,4 +1,4 @@
-"""Printed tables, conf/paper/<table>.yaml: each row is an experiment, ``+experiment=<table>/<row>``.
+"""Tables of papers, conf/paper/<table>.yaml: each row is an experiment, ``+experiment=<table>/<row>``.
 
     title: PGFed (Luo et al., ICCV 2023), Table 1
     common: {base: setting/pgfed_cifar}
@@ -7,9 +7,9 @@
       pgfed: {method: PGFed, algorithm: pgfed, algorithm.drop_last: true, note: a remark}
       pgfed_again: pgfed_table1_cifar/pgfed
 
-A row has the keys of a command line: algorithm=fedavg, algorithm.mu=0.3.  ``base`` names the experiments below it,
-and a row that is only these is written as their names.  ``method`` is the row's name in fedbench/papers/<table>.csv.
-A row overrules ``common``.
+The keys of a row are those of a command line, such as algorithm and algorithm.mu.  ``base`` is a list of experiments
+that the row extends.  A row without other keys may be just this list.  ``method`` is the name of the row in
+fedbench/papers/<table>.csv.  The keys of a row have priority over those of ``common``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,28 @@ PREFIX = "experiment/"
 
 
 def read_tables(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Return the tables of conf folders by name; the first folder with a name has it.
+    """Return the tables of conf folders by name.  If a name occurs twice, the first folder has priority.
+
+    Args:
+        folders: The conf folders.
 
     Raises:
-        ConfigError: A file is no table.
+        ConfigError: A file is not a valid table.
     """
     names = {path.stem for folder in folders for path in (folder / FOLDER).glob("*.yaml")}
     return {name: table for name in sorted(names) if (table := read_table(name, folders)) is not None}
 
 
 def read_table(name: str, folders: Sequence[Path]) -> dict[str, Any] | None:
-    """Return the table of the first folder that has one of this name; None where none does."""
+    """Return the table of this name in the first folder that has one; None if there is none.
+
+    Args:
+        name: The name of the table.
+        folders: The conf folders.
+
+    Raises:
+        ConfigError: The file is not a valid table.
+    """
     paths = (folder / FOLDER / f"{name}.yaml" for folder in folders)
     path = next((path for path in paths if path.is_file()), None)
     return None if path is None else _read(path, path.stat().st_mtime_ns)
@@ -53,23 +64,31 @@ def _read(path: Path, changed: int) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     require(isinstance(table, dict) and isinstance(table.get("rows"), dict), f"{path} needs the keys title and rows")
-    odd = [key for key in table if key not in KEYS]
-    require(not odd, f"{path} has the unknown key {', '.join(map(str, odd))}; a table has {', '.join(KEYS)}")
+    unknown = [key for key in table if key not in KEYS]
+    require(not unknown, f"{path} has the unknown key {', '.join(map(str, unknown))}; a table has {', '.join(KEYS)}")
     for row, given in table["rows"].items():
         require(
             isinstance(given, str | list | dict),
-            f"{path}: row {row} must have keys, or name the experiments below it, got {given}",
+            f"{path}: row {row} must be a mapping of keys, or the experiments that it extends, got {given}",
         )
     return table
 
 
 def row_names(folders: Sequence[Path]) -> list[str]:
-    """Return the rows of all tables, as experiments are named: table/row."""
+    """Return the names of the rows of all tables as table/row."""
     return [f"{name}/{row}" for name, table in read_tables(folders).items() for row in table["rows"]]
 
 
 def find_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
-    """Return the keys of a row, over those that its table has in common; None where no table has it."""
+    """Return the keys of a row, merged with the common keys of its table.
+
+    Args:
+        option: table/row.
+        folders: The conf folders.
+
+    Returns:
+        The keys; None if there is no such row.
+    """
     name, _, row = option.removeprefix(PREFIX).partition("/")
     table = read_table(name, folders)
     if table is None or row not in table["rows"]:
@@ -79,18 +98,26 @@ def find_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def read_row(option: str, folders: Sequence[Path]) -> dict[str, Any] | None:
-    """Return a row (table/row) as the content of an experiment file; None where no table has it."""
+    """Return a row as the content of an experiment file.
+
+    Args:
+        option: table/row.
+        folders: The conf folders.
+
+    Returns:
+        The nested keys; None if there is no such row.
+    """
     row = find_row(option, folders)
     if row is None:
         return None
-    below = row.get("base") or []
-    below = [below] if isinstance(below, str) else below
+    base = row.get("base") or []
+    base = [base] if isinstance(base, str) else base
     chosen = {key: value for key, value in row.items() if isinstance(value, str) and _is_group(key, folders)}
     overrides = [{f"override /{group}": name} for group, name in chosen.items()]
-    content: dict[str, Any] = {"defaults": [*(f"/{PREFIX}{name}" for name in below), "_self_", *overrides]}
+    content: dict[str, Any] = {"defaults": [*(f"/{PREFIX}{name}" for name in base), "_self_", *overrides]}
     table = option.removeprefix(PREFIX).partition("/")[0]
-    answers = {"paper.table": table, "paper.method": row["method"]} if "method" in row else {}
-    for key, value in {**answers, **row}.items():
+    paper_keys = {"paper.table": table, "paper.method": row["method"]} if "method" in row else {}
+    for key, value in {**paper_keys, **row}.items():
         if key not in NO_OVERRIDES and key not in chosen:
             _set(content, key, value)
     return content
@@ -109,7 +136,12 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def row_text(option: str, folders: Sequence[Path]) -> str:
-    """Return a row as the text of an experiment file, or "" where no table has it."""
+    """Return a row as the text of an experiment file; "" if there is no such row.
+
+    Args:
+        option: table/row.
+        folders: The conf folders.
+    """
     import yaml
 
     content = read_row(option, folders)

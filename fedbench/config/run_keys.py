@@ -1,4 +1,4 @@
-"""The keys that a run may have outside the options of its groups' classes, with their types and ranges.
+"""The keys of a run that are not parameters of a group's class, with their types and ranges.
 
 Values are checked against the annotations of these dataclasses (schema.py).
 """
@@ -28,7 +28,13 @@ from fedbench.data.spec import DataSpec
 
 @dataclass
 class LocalConfig:
-    """A client's work in a round: passes over its training part, samples per step."""
+    """Local training of a client in a round.
+
+    Attributes:
+        epochs: Number of local epochs, or a list with one number per client.
+        batch_size: Samples per local step.
+        drop_last: Whether to drop the last batch of an epoch if it is smaller.
+    """
 
     epochs: Count | list[Count]
     batch_size: Count
@@ -37,7 +43,14 @@ class LocalConfig:
 
 @dataclass
 class SystemConfig:
-    """Devices that are lost in a round, and slow ones (simulation/sampling.py); fewest_epochs null: no draws."""
+    """Clients that drop out or are slow (simulation/sampling.py).
+
+    Attributes:
+        dropout: Probability that a client drops out of a round.
+        slow: Fraction of the clients that are slow.
+        slow_steps: Fraction of its local steps that a slow client completes.
+        fewest_epochs: Each client draws its epochs from fewest_epochs to local.epochs; null: local.epochs.
+    """
 
     dropout: Share
     slow: Share
@@ -47,7 +60,13 @@ class SystemConfig:
 
 @dataclass
 class EvalConfig:
-    """Every so many rounds, over ``clients`` of the clients (null: all)."""
+    """Evaluation.
+
+    Attributes:
+        every: Rounds between evaluations.
+        clients: Number of clients to evaluate; null: all.
+        batch_size: Samples per evaluation batch; null: chosen by the device.
+    """
 
     every: Count
     clients: Count | None
@@ -56,7 +75,14 @@ class EvalConfig:
 
 @dataclass
 class FinetuneConfig:
-    """Training on from the downloaded row before it is evaluated (or once, at the end)."""
+    """Fine-tuning of each client's model.
+
+    Attributes:
+        epochs: Number of epochs; 0: no fine-tuning.
+        lr: Learning rate, or a list with one per client; null: optimizer.lr.
+        when: Before each evaluation, or once at the end.
+        part: The column group to train, or all.
+    """
 
     epochs: Natural
     lr: Positive | list[Positive] | None
@@ -66,7 +92,14 @@ class FinetuneConfig:
 
 @dataclass
 class NewClientsConfig:
-    """The last ``count`` clients stay out of the rounds, and then train a copy of the global model."""
+    """New clients, which take no part in training and adapt the global model after it.
+
+    Attributes:
+        count: Number of new clients, the last ones of the partition.
+        epochs: Number of local epochs.
+        lr: Learning rate of SGD.
+        momentum: Momentum of SGD.
+    """
 
     count: Natural
     epochs: Natural
@@ -76,7 +109,15 @@ class NewClientsConfig:
 
 @dataclass
 class PrivacyConfig:
-    """Clipping, and noise on everything that clients upload (privacy.py); epsilon null: off."""
+    """Differential privacy of uploads (channel/privacy.py).
+
+    Attributes:
+        epsilon: Epsilon of an upload; null: no privacy, inf: no noise.
+        delta: Delta of an upload.
+        clip: Clipping norm; null: no clipping.
+        calibration: How the noise is calibrated.
+        sensitivity: Sensitivity with calibration=paper: the clipping norm, or 2 lr clip / n_i.
+    """
 
     epsilon: Unbounded | None
     delta: Interior
@@ -87,24 +128,28 @@ class PrivacyConfig:
 
 @dataclass
 class CheckpointConfig:
-    """every n rounds; null: as often as costs under 5% of the time; 0: at the end."""
+    """Checkpoints.
+
+    Attributes:
+        every: Rounds between checkpoints; null: as often as takes less than 5% of the run time; 0: only at the end.
+    """
 
     every: Natural | None
 
 
 @dataclass
 class HardwareConfig:
-    """Where and how a run is computed.  Only the precision changes results beyond rounding.
+    """How a run is computed.  Only the precision changes results by more than rounding errors.
 
     Attributes:
         device: auto, cpu, cuda, cuda:1 or mps.
-        executor: How clients are computed: one by one, in threads or all at once; auto: the fastest of those timed.
-        chunk: Clients computed at once; null: chosen.
-        threads: CPU threads; null: chosen.
-        precision: Of matrix products.
-        graphs: CUDA graphs.
-        data: Where samples are kept; auto: on the device if they fit.
-        ddp: Share the run between the processes that torchrun started.
+        executor: How clients are trained: one by one (loop), in threads, or all at once (vmap); auto: the fastest.
+        chunk: Clients trained at once; null: automatic.
+        threads: CPU threads; null: automatic.
+        precision: Precision of matrix products.
+        graphs: Whether to use CUDA graphs.
+        data: Where samples are stored; auto: on the device if they fit.
+        ddp: Whether the processes that torchrun started share the run.
     """
 
     device: Device
@@ -119,14 +164,14 @@ class HardwareConfig:
 
 @dataclass
 class TrackingConfig:
-    """Weights & Biases.  The run folder's files are written in any case.
+    """Weights & Biases.  The files in the run folder are written in any case.
 
     Attributes:
         mode: auto (online, or offline without a login), online, offline or disabled.
         project: Name of the project.
-        entity: User or team; null: the login's.
+        entity: User or team; null: that of the login.
         group: Group of the run; null: the sweep, the experiment file, or the data set and the partition.
-        tags: Further tags.
+        tags: More tags.
     """
 
     mode: Literal["auto", "online", "offline", "disabled"]
@@ -138,7 +183,15 @@ class TrackingConfig:
 
 @dataclass
 class ScheduleConfig:
-    """The learning rate: ``warmup`` rounds of growth, then ``name``; final: share left; per: what has one rate."""
+    """The schedule of the learning rate over the rounds.
+
+    Attributes:
+        name: The shape after the warm-up.
+        warmup: Rounds in which the learning rate grows linearly.
+        gamma: Factor per round of name=exponential.
+        final: The last learning rate as a fraction of the largest, of name=cosine and linear.
+        per: Whether the learning rate changes every round or every local step.
+    """
 
     name: Literal["constant", "cosine", "linear", "exponential"] = "constant"
     warmup: NonNegative = 0
@@ -149,7 +202,12 @@ class ScheduleConfig:
 
 @dataclass
 class AugmentConfig:
-    """Of training images: horizontal flips, crops after ``crop`` pixels of padding."""
+    """Augmentation of training images.
+
+    Attributes:
+        flip: Whether to flip images horizontally at random.
+        crop: Pixels of padding before random crops; 0: no crops.
+    """
 
     flip: bool = False
     crop: Natural = 0
@@ -157,16 +215,16 @@ class AugmentConfig:
 
 @dataclass
 class DatasetKeys:
-    """What the federation, not the source, does with the samples.
+    """Keys of every data set.
 
     Attributes:
-        split: Test parts: of all samples merged, the published ones, or drawn by label.
-        test_fraction: Share of a client's samples in its test part.
-        val_fraction: Share of a client's training samples in its validation part.
-        normalize: Standardize the inputs by the training parts.
-        augment: Of training images: flip (true: horizontal flips) and crop (pixels of padding); null: none.
-        subset: Share of the samples that are used.
-        data_dir: The folder with data sets.
+        split: Test samples: a random part of all samples (merged), the published ones, or drawn by label (stratified).
+        test_fraction: Fraction of a client's samples that are test samples.
+        val_fraction: Fraction of a client's training samples that are validation samples.
+        normalize: Whether to standardize the inputs by statistics of the training samples.
+        augment: Augmentation of training images: flip (horizontal flips) and crop (pixels of padding); null: none.
+        subset: Fraction of the samples to use.
+        data_dir: The folder of the data sets.
     """
 
     split: Literal["merged", "published", "stratified"]
@@ -182,7 +240,7 @@ class PartitionKeys:
     """Keys of every partition.
 
     Attributes:
-        num_clients: Number of clients; null: as many as the partition makes.
+        num_clients: Number of clients; null: the number that the partition creates.
         seed: Seed of the partition.
     """
 
@@ -196,7 +254,7 @@ class ModelKeys:
 
     Attributes:
         columns: Column groups by name, each a list of patterns of parameter names.
-        freeze: Patterns of parameters that are not trained.
+        freeze: Patterns of names of parameters that are not trained.
     """
 
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -208,7 +266,7 @@ class OptimizerKeys:
     """Keys of every optimizer.
 
     Attributes:
-        schedule: The learning rate over the rounds: name, warmup, gamma, final, per.
+        schedule: Schedule of the learning rate: name, warmup, gamma, final, per.
     """
 
     schedule: ScheduleConfig
@@ -216,7 +274,10 @@ class OptimizerKeys:
 
 @dataclass
 class RunConfig:
-    """Every top-level key of a run.  paper: which printed cells it answers, for reports (report/paper.py)."""
+    """The top-level keys of a run.
+
+    The key `paper` has the table and the method of a paper that the run reproduces (report/paper.py).
+    """
 
     name: Name | None
     seed: Natural
@@ -252,7 +313,7 @@ class RunConfig:
     choices: dict | None = None
 
 
-# by group: the dataclass here that states the keys which are not those of the group's class
+# group: dataclass of the keys that are not parameters of the group's class
 RESERVED: dict[str, type | None] = {
     "dataset": DatasetKeys,
     "task": None,
@@ -263,9 +324,9 @@ RESERVED: dict[str, type | None] = {
     "algorithm": None,
     "compression": None,
 }
-# by group: the dataclass here that states keys of the group
+# group: dataclass of keys of the group
 KEYS: dict[str, type | None] = {**RESERVED, "hardware": HardwareConfig, "tracking": TrackingConfig}
-# by group: a name that every class of it has or inherits, and what such a class is called
+# group: (a method or base class of its classes, description of its classes)
 KINDS = {
     "dataset": ("load", "data source, which has load()"),
     "task": ("for_targets", "fedbench.tasks.base.Task"),
@@ -276,5 +337,5 @@ KINDS = {
     "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
     "compression": ("Compressor", "fedbench.compression.base.Compressor"),
 }
-# constructor arguments that the data set (or the algorithm: reads) decides
+# constructor arguments that are not options: they are set by the data set, or by the attribute `reads` of the method
 INJECTED = {"model": (*DataSpec.__dataclass_fields__, "spec")}

@@ -1,7 +1,7 @@
-"""Check the options of a class against its constructor, by a pydantic model made from the signature.
+"""Check options against the constructor of their class, by a pydantic model built from its signature.
 
-The annotations are the schema. An option without an annotation takes the type of its default.
-A mistake becomes one sentence that names the key, the value and what is allowed.
+The annotations are the schema.  An option without an annotation has the type of its default.  An error message has the
+key, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INSTANTIATE_KEYS = {"_target_", *CONVERSIONS}
 
 
 def _number(value: Any) -> Any:
-    """Refuse what has no place in a float: nan, and whole numbers beyond an int64."""
+    """Raise ValueError for nan, and for integers that exceed int64."""
     if value != value or (isinstance(value, int) and abs(value) > LARGEST):
         raise ValueError
     return value
@@ -62,15 +62,15 @@ def check_target(
     Args:
         key: The dotted key of the mapping.
         values: The mapping.
-        owner: What takes the options, in sentences. Default: the last name of the target.
-        hidden: Parameters that are no options, because code passes them.
-        reserved: A dataclass of further keys of the mapping.
+        owner: What has the options, for messages.  Default: the last name of the target.
+        hidden: Parameters that are not options, because code passes them.
+        reserved: A dataclass of more keys of the mapping.
 
     Raises:
-        ConfigError: The target cannot be imported, or a value does not fit it.
+        ConfigError: The target cannot be imported, or an option is invalid.
     """
     target = values.get("_target_")
-    require(isinstance(target, str), f"{key}._target_ must name the class to build, got {show(target)}")
+    require(isinstance(target, str), f"{key}._target_ must be the path of a class, got {show(target)}")
     for name, allowed in CONVERSIONS.items():
         require(
             name not in values or any(values[name] is one or values[name] == one for one in allowed),
@@ -84,7 +84,17 @@ def check_target(
 
 
 def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], owner: str) -> None:
-    """Refuse unknown, missing and ill-typed options of ``owner``, whose keys are ``key.<name>``."""
+    """Check that options are known, complete and of the right types.
+
+    Args:
+        key: The dotted key of the options; "" at the top level.
+        values: The options.
+        model: The pydantic model.
+        owner: What has the options, for messages.
+
+    Raises:
+        ConfigError: An option is unknown, missing or invalid.
+    """
     prefix = f"{key}." if key else ""
     options = {str(name): value for name, value in values.items() if name not in INSTANTIATE_KEYS}
     try:
@@ -106,7 +116,7 @@ def check_options(key: str, values: Mapping[str, Any], model: type[BaseModel], o
 
 
 def _check_inner(key: str, value: Any) -> None:
-    """Check the targets that stand within a value."""
+    """Check the options of targets inside a value."""
     if _is_target(value):
         check_target(key, value)
         return
@@ -116,7 +126,7 @@ def _check_inner(key: str, value: Any) -> None:
 
 
 def _misfit(key: str, value: Any, field: FieldInfo) -> str:
-    """Say what a value must be, raising at once where it is a group of keys with a mistake inside."""
+    """Return the error message for a value; if it is a mapping of keys, raise the error of the key inside."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
             check_options(key, value, kind, key)
@@ -129,12 +139,12 @@ def _misfit(key: str, value: Any, field: FieldInfo) -> str:
     return f"{key} must be {field.description}, got {show(value)}{excess}{';' if hint else ''}{hint}"
 
 
-def _takes(name: str, known: list[str], prefix: str, owner: str) -> str:
-    return f"{nearest(name, known, prefix)} {owner} takes {', '.join(sorted(known)) or 'no options'}"
+def _takes(name: str, options: list[str], prefix: str, owner: str) -> str:
+    return f"{nearest(name, options, prefix)} {owner} takes {', '.join(sorted(options)) or 'no options'}"
 
 
 def _choices(annotation: Any) -> Iterator[str]:
-    """The names of all Literals in an annotation."""
+    """Yield the values of all Literals in an annotation."""
     for arg in get_args(annotation):
         if get_origin(annotation) is Literal:
             yield str(arg)
@@ -154,9 +164,13 @@ def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 @cache
 def options_of(target: Callable[..., Any]) -> type[BaseModel]:
-    """Return a pydantic model of what a class or function takes.
+    """Return a pydantic model of the parameters of a class or function.
 
-    ``**kwargs`` of a constructor go to the base class. Where they go nowhere, any other option is allowed.
+    If a constructor has ``**kwargs``, the parameters of the base class are included.  If a function or the last base
+    class has them, any other option is allowed.
+
+    Args:
+        target: The class or function.
     """
     fields, is_open = _of_class(target) if isinstance(target, type) else _of_function(target)
     return _model(fields, is_open)
@@ -164,7 +178,7 @@ def options_of(target: Callable[..., Any]) -> type[BaseModel]:
 
 @cache
 def _adjusted(model: type[BaseModel], hidden: tuple[str, ...], reserved: type | None) -> type[BaseModel]:
-    """Return a model without the hidden fields, with those of a dataclass."""
+    """Return a model without the hidden fields, but with those of a dataclass."""
     fields = {name: field for name, field in fields_of(model).items() if name not in hidden}
     if reserved is not None:
         fields |= fields_of(options_of(reserved))
@@ -172,14 +186,14 @@ def _adjusted(model: type[BaseModel], hidden: tuple[str, ...], reserved: type | 
 
 
 def _model(fields: Mapping[str, FieldInfo], is_open: bool) -> type[BaseModel]:
-    """Make a model whose fields have the names as aliases, because a name may be one of pydantic's."""
+    """Build a model whose fields have the options as aliases, because an option may have a name that pydantic uses."""
     config = ConfigDict(strict=True, extra="allow" if is_open else "forbid")
     named: dict[str, Any] = {f"option_{name}": (field.annotation, field) for name, field in fields.items()}
     return create_model("Options", __config__=config, **named)
 
 
 def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the fields of a constructor and of those to which its ``**kwargs`` go."""
+    """Return the fields of a constructor, with those of base classes for ``**kwargs``; and whether it allows others."""
     fields: dict[str, FieldInfo] = {}
     is_open = False
     for base in target.__mro__[:-1]:
@@ -197,7 +211,7 @@ def _of_class(target: type) -> tuple[dict[str, FieldInfo], bool]:
 def _of_function(
     function: Callable[..., Any], scope: dict[str, Any] | None = None, skip: int = 0
 ) -> tuple[dict[str, FieldInfo], bool]:
-    """Return the fields of a function, and whether it takes any other option."""
+    """Return the fields of a function, and whether it allows any other option."""
     try:
         parameters = [*inspect.signature(function).parameters.values()][skip:]
     except (ValueError, TypeError):  # a compiled function
@@ -209,7 +223,7 @@ def _of_function(
 
 
 def _scope(target: type) -> dict[str, Any]:
-    """Return the names that a dataclass and its bases may use in annotations."""
+    """Return the global names for the annotations of a dataclass and its bases."""
     modules = [sys.modules.get(base.__module__) for base in reversed(target.__mro__)]
     return {name: value for module in modules if module for name, value in vars(module).items()}
 
@@ -228,7 +242,7 @@ def _field(parameter: inspect.Parameter, scope: dict[str, Any]) -> FieldInfo:
 
 
 def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
-    """Return the type that an annotation stands for; Any where only a type checker can tell."""
+    """Return the type of an annotation given as text; Any if it uses a name imported only for type checking."""
     holder = types.SimpleNamespace(__annotations__={"option": annotation})
     try:
         return typing.get_type_hints(holder, scope, include_extras=True)["option"]
@@ -237,8 +251,8 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 def _kind(annotation: Any) -> tuple[Any, str]:
-    """Return the type that pydantic checks a config's value against, and that type in words."""
-    annotation = getattr(annotation, "__value__", annotation)  # of  type X = ...
+    """Return the type for pydantic, and its description for messages."""
+    annotation = getattr(annotation, "__value__", annotation)  # of a type alias (type X = ...)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is None and isinstance(annotation, type) and is_dataclass(annotation):
         model = options_of(annotation)
@@ -250,12 +264,12 @@ def _kind(annotation: Any) -> tuple[Any, str]:
     if origin is Literal:
         return annotation, f"{'one of ' if len(args) > 1 else ''}{', '.join(map(str, args))}"
     if origin in (Union, types.UnionType):
-        kinds = sorted(map(_kind, args), key=lambda kind: kind[0] is None)  # null is said last
+        kinds = sorted(map(_kind, args), key=lambda kind: kind[0] is None)  # null is last in messages
         union = Union[tuple(kind for kind, _ in kinds)]  # noqa: UP007
         return union, " or ".join(dict.fromkeys(words for _, words in kinds))
     if origin is tuple and Ellipsis not in args:
         kinds = [_kind(arg) for arg in args]
-        items = Annotated[tuple[tuple(kind for kind, _ in kinds)], Field(strict=False)]  # a config has lists
+        items = Annotated[tuple[tuple(kind for kind, _ in kinds)], Field(strict=False)]  # YAML has only lists
         return items, f"a list of {len(args)}: {', '.join(words for _, words in kinds)}"
     basic = BASIC.get(origin or annotation, (Any, "any value"))
     if basic is LIST and args:

@@ -1,6 +1,6 @@
-"""Code that a stored configuration would run: classes that this installation's conf does not name, and trusted pickles.
+"""Find code that a stored configuration would run: unknown classes and trusted pickles.
 
-None of it runs before a command repeats it.
+A class is unknown if no file in this installation's conf folder has it.  Such code runs only if the command repeats it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,42 @@ from fedbench.core.moved import current
 
 
 def foreign(stored: Mapping[str, Any], config_dir: str | None) -> list[tuple[str, str]]:
-    """(dotted key, target) of what a stored config builds and this installation's conf does not name."""
-    known = _targets_of_conf(config_dir)
-    return [(key, target) for key, target in _targets(stored) if current(target) not in known]
+    """Return (dotted key, target) for each class of a stored configuration that the conf folders do not have.
+
+    Args:
+        stored: The stored configuration.
+        config_dir: The user's --config-dir.
+    """
+    in_conf = _targets_of_conf(config_dir)
+    return [(key, target) for key, target in _targets(stored) if current(target) not in in_conf]
 
 
 def trusted(stored: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (dotted key, value) of each `trust` that a stored config sets: reading its file may run code."""
+    """Return (dotted key, value) for each key `trust` of a stored configuration, whose file may run code."""
     values = {f"{group}.trust": (stored.get(group) or {}).get("trust") for group in ("dataset", "partition")}
     return [(key, value) for key, value in values.items() if value is not None]
 
 
 def to_repeat(stored: Mapping[str, Any], config_dir: str | None) -> list[str]:
-    """Return the overrides that a command must repeat before a stored config is used."""
+    """Return the overrides that a command must have, so that a stored configuration may run its code.
+
+    Args:
+        stored: The stored configuration.
+        config_dir: The user's --config-dir.
+    """
     return [f"{key}={word(value)}" for key, value in [*foreign(stored, config_dir), *trusted(stored)]]
 
 
 def own_classes(stored: Mapping[str, Any], config_dir: str | None, run_dir: Path) -> list[str]:
     """Return overrides (key=target) for the stored classes that are the user's own.
 
-    Such a class is defined in a Python file below the working directory.  The file is neither in the subfolder that
-    contains the run nor a part of fedbench.  Nothing is imported.
+    Such a class is defined in a Python file in the working directory or below it.  The file is neither in the subfolder
+    that contains the run nor a part of fedbench.  No module is imported.
+
+    Args:
+        stored: The stored configuration.
+        config_dir: The user's --config-dir.
+        run_dir: The run folder.
     """
     return [f"{key}={target}" for key, target in foreign(stored, config_dir) if _is_own(target, run_dir)]
 
@@ -50,16 +65,16 @@ def _is_own(target: str, run_dir: Path) -> bool:
         return False
     here, run = Path.cwd().resolve(), run_dir.resolve()
     inside = run.relative_to(here).parts if run.is_relative_to(here) else ()
-    given = here / inside[0] if inside else run  # the folder that came with the run, if another person made it
+    run_tree = here / inside[0] if inside else run  # may be from another person
     package = Path(__file__).resolve().parents[1]
     files = [path.resolve() for paths in modules for path in paths]
-    elsewhere = any(folder in path.parents or folder == path for path in files for folder in (given, package))
+    excluded = any(folder in path.parents or folder == path for path in files for folder in (run_tree, package))
     source = modules[-1][0].resolve()
-    return not elsewhere and here in source.parents and "site-packages" not in source.parts
+    return not excluded and here in source.parents and "site-packages" not in source.parts
 
 
 def _modules(target: str) -> list[list[Path]]:
-    """Return the files and folders of each module that an import of a dotted path would run, without importing any."""
+    """Return the files and folders of each module that an import of a dotted path would run, without importing it."""
     head, *rest = target.split(".")
     try:
         first = importlib.util.find_spec(head)
@@ -79,7 +94,7 @@ def _modules(target: str) -> list[list[Path]]:
 
 
 def _defines_class(path: Path, names: list[str]) -> bool:
-    """Whether a Python file defines the class of these names, or the classmethod of a class."""
+    """Return whether a Python file defines a class (one name), or a classmethod of a class (two names)."""
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body if path.suffix == ".py" else []
     except (OSError, ValueError, SyntaxError):
@@ -92,7 +107,7 @@ def _defines_class(path: Path, names: list[str]) -> bool:
 
 
 def _targets(values: Any) -> Iterator[tuple[str, str]]:
-    """(dotted key, target) of everything in a config that could be built, inside lists too."""
+    """Yield (dotted key, target) for each target in nested values."""
     pairs = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
     for key, value in pairs:
         if key == "_target_":

@@ -1,1 +1,1 @@
-"""What every other wing stands on: options, errors, keyed randomness, linear algebra, files, digests, locks."""
+"""Basics that all other packages use: options, errors, keyed randomness, linear algebra, files, digests, locks."""

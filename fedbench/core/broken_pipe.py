@@ -1,4 +1,4 @@
-"""Standard output and error streams that survive a lost reader: ``... | head`` and ``... >&-``."""
+"""Standard output and error streams that stay usable after their reader closed, as in ``... | head``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class _Descriptor(io.FileIO):
 
 @contextmanager
 def survive_broken_pipe() -> Iterator[None]:
-    """Let the block finish even if nobody reads its output: the rest is dropped.
+    """Discard the block's output once its reader has closed, instead of raising BrokenPipeError.
 
-    sys.stdout and sys.stderr are restored after the block.  Files and streams without a descriptor of the process (in a
-    notebook or a test) are left alone, so that a full disk is an error.
+    sys.stdout and sys.stderr are restored after the block.  Files are not wrapped, so that a full disk is an error, nor
+    are streams of notebooks and tests.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _wrapped(sys.stdout, 1), _wrapped(sys.stderr, 2)

@@ -1,4 +1,4 @@
-"""What all commands share: how they parse their words, end after a mistake, and print."""
+"""Helpers for subcommands: argument parsing, error messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from fedbench.core.options import ConfigError, refused
 
 
 def command(main: Callable[[list[str]], int]) -> Callable[..., int]:
-    """Make a function an entry point: it takes the words of a command line and returns the exit status.
+    """Turn a function into the entry point of a subcommand.
 
-    The words default to the process's.  A mistake in them is one sentence on standard error and status 2; Ctrl-C is
-    status 130.
+    The entry point takes the arguments of the command (default: sys.argv) and returns the exit status.  After a mistake
+    of the user, it prints one sentence on standard error and returns 2.  After Ctrl-C, it returns 130.
+
+    Args:
+        main: A function from arguments to an exit status.
     """
 
     @functools.wraps(main)
@@ -46,7 +49,13 @@ class Arguments(argparse.ArgumentParser):
 
 
 def arguments(name: str, description: str, examples: str = "") -> Arguments:
-    """Return the parser of ``python -m fedbench <name>``; examples follow the options in its help."""
+    """Return the argument parser of a subcommand, ``python -m fedbench <name>``.
+
+    Args:
+        name: The name of the subcommand.
+        description: The first lines of its help.
+        examples: The last lines of its help.
+    """
     return Arguments(
         prog=f"python -m fedbench {name}",
         description=description,
@@ -56,8 +65,8 @@ def arguments(name: str, description: str, examples: str = "") -> Arguments:
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config-dir`` (None where it is not given)."""
-    parser.add_argument("--config-dir", type=_folder, metavar="FOLDER", help="options of your own, as for a run")
+    """Add the flag ``--config-dir``, whose default is None."""
+    parser.add_argument("--config-dir", type=_folder, metavar="FOLDER", help="folder with your own options")
 
 
 def _folder(text: str) -> str:

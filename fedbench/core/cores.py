@@ -1,4 +1,4 @@
-"""The number of processors available to this process: by the system, a container quota, Slurm or Ray."""
+"""The number of processors available to this process, limited by the system, a container, Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ SYSTEM = Path("/")
 def cores(system: Path = SYSTEM) -> int:
     """Return the number of processors that this process may use, at least 1.
 
-    It is the minimum of the affinity mask, SLURM_CPUS_PER_TASK, the CPUs that Ray assigned to its worker, and the CPU
-    quotas of control groups (version 2 and 1), rounded down.
+    It is the minimum of the affinity mask, SLURM_CPUS_PER_TASK, the CPUs that Ray assigned to the worker, and the CPU
+    quotas of control groups (versions 1 and 2), rounded down.
+
+    Args:
+        system: The root folder, with /proc and /sys.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([affinity, *_slurm(), *_ray(), *_quotas(system)])))

@@ -1,4 +1,4 @@
-"""Files and folders that a command is told to write: refused before the work where they cannot be, written whole."""
+"""Output files and folders of commands: checked before the work begins, and written atomically."""
 
 from __future__ import annotations
 
@@ -13,42 +13,67 @@ from fedbench.core.options import ConfigError, refused, require
 
 
 def check_file(flag: str, path: Path | None) -> None:
-    """Make the folder that a file goes into; ConfigError where the file cannot be written.  None: nothing is asked."""
+    """Check that a file can be written, and make its folder.
+
+    Args:
+        flag: The flag of the command, for error messages, such as "--out".
+        path: The file; None if the flag is not given.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
     if path is None:
         return
-    require(path != Path(), f"{flag} names no file")
-    with _explained(f"{flag} {path} cannot be written"):
+    require(path != Path(), f"{flag} must name a file")
+    with _os_errors_explained(f"{flag} {path} cannot be written"):
         require(not path.is_dir(), f"{flag} {path} is a folder: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         _check_writable(flag, path if path.exists() else path.parent)
 
 
 def check_folder(flag: str, path: Path | None) -> None:
-    """Make a folder; ConfigError where it cannot be made or written into.  None: nothing is asked."""
+    """Make a folder, and check that it is writable.
+
+    Args:
+        flag: The flag of the command, for error messages, such as "--out".
+        path: The folder; None if the flag is not given.
+
+    Raises:
+        ConfigError: The folder cannot be made, or is not writable.
+    """
     if path is None:
         return
-    require(path != Path(), f"{flag} names no folder")
-    with _explained(f"{flag} {path} cannot be made"):
+    require(path != Path(), f"{flag} must name a folder")
+    with _os_errors_explained(f"{flag} {path} cannot be made"):
         path.mkdir(parents=True, exist_ok=True)
         _check_writable(flag, path)
 
 
 def write_file(flag: str, path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let write fill a file, which is there when it is whole; a device or a pipe is written to as it is."""
+    """Write a file atomically.  A device or a pipe is written directly.
+
+    Args:
+        flag: The flag of the command, for error messages, such as "--out".
+        path: The file.
+        write: Writes the content into an open file.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
     check_file(flag, path)
     is_device = path.exists() and not path.is_file()
-    whole = nullcontext(path) if is_device else replacing(path, many_writers=True)
-    with _explained(f"{flag} {path} cannot be written"), whole as target, target.open("wb") as file:
+    destination = nullcontext(path) if is_device else replacing(path, many_writers=True)
+    with _os_errors_explained(f"{flag} {path} cannot be written"), destination as target, target.open("wb") as file:
         write(file)
 
 
 def _check_writable(flag: str, path: Path) -> None:
-    require(os.access(path, os.W_OK), f"{flag}: {path} cannot be written into (permission denied)")
+    require(os.access(path, os.W_OK), f"{flag}: {path} is not writable (permission denied)")
 
 
 @contextmanager
-def _explained(sentence: str) -> Iterator[None]:
-    """An OSError of the block as ConfigError: the sentence, and what the system says of the file."""
+def _os_errors_explained(sentence: str) -> Iterator[None]:
+    """Raise a ConfigError, with this sentence and the system's message, for an OSError of the block."""
     try:
         yield
     except OSError as error:

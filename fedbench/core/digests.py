@@ -1,7 +1,6 @@
-"""Digests: what was written, or what data a run had, is recognized when it is met again.
+"""Digests of values and files, to detect damaged files and changed data.
 
-Arrays count by their CRC-32, at 2.8 GB/s against the 0.7 of sha256 on one core: what is looked for is damage and
-mistakes, not a forger.
+Arrays are hashed by CRC-32, which is faster than sha256: digests detect damage and mistakes, not forgery.
 """
 
 from __future__ import annotations
@@ -17,18 +16,30 @@ import numpy as np
 from fedbench.core.mapped import blocks
 
 BLOCK = 1 << 20
-Mark = list  # [bytes, CRC-32 as hex]: of a file, or of what stood in it once
+Mark = list  # [size in bytes, CRC-32 as hex] of a file or of its beginning
 
 
 class Widened(NamedTuple):
-    """An array that has the digest of what it is as another type."""
+    """An array whose digest is computed as if it had another type.
+
+    Attributes:
+        array: The array.
+        dtype: The type.
+    """
 
     array: np.ndarray
     dtype: type
 
 
 def digest(value: Any) -> str:
-    """sha256 (hex) of numbers, text, None, arrays, and lists and mappings of them."""
+    """Return the sha256 (hex) of a value.
+
+    Args:
+        value: A number, text, None, an array, or lists and mappings of them.
+
+    Raises:
+        ValueError: It contains another type.
+    """
     sha = hashlib.sha256()
     for line in _lines("", value):
         sha.update(f"{line}\n".encode())
@@ -54,11 +65,11 @@ def _lines(where: str, value: Any) -> Iterator[str]:
     elif value is None or isinstance(value, bool | int | float | str):
         yield f"{where} {value!r}"
     else:
-        raise ValueError(f"it holds a {type(value).__name__}")
+        raise ValueError(f"it contains a {type(value).__name__}")
 
 
 def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]) -> str:
-    """Describe an array by its type, shape and the CRC of its parts, which are C-contiguous."""
+    """Describe an array by its type, shape and the CRC-32 of its consecutive parts, which are C-contiguous."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part.data, crc)
@@ -66,13 +77,18 @@ def _line(where: str, dtype: Any, array: np.ndarray, parts: Iterable[np.ndarray]
 
 
 class Running:
-    """The mark of bytes that come one after another, from one on that is known."""
+    """The mark of a growing sequence of bytes.
+
+    Args:
+        size: The number of earlier bytes.
+        crc: Their CRC-32 as hex.
+    """
 
     def __init__(self, size: int = 0, crc: str = "0"):
         self.size, self.crc = size, int(crc, 16)
 
     def add(self, data: bytes) -> None:
-        """Count more bytes."""
+        """Append bytes."""
         self.size, self.crc = self.size + len(data), zlib.crc32(data, self.crc)
 
     @property
@@ -82,17 +98,29 @@ class Running:
 
 
 def mark_of(path: Path, size: int | None = None) -> Mark:
-    """The mark of a file, or of its first bytes; of one that is not there: of none."""
-    running, most = Running(), -1 if size is None else size
+    """Return the size and CRC-32 of a file.
+
+    Args:
+        path: The file.  A missing file counts as an empty one.
+        size: The number of bytes to read from its beginning.  None: all.
+    """
+    running, max_size = Running(), -1 if size is None else size
     if path.is_file():
         with open(path, "rb") as file:
-            while data := file.read(BLOCK if most < 0 else min(BLOCK, most - running.size)):
+            while data := file.read(BLOCK if max_size < 0 else min(BLOCK, max_size - running.size)):
                 running.add(data)
     return running.mark
 
 
 def differing(folder: Path, marks: Mapping[str, Mark], whole: bool) -> str | None:
-    """The first file that does not hold what these marks say: from its beginning on, or as a whole."""
-    return next(
-        (name for name, mark in marks.items() if mark_of(folder / name, None if whole else mark[0]) != mark), None
-    )
+    """Return the first file that does not match its mark; None if all match.
+
+    Args:
+        folder: The folder of the files.
+        marks: Size and CRC-32 by file name.
+        whole: Whether to compare whole files, or only their beginnings of the recorded size.
+    """
+    for name, mark in marks.items():
+        if mark_of(folder / name, None if whole else mark[0]) != mark:
+            return name
+    return None

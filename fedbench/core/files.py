@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON that may be missing or damaged."""
+"""Write files atomically, and read JSON files that may be missing or damaged."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ def typed_path(text: str) -> Path:
 
 @contextmanager
 def replacing(path: Path, durable: bool = False, many_writers: bool = False) -> Iterator[Path]:
-    """A name to write to, which takes the place of path when the block succeeds and is removed when it fails.
+    """Write a file atomically: yield a temporary path that replaces the file if the block succeeds.
 
-    Whoever reads path sees the old file or the new one, whole.  durable: also after the machine has crashed (the
-    content is on the disk before it gets its name).  many_writers: several processes may write the file at once.
+    Args:
+        path: The file.
+        durable: Whether to flush the content to the disk first, so that the file is complete even after a crash of the
+            machine.
+        many_writers: Whether several processes may write the file at once.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial" if many_writers else f"{path.name}.partial")
     try:
@@ -34,19 +37,28 @@ def replacing(path: Path, durable: bool = False, many_writers: bool = False) -> 
                 os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
-        with suppress(OSError):  # a full disk has no room for what is left, either
+        with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
 
 
 def replace_text(path: Path, lines: Iterable[str], durable: bool = True) -> None:
-    """Write a text file whole, as UTF-8, line ends as they are given; OSError leaves the old one."""
+    """Write a text file atomically as UTF-8.
+
+    Args:
+        path: The file.
+        lines: Its content; line ends are not changed.
+        durable: As in `replacing`.
+
+    Raises:
+        OSError: The file cannot be written.  An existing file is unchanged.
+    """
     with replacing(path, durable) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         file.writelines(lines)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where the file is missing, cut off, or holds something else."""
+    """Return the object in a JSON file; {} if the file is missing, damaged, or has another content."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

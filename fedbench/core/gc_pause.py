@@ -1,7 +1,6 @@
-"""Pauses Python's garbage collector while a command imports and composes, which creates no garbage.
+"""Pause Python's garbage collector while a command imports modules, which shortens its start.
 
-At the end of the pause all objects are frozen, so that no later collection looks at them.  This shortens the start of a
-run.
+At the end of the pause, all objects are frozen, so that later collections skip them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def resume() -> None:
     """End the pause, if there is one, and freeze all objects the first time."""
     global _is_paused
     if _is_paused:
-        if not gc.get_freeze_count():  # a second time there may be garbage of the run before
+        if not gc.get_freeze_count():  # only once: later there may be garbage of an earlier run
             gc.freeze()
         gc.enable()
     _is_paused = False

@@ -1,7 +1,7 @@
-"""One writer for each run folder: whoever writes into it holds its lock, and a second process gets one sentence.
+"""Lock a run folder, so that only one process at a time writes into it.
 
-The system drops the lock with the process that holds it, however that ends.  The file says which process has it: its
-id, and its host.  Where a file system has no locks, a file that is there while its process lives stands in for one.
+The system releases the lock when its process ends, even if it is killed.  The lock file contains the id and host of the
+process.  On a file system without locks, the existence of a file (MARK) replaces the lock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from fedbench.core.options import ConfigError, RunError
 
 log = logging.getLogger(__name__)
-NAME, MARK = ".lock", ".lock.mark"  # MARK: where the file system has no locks
-SECONDS = 1.0  # for finding that the process of a mark is dead, and taking its place
+NAME, MARK = ".lock", ".lock.mark"  # MARK: on file systems without locks
+SECONDS = 1.0  # time to detect that the process of a MARK has died
 
 
 class Busy(RunError):
@@ -28,14 +28,22 @@ class Busy(RunError):
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Hold the folder while the block runs; Busy, at once, where another process does."""
-    if not os.access(folder, os.W_OK):  # nobody writes there
+    """Lock a run folder for the block.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        Busy: Another process has locked the folder.
+        ConfigError: The folder cannot be locked.
+    """
+    if not os.access(folder, os.W_OK):  # read-only: no process writes there
         yield
         return
     try:
         lock = _acquire(folder)
     except Timeout as error:
-        raise Busy(f"{folder} is being written by {holder(folder)}: one process at a time") from error
+        raise Busy(f"{folder} is in use by {holder(folder)}; only one process at a time can write into it") from error
     except OSError as error:
         raise ConfigError(f"{folder / NAME} cannot be locked ({error.strerror or error})") from error
     try:
@@ -45,7 +53,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether some process holds the folder."""
+    """Return whether a process has locked the folder."""
     try:
         with writing(folder):
             return False
@@ -54,7 +62,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holder(folder: Path) -> str:
-    """Who holds the folder, in words."""
+    """Return the process that has locked the folder, as in "process 12 on host"."""
     with suppress(OSError, ValueError):
         path = next(p for p in (folder / MARK, folder / NAME) if p.exists() and p.stat().st_size)
         number, host = path.read_text(encoding="utf-8").splitlines()[:2]
@@ -76,11 +84,11 @@ def _acquire(folder: Path) -> BaseFileLock:
         lock = SoftFileLock(folder / MARK, timeout=SECONDS, thread_local=False)
         lock.acquire(poll_interval=SECONDS / 10)
         log.warning(
-            "%s: this file system has no locks (%s); the file %s keeps other processes out while this one lives",
+            "%s: this file system has no locks (%s); the file %s is used as the lock of this process",
             folder,
             getattr(error, "strerror", None) or error,
             MARK,
         )
-    if not isinstance(lock, SoftFileLock):  # which has written this by itself
+    if not isinstance(lock, SoftFileLock):  # a SoftFileLock writes this itself
         path.write_text(f"{os.getpid()}\n{socket.gethostname()}\n", encoding="utf-8")
     return lock

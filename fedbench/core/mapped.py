@@ -1,8 +1,7 @@
-"""Arrays that lie in a file (np.memmap) and may be larger than memory.
+"""Read memory-mapped arrays (np.memmap), which may be larger than memory.
 
-What is looked at through the map stays in the process, with a megabyte around it, and counts as its memory until the
-system takes it back.  So the whole is read in `blocks`, each given back (`release`) before the next, and single entries
-are read from the file itself (`EntryReader`).  The system keeps the file in its own cache as long as it has room.
+Pages that are read through the map count as memory of the process until the system reclaims them.  So whole arrays are
+read in `blocks`, which are released one by one, and single entries are read from the file (`EntryReader`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ BLOCK_BYTES = 64 << 20
 
 
 def file_of(array: np.ndarray) -> mmap.mmap | None:
-    """The mapped file that an array, or the array of which it is a view, lies in; None where it is in memory."""
+    """Return the mapped file of an array or of its base; None if the array is in memory."""
     base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -28,12 +27,12 @@ def file_of(array: np.ndarray) -> mmap.mmap | None:
 
 
 def is_read_only_file(array: np.ndarray) -> bool:
-    """Whether an array lies in a file that nobody can have written to through it."""
+    """Return whether an array is a read-only map of a file."""
     return file_of(array) is not None and not array.flags.writeable
 
 
 def release(array: np.ndarray) -> None:
-    """Give back the pages of a read-only mapped file that have been read; does nothing for other arrays."""
+    """Release the pages of a read-only mapped array; do nothing for other arrays."""
     if hasattr(mmap, "MADV_DONTNEED") and is_read_only_file(array):
         file = file_of(array)
         assert file is not None
@@ -41,8 +40,12 @@ def release(array: np.ndarray) -> None:
 
 
 def blocks(array: np.ndarray, size: int = BLOCK_BYTES) -> Iterator[np.ndarray]:
-    """Consecutive parts of an array along its first axis, of about `size` bytes (the whole where it is smaller, or has
-    no axis), each released when the next is asked for."""
+    """Yield consecutive parts of an array along its first axis, and release each before the next.
+
+    Args:
+        array: The array [n, ...].  A scalar array is yielded whole.
+        size: The approximate bytes per part.
+    """
     count = len(array) if array.ndim else 0
     step = max(1, size // max(1, array.nbytes // max(1, count)))
     if count <= step:
@@ -54,27 +57,47 @@ def blocks(array: np.ndarray, size: int = BLOCK_BYTES) -> Iterator[np.ndarray]:
 
 
 class EntryReader:
-    """Reads entries array[i] of an array [m, ...] in a read-only file, from the file: no page of it is mapped."""
+    """Read entries of a memory-mapped array from its file, without mapping pages.
+
+    Args:
+        array: A read-only memory-mapped array [m, ...].
+    """
 
     def __init__(self, array: np.ndarray):
         self.array, self.size = array, array.nbytes // max(1, len(array))
-        self.path, self.begin = _place(array)
+        self.path, self.begin = _position_in_file(array)
         self._file = os.open(self.path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
     def into(self, out: np.ndarray, index: np.ndarray) -> None:
-        """Write the entries index [b] int64 into out [b, ...], of the array's type; RunError where the file is cut."""
+        """Read entries into an array.
+
+        Args:
+            out: The result [b, ...], of the type of the array.
+            index: Positions on the first axis [b] int64.
+
+        Raises:
+            RunError: The file is shorter than when it was opened.
+        """
         if not out.size:
             return
         target = out.data.cast("B")
         for i, at in enumerate((self.begin + index * self.size).tolist()):
             got = os.preadv(self._file, [target[i * self.size : (i + 1) * self.size]], at)
             if got != self.size:
-                raise RunError(f"{self.path} has become shorter than it was when it was opened")
+                raise RunError(f"{self.path} was truncated while the run was reading it")
 
 
 def take(array: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """array[index], index [b] int64, without mapping pages of a read-only file.  # [b, ...]"""
+    """Return array[index], without mapping pages of a read-only mapped array.
+
+    Args:
+        array: The array [m, ...].
+        index: Positions on the first axis [b] int64.
+
+    Returns:
+        The entries [b, ...].
+    """
     if not can_read_entries(array):
         return array[index]
     out = np.empty((len(index), *array.shape[1:]), array.dtype)
@@ -83,24 +106,24 @@ def take(array: np.ndarray, index: np.ndarray) -> np.ndarray:
 
 
 def can_read_entries(array: np.ndarray) -> bool:
-    """Whether `EntryReader` can read this array, on this system."""
+    """Return whether `EntryReader` supports this array on this system."""
     return (
         hasattr(os, "preadv") and is_read_only_file(array) and array.flags.c_contiguous and _memmap(array) is not None
     )
 
 
 def _memmap(array: np.ndarray) -> np.memmap | None:
-    """The np.memmap that an array is, or is a view of."""
+    """Return the np.memmap that an array is or is a view of; None if there is none."""
     base: object = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
     return base if isinstance(base, np.memmap) and base.filename is not None else None
 
 
-def _place(array: np.ndarray) -> tuple[str, int]:
-    """The file that an array lies in, and at which byte of it the array begins."""
+def _position_in_file(array: np.ndarray) -> tuple[str, int]:
+    """Return the file of a mapped array, and the byte at which the array begins."""
     memmap, file = _memmap(array), file_of(array)
     assert memmap is not None and file is not None
-    mapped_from = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY  # where np.memmap begins its map
+    mapped_from = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY  # the map begins at a page
     first = np.frombuffer(file, np.uint8, 1).ctypes.data
     return os.fspath(memmap.filename), mapped_from + array.ctypes.data - first  # type: ignore[arg-type]

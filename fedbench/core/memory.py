@@ -13,7 +13,7 @@ def physical_memory() -> int:
 def scratch_folder() -> Path:
     """Return the folder for large temporary files.
 
-    It is the folder of `tempfile`, which TMPDIR sets.  If that folder is kept in memory, it is /var/tmp.
+    It is the folder of `tempfile`, which TMPDIR sets, or /var/tmp if that folder is in memory.
     """
     folder = Path(tempfile.gettempdir())
     on_disk = Path("/var/tmp")
@@ -21,7 +21,7 @@ def scratch_folder() -> Path:
 
 
 def is_in_memory(folder: Path) -> bool:
-    """Return whether a folder is on a Linux file system in memory; False if that is unknown."""
+    """Return whether a folder is on a file system in memory (tmpfs, ramfs); False if it is unknown."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Names that modules had in earlier releases, so that stored configurations stay valid.
+"""Module names of earlier releases, so that stored configurations remain valid.
 
-A stored config says ``_target_: fedbench.optim.SGD``; `current` returns the name of today.  Hashes of configurations
-are taken over the first names (`original`), so that they stay what they were.
+A stored configuration may have ``_target_: fedbench.optim.SGD``; `current` returns its name in this release.  Hashes of
+configurations use the first name (`original`), so that they do not change.
 """
 
 from __future__ import annotations
@@ -69,16 +69,24 @@ MOVED = {
     "matrices": "simulation.callbacks.matrices",
     "new_clients": "simulation.new_clients",
 }
-_ORIGINAL = {new: old for old, new in reversed(MOVED.items())}  # of two old names the first
+_ORIGINAL = {new: old for old, new in reversed(MOVED.items())}  # the first of several old names
 
 
 def current(path: str) -> str:
-    """The dotted path under which what an old one names is found now: ``fedbench.optim.SGD``, say."""
+    """Return the dotted path of an object in this release, such as fedbench.engine.optim.SGD.
+
+    Args:
+        path: Its dotted path in this or an earlier release, such as fedbench.optim.SGD.
+    """
     return _renamed(path, MOVED)
 
 
 def original(path: str) -> str:
-    """The dotted path that something in fedbench had before modules moved."""
+    """Return the dotted path of an object in the first release.
+
+    Args:
+        path: Its dotted path in any release.
+    """
     return _renamed(current(path), _ORIGINAL)
 
 

@@ -1,4 +1,4 @@
-"""Nested mappings as one flat mapping."""
+"""Flatten nested mappings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from typing import Any
 def flatten(
     values: Mapping[str, Any], separator: str = ".", prefix: str = "", drop_empty: bool = False
 ) -> dict[str, Any]:
-    """Nested mappings as one, the keys joined by the separator; lists are values, and so are empty mappings unless they
-    are dropped."""
+    """Flatten nested mappings, joining their keys: {"a": {"b": 1}} becomes {"a.b": 1}.
+
+    Args:
+        values: The nested mappings.  Lists are values.
+        separator: The text between keys.
+        prefix: The text before each key.
+        drop_empty: Whether to omit empty mappings, which are values otherwise.
+    """
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and (value or drop_empty):

@@ -1,8 +1,7 @@
-"""Types that state in annotations what an option may be, and the errors of a user's mistake.
+"""Types for annotations of options, with their ranges, and the errors for mistakes of users.
 
-``def __init__(self, mu: NonNegative = 0.01)`` states documentation, type and range at once.
-``fedbench.config`` checks a configuration against these annotations with pydantic.
-At run time the values are plain ``float``, ``int`` and so on.
+``def __init__(self, mu: NonNegative = 0.01)`` declares type and range of the option ``mu``.  ``fedbench.config`` checks
+a configuration against such annotations by pydantic.  At run time, values are plain ``float``, ``int`` and so on.
 """
 
 import math
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Lt, Predicate, doc
 
-LARGEST = 2**63 - 1  # what an int64 holds
+LARGEST = 2**63 - 1  # the largest int64
 _FINITE = Lt(math.inf)
 
 
@@ -21,7 +20,7 @@ def _is_folder(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    return text.isprintable() and not text.startswith(("=", "+", "-", "@"))  # a spreadsheet would compute these
+    return text.isprintable() and not text.startswith(("=", "+", "-", "@"))  # formulas in spreadsheets
 
 
 def _is_device(text: str) -> bool:
@@ -38,22 +37,27 @@ Interior = Annotated[float, Gt(0), Lt(1), doc("in (0, 1)")]
 Count = Annotated[int, Ge(1), Le(LARGEST), doc(">= 1")]
 Natural = Annotated[int, Ge(0), Le(LARGEST), doc(">= 0")]
 Pair = Annotated[int, Ge(2), Le(LARGEST), doc(">= 2")]
-Seed = Annotated[int, Ge(0), Lt(2**32), doc("from 0 to 4294967295")]  # of NumPy's RandomState
+Seed = Annotated[int, Ge(0), Lt(2**32), doc("from 0 to 4294967295")]  # the range of NumPy's RandomState
 Device = Annotated[str, Predicate(_is_device), doc("that is auto, cpu, cuda, cuda:1 (any number) or mps")]
 Folder = Annotated[str, Predicate(_is_folder), doc("that names a folder")]
 Name = Annotated[str, Predicate(_is_name), doc("of one line that does not begin with = + - or @")]
 
 
 class ConfigError(ValueError):
-    """A mistake of the user's: its text is the one sentence that is printed, without a traceback."""
+    """A mistake of the user, for example in an option.  Commands print its message without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython's: the lines that a notebook shows."""
+        """Return the lines that IPython shows in place of a traceback."""
         return [f"fedbench: {self}"]
 
 
 class MissingColumns(ConfigError):
-    """A method asks for a column group that the model does not declare: columns."""
+    """A method needs a column group that the model does not have.
+
+    Args:
+        sentence: The message.
+        columns: The name of the column group.
+    """
 
     def __init__(self, sentence: str, columns: str):
         super().__init__(sentence)
@@ -61,42 +65,69 @@ class MissingColumns(ConfigError):
 
 
 class RunError(ConfigError):
-    """A run that cannot go on: the loss is not finite, a single client does not fit in memory."""
+    """A run cannot continue, for example because the loss is not finite or a client does not fit in memory."""
 
 
 class PeerLost(RunError):
-    """Another process of a run has ended without a word."""
+    """Another process of the run died."""
 
 
 def refused(error: OSError) -> str:
-    """What the system said of a file, in one sentence."""
+    """Return the file and the system's message of an OSError as one sentence."""
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
 
 
 def require(condition: bool, sentence: str) -> None:
-    """Raise ConfigError(sentence) unless condition holds."""
+    """Raise a ConfigError with a message unless a condition is true.
+
+    Args:
+        condition: The condition.
+        sentence: The message.
+    """
     if not condition:
         raise ConfigError(sentence)
 
 
 def check_each(key: str, values: Any, num_clients: int, what: str = "rates") -> None:
-    """Refuse a list of another length than there are clients."""
-    listed = len(values) if isinstance(values, Sequence) else num_clients
+    """Check that an option is one value or a list with one value per client.
+
+    Args:
+        key: The option, for the message.
+        values: Its value.
+        num_clients: The number of training clients.
+        what: The name of its values, for the message.
+
+    Raises:
+        ConfigError: The list has another length.
+    """
+    count = len(values) if isinstance(values, Sequence) else num_clients
     require(
-        listed == num_clients,
-        f"{key} lists {listed:,} {what}, and there are {num_clients:,} clients to train: one "
-        "each, or a single number for all",
+        count == num_clients,
+        f"{key} lists {count:,} {what}, and there are {num_clients:,} clients to train: give one each, or one for all",
     )
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:
-    """Names in a sentence: "a, b, c", of more than `most` the first ones and how many there are."""
+    """Join names by commas: "a, b, c", or "a, b, ... (20 in total)" if there are too many.
+
+    Args:
+        names: The names.
+        most: The largest number of names to list.
+    """
     names = list(names)
-    return ", ".join(names) if len(names) <= most else f"{', '.join(names[:most])}, ... ({len(names)} in all)"
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[:most])}, ... ({len(names)} in total)"
 
 
 def require_distinct(names: Iterable[str], what: str) -> None:
-    """Refuse a list with duplicate names, which would assign values to the wrong name."""
+    """Check that names are distinct, so that no value is assigned to the wrong one.
+
+    Args:
+        names: The names.
+        what: What the names are, for the message, such as "the class names".
+
+    Raises:
+        ConfigError: A name occurs twice.
+    """
     names = list(names)
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    require(twice is None, f"{what} hold {twice} twice: {listed(names)}")
+    require(twice is None, f"{what}: the name {twice} occurs twice: {listed(names)}")

@@ -1,6 +1,6 @@
-"""Names of PyTorch that it keeps private: all that fedbench uses stand here, and nowhere else.
+"""Private names of PyTorch.  fedbench uses them only here.
 
-NAMES is what tests/core/test_private_torch.py looks for in the version that is installed.
+tests/core/test_private_torch.py checks that the installed version has all NAMES.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ NAMES = (
     "torch.utils._python_dispatch.TorchDispatchMode",
 )
 
-BatchNorm: Any = nn.modules.batchnorm._BatchNorm  # the base of batch norms of all dimensions
+BatchNorm: Any = nn.modules.batchnorm._BatchNorm  # the base class of BatchNorm1d, 2d and 3d
 
-# torch.optim.SGD(fused=True)'s kernel: it reads and writes each number once, where three operations move 8 / 5 as much;
-# None where this version has none, and the operations are used
+# the kernel of torch.optim.SGD(fused=True), which reads and writes each number once; None if this version lacks it
 fused_sgd: Any = getattr(torch, "_fused_sgd_", None)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether code runs before or after the forward pass of a module or of any of its layers."""
+    """Return whether a module or any of its layers has forward hooks."""
     return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
 class MoveListener(nn.Module):
-    """A module that is told when it has been moved or cast (``to``, ``cuda``, ``double``), by a call of ``on_move``."""
+    """A module whose ``on_move`` is called after it is moved or cast (``to``, ``cuda``, ``double``)."""
 
     def _apply(self, fn: Callable, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -43,4 +42,4 @@ class MoveListener(nn.Module):
         return self
 
     def on_move(self) -> None:
-        """Called after every move or cast."""
+        """Respond to a move or cast."""

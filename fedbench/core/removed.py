@@ -1,7 +1,7 @@
-"""Options that were removed: the value that leaves a run as it is, and what to use instead.
+"""Removed options, with the value that has no effect, and what to use instead.
 
-Runs of earlier releases stored these options.  One at the listed value is dropped when the run is read, and counts in
-the hash of every configuration of the class, so that hashes stay what they were.  Any other value is refused.
+Runs of earlier releases stored these options.  When such a run is read, an option at the listed value is deleted, and
+any other value is refused.  The hash of a configuration includes the listed values, so that hashes do not change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from fedbench.core.moved import current
 from fedbench.core.options import ConfigError
 
-# class -> option -> its value, what to use instead
+# class: {option: (value without effect, what to use instead)}
 REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
     "fedbench.adapters.compacter.Compacter": {
         "std": (0.01, "A starts from normal numbers of deviation 0.01"),
@@ -172,7 +172,11 @@ REMOVED: dict[str, dict[str, tuple[Any, str]]] = {
 
 
 def drop_removed(values: dict[str, Any]) -> None:
-    """Delete the removed options that have no effect from stored values, nested or dotted."""
+    """Delete removed options without effect from stored values, in place.
+
+    Args:
+        values: The values, nested or by dotted key.
+    """
     for group, options in list(_groups(values)):
         for name, (neutral, _) in options.items():
             if group.get(name, ...) == neutral:
@@ -185,7 +189,7 @@ def drop_removed(values: dict[str, Any]) -> None:
 
 
 def with_removed(values: Any) -> Any:
-    """Return nested values with the removed options of their classes, as runs once stored them."""
+    """Return nested values with the removed options of their classes added, for the hash."""
     if not isinstance(values, Mapping):
         return values  # lists stored what the user wrote, without the defaults of conf
     removed = {name: neutral for name, (neutral, _) in _options_of(values.get("_target_")).items()}
@@ -193,7 +197,15 @@ def with_removed(values: Any) -> Any:
 
 
 def refuse_removed(key: str, values: Any) -> None:
-    """Raise a ConfigError for a removed option in the values at a dotted key, whatever its value."""
+    """Check that nested values have no removed option.
+
+    Args:
+        key: The dotted key of the values, for the message.
+        values: The values.
+
+    Raises:
+        ConfigError: There is a removed option.
+    """
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if name in (options := _options_of(values.get("_target_"))):
             raise ConfigError(f"{key}.{name} was removed: {options[name][1]}")
@@ -201,7 +213,7 @@ def refuse_removed(key: str, values: Any) -> None:
 
 
 def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, str]]]]:
-    """Yield every mapping with removed options within nested values, and these options."""
+    """Yield each mapping in nested values whose class has removed options, with these options."""
     if isinstance(values, dict):
         if options := _options_of(values.get("_target_")):
             yield values, options
@@ -211,6 +223,6 @@ def _groups(values: Any) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[An
 
 
 def _options_of(target: Any) -> Mapping[str, tuple[Any, str]]:
-    """Return the removed options of a class, by any name that it ever had."""
+    """Return the removed options of a class, given its name in this or an earlier release."""
     name = current(target) if isinstance(target, str) else None
     return next((options for of, options in REMOVED.items() if current(of) == name), {})

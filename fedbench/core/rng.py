@@ -1,8 +1,12 @@
-"""Keyed randomness: every draw is a function of (seed, purpose, round, client, step), never of order.
+"""Keyed random numbers: each draw depends only on its key (seed, purpose, round, client), not on the order of draws.
 
-Two forms.  `generator` and `torch_generator` are ordinary generators for one keyed purpose.  `bits`
-and `RowRandom` are counter based (SplitMix64, Steele et al., OOPSLA 2014): the draws of thousands of
-clients come from one vectorized hash, equal to the draws each client would get alone.
+`generator` and `torch_generator` return ordinary generators seeded by a key.  `bits` and `RowRandom` are counter-based:
+one vectorized hash draws for thousands of clients.  Each client gets the numbers that it would get alone.
+
+References:
+    Steele, Lea and Flood, OOPSLA 2014 (SplitMix64, the hash).
+
+Letters: K clients, T local steps, B batch size, n samples.
 """
 
 from __future__ import annotations
@@ -20,23 +24,43 @@ MASK = (1 << 64) - 1
 
 
 def key(*parts: int | str) -> int:
-    """A 64-bit key for a purpose: key(seed, "cohort", round)."""
+    """Return a 64-bit key.
+
+    Args:
+        *parts: What the draws depend on, as in ``key(seed, "cohort", round)``.
+    """
     text = "\x1f".join(f"{type(p).__name__[0]}{p}" for p in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def generator(*parts: int | str) -> np.random.Generator:
-    """A NumPy generator of its own for one purpose."""
+    """Return a NumPy generator seeded by a key.
+
+    Args:
+        *parts: The parts of the key (see `key`).
+    """
     return np.random.Generator(np.random.Philox(key=key(*parts)))
 
 
 def torch_generator(*parts: int | str) -> torch.Generator:
-    """A CPU torch generator of its own for one purpose."""
+    """Return a torch generator on the CPU, seeded by a key.
+
+    Args:
+        *parts: The parts of the key (see `key`).
+    """
     return torch.Generator().manual_seed(key(*parts) >> 1)
 
 
 def bits(base: int, *counters: np.ndarray | int) -> np.ndarray:
-    """Uniform uint64 for every combination of the broadcast counters; each is hashed in turn."""
+    """Return uniform random uint64 numbers, a hash of a key and counters.
+
+    Args:
+        base: The key.
+        *counters: Integers or arrays, such as client ids, which are broadcast against each other.
+
+    Returns:
+        uint64 numbers of the broadcast shape.
+    """
     with np.errstate(over="ignore"):
         state = np.asarray(base, np.uint64)
         for counter in counters:
@@ -52,21 +76,30 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 def client_keys(base: int, ids: np.ndarray) -> np.ndarray:
-    """One int64 key per client, for RowRandom.  # [K]"""
+    """Return a key per client for RowRandom.
+
+    Args:
+        base: A key.
+        ids: The clients [K].
+
+    Returns:
+        int64 keys [K].
+    """
     return bits(base, ids).view(np.int64)
 
 
 class RowRandom:
-    """Random tensors with a leading client axis; row i depends on keys[i] and the number of the call only.
+    """Random tensors with one row per client.  Row i depends only on keys[i] and on the number of earlier calls.
 
-    keys: int64 [k] on the device where the draws are wanted.
+    Args:
+        keys: One key per client, on the device of the draws.  # [K] int64
     """
 
     def __init__(self, keys: Tensor):
         self.keys, self.calls = keys, 0
 
     def words(self, *shape: int) -> Tensor:
-        """64 random bits each, as int64.  # [k, *shape]"""
+        """Return tensors of 64 random bits each, as int64.  # [K, *shape]"""
         self.calls += 1
         n = math.prod(shape)
         counter = torch.arange(n, device=self.keys.device) + (self.calls << 40)  # [n]
@@ -74,11 +107,11 @@ class RowRandom:
         return z.view(len(self.keys), *shape)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Uniform in [0, 1), float32 with 24 random bits.  # [k, *shape]"""
+        """Return uniform numbers in [0, 1), float32 with 24 random bits.  # [K, *shape]"""
         return _shift(self.words(*shape), 40).float() / (1 << 24)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal (Box-Muller).  # [k, *shape]"""
+        """Return standard normal numbers, by the Box-Muller transform.  # [K, *shape]"""
         radius = (1 - self.uniform(*shape)).log().mul(-2).sqrt()
         return radius * (2 * math.pi * self.uniform(*shape)).cos()
 
@@ -99,7 +132,13 @@ def _mix_torch(z: Tensor) -> Tensor:
 
 
 class _Length(NamedTuple):
-    """Of each client: its batch size B_i = min(batch_size, n_i), its steps in an epoch and in all.  # [K] each"""
+    """The amount of local work per client, [K] each.
+
+    Attributes:
+        batch_size: B_i = min(batch_size, n_i).
+        steps_per_epoch: The steps in an epoch.
+        steps: The steps in total.
+    """
 
     batch_size: np.ndarray
     steps_per_epoch: np.ndarray
@@ -117,12 +156,10 @@ def _length(
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
-    in_all = per_epoch * (0 if epochs is None else epochs) if steps is None else np.where(sizes == 0, 0, steps)
+    total = per_epoch * (0 if epochs is None else epochs) if steps is None else np.where(sizes == 0, 0, steps)
     if step_fraction is not None:
-        in_all = np.ceil(in_all * step_fraction - 1e-9).astype(
-            np.int64
-        )  # 0.07 of 100 is 7.000000000000001 in floating point
-    return _Length(batch_sizes, per_epoch, in_all)
+        total = np.ceil(total * step_fraction - 1e-9).astype(np.int64)  # 0.07 * 100 is 7.000000000000001
+    return _Length(batch_sizes, per_epoch, total)
 
 
 def lengths(
@@ -134,7 +171,19 @@ def lengths(
     drop_last: bool = False,
     step_fraction: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many steps [K] and samples [K] the batches of clients with these sizes [K] hold, without drawing them."""
+    """Return the numbers of steps and samples of `batches`, without drawing the batches.
+
+    Args:
+        sizes: Numbers of samples per client [K].
+        batch_size: As in `batches`.
+        epochs: As in `batches`.
+        steps: As in `batches`.
+        drop_last: As in `batches`.
+        step_fraction: As in `batches`.
+
+    Returns:
+        Steps [K] and samples [K].
+    """
     sizes = np.asarray(sizes, dtype=np.int64)
     length = _length(sizes, batch_size, epochs, steps, drop_last, step_fraction)
     epoch_samples = length.steps_per_epoch * length.batch_size if drop_last else sizes
@@ -153,12 +202,23 @@ def batches(
     drop_last: bool = False,
     step_fraction: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which samples every client takes at every local step: shuffled anew each epoch.
+    """Draw the batches of all local steps of a round.  Samples are shuffled every epoch.
 
-    ids, sizes [K]: the clients and their numbers of samples.  B_i = min(batch_size, n_i), as the PFL papers do.
-    Returns positions [T, K, B] within each client's list (padding: 0) and counts [T, K], how many of the B are
-    real; a client whose work is done has count 0.  Exactly one of epochs (of all, or [K]) and steps is given.
-    step_fraction [K]: the fraction of them that a client does, rounded up to whole steps (None: all).
+    Exactly one of epochs and steps must be given.
+
+    Args:
+        base: The key of the draws.
+        ids: The clients [K].
+        sizes: Their numbers of samples [K].
+        batch_size: The largest batch size.  A client has B_i = min(batch_size, n_i).
+        epochs: The number of local epochs, one for all clients or one per client [K].
+        steps: The number of local steps of all clients.
+        drop_last: Whether to drop the last batch of an epoch if it is smaller.
+        step_fraction: The fraction of its steps that each client completes [K], rounded up to whole steps.  None: 1.
+
+    Returns:
+        Positions [T, K, B] of the samples in each client's list, padded by 0; and the number of samples in each batch
+        [T, K], 0 after a client's last step.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     length = _length(sizes, batch_size, epochs, steps, drop_last, step_fraction)
@@ -166,24 +226,24 @@ def batches(
     width = int(length.batch_size.max(initial=1))  # B
     step = np.arange(int(length.steps.max(initial=0)))[:, None]  # [T, 1]
     epoch, step_in_epoch = np.divmod(step, per_epoch)  # [T, K]
-    slot = np.arange(width)
-    place = step_in_epoch[..., None] * length.batch_size[:, None] + slot  # in the epoch's order  # [T, K, B]
-    limit = np.where(drop_last, length.steps_per_epoch * length.batch_size, sizes)  # samples of an epoch  # [K]
-    works = (step < length.steps)[..., None]
-    real = (slot < length.batch_size[:, None]) & (place < limit[:, None]) & works  # [T, K, B]
-    begun = int(np.max(-(-length.steps // per_epoch), initial=0))  # epochs, of the client that has most
-    if not begun:
-        return np.where(real, place, 0), real.sum(-1)
-    longest = int(sizes.max(initial=0))
-    order = np.stack([_permutations(base, ids, sizes, longest, e) for e in range(begun)])  # [E, K, n]
+    column = np.arange(width)
+    position = step_in_epoch[..., None] * length.batch_size[:, None] + column  # in the order of the epoch  # [T, K, B]
+    epoch_samples = np.where(drop_last, length.steps_per_epoch * length.batch_size, sizes)  # [K]
+    is_active = (step < length.steps)[..., None]  # [T, K, 1]
+    is_real = (column < length.batch_size[:, None]) & (position < epoch_samples[:, None]) & is_active  # [T, K, B]
+    num_epochs = int(np.max(-(-length.steps // per_epoch), initial=0))  # of the client with most
+    if not num_epochs:
+        return np.where(is_real, position, 0), is_real.sum(-1)
+    max_size = int(sizes.max(initial=0))
+    order = np.stack([_permutations(base, ids, sizes, max_size, e) for e in range(num_epochs)])  # [E, K, n]
     client = np.arange(len(ids))[:, None]
-    sample = order[np.minimum(epoch, begun - 1)[..., None], client, np.where(real, place, 0)]
-    return np.where(real, sample, 0), real.sum(-1)
+    sample = order[np.minimum(epoch, num_epochs - 1)[..., None], client, np.where(is_real, position, 0)]
+    return np.where(is_real, sample, 0), is_real.sum(-1)
 
 
-def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:
-    """The order of every client's samples in an epoch, those beyond its own number last.  # [K, n]"""
-    place = np.arange(longest)
-    draw = bits(base, np.asarray(ids)[:, None], epoch, place)  # [K, n]
-    draw = np.where(place < sizes[:, None], draw, np.uint64(MASK))
+def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, max_size: int, epoch: int) -> np.ndarray:
+    """Draw the order of each client's samples in an epoch, with padding last.  # [K, max_size]"""
+    position = np.arange(max_size)
+    draw = bits(base, np.asarray(ids)[:, None], epoch, position)  # [K, max_size]
+    draw = np.where(position < sizes[:, None], draw, np.uint64(MASK))
     return np.argsort(draw, axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""The clients that are computed together, and in which round."""
+"""The clients that are processed together, and their round."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RoundContext:
         ids: The clients, ascending.  # [K] int64
         num_samples: Their numbers of training samples.  # [K] int64
         client_weights: Their weights in a mean, not normalized: n_i, or 1 with client_weights=uniform.  # [K] float64
-        num_clients: Number of clients of the federation.
+        num_clients: The number of clients of the federation.
         round: The round, from 0.
-        mode: What is computed.  Only "round" may change the state of clients.
+        mode: "round", "evaluation", "trial" or "new clients".  Only "round" may change the state of clients.
         seed: The run's seed.
-        device: The device that computes.
+        device: The compute device.
     """
 
     ids: np.ndarray
@@ -41,10 +41,10 @@ class RoundContext:
 
     @property
     def changes_state(self) -> bool:
-        """Whether clients may keep what is computed."""
+        """Whether the state of clients may change."""
         return self.mode == "round"
 
     @property
     def mean_weights(self) -> Tensor:
-        """Weights that sum to 1.  # [K] float32"""
+        """The client weights, normalized to sum 1.  # [K] float32"""
         return torch.from_numpy(self.client_weights / self.client_weights.sum()).float().to(self.device)

@@ -1,8 +1,9 @@
-"""Lazy per-client state: a matrix [N, ...] of which only the rows ever written take memory.
+"""Lazy state per client: a matrix with one row per client, which uses memory only for rows that were written.
 
-A million clients cost an index of one int32 each; a row appears when it is first written and equals the
-default until then.  The rows live on the compute device, in host memory or in a memory-mapped file, by size: that of
-as many rows as the run's rounds can write.
+A row equals the default until it is first written.  Rows are stored on the compute device, in host memory or in a
+memory-mapped file, depending on the size of all rows that a run can write.
+
+Letters: N clients, K clients of an access.
 """
 
 from __future__ import annotations
@@ -20,13 +21,23 @@ from fedbench.core.memory import is_in_memory, physical_memory, scratch_folder
 from fedbench.core.options import require
 
 Ids = np.ndarray
-BIG = 1 << 30  # bytes from which on a store gets room for all its rows at once: growing would copy it
-BLOCK = 64 << 20  # bytes that are read from a checkpoint at a time
+BIG = 1 << 30  # bytes from which on a store is allocated for all its rows at once, because growing copies it
+BLOCK = 64 << 20  # bytes read from a checkpoint at a time
 
 
 class Rows:
-    """rows[ids] gathers [K, ...] (a copy, on the device); rows[ids] = values writes.  ids: int64 NumPy array.
-    most: how many rows are expected to be written."""
+    """A lazy matrix [N, ...] with one row per client.
+
+    ``rows[ids]`` returns a copy [K, ...] on the device, and ``rows[ids] = values`` writes.  ids is an int64 array.
+
+    Args:
+        name: The name of the state.
+        num_clients: N.
+        default: The initial value of each row.  # [...]
+        device: The compute device.
+        place: Where rows are stored: "device", "host" (memory) or "disk".
+        most: The number of rows that the run is expected to write.  None: N.
+    """
 
     def __init__(
         self,
@@ -40,10 +51,10 @@ class Rows:
         self.name, self.num_clients, self.device, self.place = name, num_clients, device, place
         self.most = min(most or num_clients, num_clients)
         self.default = default.detach().clone()
-        self.slot = np.full(num_clients, -1, np.int32)  # where a client's row is, -1: untouched
+        self.slot = np.full(num_clients, -1, np.int32)  # index of each client's row in the store; -1: never written
         self.used = 0
         self.store = self._allocate(0)
-        self.staging: Tensor | None = None  # pinned: the way between a GPU and host memory
+        self.staging: Tensor | None = None  # pinned memory for copies between a GPU and the host
 
     @property
     def row_bytes(self) -> int:
@@ -58,7 +69,7 @@ class Rows:
             store = torch.from_file(
                 path, shared=True, size=capacity * self.default.numel(), dtype=self.default.dtype
             ).view(shape)
-            os.unlink(path)  # the mapping keeps it alive, nothing is left behind
+            os.unlink(path)  # the file exists until its mapping is closed
             return store
         where = self.device if self.place == "device" else torch.device("cpu")
         return torch.empty(shape, dtype=self.default.dtype, device=where)
@@ -68,7 +79,7 @@ class Rows:
             return
         capacity = min(max(needed, 2 * len(self.store), 8), self.num_clients)
         if needed <= self.most and (self.place == "disk" or capacity * self.row_bytes > BIG):
-            capacity = self.most  # pages of a file, or of host memory, are taken when first written
+            capacity = self.most  # pages of a file or of host memory are allocated when first written
         bigger = self._allocate(capacity)
         bigger[: self.used] = self.store[: self.used]
         self.store = bigger
@@ -78,20 +89,20 @@ class Rows:
         if (slots >= 0).all():
             return self._read(slots)
         out = self.default.to(self.device).expand(len(ids), *self.default.shape).clone()
-        have = np.flatnonzero(slots >= 0)
-        if len(have):
-            out[torch.from_numpy(have).to(self.device)] = self._read(slots[have])
+        written = np.flatnonzero(slots >= 0)
+        if len(written):
+            out[torch.from_numpy(written).to(self.device)] = self._read(slots[written])
         return out
 
     def _read(self, slots: np.ndarray) -> Tensor:
-        """The stored rows in these slots [k], on the device.  # [k, ...]"""
+        """Return the stored rows at indices [K] of the store, on the device.  # [K, ...]"""
         where = torch.from_numpy(slots.astype(np.int64)).to(self.store.device)
         if self.device.type != "cuda" or self.place == "device":
             return self.store[where].to(self.device)
         return torch.index_select(self.store, 0, where, out=self._pinned(len(where))).to(self.device)
 
     def _pinned(self, count: int) -> Tensor:
-        """Page-locked host memory for some rows, kept for the next ones.  # [count, ...]"""
+        """Return page-locked host memory for rows, which is reused.  # [count, ...]"""
         if self.staging is None or len(self.staging) < count:
             self.staging = torch.empty((count, *self.default.shape), dtype=self.default.dtype, pin_memory=True)
         return self.staging[:count]
@@ -108,69 +119,85 @@ class Rows:
         self.store[where] = values.to(self.store)
 
     def has(self, ids: Ids) -> Tensor:
-        """Which of these clients' rows were ever written.  # [K] bool"""
+        """Return whether the row of each client was written.  # [K] bool"""
         return torch.from_numpy(self.slot[ids] >= 0).to(self.device)
 
     def whole(self) -> Tensor:
-        """All rows, touched or not.  # [N, ...]"""
+        """Return all rows, with the default for those never written.  # [N, ...]"""
         return self[np.arange(self.num_clients)]
 
     def touched(self) -> Ids:
-        """The clients whose row was ever written, ascending."""
+        """Return the clients whose row was written, ascending."""
         return np.flatnonzero(self.slot >= 0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The clients whose rows were written, and these rows, for saving at once: what lies in host memory or in a
-        file is not copied, and shows later writes."""
+        """Return the clients whose rows were written, as `ids`, and these `rows`.
+
+        Rows in host memory or in a file are not copied.  Save them before the next write.
+        """
         ids = self.touched()
-        order = ids[np.argsort(self.slot[ids])]  # as they lie in the store
+        order = ids[np.argsort(self.slot[ids])]  # in the order of the store
         rows = self.store[: self.used]
-        if rows.device.type == "cpu" and rows.numel():  # a view that ends with its rows: they alone are written
+        if rows.device.type == "cpu" and rows.numel():  # a new storage of this length, as torch.save writes all of it
             rows = torch.from_numpy(rows.view(-1).view(torch.uint8).numpy()).view(rows.dtype).view(rows.shape)
         return {"ids": torch.from_numpy(order), "rows": rows.cpu()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """ValueError where the rows are none of these clients', or not of this kind."""
-        if state["rows"].shape[1:] == (1,) and self.default.dim() == 1:  # one count, from before each parameter had one
+        """Restore the rows.
+
+        Args:
+            state: The result of `state_dict`.
+
+        Raises:
+            ValueError: The rows have another type or shape, or are of unknown clients.
+        """
+        if state["rows"].shape[1:] == (1,) and self.default.dim() == 1:  # older versions: one count for all parameters
             state = {**state, "rows": state["rows"].expand(-1, len(self.default))}
         self._check(state["ids"], state["rows"])
         self.slot[:] = -1
         self.used, self.store = 0, self._allocate(0)
         ids, size = state["ids"].numpy(), max(1, BLOCK // max(self.row_bytes, 1))
         self._grow(len(ids))
-        for a in range(0, len(ids), size):
-            self[ids[a : a + size]] = state["rows"][a : a + size]
+        for start in range(0, len(ids), size):
+            self[ids[start : start + size]] = state["rows"][start : start + size]
 
     def _check(self, ids: Tensor, rows: Tensor) -> None:
         fits = ids.dtype == torch.int64 and rows.dtype == self.default.dtype
         if not fits or rows.shape != (len(ids), *self.default.shape):
             raise ValueError(
-                f"the rows {self.name!r} are {rows.dtype} {tuple(rows.shape)}, not {self.default.dtype} "
+                f"the rows {self.name!r} are {rows.dtype} {tuple(rows.shape)}, expected {self.default.dtype} "
                 f"{(len(ids), *self.default.shape)}"
             )
-        known = ids.numpy()
-        if len(np.unique(known)) < len(known) or ((known < 0) | (known >= self.num_clients)).any():
-            raise ValueError(f"the rows {self.name!r} are of other clients than 0 to {self.num_clients - 1}")
+        numbers = ids.numpy()
+        if len(np.unique(numbers)) < len(numbers) or ((numbers < 0) | (numbers >= self.num_clients)).any():
+            raise ValueError(
+                f"the rows {self.name!r} must be of distinct clients, with numbers from 0 to {self.num_clients - 1}"
+            )
 
 
 def memory(device: torch.device) -> int:
-    """Bytes: what is free on a GPU, what this machine has elsewhere."""
+    """Return the free memory of a GPU, or the physical memory of the machine for other devices, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return physical_memory()
 
 
 def disk_space() -> int:
-    """Return the free bytes of the folder for temporary files, or 0 if that folder is kept in memory."""
+    """Return the free bytes of the folder for temporary files, or 0 if that folder is in memory."""
     folder = scratch_folder()
     return 0 if is_in_memory(folder) else shutil.disk_usage(folder).free
 
 
 class RowStore:
-    """Makes the Rows of a run and knows what they may come to take; the algorithm sees it as rows(name, default).
+    """Creates the Rows of a run within limits of memory.  Methods call it as ``rows(name, default)``.
 
-    device_limit, host_limit, disk_limit (None: what is free): bytes for all of them together.  most: rows that a run
-    can write (None: all): of min(N, rounds x K) clients.
+    Args:
+        num_clients: N.
+        device: The compute device.
+        device_limit: Bytes for all rows on the device.
+        host_limit: Bytes for all rows in host memory.
+        disk_limit: Bytes for all rows on disk.  None: the free space.
+        most: The number of rows of each state that the run can write, min(N, rounds x K).  None: N.
     """
 
     def __init__(
@@ -188,17 +215,28 @@ class RowStore:
             self.left["disk"] = disk_limit
         self.all: dict[str, Rows] = {}
         self.setting_up = True  # False from the first round on
-        self.late: set[str] = set()  # the names of what rounds made
-        self._waiting: dict[str, dict[str, Tensor]] = {}  # what rounds before a resume made, until it is asked for
+        self.late: set[str] = set()  # names of rows that were created in rounds
+        self._waiting: dict[str, dict[str, Tensor]] = {}  # restored rows of `late`, until a round creates them again
 
     def __call__(self, name: str, default: Tensor, count: int | None = None) -> Rows:
-        """A lazy [N, *default.shape] store whose untouched rows equal default.  A name is given once.
+        """Create a lazy matrix with one row per client.
 
-        count: of rows that are no clients', of clusters say, instead of N.  What a round makes, not `setup`, has its
-        rows again after a resume.
+        Rows that a round creates, not `setup`, also have their values again after a resume.
+
+        Args:
+            name: The name of the state, unique in the run.
+            default: The initial value of each row.  # [...]
+            count: The number of rows.  None: N.  Use it for rows of clusters, for example.
+
+        Returns:
+            Rows [N, ...].
+
+        Raises:
+            ValueError: The name exists.
+            ConfigError: There is not enough memory and disk space.
         """
         if name in self.all:
-            raise ValueError(f"there are rows named {name!r} already: a method's states need a name each")
+            raise ValueError(f"rows named {name!r} exist already: give each state of a method another name")
         most = self.most if count is None else count
         total = most * default.numel() * default.element_size()
         place = next((p for p in ("device", "host") if total <= self.left[p]), "disk")
@@ -206,8 +244,8 @@ class RowStore:
             free = self.left.setdefault("disk", disk_space())
             require(
                 total <= free,
-                f"the state {name!r} may come to {total / 2**30:,.1f} GiB ({self._rows(default.numel(), count)}): that "
-                f"fits neither in memory nor on disk in {scratch_folder()}, with {free / 2**30:,.1f} GiB left; lower "
+                f"the state {name!r} may need {total / 2**30:,.1f} GiB ({self._rows(default.numel(), count)}), but "
+                f"memory is full and the disk of {scratch_folder()} has {free / 2**30:,.1f} GiB left; lower "
                 "partition.num_clients, clients_per_round or rounds, or set the variable TMPDIR to a larger disk",
             )
         self.left[place] -= total
@@ -219,11 +257,11 @@ class RowStore:
         return rows
 
     def plan(self) -> list[str]:
-        """One line per store: its full size and where it lives, for the notice before round 1."""
+        """Return one line per state, with its largest size and where it is stored, for the log before round 1."""
         return [f"{self.size(r.name, r.default, r.num_clients)}, {r.place}" for r in self.all.values()]
 
     def size(self, name: str, default: Tensor, count: int | None = None) -> str:
-        """What a store may come to."""
+        """Describe the largest size of a state, as in "c_i: 100 x 650 numbers, 0.2 MiB at most"."""
         most = self.most if count in (None, self.num_clients) else count
         total = most * default.numel() * default.element_size()
         return f"{name}: {self._rows(default.numel(), count)}, {total / 2**20:,.1f} MiB at most"
@@ -235,16 +273,23 @@ class RowStore:
         return f"{some}{self.num_clients:,} x {numbers:,} numbers"
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """The rows of every store that were written, by name."""
+        """Return the written rows of every state, by name."""
         return {name: rows.state_dict() for name, rows in self.all.items()} | self._waiting
 
     def load_state_dict(self, state: dict[str, dict[str, Tensor]], late: Collection[str] = ()) -> None:
-        """Put stored rows back, those named in late when they are asked for; ValueError where the others are not those
-        of the run."""
+        """Restore the rows of every state.
+
+        Args:
+            state: The result of `state_dict`.
+            late: Names of rows that rounds created.  They are restored when a round creates them again.
+
+        Raises:
+            ValueError: The rows do not fit the run.
+        """
         self.late = set(late)
         self._waiting = {name: state[name] for name in late if name not in self.all}
         state = {name: rows for name, rows in state.items() if name not in self._waiting}
         if unknown := state.keys() - self.all.keys():
-            raise ValueError(f"it has rows {', '.join(sorted(unknown))}, which the run has not")
+            raise ValueError(f"it has rows {', '.join(sorted(unknown))}, which the run does not have")
         for name, rows in self.all.items():
             rows.load_state_dict(state[name])

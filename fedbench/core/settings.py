@@ -1,4 +1,4 @@
-"""A run's configuration as plain values: resolved, flattened, shown, hashed, saved and read again."""
+"""The configuration of a run as plain values: resolve, hash, save, load, and update those of older versions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from fedbench.core.options import ConfigError, require
 from fedbench.core.removed import drop_removed, with_removed
 from fedbench.core.renamed import new_name, old_name, rename_options
 
-# Keys that change where a run is, not what it computes: not part of its hash, nor of a sweep cell's name.
+# Keys that do not affect results, such as folders and devices.  They are not in the configuration's hash, nor in the
+# names of a sweep's run folders.
 WHEREABOUTS = (
     *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
     *("checkpoint.*", "tracking", "tracking.*", "callbacks", "callbacks.*", "hardware"),
     *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.graphs", "hardware.ddp"),
     "hardware.data",
 )
-# Keys that came after runs had been stored without them, at the values that leave everything as it was.
-# Not of a group's class, which has its own defaults.
+# Keys of later versions, with the values that have no effect.  They are added to stored runs of older versions.
 LATER_KEYS = {"client_weights": "samples", "model.freeze": [], "folds": None, "fold": 0}
 LATER_KEYS |= {"system.dropout": 0.0, "system.slow": 0.0, "system.slow_steps": 0.5}
 LATER_KEYS |= {"system.fewest_epochs": None}
+# Keys of later versions, with the values that are not hashed, so that older runs keep their hashes.
 NEUTRAL = {
     "adapter.convolutions": False,
     "adapter.init": "zero_up",
@@ -43,15 +44,15 @@ NEUTRAL = {
     "task.loss": "bce_mean",
     **LATER_KEYS,
 }
-NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # of dataset=table_csv
-NEUTRAL |= {"dataset.label_separator": None}  # of dataset=image_table
+NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # dataset=table_csv
+NEUTRAL |= {"dataset.label_separator": None}  # dataset=image_table
 NEUTRAL |= {"dataset.decimal": "point"}
-NEUTRAL |= {"dataset.anatomy": "generated"}  # of dataset=tumours
-NEUTRAL |= {"dataset.window": None}  # of images
-NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # of model=logistic
-# of questions about pictures
+NEUTRAL |= {"dataset.anatomy": "generated"}  # dataset=tumours
+NEUTRAL |= {"dataset.window": None}  # images
+NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # model=logistic
+# visual question answering
 NEUTRAL |= {"dataset.min_count": 1, "dataset.answers": "all", "dataset.normalizer": "plain"}
-# Groups that came later, at the options that leave everything as it was.
+# Groups of later versions: the option that has no effect, and its values.
 NEUTRAL_GROUPS = {
     "adapter": ("none", {"_target_": "fedbench.adapters.none.NoAdapter"}),
     "task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"}),
@@ -61,16 +62,19 @@ NEUTRAL_GROUPS = {
     ),
     "callbacks": ("none", {}),
 }
-# Former patterns of the words in adapter.places; other patterns of these words have no older form.
+# Names in adapter.places, with the patterns that older versions stored for them.
 FORMER_PLACES = {"attention": "*.attn", "mlp": "*.mlp"}
 MISSING: Any = object()
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
-    """Return a config resolved, as dicts and lists, with ``~/`` expanded.
+    """Return a configuration as dicts and lists, with interpolations and ``~/`` resolved.
+
+    Args:
+        cfg: The configuration.
 
     Raises:
-        ConfigError: A value is missing, or an interpolation has no target.
+        ConfigError: A value is missing, or an interpolation cannot be resolved.
     """
     try:
         return with_home(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
@@ -82,7 +86,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 
 
 def with_home(value: Any) -> Any:
-    """Return resolved values with ``~`` expanded in strings that begin with it."""
+    """Expand ``~`` at the beginning of strings in nested values."""
     if isinstance(value, dict):
         return {key: with_home(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -92,12 +96,12 @@ def with_home(value: Any) -> Any:
 
 
 def is_matched(key: str, patterns: Iterable[str]) -> bool:
-    """Whether a dotted key matches one of the patterns (``tracking.*``)."""
+    """Return whether a dotted key matches a pattern, such as ``tracking.*``."""
     return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def show(value: Any) -> str:
-    """A value as the user would write it in YAML."""
+    """Return a value as it is written in YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
@@ -108,11 +112,14 @@ def show(value: Any) -> str:
 
 
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
-    """sha256 (hex) of everything that can change a run's numbers.
+    """Return the sha256 (hex) of all values that affect results.
 
-    Removed options count at the values that they had, and renamed ones by their old names. Left out: WHEREABOUTS,
-    NEUTRAL values, the display name, the printed cells, the names of the chosen options (their content is in),
-    privacy where it is off. A file below data_dir counts by its path relative to it, so that data may move.
+    Removed options are hashed at their former values, and renamed ones by their old names.  Not hashed are WHEREABOUTS,
+    NEUTRAL values, the display name, the paper's table rows, the names of the chosen options, and privacy if it is off.
+    Paths in data_dir are hashed relative to it, so that the data may move.
+
+    Args:
+        cfg: The configuration, or its values.
     """
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:
@@ -131,8 +138,10 @@ def _is_left_out(key: str) -> bool:
 
 
 def _canonical(key: str, value: Any, root: str) -> Any:
-    """1.0 as 1, paths below root relative to it, and targets by the names that they had first, so that equal settings
-    have equal text."""
+    """Return a value such that equal settings have equal JSON.
+
+    1.0 becomes 1, paths in root become relative, and targets get their original names (moved.py).
+    """
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list | tuple):
@@ -146,7 +155,7 @@ def _canonical(key: str, value: Any, root: str) -> Any:
 
 
 def renewed(values: Any) -> Any:
-    """Stored values whose targets are those by which their classes are found now."""
+    """Replace the targets in stored values by the current names of their classes (moved.py)."""
     if isinstance(values, list):
         return [renewed(value) for value in values]
     if not isinstance(values, Mapping):
@@ -158,25 +167,28 @@ def renewed(values: Any) -> Any:
 
 
 def update_stored(values: dict[str, Any]) -> None:
-    """Bring the nested values of a stored run up to date.
+    """Update the values of a stored run of an older version, in place.
 
-    Keys and groups that came later are added.  Options that were removed are deleted where they had no effect.
+    Keys and groups of later versions are added.  Removed options are deleted if they had no effect.
+
+    Args:
+        values: The nested values.
     """
     drop_removed(values)
     rename_options(values)
     if isinstance(values.get("choices"), dict):
         for key, neutral in LATER_KEYS.items():
             group, _, name = key.rpartition(".")
-            of = values.setdefault(group, {}) if group else values
-            if isinstance(of, dict):  # a stored file may have been edited into anything
-                of.setdefault(name, neutral)
+            group_values = values.setdefault(group, {}) if group else values
+            if isinstance(group_values, dict):  # the file may have been edited
+                group_values.setdefault(name, neutral)
         for group, (option, neutral) in NEUTRAL_GROUPS.items():
             values.setdefault(group, dict(neutral))
             values["choices"].setdefault(group, option)
 
 
 def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return stored values by dotted key, brought up to date as by `update_stored`."""
+    """Return the values of a stored run by dotted key, updated as by `update_stored`."""
     flat = {**LATER_KEYS, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)
     for group, (option, neutral) in NEUTRAL_GROUPS.items():
@@ -186,16 +198,28 @@ def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_config(cfg: DictConfig | Mapping[str, Any], path: Path) -> None:
-    """Write a resolved config as YAML, atomically."""
+    """Write a resolved configuration as YAML, atomically.
+
+    Args:
+        cfg: The configuration, or its values.
+        path: The file.
+    """
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     with replacing(path) as partial:
         OmegaConf.save(OmegaConf.create(values), partial)
 
 
 def load_config(path: Path) -> DictConfig:
-    """A saved config: plain values only, so that reading it can run nothing.
+    """Read a saved configuration.  It contains only plain values, so reading it runs no code.
 
-    ConfigError when it is not readable as such.
+    Args:
+        path: The file.
+
+    Returns:
+        The configuration, updated to this version.
+
+    Raises:
+        ConfigError: The file cannot be read, or was not saved by fedbench.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -203,7 +227,7 @@ def load_config(path: Path) -> DictConfig:
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(f"{path} cannot be read: {reason}") from error
-    require(isinstance(cfg, DictConfig) and "${" not in text, f"{path} is not a config that fedbench saved")
+    require(isinstance(cfg, DictConfig) and "${" not in text, f"{path} was not saved by fedbench")
     values = renewed(OmegaConf.to_container(cfg))
     if "resume" in values:
         values["resume"] = None
@@ -212,17 +236,25 @@ def load_config(path: Path) -> DictConfig:
 
 
 def clients_to_train(num_clients: int, num_new: int) -> int:
-    """N: all clients but those that come after training; ConfigError where that leaves none."""
+    """Return the number of training clients.
+
+    Args:
+        num_clients: The number of all clients.
+        num_new: The number of new clients, which take no part in training.
+
+    Raises:
+        ConfigError: There is no training client.
+    """
     require(
         num_new < num_clients,
-        f"new_clients.count={num_new} leaves nobody to train: the partition has {num_clients} clients",
+        f"new_clients.count={num_new} must be less than the number of clients, {num_clients}",
     )
     return num_clients - num_new
 
 
 def check_cohort(clients_per_round: int | None, num_clients: int) -> None:
-    """ConfigError where a round asks for more clients than there are."""
+    """Raise ConfigError if clients_per_round exceeds the number of clients."""
     require(
         clients_per_round is None or clients_per_round <= num_clients,
-        f"clients_per_round={clients_per_round} is more than the {num_clients} clients there are",
+        f"clients_per_round={clients_per_round} must be at most the number of training clients, {num_clients}",
     )

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: Ctrl-C, those of schedulers and launchers, and SIGHUP of a closed terminal."""
+"""Handle signals that stop a run: Ctrl-C, signals of schedulers and launchers, and SIGHUP of a closed terminal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")  # a time limit is near; may be repeated, and SIGTERM may follow
-STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", *WARNINGS)  # Windows has the first two
+WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGXCPU")  # announce a time limit; may be repeated, and SIGTERM may follow
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", *WARNINGS)  # Windows has only the first two
 MAY_BE_IGNORED = ("SIGHUP", "SIGQUIT", *WARNINGS)
 Handler = Callable[[int, Any], Any]
 
@@ -31,11 +31,15 @@ class _Answer:
 
 @contextmanager
 def handled(handler: Handler, names: Iterable[str] = STOPPING) -> Iterator[None]:
-    """Route stop signals to the handler inside the block, which must run in the main thread.
+    """Call a handler for stop signals during the block, which must run in the main thread.
 
     If the block ends by KeyboardInterrupt, the signal is then passed to the previous handler, such as a launcher's.  An
     exception of that handler (SystemExit, for a restart) replaces KeyboardInterrupt.  WARNINGS, SIGHUP and SIGQUIT stay
     ignored if they were ignored (nohup).  WARNINGS are ignored after any signal.
+
+    Args:
+        handler: The signal handler.
+        names: The names of the signals.
     """
     answer = _Answer(handler)
     before: dict[int, Any] = {}
@@ -67,7 +71,7 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 
 def _pass_on(number: int, old: Any) -> None:
-    """Pass the signal to the previous handler: a block of `handled` records it, a launcher's handler is called."""
+    """Pass a signal to the previous handler: an outer `handled` block records it, any other handler is called."""
     if isinstance(old, _Answer):
         old.received = number
     elif callable(old) and old is not signal.default_int_handler:
@@ -75,7 +79,7 @@ def _pass_on(number: int, old: Any) -> None:
 
 
 def _detach_lost(terminals: list[int]) -> None:
-    """Write to nowhere instead of to a terminal that is gone: whoever prints there fails, and the run with it."""
+    """Redirect streams of a closed terminal to /dev/null, because printing to it would raise an error."""
     for fd in terminals:
         if not os.isatty(fd):
             nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,6 +1,6 @@
-"""The samples of each client: ragged lists of indices, for training, validation and test.
+"""The partition of a data set: sample indices of each client for training, validation and test.
 
-Letters: N clients, K of them.
+Letters: N clients, K some of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from fedbench.core.options import ConfigError, require
 
 @dataclass(frozen=True)
 class Ragged:
-    """N lists of sample indices, end to end: list i is ``indices[offsets[i]:offsets[i + 1]]``.
+    """N concatenated lists of sample indices.  List i is ``indices[offsets[i]:offsets[i + 1]]``.
 
-    indices: int64 [total]; offsets: int64 [N + 1], from 0 to total, never falling.
+    Attributes:
+        indices: All lists, one after the other.  # [total] int64
+        offsets: Where each list begins, and the total.  # [N + 1] int64, non-decreasing from 0
     """
 
     indices: np.ndarray
@@ -29,19 +31,30 @@ class Ragged:
 
     @classmethod
     def from_lists(cls, lists: Sequence[np.ndarray]) -> Ragged:
-        """Join N index arrays (some may be empty)."""
+        """Concatenate N index arrays, some of which may be empty."""
         flat = np.concatenate([np.empty(0, np.int64), *lists])
         return cls.from_sizes(flat, np.array([len(x) for x in lists], np.int64))
 
     @classmethod
     def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> Ragged:
-        """indices [total] already in client order, sizes [N] how many belong to each."""
+        """Build from indices in client order.
+
+        Args:
+            indices: The concatenated lists [total].
+            sizes: The length of each list [N].
+        """
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)  # [N + 1]
         return cls(indices.astype(np.int64, copy=False), offsets)
 
     @classmethod
     def from_owners(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> Ragged:
-        """indices [total] and the client [total] that holds each; within a client the order is kept."""
+        """Build from indices and their clients.  The order within a client does not change.
+
+        Args:
+            indices: Sample indices [total].
+            owners: The client of each index [total].
+            num_clients: N.
+        """
         order = np.argsort(owners, kind="stable")
         return cls.from_sizes(indices[order], np.bincount(owners, minlength=num_clients))
 
@@ -56,36 +69,39 @@ class Ragged:
 
     @property
     def sizes(self) -> np.ndarray:
-        """[N] int64, how many samples each client has."""
+        """The number of samples of each client.  # [N] int64"""
         return np.diff(self.offsets)
 
     def sizes_of(self, ids: np.ndarray) -> np.ndarray:
-        """[K] int64, how many samples clients ids [K] have; takes no time for the others."""
+        """Return the number of samples of clients ids [K].  # [K] int64"""
         return self.offsets[ids + 1] - self.offsets[ids]
 
     def owners(self) -> np.ndarray:
-        """[total] int64, the client of each entry of ``indices``."""
+        """Return the client of each entry of ``indices``.  # [total] int64"""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def ranks(self) -> np.ndarray:
-        """[total] int64, the position of each entry within its client's list."""
+        """Return the position of each entry of ``indices`` in its client's list.  # [total] int64"""
         return np.arange(len(self.indices)) - np.repeat(self.offsets[:-1], self.sizes)
 
     def select(self, ids: Sequence[int] | np.ndarray) -> Ragged:
-        """The lists of clients ids [K], in that order (a client may be named twice)."""
+        """Return the lists of clients ids [K], in that order.  A client may occur twice."""
         ids = np.asarray(ids, np.int64)
         sizes = self.sizes_of(ids)  # [K]
-        picked = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
-        where = picked.ranks() + np.repeat(self.offsets[:-1][ids], sizes)  # [total of ids]
-        return Ragged(self.indices[where], picked.offsets)
+        selected = Ragged.from_sizes(np.empty(int(sizes.sum()), np.int64), sizes)
+        positions = selected.ranks() + np.repeat(self.offsets[:-1][ids], sizes)  # [total of ids]
+        return Ragged(self.indices[positions], selected.offsets)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The training, validation and test samples of each client; val may be empty lists.
+    """The training, validation and test samples of each client.
 
     Attributes:
-        names: Names of the N clients in the source of the data.  None: the clients have numbers only.
+        train: Training samples.
+        val: Validation samples; the lists may be empty.
+        test: Test samples.
+        names: The names of the N clients in the data set.  None: clients have no names.
     """
 
     train: Ragged
@@ -95,12 +111,12 @@ class Split:
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """N, the number of clients."""
         return len(self.train)
 
     @cached_property
     def hash(self) -> str:
-        """sha256 (hex) over the little-endian int64 bytes of all indices and offsets."""
+        """The sha256 (hex) of the little-endian int64 bytes of all indices and offsets."""
         digest = hashlib.sha256()
         for array in self._arrays().values():
             digest.update(np.ascontiguousarray(array, "<i8").tobytes())
@@ -111,16 +127,23 @@ class Split:
         return {f"{k}_{f}": getattr(r, f) for k, r in parts.items() for f in ("indices", "offsets")}
 
     def save(self, path: str | Path) -> None:
-        """Write an uncompressed npz, whole or not at all."""
+        """Write an uncompressed npz file atomically."""
         path = Path(path)
-        require(path.is_file() or not path.exists(), f"{path} is no file: a partition is written beside it and renamed")
+        require(path.is_file() or not path.exists(), f"{path} must be a file, because it is replaced")
         with replacing(path) as partial, open(partial, "wb") as file:
             names = {} if self.names is None else {"names": np.array(self.names)}
             np.savez(file, **self._arrays(), **names)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path) -> Split:
-        """Read what ``save`` wrote; ConfigError where the file is not that. Executes nothing."""
+        """Read a file that ``save`` wrote, without running code from it.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ConfigError: The file was not written by ``save``, or is damaged.
+        """
         try:
             with np.load(path, allow_pickle=False) as f:
                 parts = [Ragged(f[f"{k}_indices"], f[f"{k}_offsets"]) for k in ("train", "val", "test")]

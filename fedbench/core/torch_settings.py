@@ -1,4 +1,4 @@
-"""What a run sets of torch for the whole process, and what the process finds again when the run is over."""
+"""Restore torch's process-wide settings after a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Intra-op threads and the precision of products are after the block as they were before it.
+    """Restore torch's number of threads and the precision of matrix products after the block.
 
-    So that the next run of the process begins as one in a process of its own, where sums over other numbers of threads
-    would have other last digits.
+    Otherwise the next run in this process could differ in the last digits.
     """
     import torch
 

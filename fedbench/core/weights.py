@@ -1,4 +1,4 @@
-"""Safe reading of torch.save files: tensors and plain values, without running code."""
+"""Read torch.save files with tensors and plain values safely, without running code from them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 import torch
 
-NO_WEIGHTS = "it is damaged, or holds more than tensors and plain values"
+NO_WEIGHTS = "it is damaged, or contains other objects than tensors and plain values"
 
 
 def read_weights(path: Path, device: torch.device | str = "cpu", mmap: bool = False) -> Any:
     """Return the content of a torch.save file.
+
+    Args:
+        path: The file.
+        device: The device of the tensors.
+        mmap: Whether to map the file instead of reading it.
 
     Raises:
         ValueError: The file is damaged or holds other objects.  The message replaces PyTorch's, which would advise

@@ -1,7 +1,6 @@
-"""Which plan computes a run: by which of them the model can be trained, and which of these is the fastest.
+"""Choose the executor plan of a run: find the plans that the model supports, and time them.
 
-A model that is not computed natively is tried on two clients with two samples each, before anything is timed.  Timing
-has a budget of seconds.
+A model without batched operators is first tried on two clients with two samples each.  Timing has a budget of seconds.
 """
 
 from __future__ import annotations
@@ -30,30 +29,49 @@ from fedbench.engine.training import LocalTraining
 from fedbench.nn.client_random import ClientRandom
 
 log = logging.getLogger(__name__)
-SECONDS = 10.0  # that timing may take, ...
-SHARE = 0.1  # ... of the time that all local steps are expected to take,
-LEAST = 1.0  # but this much always
-LONGEST = 160  # characters of an error that are quoted
-AGREE = 0.05  # relative distance of several clients' gradients from each one's own that rounding may cause
+SECONDS = 10.0  # the largest budget for timing
+SHARE = 0.1  # the budget as a fraction of the expected time of all local steps ...
+LEAST = 1.0  # ... but at least this many seconds
+LONGEST = 160  # largest number of characters of a quoted error
+AGREE = 0.05  # relative difference between batched and single gradients that rounding errors may cause
 
 now: Callable[[], float] = time.perf_counter
 
 
 def use(engine: Engine, plan: Plan, ranks: Ranks | None = None) -> Engine:
-    """Return the engine that computes by this plan, with the same model."""
+    """Return a copy of an engine with another executor plan.
+
+    Args:
+        engine: The engine.
+        plan: The executor plan.
+        ranks: The processes that share the run.  None: only this one.
+    """
     return replace(engine, executor=Executor(plan, engine.device, ranks))
 
 
-# -- what can be done ------------------------------------------------------------------------------------------
+# -- supported plans -------------------------------------------------------------------------------------------
 class Fault(NamedTuple):
-    """Why a module cannot be trained by a plan: in which layer, and what was said there."""
+    """The reason why a model cannot be trained by a plan.
+
+    Attributes:
+        layer: The layer that failed, as in "the model's layer body (LSTM)".
+        reason: The error message.
+    """
 
     layer: str
     reason: str
 
 
 def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
-    """The plans that the model can be trained by; says once which ones are left out, raises ConfigError if all are."""
+    """Return the plans that support the model, and log which ones do not.
+
+    Args:
+        engine: The engine.
+        plans: The plans.
+
+    Raises:
+        ConfigError: No plan supports the model.
+    """
     if not engine.model.mapped:
         return list(plans)
     fault, gradient = try_training(engine, many=False)
@@ -64,50 +82,57 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
         return one_by_one
     fault, batched_gradient = try_training(engine, many=True)
     if fault is None and (gradient - batched_gradient).norm() > AGREE * gradient.norm():
-        fault = Fault("the model", "its gradients are others then")
+        fault = Fault("the model", "its gradients differ then")
     if fault is None:
         return list(plans)
     if not one_by_one:
         name = plans[0].name + (f" hardware.chunk={plans[0].chunk}" if plans[0].chunk else "")
         raise ConfigError(
             f"hardware.executor={name}: {fault.layer} cannot be computed for several clients at once "
-            f"({fault.reason}): use hardware.executor=auto, or chunks of one client"
+            f"({fault.reason}): use hardware.executor=auto, or hardware.chunk=1"
         )
-    out = ", ".join(dict.fromkeys(plan.name for plan in plans if plan.chunk != 1))
-    log.info("executor %s is left out: %s cannot be computed for several clients at once (%s)", out, *fault)
+    names = ", ".join(dict.fromkeys(plan.name for plan in plans if plan.chunk != 1))
+    log.info("executor %s is not used: %s cannot be computed for several clients at once (%s)", names, *fault)
     return one_by_one
 
 
 def try_training(engine: Engine, many: bool) -> tuple[Fault | None, Tensor]:
-    """Why the model cannot do what methods ask of it (None: it can), for several clients at once or one by one; and
-    the gradients of the two clients that it was tried on.  # [2, P]"""
+    """Try a training step, a gradient and a forward pass on two clients.
+
+    Args:
+        engine: The engine.
+        many: Whether to compute both clients at once.
+
+    Returns:
+        The reason of a failure (None: none), and the gradients of both clients [2, P].
+    """
     small, before = _small(engine, chunk=2 if many else 1), _generators(engine.device)
     cohort = Cohort(small, np.arange(small.federation.num_clients), 0, "trial")
     rows = engine.model.init_row().repeat(len(cohort), 1)
     gradient = torch.zeros_like(rows)
     try:
-        with contextlib.suppress(RunError):  # a loss that is not finite is another check's
+        with contextlib.suppress(RunError):  # a loss that is not finite is reported elsewhere
             cohort.train(rows, how=LocalTraining(steps=1, batch_size=2))
         gradient = cohort.gradient(rows)[0]
         cohort.forward(rows, split="train")
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of any kind: the code of a module
+    except Exception as error:  # of any kind, because the model is the user's code
         if is_raised_outside_layers(error):
             raise
         layer = running_layer(error)
-        return Fault(_in_words(*layer) if layer else "the model", _first_line(error)), gradient
+        return Fault(_describe(*layer) if layer else "the model", _first_line(error)), gradient
     if all(map(torch.equal, before, _generators(engine.device))):
         return None, gradient
     return Fault(
         _drawing_layer(engine.model.module, small),
-        "it draws from torch's global generator, so that no run could "
-        "be repeated: draw by dropout, bernoulli_, uniform_, normal_, rand or randn",
+        "it draws from torch's global generator, so that runs could not be repeated: use dropout, bernoulli_, "
+        "uniform_, normal_, rand or randn",
     ), gradient
 
 
 def _small(engine: Engine, chunk: int) -> Engine:
-    """Return the engine of two clients, those with most samples, and two samples each, in chunks of so many clients."""
+    """Return an engine with the two largest clients, with two samples each, computed in chunks."""
     federation = engine.federation
     ids = np.sort(np.argsort(-federation.num_samples, kind="stable")[:2])
     few = federation.among(ids)
@@ -122,12 +147,12 @@ def _small(engine: Engine, chunk: int) -> Engine:
 
 
 def _generators(device: torch.device) -> list[Tensor]:
-    """States of the global generators that a module may draw from."""
+    """Return the states of torch's global generators."""
     states = [torch.random.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
-def _in_words(name: str, layer: nn.Module) -> str:
+def _describe(name: str, layer: nn.Module) -> str:
     return f"the model's layer {name} ({type(layer).__name__})" if name else f"the model ({type(layer).__name__})"
 
 
@@ -138,7 +163,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _drawing_layer(module: nn.Module, small: Engine) -> str:
-    """The first module to finish that has moved a global generator, in words."""
+    """Describe the first layer that draws from a global generator."""
     module, drawing, device = copy.deepcopy(module).train(), [], small.device
     names = {id(m): name for name, m in module.named_modules()}
     state = _generators(device)
@@ -147,7 +172,7 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
         nonlocal state
         before, state = state, _generators(device)
         if not all(map(torch.equal, before, state)):
-            drawing.append(_in_words(names[id(m)], m))
+            drawing.append(_describe(names[id(m)], m))
 
     for m in module.modules():
         m.register_forward_hook(note_if_moved)
@@ -157,13 +182,19 @@ def _drawing_layer(module: nn.Module, small: Engine) -> str:
     return drawing[0] if drawing else "the model"
 
 
-# -- what is fastest -------------------------------------------------------------------------------------------
+# -- the fastest plan ------------------------------------------------------------------------------------------
 def fastest(engine: Engine, ids: np.ndarray, plans: Sequence[Plan], steps: int) -> Plan:
-    """The plan of the least time for a local step of these clients.
+    """Return the plan with the shortest time for a local step.
 
-    A plan whose warm-up takes four times the best time so far is not timed further: batched convolutions on a CPU can
-    be that slow.  A CPU times all twice, but what took ten times as long as the best: another process may have been in
-    the way.  What does not fit into the budget is not timed, or with fewer clients and steps.
+    A plan whose warm-up takes four times the best time is not timed further.  On a CPU, plans are timed twice, because
+    other processes may interfere, unless they take ten times the best time.  The number of clients and steps is reduced
+    to fit the budget.
+
+    Args:
+        engine: The engine.
+        ids: The clients to train.
+        plans: The plans.
+        steps: The number of local steps to time.
     """
     plans = usable_plans(engine, plans)
     if len(plans) == 1:
@@ -176,35 +207,41 @@ def fastest(engine: Engine, ids: np.ndarray, plans: Sequence[Plan], steps: int) 
 
 
 class Trial:
-    """Plans that are timed within a budget.
+    """Time executor plans within a budget.
 
-    step_seconds: of one client's step.  ids: as many clients as fit.  budget: seconds that are left.  seconds: what a
-    step of all these clients took by each plan, inf where that is not known.
+    Args:
+        engine: The engine.
+        ids: The clients to train.
+        plans: The plans.
+        steps: The number of local steps to time.
+
+    Attributes:
+        step_seconds: The time of a local step of one client.
+        ids: The clients to train, as many as the budget allows.
+        budget: The remaining seconds.
+        seconds: The time of a local step of all these clients by plan; inf if it was not timed.
     """
 
     def __init__(self, engine: Engine, ids: np.ndarray, plans: Sequence[Plan], steps: int):
         self.engine, self.ids, self.plans, self.steps = engine, ids[:1], plans, steps
-        self.is_cuda = engine.device.type == "cuda"  # the first call is slow: kernels are loaded, graphs recorded
+        self.is_cuda = engine.device.type == "cuda"
         self.seconds = dict.fromkeys(plans, float("inf"))
         self.step_seconds = self._time_one_client()
         self.budget = min(SECONDS, max(LEAST, SHARE * self.step_seconds * _local_steps(engine)))
-        most = int(self.budget / (2 * len(plans) * self.step_seconds))  # warming up takes half of the budget
-        self.ids = ids if self.is_cuda else ids[: max(most, 2)]
-        self.is_affordable = self.is_cuda or most >= 2
+        max_clients = int(self.budget / (2 * len(plans) * self.step_seconds))  # the warm-up takes half of the budget
+        self.ids = ids if self.is_cuda else ids[: max(max_clients, 2)]
+        self.is_affordable = self.is_cuda or max_clients >= 2
 
     def _time_one_client(self) -> float:
-        """Seconds of a step of one client.
-
-        The first try touches memory and sets kernels up: where it took long, the better of two counts.
-        """
+        """Return the seconds of a local step of one client; the better of two if the first, which warms up, is slow."""
         self.engine = use(self.engine, Plan("loop", 1, 1, 1))
         first = self._time_steps(1)
         return first if first < LEAST / 100 else min(first, self._time_steps(1))
 
     def _time_steps(self, count: int) -> float:
-        """Seconds of a step, averaged over so many."""
+        """Return the mean seconds of a local step."""
         e, began = self.engine, now()
-        with contextlib.suppress(RunError):  # a loss that diverges is round 1's to report
+        with contextlib.suppress(RunError):  # a diverging loss is reported in round 1
             Cohort(e, self.ids, 0, "trial").train(
                 e.model.init_row(), how=LocalTraining(steps=count, batch_size=min(e.batch_size, 32))
             )
@@ -226,27 +263,33 @@ class Trial:
             self.engine.executor.close()
             self.budget -= now() - began
 
-    def _time(self, plan: Plan, best: float, most: float) -> None:
-        """Note what a step takes by a plan, within about so many seconds.  best: the least of the other plans."""
+    def _time(self, plan: Plan, best: float, max_seconds: float) -> None:
+        """Record the time of a local step by a plan.
+
+        Args:
+            plan: The plan.
+            best: The shortest time so far.
+            max_seconds: The approximate budget of this plan.
+        """
         seconds = self._time_warm(1)
-        count = min(30 if self.is_cuda else self.steps, int(most / seconds) - 1)
-        if seconds < 4 * best and count > 0:  # averaged over several: what a training costs by itself must not decide
+        count = min(30 if self.is_cuda else self.steps, int(max_seconds / seconds) - 1)
+        if seconds < 4 * best and count > 0:  # several steps, so that the overhead of a training call counts less
             seconds = self._time_warm(count)
         cannot_record = plan.graphs and getattr(self.engine.executor.gradients, "disabled", False)
         self.seconds[plan] = float("inf") if cannot_record else min(self.seconds[plan], seconds)
 
     def _time_warm(self, count: int) -> float:
-        """As `_time_steps`; on CUDA the better of two, since the first one loads kernels and records graphs."""
+        """Return the result of `_time_steps`; on CUDA the better of two, because the first loads kernels and graphs."""
         return min(self._time_steps(count), self._time_steps(count)) if self.is_cuda else self._time_steps(count)
 
     @property
     def chosen(self) -> Plan:
-        """The fastest; where nothing was timed, what keeps all cores busy."""
+        """The fastest plan; if nothing was timed, the one with most workers."""
         timed = min(self.seconds, key=self.seconds.__getitem__)
         return timed if self.seconds[timed] < float("inf") else max(self.plans, key=lambda plan: plan.workers)
 
     def log_seconds(self) -> None:
-        """Say which plan was chosen, and what each took."""
+        """Log the time of a local step by each plan."""
         if not self.is_affordable:
             log.info("executor not timed: a step of one client takes %.2g s", self.step_seconds)
             return
@@ -257,7 +300,7 @@ class Trial:
 
 
 def _local_steps(engine: Engine) -> float:
-    """The local steps of all clients in all rounds, in batches as they are timed."""
+    """Return the number of local steps of all clients in all rounds, with the batch size of the timing."""
     sizes = engine.federation.num_samples
     steps, _ = rng.lengths(sizes, min(engine.batch_size, 32), epochs=engine.epochs, drop_last=engine.drop_last)
     return float(steps.mean()) * engine.federation.cohort_size * engine.rounds

@@ -1,8 +1,4 @@
-"""From a checked config to the parts of a run: data, partition, federation, algorithm, engine.
-
-`_target_` is the registry.  Keys that belong to fedbench rather than to a target's constructor (dataset.split,
-model.columns, ...) are taken out (instantiate.py).
-"""
+"""Build the components of a run from a checked configuration: data, partition, federation, algorithm, engine."""
 
 from __future__ import annotations
 
@@ -56,23 +52,31 @@ from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, step_
 from fedbench.tasks.base import Task
 from fedbench.tasks.scores import declare
 
-FEW = 1000  # options up to here are not named where data do not fit in memory
+FEW = 1000  # options up to this value are not suggested if data do not fit in memory
 
 __all__ = ["algorithm", "check_settings", "data", "engine", "federation", "load", "make", "model", "partition", "task"]
 
 
 def check_settings(cfg: DictConfig, method: Algorithm) -> None:
-    """Refuse what can be refused before any data are loaded: parts of the wrong kind, and what they say themselves."""
+    """Check what can be checked before data are loaded: types of the components, and the method's options.
+
+    Args:
+        cfg: The checked configuration.
+        method: The method.
+
+    Raises:
+        ConfigError: A component has the wrong type, or the method refuses an option.
+    """
     device = device_of(cfg)
     cuda_graphs(cfg.hardware.graphs, device)
     source, module = target_of(cfg, "dataset"), target_of(cfg, "model")
     require(
         not inspect.isclass(source) or hasattr(source, "load"),
-        f"dataset._target_={cfg.dataset._target_} is no data source, which has load()",
+        f"dataset._target_={cfg.dataset._target_} is not a data source, because it has no method load()",
     )
     require(
         not inspect.isclass(module) or issubclass(module, torch.nn.Module),
-        f"model._target_={cfg.model._target_} is no torch.nn.Module",
+        f"model._target_={cfg.model._target_} is not a torch.nn.Module",
     )
     part(cfg, "partition")
     num_clients, num_new = cfg.partition.num_clients, cfg.new_clients.count
@@ -84,13 +88,27 @@ def check_settings(cfg: DictConfig, method: Algorithm) -> None:
 
 
 def data(cfg: DictConfig) -> Arrays:
-    """The data set, whose digest is kept beside it (data/_known.py)."""
+    """Return the data set, and record its digest (data/_known.py).
+
+    Args:
+        cfg: The checked configuration.
+
+    Raises:
+        ConfigError: The data cannot be loaded.
+    """
     dataset, folder = plain_values(cfg.dataset), os.path.expanduser(cfg.data_dir)
     return known.load(dataset, folder, lambda: load(cfg))
 
 
 def load(cfg: DictConfig) -> Arrays:
-    """The data set, read (or downloaded, or generated) anew; ConfigError where that fails."""
+    """Read, download or generate the data set.
+
+    Args:
+        cfg: The checked configuration.
+
+    Raises:
+        ConfigError: The data cannot be loaded.
+    """
     source, name = part(cfg, "dataset"), f"dataset._target_={cfg.dataset._target_}"
     try:
         arrays = source.load()
@@ -101,7 +119,7 @@ def load(cfg: DictConfig) -> Arrays:
             f"dataset.{key}={value}" for key, value in cfg.dataset.items() if isinstance(value, int) and value > FEW
         ]
         advice = f": lower {' or '.join(large)}" if large else ""
-        raise ConfigError(f"{name}: its data do not fit in memory ({error}){advice}") from error
+        raise ConfigError(f"{name}: the data do not fit in memory ({error}){advice}") from error
     except Exception as error:
         raise ConfigError(f"{name} cannot load its data: {describe_error(error)}") from error
     require(
@@ -112,14 +130,32 @@ def load(cfg: DictConfig) -> Arrays:
 
 
 def task(cfg: DictConfig, arrays: Arrays) -> Task:
-    """What is to be learned from these data; ConfigError where their targets are not for it."""
+    """Return the task for a data set.
+
+    Args:
+        cfg: The checked configuration.
+        arrays: The data set.
+
+    Raises:
+        ConfigError: The targets do not fit the task.
+    """
     built = part(cfg, "task").for_targets(arrays.task)
     built.check(arrays.targets, arrays.num_classes)
     return built
 
 
 def partition(cfg: DictConfig, arrays: Arrays) -> Split:
-    """The split of the data over clients: a function of the dataset and partition groups and of the fold alone."""
+    """Partition a data set over the clients.
+
+    The result depends only on the groups dataset and partition and on the fold.
+
+    Args:
+        cfg: The checked configuration.
+        arrays: The data set.
+
+    Returns:
+        The training, validation and test samples of each client, new clients included.
+    """
     method = part(cfg, "partition")
     d = cfg.dataset
     split = build_split(
@@ -136,16 +172,29 @@ def partition(cfg: DictConfig, arrays: Arrays) -> Split:
 
 
 def training_clients(with_new_clients: Federation, num_new: int) -> Federation:
-    """The federation without its last clients, num_new of them, which come after training."""
+    """Return the federation without the new clients.
+
+    Args:
+        with_new_clients: The federation of all clients.
+        num_new: The number of new clients, which are the last ones.
+    """
     n = clients_to_train(with_new_clients.num_clients, num_new)
     return with_new_clients.among(np.arange(n)) if num_new else with_new_clients
 
 
 def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device) -> Federation:
-    """All clients' data on the device.
+    """Build the federation of all clients, with their data on the device or in host memory.
 
-    A model with a frozen part that reads the inputs (an image tower) says so by a method `prepare`: the federation
-    then holds what that part makes of them.
+    If the model has a frozen encoder, the federation contains its features instead of the inputs.
+
+    Args:
+        cfg: The checked configuration.
+        arrays: The data set.
+        split: Its partition over the clients.
+        device: The compute device.
+
+    Raises:
+        ConfigError: Augmentation is requested with a frozen encoder.
     """
     augment = plain_values(cfg.dataset.augment)
     arrays = arrays.for_split(split, cfg.dataset.normalize)
@@ -155,8 +204,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
         return Federation.build(arrays, split, device, normalize, augment, on_host=stay_on_host(arrays, where, device))
     require(
         not augment,
-        f"dataset.augment cannot come before the frozen part of model={cfg.choices.model}: set it to "
-        "null, and see model.augment",
+        f"dataset.augment must be null, because model={cfg.choices.model} has a frozen encoder; use model.augment",
     )
     arrays = arrays.expanded()
     reader: FrozenEncoder = build_module(cfg, arrays)
@@ -168,7 +216,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
 
 
 def algorithm(cfg: DictConfig) -> Algorithm:
-    """The method, wrapped by fine-tuning where finetune.epochs > 0."""
+    """Return the method, with fine-tuning if finetune.epochs > 0."""
     method = part(cfg, "algorithm")
     tune = cfg.finetune
     return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
@@ -177,17 +225,17 @@ def algorithm(cfg: DictConfig) -> Algorithm:
 def engine(
     cfg: DictConfig, arrays: Arrays, split: Split, stored: Mapping | None = None, method: Algorithm | None = None
 ) -> Engine:
-    """Build everything a cohort needs.
+    """Build the engine of a run: federation, model, optimizer, executor, states of clients.
 
     Args:
-        cfg: The checked config.
+        cfg: The checked configuration.
         arrays: The data set.
-        split: Its partition over clients.
-        stored: The executor's plan of a run that is resumed.  None: of several plans the fastest is chosen.
-        method: The method that the engine is for.  It refuses what it cannot run on before executors are timed.
+        split: Its partition over the clients.
+        stored: The executor plan of a resumed run.  None: the fastest plan is chosen.
+        method: The method.  It is checked against the other components before executors are timed.
 
     Raises:
-        ConfigError: A part does not go with another one.
+        ConfigError: The components do not fit each other.
     """
     device, ranks = _device(cfg), processes.current()
     clients = _clients(cfg, arrays, split, device)
@@ -205,7 +253,7 @@ def engine(
 
 
 def _device(cfg: DictConfig) -> torch.device:
-    """Return the run's device, and set what torch keeps for the process: current GPU and precision."""
+    """Return the compute device, and set torch's current GPU and precision."""
     device = device_of(cfg)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
@@ -221,7 +269,7 @@ def _clients(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.device
 
 
 def _training(cfg: DictConfig, clients: Federation) -> Federation:
-    """Return the federation of the clients that take part in the rounds, and set up its task."""
+    """Return the federation of the training clients, and set up its task."""
     training = training_clients(clients, cfg.new_clients.count)
     training.task.setup(training)
     declare(training.task.directions())
@@ -230,7 +278,7 @@ def _training(cfg: DictConfig, clients: Federation) -> Federation:
 
 
 def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat: FlatModel, plan: Plan) -> Engine:
-    """Return the engine of these parts that computes by this plan."""
+    """Assemble an engine from its components and an executor plan."""
     rows, optimizer = _rows(cfg, training), part(cfg, "optimizer")
     optimizer.check(training.num_clients)
     eval_batch, shared_batch = _evaluation_batches(cfg, training)
@@ -257,23 +305,23 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
 
 
 def _rows(cfg: DictConfig, training: Federation) -> RowStore:
-    """Return the store of clients' states, within the memory of this process."""
+    """Return the store for states of clients, limited by the memory of this process."""
     limits = memory_limits(training.device, processes.current().local_size)
     return RowStore(training.num_clients, training.device, *limits, most=cfg.rounds * training.cohort_size)
 
 
 def _evaluation_batches(cfg: DictConfig, training: Federation) -> tuple[int, int]:
-    """Return how many samples are evaluated at once, of a client and of all clients that hold one row."""
+    """Return the samples per evaluation batch: per client, and of all clients together if they share one model."""
     if cfg.eval.batch_size:
         return cfg.eval.batch_size, cfg.eval.batch_size
     outputs = training.outputs_per_sample
-    of_one = evaluation_batch(training.device)
-    of_all = shared_evaluation_batch(training.device, training.sample_bytes)
-    return smaller_for_masks(of_one, outputs), smaller_for_masks(of_all, outputs)
+    per_client = evaluation_batch(training.device)
+    together = shared_evaluation_batch(training.device, training.sample_bytes)
+    return smaller_for_masks(per_client, outputs), smaller_for_masks(together, outputs)
 
 
 def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) -> list[Plan]:
-    """The plans to choose from, for this process's part of a cohort of so many clients."""
+    """Return the executor plans to choose from, for this process's clients of a cohort."""
     hardware, ranks = cfg.hardware, processes.current()
     return executors.plans(
         hardware.executor,
@@ -287,60 +335,81 @@ def _plans(cfg: DictConfig, cohort: int, flat: FlatModel, device: torch.device) 
 
 
 def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
-    """What is done to uploads; None with privacy.epsilon=null."""
+    """Return the privacy mechanism for uploads; None with privacy.epsilon=null."""
     options = cfg.get("privacy")
     return None if options is None or options.epsilon is None else Privacy(rows, **options)
 
 
 def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compression | None:
-    """What is done to messages; None with compression=none.  ConfigError where privacy does not allow it."""
+    """Return the compression of messages; None with compression=none.
+
+    Args:
+        cfg: The checked configuration.
+        rows: Creates the states of clients.
+        model: The model.
+
+    Raises:
+        ConfigError: The compressor reads training losses, which privacy does not protect.
+    """
     operator, options = part(cfg, "compression"), cfg.get("privacy")
     if type(operator) is NoCompression:
         return None
     require(
         options is None or options.epsilon is None or not operator.reads_losses,
-        f"compression={cfg.choices.compression} has clients tell their training losses, which privacy.epsilon="
-        f"{cfg.privacy.epsilon} does not cover; use another one",
+        f"compression={cfg.choices.compression} reads the clients' training losses, which privacy.epsilon="
+        f"{cfg.privacy.epsilon} does not protect; choose another compression",
     )
     return Compression(operator, rows, model, int(cfg.seed))
 
 
 def check_method(engine: Engine, method: Algorithm) -> None:
-    """Refuse what the method cannot run on, and, with privacy, what privacy cannot cover."""
+    """Check that a method supports the federation, model and optimizer and, if privacy is on, that privacy covers it.
+
+    Args:
+        engine: The engine.
+        method: The method.
+
+    Raises:
+        ConfigError: The method does not support a component or privacy.
+    """
     privacy, parts = engine.privacy, (engine.federation, engine.model)
     if privacy is None:
         return method.check(*parts, engine.optimizer)
     try:
         method.check(*parts, engine.optimizer.with_clip(privacy.step_clip))
     except ConfigError as refused:
-        method.check(*parts, engine.optimizer)  # what it refuses without privacy is reported as such
+        method.check(*parts, engine.optimizer)  # raises if the method also refuses it without privacy
         raise ConfigError(
             f"privacy.clip={privacy.clip:g} with privacy.calibration=paper clips every local step: "
             f"{refused}; privacy.calibration=analytic clips uploads only"
         ) from None
     require(
         method.leaks is None,
-        f"privacy.epsilon={privacy.epsilon:g} asks for what this method cannot keep: {method.leaks}",
+        f"privacy.epsilon={privacy.epsilon:g} does not cover this method: {method.leaks}",
     )
     require(
         privacy.sensitivity != "lr_over_n" or engine.optimizer.schedule.per == "round",
-        "privacy.sensitivity=lr_over_n needs one learning rate for a round: optimizer.schedule.per=step has many",
+        "privacy.sensitivity=lr_over_n needs one learning rate per round: use optimizer.schedule.per=round",
     )
     require(
         privacy.ratio == 0 or not engine.model.buffer_names,
-        f"privacy.epsilon={privacy.epsilon:g}: noise could make the variances of this model's BatchNorm negative; "
-        "use a model without running statistics, such as model.norm=group where the model has that option",
+        f"privacy.epsilon={privacy.epsilon:g}: noise could make the running variances of BatchNorm negative; use a "
+        "model without BatchNorm, for example model.norm=group if the model has that option",
     )
 
 
 def choose_executor(engine: Engine, plans: list[Plan], steps: int = 3) -> Engine:
-    """Return the engine with the plan that is the fastest for a few local steps of at most 8 clients (64 on a GPU) and
-    32 samples, of those that the model can be trained by.
+    """Time executor plans on a few local steps, and return the engine with the fastest plan that the model supports.
 
-    Where processes share the run, the first one times and all use its choice.
+    If several processes share the run, rank 0 decides.
+
+    Args:
+        engine: The engine.
+        plans: The plans to time.
+        steps: The number of local steps.
     """
     ranks = engine.executor.ranks
     ids = draw_cohort(engine.seed, 0, engine.federation.num_clients, engine.federation.cohort_size)
-    ids = ids[: 8 if engine.device.type == "cpu" else 64]
+    ids = ids[: 8 if engine.device.type == "cpu" else 64]  # enough clients to compare plans
     best = autotune.fastest(engine, ids, plans, steps) if ranks.first else plans[0]
     return use(engine, ranks.decide("choice of the executor", best), ranks)

@@ -1,4 +1,4 @@
-"""The model of a checked config: its module for these data, drawn by the seed, as a model of rows."""
+"""Build the model of a checked configuration: the module for the data set, with its adapter, as a FlatModel."""
 
 from __future__ import annotations
 
@@ -24,14 +24,24 @@ from fedbench.nn.program import layers_of
 from fedbench.simulation.instantiate import make, part, target_of
 from fedbench.simulation.output_checks import check_parameters
 
-RESERVED = ("columns", "freeze")  # keys of the group that are not the constructor's
+RESERVED = ("columns", "freeze")  # keys of the group that are not passed to the constructor
 
 
 def model(cfg: DictConfig, federation: Federation) -> FlatModel:
-    """The model on this federation's shapes, adapted, its initialization keyed by the seed.
+    """Build the model for the data of a federation, with its adapter.  Its initialization depends on the seed.
 
-    The parameters that an adapter adds are the column group "adapter", and of those of its model's groups that their
-    names are in.
+    The parameters that an adapter adds form the column group "adapter".  They are also in the model's column groups
+    whose patterns match their names.
+
+    Args:
+        cfg: The checked configuration.
+        federation: The training clients and their data.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: The model cannot be built, or does not support the adapter.
     """
     adapter = part(cfg, "adapter")
 
@@ -43,8 +53,8 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
     module, new = draw()
     require(
         not new or not isinstance(module, Batched) or layers_of(module) is not None,
-        f"adapter={cfg.choices.adapter}: model={cfg.choices.model} computes all clients at once by itself, past the "
-        "layers that an adapter is put into; use adapter=none, or let it call them by fedbench.nn.program.Layers",
+        f"adapter={cfg.choices.adapter}: model={cfg.choices.model} has its own batched forward pass, which does not "
+        "call the layers with adapters; use adapter=none, or call the layers by fedbench.nn.program.Layers",
     )
     check_parameters(module, f"model._target_={cfg.model._target_}")
     columns: Any = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}
@@ -54,10 +64,21 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
 
 
 def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int) -> Any:
-    """The module for these data, its initialization keyed by the seed: the number-th draw.
+    """Build the module of a model for a data set.
 
-    Of the DataSpec, the constructor is given what it names.  Which ones a constructor with **kwargs passes on can be
-    told only by calling it.
+    The constructor gets those attributes of the DataSpec that it has parameters for.  A constructor with **kwargs is
+    first called with input_shape and num_classes; those that it does not accept are then omitted.
+
+    Args:
+        cfg: The checked configuration.
+        data: The data set, or the federation with its data.
+        *number: The number of the random initialization, if there are several.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: The module cannot be built.
     """
     spec = DataSpec(
         data.input_shape,
@@ -78,9 +99,9 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in tried:
                 if isinstance(data, Federation) and data.task.draws:
-                    made = ", ".join(wrap_inputs(data.input_shape))
-                    words = f"task={data.task.kind} gives a model what it draws ({made}): choose one that reads that"
-                    raise ConfigError(f"{error}; {words}") from error
+                    names = ", ".join(wrap_inputs(data.input_shape))
+                    advice = f"choose a model for the random inputs ({names}) of task={data.task.kind}"
+                    raise ConfigError(f"{error}; {advice}") from error
                 raise
             tried.remove(unknown[1])
 
@@ -91,16 +112,18 @@ def _draw_module(cfg: DictConfig, given: dict[str, Any], *number: str | int) -> 
 
 
 @contextlib.contextmanager
-def keyed(cfg: DictConfig, *purpose: str | int) -> Iterator[None]:
-    """torch's global generator seeded by the run's seed and a purpose, and afterwards as it was."""
+def keyed(cfg: DictConfig, *parts: str | int) -> Iterator[None]:
+    """Seed torch's global generator by the run's seed and a key for the block, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(int(cfg.seed), *purpose) >> 1)
+        torch.manual_seed(rng.key(int(cfg.seed), *parts) >> 1)
         yield
 
 
 def _parameters(target: Any) -> tuple[set[str], bool]:
-    """The names that a class or function takes, those that it passes on to its bases included; whether it takes and
-    passes on any other."""
+    """Return the parameters of a class or function, and whether it accepts any others.
+
+    If a constructor has **kwargs, the parameters of the base class are included.
+    """
     named: set[str] = set()
     for constructor in _constructors(target):
         parameters = inspect.signature(constructor).parameters.values()
@@ -111,13 +134,13 @@ def _parameters(target: Any) -> tuple[set[str], bool]:
 
 
 def _constructors(target: Any) -> list[Any]:
-    """What runs when a target is called: itself, or the __init__ of a class and of its bases."""
+    """Return the functions that a call of the target runs: itself, or __init__ of a class and of its bases."""
     if not inspect.isclass(target):
         return [target]
     return [vars(c)["__init__"] for c in target.__mro__ if "__init__" in vars(c) and c not in (object, torch.nn.Module)]
 
 
 def reads_inputs(cfg: DictConfig) -> bool:
-    """Whether the model has a frozen part that reads the inputs (an image tower)."""
+    """Return whether the model has a frozen encoder, such as an image encoder."""
     target = target_of(cfg, "model")
     return inspect.isclass(target) and issubclass(target, FrozenEncoder)

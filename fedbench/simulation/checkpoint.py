@@ -1,7 +1,8 @@
-"""Checkpoints: plain tensors and numbers, written whole or not at all, the one before kept.
+"""Write and read checkpoints.
 
-Reading one executes nothing (`weights_only`).  One that is cut off, whose content does not give the digest that it
-carries, or beside which the run's tables are no longer what they were, is passed over for the one before.
+Checkpoints contain tensors, numbers and text, are written atomically, and the previous one is kept.  Reading a
+checkpoint runs no code (`weights_only`).  The previous checkpoint is used if the last one is truncated, does not match
+its digest, or does not fit the run's tables.
 """
 
 from __future__ import annotations
@@ -27,8 +28,13 @@ PARTS = {"round", "config_hash", "partition_hash", "algorithm", "rows", "record"
 
 
 def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
-    """Write state (tensors, numbers, strings, and dicts and lists of them) as the run's checkpoint, with its digest.
-    rotate: keep the one that is there as the one before (else it is damaged, and the one before stays)."""
+    """Write the checkpoint of a run, with its digest.
+
+    Args:
+        run_dir: The run folder.
+        state: Tensors, numbers, strings, and dicts and lists of them.
+        rotate: Whether to keep the existing checkpoint as the previous one.  False if it is damaged.
+    """
     state = on_host({name: value for name, value in state.items() if name not in ("digest", "file")})
     state["digest"] = digest(_arrays(state))
     path = run_dir / NAME
@@ -36,13 +42,13 @@ def save(run_dir: Path, state: dict[str, Any], rotate: bool = True) -> None:
         with open(partial, "wb") as file:
             dump(state, file)
             file.flush()
-            os.fsync(file.fileno())  # before the one that is there loses its name
+            os.fsync(file.fileno())  # before the existing checkpoint is renamed
         if path.exists() and rotate:
             os.replace(path, run_dir / PREVIOUS)
 
 
 def dump(state: dict[str, Any], file: IO[bytes]) -> None:
-    """torch.save, whose own words for a full disk name neither the disk nor that it is full."""
+    """Call torch.save, but raise the OSError of a full disk instead of torch's unclear RuntimeError."""
     try:
         torch.save(state, file)
     except RuntimeError as error:
@@ -52,14 +58,14 @@ def dump(state: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def on_host(value: Any) -> Any:
-    """value with its tensors in host memory."""
+    """Copy the tensors in nested dicts to host memory."""
     if isinstance(value, Mapping):
         return {name: on_host(item) for name, item in value.items()}
     return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def _arrays(value: Any) -> Any:
-    """value with each tensor as its type, shape and bytes."""
+    """Replace each tensor in nested dicts by its type, shape and bytes."""
     if isinstance(value, Mapping):
         return {name: _arrays(item) for name, item in value.items()}
     if isinstance(value, Tensor):
@@ -69,14 +75,22 @@ def _arrays(value: Any) -> Any:
 
 
 def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True) -> dict[str, Any]:
-    """The newest checkpoint of a run that is whole, and its name as ``file``.  tables: and beside which the tables are
-    what they were."""
+    """Return the newest intact checkpoint of a run, with its file name as ``file``.
+
+    Args:
+        run_dir: The run folder.
+        device: The device of the tensors.
+        tables: Whether to check that the run's tables begin as they were when the checkpoint was written.
+
+    Raises:
+        ConfigError: There is no intact checkpoint.
+    """
     paths = [p for p in (run_dir / NAME, run_dir / PREVIOUS) if p.exists()]
-    require(bool(paths), f"resume={run_dir}: there is no {NAME} in this folder, so there is nothing to resume")
+    require(bool(paths), f"resume={run_dir}: there is no {NAME} in this folder, so it cannot be resumed")
     problems = []
     for path in paths:
         try:
-            state = read_weights(path, device, mmap=True)  # there may be many rows
+            state = read_weights(path, device, mmap=True)  # mmap: the state may be larger than memory
             _check(path, state)
             damaged = differing(run_dir, state.get("tables", {}), whole=False) if tables else None
             require(damaged is None, f"{damaged} was cut or changed since")
@@ -84,7 +98,7 @@ def load(run_dir: Path, device: torch.device | str = "cpu", tables: bool = True)
         except DAMAGE as error:
             problems.append(f"{path.name}: {(str(error) or type(error).__name__).splitlines()[0][:160]}")
             if path != paths[-1]:
-                log.warning("%s cannot be used (%s); trying the one before", path, problems[-1].partition(": ")[2])
+                log.warning("%s cannot be used (%s); trying the previous one", path, problems[-1].partition(": ")[2])
     raise ConfigError(f"resume={run_dir}: no checkpoint can be read ({'; '.join(problems)})")
 
 
@@ -92,8 +106,8 @@ def _check(path: Path, state: Any) -> None:
     require(isinstance(state, dict) and state.keys() >= PARTS, "not a checkpoint of fedbench")
     if "digest" in state:
         content = {name: value for name, value in state.items() if name != "digest"}
-        require(digest(_arrays(on_host(content))) == state["digest"], "its content is not what was written")
+        require(digest(_arrays(on_host(content))) == state["digest"], "its content was changed or damaged")
         return
     with zipfile.ZipFile(path) as archive:
-        require(archive.testzip() is None, "its content is not what was written")
-    log.warning("%s is of a version of fedbench that kept no digests: what was edited cannot be noticed", path)
+        require(archive.testzip() is None, "its content was changed or damaged")
+    log.warning("%s was written by an old version of fedbench without digests: changes cannot be detected", path)

@@ -1,4 +1,4 @@
-"""CSV files of a run that grow round by round, and are cut where a resumed run goes on."""
+"""CSV files of a run: appended to every round, truncated when a run resumes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ import numpy as np
 from fedbench.core.digests import Running, mark_of
 from fedbench.core.files import replace_text
 
-ROWS = 10_000  # of a table that are written at a time
+ROWS = 10_000  # lines written at a time
 
 
 class CsvTable:
-    """A CSV file that grows: the first row ever written fixes its columns; the first column is ``round``.
+    """A CSV file to which lines are appended.  The first line determines the columns; the first column is ``round``.
 
-    Rows of rounds after ``last_round`` (all rows where it is negative), and a last line cut off by a crash, are
-    removed when it is opened.
+    Opening an existing file removes lines of later rounds, and an incomplete last line.
+
+    Args:
+        path: The file.
+        last_round: The last round to keep.  Negative: remove all lines.
     """
 
     def __init__(self, path: Path, last_round: int) -> None:
@@ -31,27 +34,31 @@ class CsvTable:
         self._file = path.open("ab")
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write rows and flush; a row may lack columns, but one with an unknown column is refused (ValueError)."""
+        """Write lines and flush.
+
+        Args:
+            rows: The values of each line by column.  A missing column is left empty.
+
+        Raises:
+            ValueError: A line has an unknown column.
+        """
         for row in rows:
             self._check_columns(row)
             self._write([",".join(cell(row.get(name)) for name in self.columns) + "\n"])
         self._file.flush()
 
     def extend(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Write the rows of columns [n] of equal length, and flush; what is written is made a column at a time."""
+        """Write n lines given by their columns, and flush.  Faster than `append` for many lines.
+
+        Args:
+            columns: Arrays [n] by column.  A missing column is left empty.
+
+        Raises:
+            ValueError: A column is unknown.
+        """
         self._check_columns(columns)
-        arrays = [np.asarray(columns[name]) if name in columns else None for name in self.columns]
-        count = max(len(a) for a in arrays if a is not None)
-        texts = [
-            repeat("", count)
-            if a is None
-            else map(repr, a.tolist())
-            if a.dtype.kind == "f"
-            else map(quoted, a.tolist())
-            if a.dtype.kind == "U"
-            else map(str, a.astype(np.int64).tolist())
-            for a in arrays
-        ]
+        count = len(next(iter(columns.values())))
+        texts = [_texts(columns[name]) if name in columns else repeat("", count) for name in self.columns]
         self._write(",".join(row) + "\n" for row in zip(*texts, strict=True))
         self._file.flush()
 
@@ -62,16 +69,16 @@ class CsvTable:
             self.written.add(data)
 
     def _check_columns(self, names: Iterable[str]) -> None:
-        """Begin the file with these columns, or refuse one that it does not have."""
+        """Write the header if the file is new; raise ValueError for a column that the file does not have."""
         if not self.columns:
             self.columns = list(names)
             self._write([",".join(self.columns) + "\n"])
         unknown = ", ".join(name for name in names if name not in self.columns)
         if unknown:
-            raise ValueError(f"{self.path.name} has no column {unknown}; the first row fixed the columns")
+            raise ValueError(f"{self.path.name} has no column {unknown}; its first line determined the columns")
 
     def sync(self) -> None:
-        """Wait until what was written is on the disk."""
+        """Wait until all lines are on the disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -79,8 +86,18 @@ class CsvTable:
         self._file.close()
 
 
+def _texts(values: np.ndarray) -> Iterable[str]:
+    """Return the values [n] of a column as text."""
+    array = np.asarray(values)
+    if array.dtype.kind == "f":
+        return map(repr, array.tolist())
+    if array.dtype.kind == "U":
+        return map(quoted, array.tolist())
+    return map(str, array.astype(np.int64).tolist())
+
+
 def cell(value: Any) -> str:
-    """A value as it stands in a CSV file: the shortest digits that give the same number back."""
+    """Return a value as text for a CSV file.  Floats have the fewest digits that identify them."""
     if value is None:
         return ""
     if isinstance(value, (float, np.floating)):
@@ -89,12 +106,12 @@ def cell(value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return text without line breaks as a cell of a CSV file."""
+    """Quote a text without line breaks for a CSV file, if it has commas or quotes."""
     return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
 
 
 def truncate_bytes(path: Path, size: int) -> None:
-    """Leave the first bytes of a file (0: remove it)."""
+    """Truncate a file to a number of bytes; 0 removes it."""
     if size == 0:
         path.unlink(missing_ok=True)
     elif path.stat().st_size > size:
@@ -102,7 +119,15 @@ def truncate_bytes(path: Path, size: int) -> None:
 
 
 def truncate_rounds(path: Path, last_round: int) -> list[str]:
-    """Leave the header and the rows of rounds <= last_round (negative: remove the file); returns the columns."""
+    """Remove the lines of rounds after last_round from a CSV file, and return its columns.
+
+    Args:
+        path: The file.
+        last_round: The last round to keep.  Negative: remove the file.
+
+    Returns:
+        The columns; [] if there is no file.
+    """
     if last_round < 0:
         path.unlink(missing_ok=True)
     if not path.is_file():
@@ -116,7 +141,7 @@ def truncate_rounds(path: Path, last_round: int) -> list[str]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a CSV file as dicts of strings; none where there is no file."""
+    """Return the lines of a CSV file as dicts of strings; [] if there is no file."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -124,7 +149,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def last_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of the last round of a CSV file, read without holding the others."""
+    """Return the lines of the last round of a CSV file as dicts of strings; [] if there is no file."""
     rows: list[dict[str, str]] = []
     if path.is_file():
         with path.open(encoding="utf-8", newline="") as file:

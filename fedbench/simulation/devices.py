@@ -1,4 +1,4 @@
-"""What the hardware decides: the device, its precision and memory, CUDA graphs, samples per evaluation batch."""
+"""Settings that depend on the hardware: device, precision, memory limits, CUDA graphs, evaluation batch sizes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from fedbench.core.options import require
 from fedbench.core.rows import disk_space, memory
 from fedbench.engine import ranks as processes
 
-MANY_OUTPUTS = 1024  # of a sample: more than lists of classes have
-MOST_OUTPUTS = 1 << 17  # of a client's batch
+MANY_OUTPUTS = 1024  # outputs per sample from which on they are those of pixels
+MOST_OUTPUTS = 1 << 17  # outputs in a client's evaluation batch
 
 
 def device_of(cfg: DictConfig) -> torch.device:
-    """The compute device; asking for one that is absent is refused.  Ranks of a machine get one GPU each, unless all
-    are given the same by its number."""
+    """Return the compute device of this process.
+
+    With several processes, each gets its own GPU, unless hardware.device is a GPU with a number.
+
+    Args:
+        cfg: The checked configuration.
+
+    Raises:
+        ConfigError: The device does not exist.
+    """
     name, ranks = cfg.hardware.device, processes.current()
     if ranks.size > 1 and torch.cuda.is_available() and name in ("auto", "cuda"):
         require(
@@ -41,20 +49,38 @@ def device_of(cfg: DictConfig) -> torch.device:
 
 
 def set_precision(name: str) -> None:
-    """float32: exact float32; tf32: tensor cores for float32 products where the GPU has them; bf16 is the model's."""
+    """Set the precision of matrix products of this process.
+
+    Args:
+        name: "tf32" allows tensor cores for float32 products.  "float32" and "bf16" do not; the model handles bf16.
+    """
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = name == "tf32"
 
 
 def memory_limits(device: torch.device, ranks: int = 1) -> tuple[int, int, int]:
-    """Bytes that the stores of rows may come to take on the device, in host memory and on disk: half of the memory, and
-    what is free; of the host's, every one of the machine's ranks has its part."""
+    """Return the bytes that clients' states may use: on the device, in host memory, and on disk.
+
+    These are half of the memory and all free disk space.  The processes of a machine share host memory and disk.
+
+    Args:
+        device: The compute device.
+        ranks: The number of processes on this machine.
+    """
     host, disk = memory(torch.device("cpu")) // 2 // ranks, disk_space() // ranks
     return (memory(device) // 2, host, disk) if device.type == "cuda" else (host, 0, disk)
 
 
 def cuda_graphs(setting: bool | str, device: torch.device) -> bool | None:
-    """hardware.graphs: True, False, or None where it is to be timed."""
+    """Return whether to use CUDA graphs; None if both are to be timed.
+
+    Args:
+        setting: The option hardware.graphs.
+        device: The compute device.
+
+    Raises:
+        ConfigError: CUDA graphs are requested without a CUDA device.
+    """
     require(
         setting is not True or device.type == "cuda",
         f"hardware.graphs=true: CUDA graphs need a CUDA device, and this run is on {device}; use auto or false",
@@ -63,18 +89,25 @@ def cuda_graphs(setting: bool | str, device: torch.device) -> bool | None:
 
 
 def evaluation_batch(device: torch.device) -> int:
-    """Samples per evaluation batch.  A GPU wants many; of CPUs, one with small caches convolves 64 1.2 times as fast as
-    256, one with large caches 256 1.2 times as fast as 64 (and 128 1.14 times)."""
-    return 128 if device.type == "cpu" else 512
+    """Return the samples per evaluation batch and client."""
+    return 128 if device.type == "cpu" else 512  # a compromise between CPUs with small and large caches
 
 
 def smaller_for_masks(batch: int, outputs: int) -> int:
-    """Samples per evaluation batch where a sample has so many outputs: fewer where each pixel has some, so that a batch
-    of several clients, and all that a network computes between, stay in a few hundred megabytes."""
+    """Return a smaller evaluation batch if each pixel has outputs, so that activations stay in a few hundred MB.
+
+    Args:
+        batch: The samples per batch otherwise.
+        outputs: The number of outputs per sample.
+    """
     return max(1, min(batch, MOST_OUTPUTS // outputs)) if outputs > MANY_OUTPUTS else batch
 
 
 def shared_evaluation_batch(device: torch.device, sample_bytes: int) -> int:
-    """Samples per evaluation batch of a row that all clients hold, so that nothing is padded: more where inputs are
-    small and a batch is made of overheads (1,000 clients of 7 test samples of 64 numbers: 1.4 times as fast)."""
+    """Return the samples per evaluation batch of a model that all clients share, larger for small inputs.
+
+    Args:
+        device: The compute device.
+        sample_bytes: Bytes of the inputs of a sample.
+    """
     return max(evaluation_batch(device), (1 << 18 if device.type == "cpu" else 1 << 22) // sample_bytes)

@@ -1,4 +1,4 @@
-"""Where a run happens: commit, versions, machine, memory, time."""
+"""The environment of a run: commit, versions, machine, memory, time."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from fedbench.core.cores import cores
 try:
     import resource
 except ImportError:
-    resource = None  # Unix has it alone
+    resource = None  # only on Unix
 
 CHECKOUT = Path(__file__).resolve().parents[2]  # the repository's root, unless the package is installed
 
 
 def now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has computed all that it was given, so that a clock read next counts it."""
+    """Wait until the GPU has finished all work, so that elapsed times include it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> float:
-    """The largest memory used so far, in MiB: of the GPU where there is one, else of this process; nan where the
-    system does not tell (Windows)."""
+    """Return the peak memory in MiB: of the GPU if the device is one, else of this process; NaN if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:
@@ -50,14 +49,14 @@ def peak_memory(device: torch.device) -> float:
             return int(line.split()[1]) / 2**10
     if resource is None:
         return float("nan")  # Windows
-    # a process started from another one begins at that one's peak here
+    # less exact than VmHWM: it includes the peak of the parent process before exec
     scale = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 
 
 @functools.cache
 def describe_environment() -> dict[str, Any]:
-    """The commit, versions and machine of this process, as summary.json tells them."""
+    """Return commit, versions and machine for summary.json."""
     in_checkout = (CHECKOUT / ".git").exists() and shutil.which("git") is not None
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -74,7 +73,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _git(*args: str) -> str | None:
-    """What git says of the checkout; None where it refuses."""
+    """Return the output of a git command in the checkout; None if it fails."""
     process = subprocess.run(["git", "-C", str(CHECKOUT), *args], capture_output=True, text=True, check=False)
     return process.stdout.strip() if process.returncode == 0 else None
 

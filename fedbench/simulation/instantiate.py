@@ -1,4 +1,4 @@
-"""Objects from the `_target_`s of a checked config, each of the kind that its group asks for."""
+"""Build objects from the `_target_`s of a checked configuration, and check their types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedbench.core.settings import with_home
 from fedbench.data._known import DATASET_KEYS
 from fedbench.engine.optim import Optimizer
 
-# by group: keys that are not the constructor's, what is expected in words, and whether an object is that
+# group: (keys that are not passed to the constructor, description of the expected object, test for it)
 KINDS = {
     "dataset": (DATASET_KEYS, "a data source, which has load()", lambda x: callable(getattr(x, "load", None))),
     "task": ((), "a fedbench.tasks.base.Task", lambda x: callable(getattr(x, "for_targets", None))),
@@ -36,10 +36,19 @@ KINDS = {
 
 
 def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), *, key: str = "", **extra: Any) -> Any:
-    """Instantiate a group's target with its keys, less the reserved ones, and extra arguments.
+    """Call the target of a group with its keys and extra arguments.
 
-    key: the group's name, for the sentence.  A ConfigError of the target's comes through as it is; whatever else it
-    raises is told in one sentence.
+    Args:
+        group: The group's node: `_target_` and its arguments.
+        reserved: Keys that are not passed to the target.
+        key: The name of the group, for error messages.
+        **extra: More arguments.
+
+    Returns:
+        The object.
+
+    Raises:
+        ConfigError: The target raised an exception.
     """
     values: Any = plain_values(group)
     options = {k: v for k, v in values.items() if k not in reserved}
@@ -54,7 +63,15 @@ def make(group: DictConfig | Mapping, reserved: tuple[str, ...] = (), *, key: st
 
 
 def part(cfg: DictConfig, group: str) -> Any:
-    """What a group's target makes of its keys; ConfigError unless it is of the group's kind."""
+    """Build the object of a group, and check its type.
+
+    Args:
+        cfg: The checked configuration.
+        group: The name of the group, a key of KINDS.
+
+    Raises:
+        ConfigError: The object cannot be built or has another type.
+    """
     reserved, expected, fits = KINDS[group]
     built = make(cfg[group], reserved, key=group)
     require(
@@ -65,10 +82,10 @@ def part(cfg: DictConfig, group: str) -> Any:
 
 
 def target_of(cfg: DictConfig, group: str) -> Any:
-    """The class or function that a group names; ConfigError where it cannot be imported."""
+    """Return the class or function of a group; raise ConfigError if it cannot be imported."""
     return find_target(cfg[group]._target_, f"{group}._target_")
 
 
 def plain_values(value: Any) -> Any:
-    """A resolved config node as dicts and lists; any other value as it is."""
+    """Convert a configuration node to dicts and lists; return other values unchanged."""
     return with_home(OmegaConf.to_container(value, resolve=True)) if OmegaConf.is_config(value) else value

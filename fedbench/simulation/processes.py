@@ -1,4 +1,4 @@
-"""One command in several processes: rank 0 reads it, the others take part in the runs that it begins."""
+"""Run one command in several processes: rank 0 reads the command, the others take part in its runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun
 
 
 def under_torchrun() -> bool:
-    """Return whether torchrun started this process, perhaps with others."""
+    """Return whether torchrun started this process."""
     return TORCHRUN in os.environ
 
 
 def take_part(command: Callable[[], int]) -> int:
-    """Run the command on rank 0, and its runs on the other ranks; return the exit status."""
+    """Execute a command on rank 0, and its runs on all ranks.
+
+    Args:
+        command: Executes the command, and returns its exit status.
+
+    Returns:
+        The exit status of this process.
+    """
     from fedbench.engine.ranks import Stopped, connect, disconnect  # torch
 
     ranks = connect()
@@ -45,9 +52,10 @@ def take_part(command: Callable[[], int]) -> int:
 
 
 def broadcast_run(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
-    """Send the config, folder and resume of a run to the other ranks; None: there are no more runs.
+    """Send a run from rank 0 to the other ranks.  Does nothing without torchrun.
 
-    Does nothing where this is the only process.
+    Args:
+        run: Configuration, run folder, and whether to resume.  None: there are no more runs.
     """
     if not under_torchrun():
         return
@@ -58,7 +66,7 @@ def broadcast_run(run: tuple[Mapping[str, Any], Path, bool] | None) -> None:
 
 
 def _follow(ranks: Ranks) -> int:
-    """Take part in every run that rank 0 begins; print warnings only; return the exit status."""
+    """Take part in every run of rank 0, print only warnings, and return the exit status."""
     from fedbench.engine.ranks import disconnect
     from fedbench.simulation.simulator import run
 
@@ -73,9 +81,9 @@ def _follow(ranks: Ranks) -> int:
             except PeerLost:
                 raise
             except (ConfigError, KeyboardInterrupt):
-                continue  # rank 0 prints the sentence
+                continue  # rank 0 prints the error
             except (Exception, SystemExit):
-                log.warning("%s", traceback.format_exc())  # rank 0 prints what failed, this prints where
+                log.warning("%s", traceback.format_exc())  # rank 0 prints only the message
     except PeerLost as error:
         log.error("%s", error)
         return 1

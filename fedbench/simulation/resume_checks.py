@@ -1,4 +1,4 @@
-"""What a stopped run may go on with: the configuration that its checkpoint was written with, and more rounds."""
+"""Check that a resumed run has the configuration of its checkpoint.  Only some options may change, such as rounds."""
 
 from __future__ import annotations
 
@@ -24,70 +24,95 @@ from fedbench.core.settings import (
     updated_flat,
 )
 
+# Patterns of keys that may change when a run resumes.
 FREE = ("name", "paper", "paper.*", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
-# choices.* follow from the keys; hardware is kept as it was, whatever is asked
+# Patterns of keys that are not compared.  Hardware options of a command are ignored.
 KEPT_OR_FREE = (*FREE, "hardware.*", "choices.hardware", "choices.tracking", "choices.callbacks")
 ABSENT: Any = object()
 
 
 def check_saved(cfg: DictConfig, run_dir: Path, saved: dict[str, Any]) -> None:
-    """ConfigError unless a checkpoint was written by a run of this config; rounds may have grown."""
+    """Check that a checkpoint was written by a run of this configuration, possibly with fewer rounds.
+
+    Args:
+        cfg: The configuration.
+        run_dir: The run folder.
+        saved: The content of the checkpoint.
+
+    Raises:
+        ConfigError: The checkpoint is of another configuration.
+    """
     values, done = plain(cfg), saved["round"]
-    then = updated_flat(renewed(json.loads(saved["config"]))) if "config" in saved else {}
-    known = [then["rounds"]] if then else [cfg.rounds, *requested_rounds(run_dir)]
-    wrote = next((r for r in known if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)
-    keys = changed(then, flatten(values))
+    stored = updated_flat(renewed(json.loads(saved["config"]))) if "config" in saved else {}
+    candidates = [stored["rounds"]] if stored else [cfg.rounds, *requested_rounds(run_dir)]
+    rounds_before = next((r for r in candidates if config_hash({**values, "rounds": r}) == saved["config_hash"]), 0)
+    keys = changed(stored, flatten(values))
     names = f" ({', '.join(keys)})" if keys else ""
     require(
-        wrote > 0 and not any(key.startswith("choices.") for key in keys),
-        f"resume={run_dir}: config.yaml is not the one that its checkpoint was written with{names}; put it back, "
-        "or start a new run",
+        rounds_before > 0 and not any(key.startswith("choices.") for key in keys),
+        f"resume={run_dir}: config.yaml differs from the configuration of the checkpoint{names}; restore it, or start "
+        "a new run",
     )
     require(
-        type(done) is int and 1 <= done <= wrote,
-        f"resume={run_dir}: the checkpoint says that {done} rounds were done, of {wrote}",
+        type(done) is int and 1 <= done <= rounds_before,
+        f"resume={run_dir}: the checkpoint is damaged, because its round is {done} of {rounds_before}",
     )
-    check_rounds(run_dir, values, wrote, cfg.rounds)
+    check_rounds(run_dir, values, rounds_before, cfg.rounds)
 
 
 def check_rounds(folder: Path, stored: Mapping[str, Any], before: int, rounds: int) -> None:
-    """Refuse fewer rounds than a run had before, and more where its learning rates depended on their number."""
-    require(rounds >= before, f"resume={folder}: rounds={rounds} is below the run's {before}")
+    """Check a new number of rounds of a run.
+
+    Args:
+        folder: The run folder, for error messages.
+        stored: The configuration of the run.
+        before: The number of rounds before.
+        rounds: The new number of rounds.
+
+    Raises:
+        ConfigError: There are fewer rounds, or more although the learning rates depend on the number of rounds.
+    """
+    require(rounds >= before, f"resume={folder}: rounds={rounds} is less than the run's {before}")
     schedule = (stored["optimizer"].get("schedule") or {}).get("name", "constant")
-    why = f"the learning rates of optimizer.schedule.name={schedule} so far were those of {before} rounds"
-    free = rounds == before or schedule in ("constant", "exponential")
-    require(free, f"resume={folder}: rounds cannot grow, because {why}")
+    require(
+        rounds == before or schedule in ("constant", "exponential"),
+        f"resume={folder}: rounds={rounds} cannot replace {before}, because the learning rates of "
+        f"optimizer.schedule.name={schedule} depend on the number of rounds",
+    )
 
 
-def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys (dotted) of a run's config whose values were others, as key=now (was: then)."""
+def changed(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, as "key=value (was: value)".
+
+    Args:
+        stored: The configuration in the checkpoint by dotted key; empty if the checkpoint has none.
+        current: The configuration to compare by dotted key.
+    """
+    if not stored:
+        return []
     return [
-        f"{key}={show(now.get(key))} (was: {show(then.get(key))})"
-        for key in sorted({*then, *now})
-        if then
-        and then.get(key, ABSENT) != now.get(key, ABSENT)
-        and key != "rounds"
-        and not is_matched(key, KEPT_OR_FREE)
+        f"{key}={show(current.get(key))} (was: {show(stored.get(key))})"
+        for key in sorted({*stored, *current})
+        if stored.get(key, ABSENT) != current.get(key, ABSENT) and key != "rounds" and not is_matched(key, KEPT_OR_FREE)
     ]
 
 
 def requested_rounds(folder: Path) -> list[int]:
-    """Every number of rounds that the run in a folder was ever asked for."""
+    """Return the numbers of rounds in config.yaml and in the earlier resume commands of a run."""
     path = folder / "config.yaml"
     return [*([int(load_config(path).rounds)] if path.is_file() else []), *_earlier_rounds(folder)]
 
 
 def _earlier_rounds(folder: Path) -> Iterator[int]:
-    """rounds= of earlier resumes: what they added stays asked for."""
+    """Yield the values of rounds= in earlier resume commands."""
     for path in sorted((folder / ".hydra").glob("overrides.resume-*.yaml")):
         try:
-            words = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+            overrides = yaml.safe_load(path.read_text(encoding="utf-8")) or []
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(
-                f"{path} cannot be read ({str(error).splitlines()[0]}): it tells the rounds that an "
-                "earlier resume= asked for"
+                f"{path} cannot be read ({str(error).splitlines()[0]}): it has the rounds of an earlier resume="
             ) from error
-        for text in words if isinstance(words, list) else ():
+        for text in overrides if isinstance(overrides, list) else ():
             match = re.fullmatch(r"\+*rounds=(\d+)", str(text))
             if match:
                 yield int(match[1])

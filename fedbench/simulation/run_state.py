@@ -1,4 +1,4 @@
-"""One run: its parts, how far it has come, and what of it a checkpoint holds."""
+"""The state of a run: its components, its progress, and the content of its checkpoints."""
 
 from __future__ import annotations
 
@@ -28,22 +28,29 @@ COSTS = ("train_s", "eval_s", "total_s", "steps", "samples", "bytes_down", "byte
 
 @dataclass
 class Simulation:
-    """One run: its parts and its progress.
+    """The components of a run and its progress.
 
     Attributes:
-        done: Number of finished rounds.
+        cfg: The checked configuration.
+        run_dir: The run folder.
+        engine: The engine, which trains and evaluates cohorts.
+        algorithm: The method.
+        split: The partition of the data over the clients.
+        done: The number of finished rounds.
+        best: Round and metrics of the best evaluation by test score.
+        best_val: Round and metrics of the best evaluation by validation score.
         last: Metrics of the last evaluation.
-        best: Metrics of the best evaluation by test score.
-        best_val: Metrics of the best evaluation by validation score.
-        new_clients: Scores of the clients that took no part in training.
-        is_last_round: Whether no round follows in this process.
-        is_sound: Whether checkpoint.pt may become the previous checkpoint.
+        personal_is_global: Whether every client deployed the global model at all evaluations.  None before the first.
+        takes_means: Whether the server has averaged clients by the option `client_weights`.
+        new_clients: Scores of the new clients, which took no part in training.
+        data_hash: The digest of the data set.
+        is_last_round: Whether this process runs no further round.
+        is_sound: Whether checkpoint.pt is intact, so that it may become the previous checkpoint.
         ranks_differ: Whether a difference between processes was reported.
         counted: Metrics whose number of clients was logged.
-        origin: The source of the request for this run (see ``simulator.run``).
-        cost: Totals over the rounds, in seconds and bytes.
-        personal_is_global: Whether every client deployed the server's row at all evaluations.  None before the first.
-        takes_means: Whether the server has averaged clients by the run's `weights`.
+        origin: Entries for summary.json about the command (see ``simulator.run``).
+        started: The time at which this process began the run, ISO 8601.
+        cost: Totals over the rounds, in seconds, steps, samples and bytes.
     """
 
     cfg: DictConfig
@@ -69,22 +76,21 @@ class Simulation:
 
     @property
     def primary(self) -> str:
-        """The column of the score that the best round goes by."""
+        """The metric that determines the best round, such as "personal/accuracy"."""
         return f"personal/{self.engine.task.primary}"
 
     @functools.cached_property
     def config_hash(self) -> str:
-        """The hash of what can change the run's numbers, computed once: 8 ms, more than the rest of a small
-        checkpoint."""
+        """The hash of all options that affect results.  Cached, because it is slow to compute."""
         return config_hash(self.cfg)
 
     @functools.cached_property
     def config_text(self) -> str:
-        """The whole configuration as JSON, dotted key -> value."""
+        """The whole configuration as JSON, with dotted keys."""
         return json.dumps(flatten(plain(self.cfg)))
 
     def state(self) -> dict[str, Any]:
-        """Everything the rounds to come depend on, as plain tensors, numbers and text."""
+        """Return the content of a checkpoint: everything that later rounds depend on, as tensors, numbers and text."""
         return {
             "round": self.done,
             "config_hash": self.config_hash,
@@ -108,17 +114,24 @@ class Simulation:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint; ConfigError where it, or the data, do not fit the run."""
-        then, now = state.get("data_hash", self.data_hash), self.data_hash
+        """Restore the run from a checkpoint.
+
+        Args:
+            state: The content of the checkpoint (see `state`).
+
+        Raises:
+            ConfigError: The data have changed, or the checkpoint does not fit the run.
+        """
+        stored_hash = state.get("data_hash", self.data_hash)
         require(
-            then == now,
-            f"resume={self.run_dir}: the data have changed since the run began (digest {now[:12]}, the "
-            f"run's {then[:12]}): put its files back, or start a new run",
+            stored_hash == self.data_hash,
+            f"resume={self.run_dir}: the data have changed since the run began (digest {self.data_hash[:12]}, the "
+            f"run's {stored_hash[:12]}): restore the data files, or start a new run",
         )
         require(
             state["partition_hash"] == self.split.hash,
-            f"resume={self.run_dir}: the data now gives another partition ({self.split.hash[:12]}) than the "
-            f"run's ({state['partition_hash'][:12]}); the data set's files have changed",
+            f"resume={self.run_dir}: the data files have changed, because their partition is {self.split.hash[:12]} "
+            f"now and was {state['partition_hash'][:12]}: restore the data files, or start a new run",
         )
         try:
             self._load(state)
@@ -127,18 +140,18 @@ class Simulation:
             raise ConfigError(f"resume={self.run_dir}: the checkpoint does not fit the run ({why})") from error
 
     def _load(self, state: dict[str, Any]) -> None:
-        # before checkpoints said which stores their rounds had made, those were the optimizer's
-        of_optimizer = [name for name in state["rows"] if name.startswith("optimizer/")]
-        widths: dict[str, int] = {}  # of the rows that these are the buffers of; a count is narrower
-        for name in of_optimizer:
+        buffers = [name for name in state["rows"] if name.startswith("optimizer/")]  # optimizer/<rows>/<buffer>
+        widths: dict[str, int] = {}  # number of parameters per kind of rows: the widest buffer (a step count is 1 wide)
+        for name in buffers:
             owner = name.split("/")[1]
             widths[owner] = max(widths.get(owner, 1), state["rows"][name]["rows"].shape[1])
-        for name in of_optimizer:
+        for name in buffers:
             _, owner, buffer = name.split("/")
             self.engine.memory(owner, buffer, widths[owner])
-        late = json.loads(state["late_rows"]) if "late_rows" in state else of_optimizer
+        # checkpoints of older versions have no late_rows: only the optimizer made rows during rounds
+        late = json.loads(state["late_rows"]) if "late_rows" in state else buffers
         self.engine.rows.load_state_dict(state["rows"], late)
-        device = self.engine.device  # checkpoints are read to host memory
+        device = self.engine.device  # the checkpoint is in host memory
         check_like(self.algorithm.state_dict(), state["algorithm"])
         self.algorithm.load_state_dict({n: t.to(device, copy=True) for n, t in state["algorithm"].items()})
         if self.engine.compression is not None:
@@ -146,11 +159,11 @@ class Simulation:
         record = json.loads(state["record"])
         self.done, self.best, self.best_val = state["round"], record["best"], record["best_val"]
         self.last, self.cost = record["last"], record["cost"]
-        self.personal_is_global = record.get("personal_is_global")  # checkpoints of older versions do not have it
+        self.personal_is_global = record.get("personal_is_global")  # not in checkpoints of older versions
         self.is_sound = state.get("file", checkpoint.NAME) == checkpoint.NAME
 
     def record_metrics(self, values: dict[str, float]) -> None:
-        """Remember the last evaluation, the best one, and the best one by validation."""
+        """Store the metrics of an evaluation as the last ones and, if they are, as the best ones."""
         self.last = values
         nan, test, validation = float("nan"), self.primary, f"val/{self.engine.task.primary}"
         score, best = (v.get(test, nan) for v in (values, self.best["values"] if self.best else {}))
@@ -160,12 +173,20 @@ class Simulation:
         if scores.is_better(validation, score, best):
             self.best_val = {"metric": validation, "round": self.done, "values": values}
 
-    def add_cost(self, cost: RoundCost, seconds: dict[str, float], survivors: int) -> dict[str, float]:
-        """Add a round to the totals; returns its row of costs.csv.  seconds: round_s, and eval_s where it was
-        evaluated.  survivors: how many of its clients were not lost."""
+    def add_cost(self, cost: RoundCost, seconds: dict[str, float], participants: int) -> dict[str, float]:
+        """Add the cost of a round to the totals.
+
+        Args:
+            cost: Steps, samples and bytes of the round.
+            seconds: round_s, and eval_s if the round was evaluated.
+            participants: The number of sampled clients that did not drop out.
+
+        Returns:
+            The line of costs.csv.
+        """
         row = {
             "cohort": self.engine.federation.cohort_size,
-            **({"survivors": survivors} if self.cfg.system.dropout else {}),
+            **({"survivors": participants} if self.cfg.system.dropout else {}),
             "steps": cost.steps,
             "samples": cost.samples,
             "train_s": seconds["round_s"],
@@ -182,13 +203,21 @@ class Simulation:
 
 
 def check_like(fresh: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
-    """ValueError unless a method's stored tensors are those that it begins with, and of their kinds; more may have
-    come in its rounds.
+    """Check that the stored state of a method fits its initial state.
 
-    The first axis of a matrix may have grown (APPLE's downloaded cores).
+    The stored state may have more tensors.  The first axis of a matrix may have grown (APPLE's downloaded cores).
+
+    Args:
+        fresh: The initial tensors by name.
+        stored: The tensors in the checkpoint by name.
+
+    Raises:
+        ValueError: A stored tensor has another type or shape.
+        KeyError: A tensor is missing.
     """
     for name, tensor in fresh.items():
         other = stored[name]
         grown = other.dim() > 1 and other.shape[1:] == tensor.shape[1:]
         if other.dtype != tensor.dtype or not (grown or other.shape == tensor.shape):
-            raise ValueError(f"{name} is {other.dtype} {tuple(other.shape)}, not {tensor.dtype} {tuple(tensor.shape)}")
+            expected = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise ValueError(f"{name} is {other.dtype} {tuple(other.shape)}, expected {expected}")

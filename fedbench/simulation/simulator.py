@@ -201,7 +201,7 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
 
 
 def check_used(sim: Simulation, cost: RoundCost) -> None:
-    """Check after the first round that the options `weights` and `compression` had an effect.
+    """Check after the first round that the options `client_weights` and `compression` had an effect.
 
     A round without local steps may send nothing.  Then compression is checked after the next round.
 

@@ -79,16 +79,16 @@ def test_a_damaged_run_says_so(run: fedbench.Run) -> None:
     (run.path / "summary.json").write_text("{")
     assert "status damaged: summary.json cannot be read" in repr(run)
     (run.path / "config.yaml").unlink()
-    with pytest.raises(ConfigError, match=r"run is not a run: it has no config\.yaml"):
+    with pytest.raises(ConfigError, match=r"run is not a run folder: it has no config\.yaml"):
         fedbench.Run("run")
 
 
 def test_no_runs_have_no_table() -> None:
-    with pytest.raises(ConfigError, match="there are no runs to make a table of"):
+    with pytest.raises(ConfigError, match="there are no runs for a table"):
         fedbench.Runs([]).table()
 
 
 def test_a_client_has_a_number(run: fedbench.Run) -> None:
     for client in ("0", True, 1.0):
-        with pytest.raises(ConfigError, match="client must be the number of a client"):
+        with pytest.raises(ConfigError, match="client must be the number or the name of a client"):
             run.model(client)  # type: ignore[arg-type]

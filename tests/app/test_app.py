@@ -461,7 +461,7 @@ def test_a_finished_run_is_not_run_again_unless_it_grows(stopped: Path, capsys: 
         (["algorithm.mu=0.01"], "the run has algorithm.mu=0.5 (requested: 0.01)"),
         (["algorithm=pgfed"], "the run has algorithm='fedprox' (requested: 'pgfed')"),
         (["seed=1", "local.epochs=1"], "seed=0 (requested: 1)"),
-        (["rounds=9"], "rounds=9 is below the run's 10"),
+        (["rounds=9"], "rounds=9 is less than the run's 10"),
         (["+experiment=debug"], "experiment=null (requested: 'debug')"),
         (["rounds=many"], "rounds must be a whole number"),
         (["seed=0,1"], "several values"),
@@ -792,7 +792,7 @@ def test_a_second_resume_is_one_sentence_and_touches_nothing(stopped: Path, caps
     with writing(stopped):
         before = everything(stopped)
         assert main([f"resume={stopped}", "rounds=12"]) == 1
-        assert f"{stopped} is being written by process {os.getpid()} on " in sentence(capsys)
+        assert f"{stopped} is in use by process {os.getpid()} on " in sentence(capsys)
         assert everything(stopped) == before
     assert main([f"resume={stopped}"]) == 0
 
@@ -805,7 +805,7 @@ def test_a_second_run_in_a_named_folder_is_refused(capsys: pytest.CaptureFixture
         before = everything(Path("mine"))
         for seed in (0, 1):
             assert main([f"seed={seed}", "hydra.run.dir=mine"]) == 1
-            assert "mine is being written by process" in sentence(capsys)
+            assert "mine is in use by process" in sentence(capsys)
         assert everything(Path()) == before
 
 
@@ -817,7 +817,7 @@ def test_a_sweep_goes_on_with_the_cells_that_nobody_has(capsys: pytest.CaptureFi
         out, error = capsys.readouterr()
         assert "3 runs: 2 finished, 1 in another process" in out
         assert re.search(rf"seed=1 +in another process +process {os.getpid()} on ", out)
-        assert error.count("is being written by process") == 1 and not list(Path("sweeps").glob(".met*"))
+        assert error.count("is in use by process") == 1 and not list(Path("sweeps").glob(".met*"))
         assert [path.name for path in Path("sweeps/seed=1").iterdir()] == [".lock"]
     assert main(command) == 0
     assert "3 runs: 2 finished already, 1 finished" in capsys.readouterr().out

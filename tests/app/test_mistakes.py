@@ -356,7 +356,7 @@ def test_a_device_is_written_to_and_not_replaced(
     assert os.read(reader, 6) == b"method" and Path("pipe").is_fifo()
     os.close(reader)
     assert main(["partition", "--out", "pipe"]) == 2
-    assert "pipe is no file" in capsys.readouterr().err and Path("pipe").is_fifo()
+    assert "pipe must be a file" in capsys.readouterr().err and Path("pipe").is_fifo()
 
 
 @pytest.mark.parametrize(
@@ -391,9 +391,9 @@ def test_a_device_is_written_to_and_not_replaced(
         ("report", ["run", "--paper", "pgfed_table1_cifar", "--select", "best"], "leave out --select"),
         ("report", ["run", "--paper", "pgfed_table1_cifar", "--group", "seed"], "leave out --group"),
         ("report", ["run", "--figures", "plain"], "--figures plain cannot be made: File exists"),
-        ("report", ["run", "--figures", ""], "--figures names no folder"),
+        ("report", ["run", "--figures", ""], "--figures must name a folder"),
         ("figures", ["run", "--out", "plain/x"], "--out plain/x cannot be made: Not a directory"),
-        ("figures", ["run", "--out", ""], "--out names no folder"),
+        ("figures", ["run", "--out", ""], "--out must name a folder"),
         ("figures", ["run", "--rounds", "-1"], "--rounds"),
         ("figures", ["run", "--target", "7"], "--target is 7; personal/accuracy is at most 1 and at least 0"),
         ("figures", ["run", "--rounds", "0,,1"], "whole numbers >= 0 with commas between them"),

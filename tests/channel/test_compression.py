@@ -144,15 +144,15 @@ def test_tensors_of_any_shape_are_rows() -> None:
 
 def test_an_upload_that_says_no_reference_is_refused() -> None:
     cohort = Cohort(net(None), IDS, 0)
-    with pytest.raises(ValueError, match=r'upload\(theta=\.\.\.\): say what .*relative_to=\{"theta": "w"\}'):
+    with pytest.raises(ValueError, match=r'upload\(theta=\.\.\.\) needs a reference: .*relative_to=\{"theta": "w"\}'):
         cohort.upload(theta=rows(1, 2, 3))
-    with pytest.raises(ValueError, match=r"upload\(theta=\.\.\.\): it stands in relative_to and in replaces"):
+    with pytest.raises(ValueError, match=r"upload\(theta=\.\.\.\): theta is in relative_to and in replaces"):
         cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, replaces={"theta": None})
-    with pytest.raises(ValueError, match=r"upload\(reference=\.\.\.\): a tensor .* not a dict"):
+    with pytest.raises(ValueError, match=r"upload\(reference=\.\.\.\): expected a tensor .* got a dict"):
         cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, reference={"theta": ROW})
-    with pytest.raises(ValueError, match="there is no x among what is sent"):
+    with pytest.raises(ValueError, match="x is not among these tensors"):
         cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None, "x": None})
-    with pytest.raises(ValueError, match="there is no y among what is sent"):
+    with pytest.raises(ValueError, match="y is not among these tensors"):
         cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": None}, replaces={"y": None})
 
 
@@ -301,7 +301,7 @@ def test_what_clients_were_not_sent_in_this_round_is_no_reference(send: str, com
     some = cohort.subset(np.array([True, False, True]))
     w = getattr(cohort, send)(w=value).w
     getattr(some, send)(theirs=value if send == "broadcast" else value[:2])
-    words = r"upload\(theta=\.\.\., relative_to=\.\.\.\): {} is not the name of a tensor that these clients were sent"
+    words = r"upload\(theta=\.\.\., relative_to=\.\.\.\): {} is not the name of a tensor that these clients received"
     for handle, given in ((w, "a Tensor"), (w.clone(), "a Tensor"), ("x", "'x'"), ("before", "'before'")):
         with pytest.raises(UnknownReference, match=words.format(given) + r" in this round \('w', 'theirs'\)"):
             cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": handle})
@@ -309,7 +309,7 @@ def test_what_clients_were_not_sent_in_this_round_is_no_reference(send: str, com
         cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": "theirs"})
     some.upload(theta=rows(1, 2), relative_to={"theta": "theirs"})
     cohort.upload(theta=rows(1, 2, 3), relative_to={"theta": "w"})
-    with pytest.raises(UnknownReference, match="they were sent none"):
+    with pytest.raises(UnknownReference, match="they received none"):
         Cohort(e, IDS, 2).upload(theta=rows(1, 2, 3), relative_to={"theta": "w"})
 
 
@@ -324,7 +324,7 @@ def test_plain_messages_pass_as_they_are() -> None:
         assert (up.d != 0).sum() == 6
         assert cohort.cost.bytes_down == cohort.cost.dense_down == 2 * 3 * 4 * N
     for call in (cohort.broadcast, cohort.download, cohort.upload):
-        with pytest.raises(ValueError, match="there is no x among what is sent"):
+        with pytest.raises(ValueError, match="x is not among these tensors"):
             call(uncompressed=["x"])
 
 
@@ -406,7 +406,7 @@ def test_losses_are_not_told_under_privacy() -> None:
     cfg = compose(["privacy.epsilon=1"])
     cfg.compression._target_ = f"{__name__}.Listener"
     e = net(None)
-    with pytest.raises(ConfigError, match=r"tell their training losses, which privacy\.epsilon=1"):
+    with pytest.raises(ConfigError, match=r"reads the clients' training losses, which privacy\.epsilon=1"):
         build.compression(cfg, e.rows, e.model)
 
 

@@ -495,12 +495,12 @@ def test_mistakes_are_one_sentence() -> None:
         (["privacy.delta=0"], "privacy.delta must be a number in (0, 1), got 0"),
         (["privacy.delta=1"], "privacy.delta must be a number in (0, 1), got 1"),
         (["privacy.clip=0"], "privacy.clip must be a number > 0 or inf or null, got 0"),
-        ([on, "privacy.clip=null"], "privacy.clip must be a finite number > 0 where privacy.epsilon=25 asks for"),
-        ([on, "privacy.clip=inf"], "in proportion to it, got inf; null goes with privacy.epsilon=inf"),
+        ([on, "privacy.clip=null"], "privacy.clip must be a finite number > 0 with privacy.epsilon=25, got"),
+        ([on, "privacy.clip=inf"], "got inf; use privacy.epsilon=inf for no noise"),
         (["privacy.calibration=exact"], "privacy.calibration must be one of paper, analytic, got 'exact'"),
         (
             [on, "privacy.calibration=analytic", "privacy.sensitivity=lr_over_n"],
-            "privacy.sensitivity must be clip where privacy.calibration=analytic",
+            "privacy.sensitivity must be clip with privacy.calibration=analytic",
         ),
         (["privacy.sigma=1"], "privacy.sigma is unknown"),
     ]:
@@ -524,7 +524,7 @@ def refused(e: Engine, algorithm: Algorithm) -> str:
 def test_a_method_that_leaks_is_refused() -> None:
     for method in (Leaky(), FineTuned(Leaky(), 1, None, "end", "all")):
         assert refused(private(net()), method) == (
-            "privacy.epsilon=25 asks for what this method cannot keep: algorithm=leaky whispers"
+            "privacy.epsilon=25 does not cover this method: algorithm=leaky whispers"
         )
         build.check_method(net(), method)
 

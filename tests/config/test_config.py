@@ -128,9 +128,12 @@ def test_composing_leaves_no_trace() -> None:
         ("model.columns.x=3", "model.columns must be a mapping of names to a list"),
         ("model._target_=fedbench.models.mlp.MPL", "fedbench.models.mlp has no MPL; did you mean MLP?"),
         ("model._target_=nowhere.Net", "there is no module for 'nowhere.Net'"),
-        ("model._target_=fedbench.algorithms.fedavg.FedAvg", "fedbench.algorithms.fedavg.FedAvg is no torch.nn.Module"),
+        (
+            "model._target_=fedbench.algorithms.fedavg.FedAvg",
+            "fedavg.FedAvg is not a torch.nn.Module",
+        ),
         ("model._target_=fedbench.models.mlp", "model._target_=fedbench.models.mlp is a module"),
-        ("model._target_=3", "model._target_ must name the class to build, got 3"),
+        ("model._target_=3", "model._target_ must be the path of a class, got 3"),
         ("dataset.split=mergd", "dataset.split must be one of"),
         ("dataset.test_fraction=1", "dataset.test_fraction must be a number in [0, 1), got 1"),
         ("dataset.augment={flip: 3}", "dataset.augment.flip must be true or false, got 3"),
@@ -257,7 +260,7 @@ def test_an_option_may_stand_on_another_one(methods: Path) -> None:
 def test_the_number_of_clients_is_said_once(tmp_path: Path) -> None:
     """Of files and the command line the latter counts; two answers on the command line are refused."""
     assert mistake("clients_per_round=3", "sample_rate=0.5") == (
-        "clients_per_round=3 and sample_rate=0.5 both say how many clients take part in a round: give one of them"
+        "clients_per_round=3 and sample_rate=0.5 both set the clients per round: remove one of them"
     )
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "few.yaml").write_text("# @package _global_\nclients_per_round: 3\n")

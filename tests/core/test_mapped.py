@@ -119,5 +119,5 @@ def test_a_file_that_was_cut_is_noticed(tmp_path: Path) -> None:
     os.truncate(path, 128 + 4 * 64 * 10)
     out = np.empty((1, 64), np.float32)
     reader.into(out, np.array([9]))
-    with pytest.raises(RunError, match="has become shorter"):
+    with pytest.raises(RunError, match="was truncated while the run was reading it"):
         reader.into(out, np.array([10]))

@@ -28,7 +28,7 @@ def test_old_names_are_accepted_with_one_sentence(caplog: pytest.LogCaptureFixtu
 
 
 def test_both_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="client_weights is given twice, in weights=uniform and in client_weights=sa"):
+    with pytest.raises(ConfigError, match="client_weights is given twice, as weights=uniform and client_weights=sa"):
         compose(["weights=uniform", "client_weights=samples"])
 
 

@@ -201,7 +201,7 @@ def test_what_a_round_made_is_there_again_after_a_resume() -> None:
     assert second.late == {"memory/up"} and second.state_dict().keys() == {"theta", "memory/up"}
     third = RowStore(50, CPU, 1 << 20, 0)
     third("theta", DEFAULT)
-    with pytest.raises(ValueError, match="it has rows memory/up, which the run has not"):
+    with pytest.raises(ValueError, match="it has rows memory/up, which the run does not have"):
         third.load_state_dict(first.state_dict())
 
 
@@ -254,8 +254,8 @@ def test_what_fits_nowhere_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch
     store = RowStore(1_000_000, CPU, 10 << 30, 0, most=50_000)
     with pytest.raises(
         ConfigError,
-        match=r"'A' may come to 186.3 GiB \(50,000 of 1,000,000 x 1,000,000 numbers\).*"
-        r"with 100.0 GiB left; lower partition.num_clients",
+        match=r"'A' may need 186.3 GiB \(50,000 of 1,000,000 x 1,000,000 numbers\).*"
+        r"has 100.0 GiB left; lower partition.num_clients",
     ):
         store("A", torch.zeros(1_000_000))
     assert store("theta", torch.zeros(1000)).place == "device"
@@ -308,5 +308,5 @@ def test_a_name_is_given_once() -> None:
     """Two states of one name would share a place in checkpoints."""
     store = RowStore(5, CPU, 1 << 20, 1 << 20)
     store("theta", DEFAULT)
-    with pytest.raises(ValueError, match="there are rows named 'theta' already"):
+    with pytest.raises(ValueError, match="rows named 'theta' exist already"):
         store("theta", DEFAULT)

@@ -346,7 +346,7 @@ def test_ddp_needs_torchrun_and_torchrun_needs_ddp(monkeypatch: pytest.MonkeyPat
     questioned("hardware=ddp")
     with pytest.raises(ConfigError, match=r"torchrun started 2 processes: add hardware=ddp"):
         questioned("rounds=3")
-    with pytest.raises(ConfigError, match=r"leave hydra/launcher out"):
+    with pytest.raises(ConfigError, match=r"remove hydra/launcher"):
         launch.run_command(["-m", "hardware=ddp", "seed=0,1", "hydra/launcher=joblib"])
     monkeypatch.setenv("WORLD_SIZE", "1")
     questioned("rounds=3")

@@ -320,7 +320,7 @@ def test_images_are_needed(tmp_path: Path):
 
 def test_augmentation_before_the_tower_is_refused(tmp_path: Path):
     cfg = config(tmp_path, "dataset.augment={flip: true}")
-    with pytest.raises(ConfigError, match=r"dataset.augment cannot come before the frozen part"):
+    with pytest.raises(ConfigError, match=r"dataset.augment must be null, because model=.* has a frozen encoder"):
         build.federation(cfg, pictures(), split_of(SIZES), CPU)
 
 

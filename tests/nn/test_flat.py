@@ -741,6 +741,6 @@ def test_a_missing_column_group_names_the_models_that_have_it():
     model = FlatModel(nn.Linear(2, 3))
     with pytest.raises(MissingColumns, match=r"x needs the column group 'prompt'") as missing:
         model.group("prompt", "algorithm=x")
-    assert "take a model that does: clip_prompt" in sentence_of(missing.value, Path())
+    assert "choose a model that has them: clip_prompt" in sentence_of(missing.value, Path())
     with pytest.raises(ConfigError, match=r"declare: add it under model.columns \(it has none\)$"):
         model.group("nobody's", "algorithm=x")

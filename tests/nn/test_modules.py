@@ -368,7 +368,7 @@ def test_auto_leaves_out_what_a_module_cannot_do_and_says_so_once(caplog) -> Non
     e = auto(make("packed"))
     assert e.executor.plan.name == "threads"
     assert caplog.text.count("left out") == 1
-    assert "executor vmap is left out: the model (Packed) cannot be computed for several clients" in caplog.text
+    assert "executor vmap is not used: the model (Packed) cannot be computed for several clients" in caplog.text
     caplog.clear()
     auto(make("transformer"))
     assert "left out" not in caplog.text
@@ -439,7 +439,7 @@ def test_a_layer_whose_gradient_is_another_for_several_clients_is_left_out(caplo
 
     caplog.set_level("INFO", "fedbench")
     assert auto(engine(*data("x"), seeded(Odd))).executor.plan.name == "threads"
-    assert "executor vmap is left out: the model cannot" in caplog.text and "its gradients are others" in caplog.text
+    assert "executor vmap is not used: the model cannot" in caplog.text and "its gradients differ" in caplog.text
 
 
 def test_dropout_in_attention_with_added_keys_is_refused() -> None:

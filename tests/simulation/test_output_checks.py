@@ -385,8 +385,8 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         (["algorithm._target_={}.nothing"], "algorithm.* makes an object of type dict, expected a fedbench.*Algorithm"),
         (["optimizer._target_={}.Options"], "optimizer.* of type Options, expected a fedbench.engine.optim.Optimizer"),
         (["partition._target_={}.Empty"], "partition.* of type Empty, expected a partition, which has assign"),
-        (["dataset._target_={}.Empty"], "dataset.* is no data source, which has load"),
-        (["model._target_={}.Empty"], r"model.* is no torch\.nn\.Module"),
+        (["dataset._target_={}.Empty"], "dataset.* is not a data source, because it has no method load"),
+        (["model._target_={}.Empty"], r"model.* is not a torch\.nn\.Module"),
         (["algorithm=scaffold", "optimizer.momentum=0.9"], "algorithm=scaffold needs plain SGD"),
         (["algorithm=pfedmoap"], "pfedmoap needs the column group 'prompt', which this model does not declare"),
         (["finetune.epochs=1", "finetune.part=tail"], "finetune.part needs the column group 'tail'"),
@@ -407,8 +407,8 @@ def test_what_needs_no_data_is_said_before_they_are_loaded(
 @pytest.mark.parametrize(
     "override, words",
     [
-        ("clients_per_round=21", "clients_per_round=21 is more than the 20 clients there are"),
-        ("new_clients.count=20", "new_clients.count=20 leaves nobody to train: the partition has 20 clients"),
+        ("clients_per_round=21", "clients_per_round=21 must be at most the number of training clients, 20"),
+        ("new_clients.count=20", "new_clients.count=20 must be less than the number of clients, 20"),
         ("optimizer.lr=[0.1,0.2]", "optimizer.lr lists 2 rates, and there are 20 clients to train"),
     ],
 )
@@ -456,11 +456,11 @@ def test_a_method_refuses_before_executors_are_timed(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "override, words",
     [
-        (f"algorithm._target_={__name__}.Net", "is no fedbench.algorithms.base.Algorithm"),
-        (f"partition._target_={__name__}.Net", "is no partition"),
-        ("dataset._target_=fedbench.models.mlp.MLP", "is no data source"),
-        ("algorithm._target_=fedbench.engine.optim.SGD", "is no fedbench.algorithms.base.Algorithm"),
-        ("model._target_=fedbench.data.arrays.npz.Npz", r"is no torch\.nn\.Module"),
+        (f"algorithm._target_={__name__}.Net", "is not a fedbench.algorithms.base.Algorithm"),
+        (f"partition._target_={__name__}.Net", "is not a partition"),
+        ("dataset._target_=fedbench.models.mlp.MLP", "is not a data source"),
+        ("algorithm._target_=fedbench.engine.optim.SGD", "is not a fedbench.algorithms.base.Algorithm"),
+        ("model._target_=fedbench.data.arrays.npz.Npz", r"is not a torch\.nn\.Module"),
         ("optimizer._target_=torch.optim.SGD", "optimizer.params must be given"),  # called Optimizer as well
         (f"model._target_={__name__}.Net model.depth=3", "model.depth is unknown"),
     ],

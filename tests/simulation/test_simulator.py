@@ -370,7 +370,7 @@ def test_data_that_changed_is_refused(whole: Path, tmp_path: Path, monkeypatch: 
     saved = checkpoint.load(whole)
     del saved["data_hash"], saved["file"]
     checkpoint.save(tmp_path / "run", saved)
-    with pytest.raises(ConfigError, match=r"resume=.*the data now gives another partition"):
+    with pytest.raises(ConfigError, match=r"resume=.*the data files have changed, because their partition is"):
         run(config(), tmp_path / "run", resume=True)
 
 
@@ -382,7 +382,7 @@ def test_another_config_is_refused(override: str, whole: Path, tmp_path: Path) -
     """What an edited config.yaml comes to: the checkpoint was made with another one."""
     shutil.copytree(whole, tmp_path / "run")
     key = override.split("=")[0]
-    with pytest.raises(ConfigError, match=rf"not the one that its checkpoint was written with \({key}=.* \(was: ") as e:
+    with pytest.raises(ConfigError, match=rf"differs from the configuration of the checkpoint \({key}=.* \(was: ") as e:
         run(config(override), tmp_path / "run", resume=True)
     assert "\n" not in str(e.value)
     same_tables(tmp_path / "run", whole)
@@ -400,7 +400,7 @@ def test_rounds_of_a_schedule_do_not_grow_by_an_edit(tmp_path: Path) -> None:
     run(config("rounds=2", "optimizer.schedule.name=cosine"), tmp_path)
     with pytest.raises(ConfigError, match=r"rounds cannot grow"):
         run(config("rounds=3", "optimizer.schedule.name=cosine"), tmp_path, resume=True)
-    with pytest.raises(ConfigError, match=r"rounds=1 is below the run's 2"):
+    with pytest.raises(ConfigError, match=r"rounds=1 is less than the run's 2"):
         run(config("rounds=1", "optimizer.schedule.name=cosine"), tmp_path, resume=True)
 
 
@@ -421,20 +421,20 @@ def narrow_rows(state: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "edit, words",
     [
-        (lambda state: state.update(round=99), "the checkpoint says that 99 rounds were done, of 4"),
-        (lambda state: state.update(round=-3), "the checkpoint says that -3 rounds were done, of 4"),
-        (lambda state: state.update(round=True), "the checkpoint says that True rounds were done, of 4"),
+        (lambda state: state.update(round=99), "the checkpoint is damaged, because its round is 99 of 4"),
+        (lambda state: state.update(round=-3), "the checkpoint is damaged, because its round is -3 of 4"),
+        (lambda state: state.update(round=True), "the checkpoint is damaged, because its round is True of 4"),
         (lambda state: state.update(algorithm={}), "does not fit the run (it has no 'w')"),
         (lambda state: state["algorithm"].update(w=state["algorithm"]["w"][:-1]), "w is torch.float32 (609,), not"),
         (lambda state: state["algorithm"].update(w=state["algorithm"]["w"].double()), "w is torch.float64 (610,), not"),
         (lambda state: state.update(rows={}), "does not fit the run (it has no "),
         (
             lambda state: state["rows"].update(x=next(iter(state["rows"].values()))),
-            "it has rows x, which the run has not",
+            "it has rows x, which the run does not have",
         ),
         (lambda state: state.update(record="[1"), "does not fit the run (Expecting"),
-        (foreign_ids, "are of other clients than 0 to 5"),
-        (repeated_ids, "are of other clients than 0 to 5"),
+        (foreign_ids, "must be of distinct clients, with numbers from 0 to 5"),
+        (repeated_ids, "must be of distinct clients, with numbers from 0 to 5"),
         (narrow_rows, "not torch.float32"),
     ],
 )
@@ -477,7 +477,7 @@ def test_a_loss_that_is_not_finite_ends_in_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "override, sentence",
     [
-        ("clients_per_round=7", r"clients_per_round=7 is more than the 6 clients"),
+        ("clients_per_round=7", r"clients_per_round=7 must be at most the number of training clients, 6"),
         ("model=fedavg_cnn", r"model=fedavg_cnn needs images of at least 16x16, but the data set gives \(1, 8, 8\)"),
         ("finetune.epochs=1 finetune.part=neck", r"finetune.part needs the column group 'neck'.*base, head"),
         ("hardware.device=cuda:99", r"hardware.device=cuda:99"),

@@ -296,8 +296,8 @@ def test_a_run_with_drawn_epochs_resumes(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["local.epochs=[1,2]"], "local.epochs lists 2 numbers, and there are 6 clients to train"),
-        (["local.epochs=2", "system.fewest_epochs=3"], "system.fewest_epochs=3 is more than local.epochs=2"),
-        ([f"local.epochs={EACH}", "system.fewest_epochs=2"], "system.fewest_epochs=2 is more than local.epochs="),
+        (["local.epochs=2", "system.fewest_epochs=3"], "system.fewest_epochs=3 must be at most local.epochs=2"),
+        ([f"local.epochs={EACH}", "system.fewest_epochs=2"], "system.fewest_epochs=2 must be at most local.epochs="),
     ],
 )
 def test_impossible_epochs_are_refused(words: list[str], sentence: str) -> None:

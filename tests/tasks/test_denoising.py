@@ -161,7 +161,7 @@ def words(tmp_path: Path, algorithm: str) -> list[str]:
 
 def test_a_model_that_reads_something_else_is_told_what_it_is_given(tmp_path: Path) -> None:
     given = [*words(tmp_path, "fedavg")[:2], "model=mlp", *words(tmp_path, "fedavg")[4:]]
-    with pytest.raises(ConfigError, match=r"task=denoising gives a model what it draws \(image, step, label\)"):
+    with pytest.raises(ConfigError, match=r"choose a model for the random inputs \(image, step, label\)"):
         run(*given, "rounds=1", f"hydra.run.dir={tmp_path / 'run'}")
 
 

@@ -312,7 +312,7 @@ def test_files_for_peft_need_safetensors(run_dir, tmp_path, monkeypatch):
         (["--client", "0", "--peft", "folder", "--merged"], "not allowed with argument"),
         (["--client", "0", "--peft", "folder", "--out", "x.pt"], "--out x.pt names a file, and --peft folder a folder"),
         (["--client", "0", "--peft", "file"], "--peft file cannot be made: File exists"),
-        (["--client", "0", "--peft", ""], "--peft names no folder"),
+        (["--client", "0", "--peft", ""], "--peft must name a folder"),
     ],
 )
 def test_words_that_do_not_fit_are_one_sentence(words, said, run_dir, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ Layout, of which the first that is found is read, after ``path`` and before a do
         cifar-10-python.tar.gz, cifar-10-batches-py/      the Python version, as torchvision stores it
         cifar10_jpeg.npz
 
-The pickles of the Python version are read without running them.
+CIFAR-100 has the same archives under its name.  The pickles of the Python version are read without running them.
 
 A JPEG file (``jpeg``, ``offset``, ``label``, ``is_test``, ``classes``: every image a JPEG stream, end to end)
 is lossy: accuracies are close to, not equal to, those on the original, and the images are in another order.

@@ -12,7 +12,7 @@ import csv
 import logging
 import math
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from fedbench.data._foreign import refuse_foreign
 from fedbench.data._names import NUMBER, check_spelling
 from fedbench.data.base import PARTS, TRAIN, Arrays
 from fedbench.data.tables._table import Scale, ScaleFit, TableFit, warn_of_row_numbers
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 log = logging.getLogger(__name__)
 COLUMNS = {"label": "label", "client": None, "patient": None, "split": None}
@@ -206,41 +209,51 @@ class TableCsv:
 
 
 class Table:
-    """The cells of a CSV file, by column.  missing: texts, in small letters, that stand for no value."""
+    """The cells of a CSV file, stripped of blanks, as a data frame whose index is the line in the file.
+
+    Args:
+        path: The file, in UTF-8.
+        delimiter: Text between cells.
+        missing: Texts in small letters that stand for no value.
+        decimal: Whether numbers have a decimal point or a decimal comma.
+    """
 
     def __init__(self, path: Path, delimiter: str, missing: set[str], decimal: Decimal = "point"):
-        self.path, self.delimiter, self.missing = path, delimiter, missing
+        self.path, self.delimiter = path, delimiter
         self.decimal: Decimal = decimal
         refuse_foreign(path, "dataset=table_csv")
         require(path.is_file(), f"{path} is no file: dataset.path names a CSV file with a row per sample")
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigError("dataset=table_csv needs pandas: pip install pandas") from error
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 self.first_line = file.readline()
                 file.seek(0)
                 reader = csv.reader(file, delimiter=delimiter)
                 self.header = [name.strip() for name in next(reader, [])]
-                self.lines: list[int] = []  # of each row, in the file
-                rows = []
-                for row in reader:
-                    if any(cell.strip() for cell in row):
-                        self.lines.append(reader.line_num)
-                        rows.append([cell.strip() for cell in row])
+                rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"{path} cannot be read as a CSV file ({error})") from error
-        self._check(rows)
-        self.cells = dict(zip(self.header, map(list, zip(*rows))))
+        lines = {line: row for line, row in rows if any(row)}
+        self._check(lines)
+        self.cells = pd.DataFrame.from_dict(lines, orient="index", columns=self.header, dtype=object)
+        self.values = self.cells.mask(
+            self.cells.apply(lambda column: column.str.lower()).isin(sorted(missing))
+        )  # NaN: none
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return len(self.cells)
 
-    def _check(self, rows: list[list[str]]) -> None:
-        require(bool(rows), f"{self.path} holds no row beside the line that names the columns")
+    def _check(self, lines: dict[int, list[str]]) -> None:
+        require(bool(lines), f"{self.path} holds no row beside the line that names the columns")
         twice = next((name for name in self.header if self.header.count(name) > 1), None)
         require(twice is None, f"{self.path} has two columns called {twice!r}")
-        odd = next((i for i, row in enumerate(rows) if len(row) != len(self.header)), None)
+        odd = next((line for line, row in lines.items() if len(row) != len(self.header)), None)
         if odd is not None:
             raise ConfigError(
-                f"{self.path}, line {self.lines[odd]}: {len(rows[odd])} cells for {len(self.header)} columns "
+                f"{self.path}, line {odd}: {len(lines[odd])} cells for {len(self.header)} columns "
                 f"({self._other_delimiter() or 'dataset.delimiter says what is between cells'})"
             )
 
@@ -260,21 +273,16 @@ class Table:
         found = len(next(csv.reader([self.first_line], delimiter=best), []))
         return "" if found <= len(self.header) else f'cells are separated by {best!r}: "dataset.delimiter={best!r}"'
 
-    def is_missing(self, cell: str) -> bool:
-        """Whether a cell stands for no value."""
-        return cell.lower() in self.missing
-
     def present(self, name: str) -> list[str]:
-        """The cells of a column that have a value."""
-        return [cell for cell in self.cells[name] if not self.is_missing(cell)]
+        """Return the cells of a column that have a value."""
+        return self.values[name].dropna().tolist()
 
     def all_present(self, name: str) -> list[str]:
-        """All cells of a column [n]; ConfigError where one has no value."""
-        cells = self.cells[name]
-        at = next((i for i, cell in enumerate(cells) if self.is_missing(cell)), None)
-        if at is not None:
-            raise ConfigError(f"{self.path}, line {self.lines[at]}: {name} is {cells[at]!r}, which is no value")
-        return cells
+        """Return all cells of a column [n]; ConfigError where one has no value."""
+        absent = self.cells.loc[self.values[name].isna(), name]
+        if len(absent):
+            raise ConfigError(f"{self.path}, line {absent.index[0]}: {name} is {absent.iloc[0]!r}, which is no value")
+        return self.cells[name].tolist()
 
     def names(self, name: str) -> list[str]:
         """Return the distinct values of a column of names, in order; ConfigError if a number has two spellings."""
@@ -282,32 +290,24 @@ class Table:
         check_spelling(found, f"{self.path}: column {name}")
         return ordered(found)
 
-    def number(self, cell: str) -> float | None:
-        """Return the finite number in a cell, if it holds one."""
-        return number_in(cell, self.decimal)
-
     def is_numeric(self, name: str) -> bool:
         """Return whether more than half of the values of a column are numbers, or it has no values."""
-        found = self.present(name)
-        return not found or 2 * sum(self.number(cell) is not None for cell in found) > len(found)
+        return len(self._texts(name)) * 2 < max(1, len(self.present(name)))
 
-    def _texts(self, name: str) -> list[int]:
-        """Return the rows whose value is not a number."""
-        cells = self.cells[name]
-        return [i for i, cell in enumerate(cells) if not self.is_missing(cell) and self.number(cell) is None]
+    def _texts(self, name: str, decimal: Decimal | None = None) -> Series:
+        """Return the values of a column that are not numbers."""
+        odd = [isinstance(cell, str) and number_in(cell, decimal or self.decimal) is None for cell in self.values[name]]
+        return self.values.loc[odd, name]
 
     def first_text(self, name: str) -> str:
         """Return the location of the first value of a column that is not a number."""
-        return self._at(name, self._texts(name)[0])
-
-    def _at(self, name: str, row: int) -> str:
-        return f"line {self.lines[row]}, {self.cells[name][row]!r}"
+        return _located(self._texts(name))[0]
 
     def require_numbers(self, name: str) -> None:
         """Refuse text in a column of numbers."""
         odd, count = self._texts(name), len(self.present(name))
-        if odd:
-            shown = "; ".join(self._at(name, i) for i in odd[:SHOWN]) + ("; ..." if len(odd) > SHOWN else "")
+        if len(odd):
+            shown = "; ".join(_located(odd)[:SHOWN]) + ("; ..." if len(odd) > SHOWN else "")
             raise ConfigError(
                 f"{self.path}: {count - len(odd):,} of the {count:,} values of column {name} are numbers, and "
                 f"{len(odd):,} not ({shown}): add them to dataset.missing if they stand for no value, or list the "
@@ -317,33 +317,31 @@ class Table:
     def refuse_other_decimals(self, name: str) -> None:
         """Refuse a column of text that would be numeric with the other decimal mark."""
         other: Decimal = "comma" if self.decimal == "point" else "point"
-        found = self.present(name)
-        if 2 * sum(number_in(cell, other) is not None for cell in found) > len(found):
+        if len(self._texts(name, other)) * 2 < len(self.present(name)):
             raise ConfigError(
                 f"{self.path}: column {name} has numbers with a {other}, as in {self.first_text(name)}: "
                 f"dataset.decimal={other} if it is the decimal mark; leave it out where it separates thousands"
             )
 
     def numbers(self, name: str) -> np.ndarray:
-        """A numeric column, NaN where a value is missing; ConfigError for text.  # [n] float64"""
-        out = np.full(len(self), np.nan)
-        for i, cell in enumerate(self.cells[name]):
-            if not self.is_missing(cell):
-                value = self.number(cell)
-                if value is None:
-                    self.refuse_other_decimals(name)
-                    raise ConfigError(
-                        f"{self.path}, line {self.lines[i]}: {name} is {cell!r}, no number: name the column in "
-                        "dataset.categorical, or the cell in dataset.missing"
-                    )
-                out[i] = value
-        return out
+        """Return a numeric column, NaN where a value is missing; ConfigError for text.  # [n] float64"""
+        odd = self._texts(name)
+        if len(odd):
+            self.refuse_other_decimals(name)
+            raise ConfigError(
+                f"{self.path}, line {odd.index[0]}: {name} is {odd.iloc[0]!r}, no number: name the column in "
+                "dataset.categorical, or the cell in dataset.missing"
+            )
+        return self.values[name].map(lambda cell: number_in(cell, self.decimal), na_action="ignore").to_numpy(float)
 
     def codes(self, name: str, values: list[str]) -> np.ndarray:
-        """Each cell's position among the values, their count for another value, NaN for none.  # [n] float64"""
+        """Return each cell's position among the values, their count for another value, NaN for none.  # [n] float64"""
         number = {value: float(i) for i, value in enumerate(values)}
-        cells = self.cells[name]
-        return np.array([np.nan if self.is_missing(c) else number.get(c, float(len(values))) for c in cells])
+        return self.values[name].map(lambda c: number.get(c, float(len(values))), na_action="ignore").to_numpy(float)
+
+
+def _located(cells: Series) -> list[str]:
+    return [f"line {line}, {cell!r}" for line, cell in cells.items()]
 
 
 def best_delimiter(line: str) -> str:

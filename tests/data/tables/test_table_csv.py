@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         TableCsv().load()
     with pytest.raises(ConfigError, match="is no file"):
         TableCsv(str(tmp_path / "none.csv")).load()
+
+
+def test_without_pandas_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match=r"^dataset=table_csv needs pandas: pip install pandas$"):
+        patients(tmp_path)
 
 
 def test_the_digest_sees_what_is_missing(tmp_path: Path) -> None:

@@ -510,7 +510,6 @@ def test_a_run_says_its_bytes_and_draws_its_experts(tmp_path: Path, capsys: pyte
                     "model.pretrained=null",
                     "model.context=4",
                     "dataset=digits_clip",
-                    "dataset.classes=10",
                     "dataset.subset=0.2",
                     "partition=class_disjoint",
                     "partition.num_clients=5",

@@ -1,8 +1,8 @@
 """LG-FedAvg: the base is personal and the head is averaged, the reverse of FedPer.
 
 Liang et al., 2020, Algorithm 1.
-Departs from the paper: update="alternate" (default) takes two steps per batch, one on the base and then one on the head
-at the new base, as the released code of the PFL benchmarks does.  update="joint" is the paper's single step on both.
+Departs from the paper: update="alternate" (default) takes one step on the base and then one on the head at the new base
+for every batch, as in the released code of the PFL benchmarks.  update="joint" is the paper's single step on both.
 frozen_momentum_drift=true reproduces that code under torch 1.4.  The frozen half then has a gradient of zero instead of
 none, so its momentum and weight decay still move it.
 Reduces to: Local when the head is empty.

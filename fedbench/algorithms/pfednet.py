@@ -18,8 +18,8 @@ z_step="paper" has V = Z_t - dZ / N and lam instead of N lam, which makes z N ti
 with learning rates N eta_i.  z_step="single" is the default with one eta for all, the rate of a single local step, so
 lam counts as lam / (local steps).  If only K clients take part, the others have dz_i = 0, and the penalty still moves
 their z_i.  lam is then scaled by K / N, because a client's gradient arrives in this fraction of the rounds.
-Departs from the released code, which overwrites Z_t by Z inside ADMM, keeps an edge of its tables only if the lower of
-two clients lists the other, and has lam 72, 1 and 5.
+Departs from the released code: it overwrites Z_t by Z inside ADMM.  In its tables, an edge exists only if the lower of
+two clients lists the other.  Its values of lam are 72, 1 and 5.
 Only trained columns of z are fused and uploaded.  Running statistics in z are personal; those in x are averaged.
 Reduces to: FedRep with the phases swapped at lam = 0; FedAvg if z is empty; network lasso if x is empty (no x-phase).
 """

@@ -1,4 +1,4 @@
-"""What every method keeps under every compressor: its numbers at full precision, every bit that is sent, its noise."""
+"""All methods under all compressors: results at full precision, transmitted bits, and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: what learns, what stays, and that all ways through a model compute the same."""
+"""Adapters: trained and frozen parameters, and equal results of all executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters in ALBEF: in both towers, before the words look at the image and behind."""
+"""Adapters in ALBEF: in both towers, before and after the cross-attention to the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters in ViLT: the numbers of FedPIA's tables, what stays neutral, one result by every plan."""
+"""Adapters in ViLT: parameter counts of FedPIA's tables, neutral initialization, and equal results of all executors."""
 
 from __future__ import annotations
 

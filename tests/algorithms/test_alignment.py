@@ -1,4 +1,4 @@
-"""Hidden units: their renumbering, what it costs, and the least of it."""
+"""Alignment of hidden units: reordering, costs, and minimal assignments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""APPLE: rounds by hand, gradients by finite differences, which cores are downloaded, and what is kept."""
+"""APPLE: rounds by hand, gradients by finite differences, downloaded cores, and saved state."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""FedAvg, and FedAvg-local: who weighs how much, its limits, and rounds by hand."""
+"""FedAvg and FedAvg-local: client weights, limits, and rounds by hand."""
 
 import numpy as np
 import torch

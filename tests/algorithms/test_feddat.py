@@ -1,4 +1,4 @@
-"""FedDAT: what teaches what, a batch by hand, and what is kept, sent and deployed."""
+"""FedDAT: distillation, a batch by hand, and stored, uploaded and deployed adapters."""
 
 from __future__ import annotations
 

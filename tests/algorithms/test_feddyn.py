@@ -1,4 +1,4 @@
-"""FedDyn: rounds by hand, its memories, and its fixed point."""
+"""FedDyn: rounds by hand, its state, and its fixed point."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""FedFomo: rounds by hand, whom a client downloads, and held-out samples."""
+"""FedFomo: rounds by hand, downloaded models, and held-out samples."""
 
 from collections.abc import Sequence
 from typing import Any

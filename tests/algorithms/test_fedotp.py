@@ -1,4 +1,4 @@
-"""FedOTP: the plan against POT and against its definition, what the logits keep, and a round."""
+"""FedOTP: the plan against POT and its definition, invariants of the logits, and a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedPIA: units that are matched, its rounds by hand, and what it reduces to."""
+"""FedPIA: alignment of units, rounds by hand, and its limits."""
 
 from __future__ import annotations
 

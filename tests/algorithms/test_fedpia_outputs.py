@@ -1,4 +1,4 @@
-"""FedPIA with combine=output_sum: outputs of two adapters are added, so that the order of units changes nothing."""
+"""FedPIA with combine=output_sum: outputs of two adapters are added, so the order of units has no effect."""
 
 from __future__ import annotations
 

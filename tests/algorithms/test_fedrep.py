@@ -1,4 +1,4 @@
-"""FedRep: phases by hand, and what each leaves alone."""
+"""FedRep: phases by hand, and the parameters that each phase leaves unchanged."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Fine-tuning of what any method deploys."""
+"""Fine-tuning of the models that any method deploys."""
 
 import pytest
 from by_hand import COHORTS_OF_FOUR, B, W, descent, four_of_six, squares, state

@@ -1,4 +1,4 @@
-"""FPFC: its penalty, a round by hand, what ADMM keeps, and its limits."""
+"""FPFC: its penalty, a round by hand, invariants of ADMM, and its limits."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The fused proximal step against a generic solver, and what it keeps exactly."""
+"""The fused proximal step against a generic solver, and its exact invariants."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""LC-Fed: its two plug-ins by hand, what learns in which batch, and what is averaged."""
+"""LC-Fed: both plug-ins by hand, trained parameters per batch, and averaged parameters."""
 
 from __future__ import annotations
 

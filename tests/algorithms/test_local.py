@@ -1,4 +1,4 @@
-"""Local: every client alone."""
+"""Local: clients are independent."""
 
 import numpy as np
 import torch

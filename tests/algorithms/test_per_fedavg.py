@@ -1,4 +1,4 @@
-"""Per-FedAvg, first order and Hessian-free: steps by hand, and what is drawn."""
+"""Per-FedAvg, first order and Hessian-free: steps by hand, and drawn batches."""
 
 from dataclasses import replace
 

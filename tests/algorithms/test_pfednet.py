@@ -1,4 +1,4 @@
-"""pFedNet: rounds by hand, its limits, and what is sent to whom."""
+"""pFedNet: rounds by hand, its limits, and transmitted messages."""
 
 import itertools
 from dataclasses import replace

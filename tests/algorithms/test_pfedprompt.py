@@ -1,4 +1,4 @@
-"""pFedPrompt: what the memory adds, to whom, and what it leaves alone."""
+"""pFedPrompt: the effect of the clients' training features, and its invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PGFed and PGFedMo: limits, what the coefficients follow, and rounds by hand."""
+"""PGFed and PGFedMo: limits, updates of the coefficients, and rounds by hand."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""SCAFFOLD: what control variates sum to and learn, and rounds by hand."""
+"""SCAFFOLD: sums of the control variates, and rounds by hand."""
 
 from dataclasses import replace
 

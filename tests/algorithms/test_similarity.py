@@ -1,4 +1,4 @@
-"""Sketches by hand, and the networks that come of them."""
+"""Sketches by hand, and networks built from them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""SuPerFed: a step by hand, its cosine, which mixture is deployed, and its limits."""
+"""SuPerFed: a step by hand, its cosine, the deployed mixture, and its limits."""
 
 from typing import Any
 

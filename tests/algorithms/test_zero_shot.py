@@ -1,4 +1,4 @@
-"""Zero-shot CLIP: the sentences' own features, whoever holds the samples and whatever the seed."""
+"""Zero-shot CLIP: text features of the templates, independent of partition and seed."""
 
 from __future__ import annotations
 

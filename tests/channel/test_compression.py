@@ -1,4 +1,4 @@
-"""What compression does to messages: references, memories, versions of what is sent to all, and the bytes of it."""
+"""Compression of messages: references, residuals, versions of broadcasts, and bytes."""
 
 from __future__ import annotations
 

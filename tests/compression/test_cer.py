@@ -1,4 +1,4 @@
-"""CER: what it minimizes, its invariants, its two solvers, and what is sent."""
+"""CER: the minimized objective, its invariants, both solvers, and the encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators one after the other, and which pairs are refused."""
+"""Chains of compressors, and the combinations that are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What holds for all operators: any row is decoded as it is seen, in the bits that are said."""
+"""All compressors: the decoded row equals the received row, and the stream has the stated bits."""
 
 import pytest
 import torch

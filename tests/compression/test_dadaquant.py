@@ -1,4 +1,4 @@
-"""DAdaQuant: its levels over time and over clients, by hand, and that it is right on average."""
+"""DAdaQuant: levels over time and clients by hand, and unbiasedness."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Deflate: what it is for, and that nothing changes on the way."""
+"""Deflate: lossless, and the rows on which it saves bits."""
 
 from __future__ import annotations
 

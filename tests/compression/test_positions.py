@@ -1,4 +1,4 @@
-"""Positions of the largest, their bits, and sums that round alike everywhere."""
+"""Selection of the largest values, bits of positions, and sums with equal rounding everywhere."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Random-k: every position is as likely, and only a key and the numbers are sent."""
+"""Random-k: all positions are equally likely, and only a key and the values are transmitted."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The code of runs of zeros: its bits by hand, and that it is read as it was written."""
+"""The code of runs of zeros: bits by hand, and a round trip."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is sent of a row that is made up for later is never farther from it than nothing at all."""
+"""A scaled compressor is contractive: a received row is never farther from the row than 0 is."""
 
 from __future__ import annotations
 

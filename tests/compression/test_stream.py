@@ -1,4 +1,4 @@
-"""Bits that are written are read, and are those of the codes' definitions."""
+"""Bit streams: round trips, and the codes' definitions."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Ternary numbers by hand."""
+"""Stochastic ternary quantization by hand."""
 
 import torch
 from compressors import draws, message, rows, seen

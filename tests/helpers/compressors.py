@@ -1,4 +1,4 @@
-"""Rows, keys and messages for operators of fedbench/compression."""
+"""Rows, keys and messages for tests of fedbench/compression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of a user's: a right one holds, and each check finds the slip that it is for."""
+"""Checks of a user's compressor: a correct one passes, and each check finds its mistake."""
 
 from __future__ import annotations
 

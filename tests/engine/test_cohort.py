@@ -459,7 +459,7 @@ def test_a_client_with_its_own_hyperparameter_trains_as_if_all_had_it(method: st
 
 def test_a_list_of_hyperparameters_is_one_for_each_client() -> None:
     e = build()
-    with pytest.raises(ConfigError, match=r"algorithm.mu lists 2 numbers, and there are 6 clients"):
+    with pytest.raises(ConfigError, match=r"algorithm.mu lists 2 values, and there are 6 training clients"):
         FedProx([0.1, 0.2]).check(e.federation, e.model, e.optimizer)
     with pytest.raises(ConfigError, match=r"algorithm.mu must be .*, got \[0.1, -1\]"):
         check(compose(["algorithm=fedprox", "algorithm.mu=[0.1,-1]"]))

@@ -172,7 +172,7 @@ def test_executors_agree_on_lists(case: Case) -> None:
 @each_case
 def test_a_list_is_checked(case: Case) -> None:
     e = network()
-    with pytest.raises(ConfigError, match=rf"algorithm.{case.option} lists 2 numbers, and there are 6 clients"):
+    with pytest.raises(ConfigError, match=rf"algorithm.{case.option} lists 2 values, and there are 6 training clients"):
         method(case, [0.1, 0.2]).check(e.federation, e.model, e.optimizer)
     cfg = compose([f"algorithm={case.method}"])
     cfg.algorithm[case.option] = [0.1, 0.2]

@@ -390,7 +390,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         (["algorithm=scaffold", "optimizer.momentum=0.9"], "algorithm=scaffold needs plain SGD"),
         (["algorithm=pfedmoap"], "pfedmoap needs the column group 'prompt', which this model does not declare"),
         (["finetune.epochs=1", "finetune.part=tail"], "finetune.part needs the column group 'tail'"),
-        (["algorithm.mu=[1,2]"], "algorithm.mu lists 2 numbers, and there are 20 clients"),
+        (["algorithm.mu=[1,2]"], "algorithm.mu lists 2 values, and there are 20 training clients"),
         (["optimizer.momentum=0", "optimizer.nesterov=true"], "optimizer.nesterov=true needs"),
         (["hardware.device=cuda:99"], "hardware.device=cuda:99"),
         (["hardware.graphs=true", "hardware.device=cpu"], "hardware.graphs=true: CUDA graphs need"),

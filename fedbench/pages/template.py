@@ -26,23 +26,21 @@ def known_columns(page: Page) -> dict[str, tuple[Column, str | None]]:
     scale, digits = (100, 2) if page.about["percent"] else (1, 4)
     target = f"{page.about['target'] * scale:g}" + ("%" if scale == 100 else "")
     titles = {"last": "last", "best": "best", "best_val": "best by val", "worst": "worst tenth", "global": "global"}
-    gains = {"gain_last": "gain@last", "gain_best_mean": "gain@best_mean", "gain_own_best": "gain@own_best"}
     columns = [
         Column("n", "n"),
         Column("counted", "over clients", none="all"),
         *(Column(key, title, digits, scale) for key, title in titles.items()),
-        *(Column(key, title, digits, scale) for key, title in gains.items()),
+        Column("gain_last", "gain@last", digits, scale),
         Column("rounds_to_target", f"rounds to {target}", 1, none="never"),
         Column("seconds_to_target", f"s to {target}", 1, none="never"),
         Column("images_per_s", "images/s", 0),
-        Column("gain_better", "clients better (%)", 0, 100),
         Column("mb_up", "MB up"),
         Column("mb_down", "MB down"),
         Column("part_up", "up (% of dense)", scale=100),
         Column("part_down", "down (% of dense)", scale=100),
         Column("mb_to_target", f"MB to {target}", none="never"),
     ]
-    return {column.key: (column, f"{column.key}_clients" if column.key in gains else None) for column in columns}
+    return {column.key: (column, "gain_last_clients" if column.key == "gain_last" else None) for column in columns}
 
 
 class Functions:

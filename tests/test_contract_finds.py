@@ -174,7 +174,7 @@ class Tuning(FedAvg):
 class Untuned(FedAvg):
     """Says that it fine-tunes, and does not."""
 
-    tuned_at_end = True
+    fine_tunes_after_training = True
 
 
 class Flat(FedAvg):

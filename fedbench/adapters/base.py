@@ -28,7 +28,7 @@ class Adapter:
         places: Patterns of layer names (fnmatch), or the words attention, mlp and block (`SUBLAYERS`).  Each must adapt
             a layer, unless it starts with "optional:".
         train: Patterns of parameters that are trained besides the added ones.  Each must match a parameter, except in a
-            model that selects its trained parameters itself (`HoldsLayers`).
+            model that selects its trained parameters itself (`HasHiddenLayers`).
 
     Attributes:
         neutral: Whether a newly adapted model computes the same outputs as the original model.
@@ -74,7 +74,7 @@ class Adapter:
         Raises:
             ConfigError: A pattern of `train` or `places` matches nothing.
         """
-        selected_by_model = list(model.expose()) if isinstance(model, HoldsLayers) else []
+        selected_by_model = list(model.expose()) if isinstance(model, HasHiddenLayers) else []
         model.requires_grad_(False)
         names = [name for name, _ in model.named_parameters()]
         for pattern in [] if selected_by_model else self.train:
@@ -163,7 +163,7 @@ class Mergeable(Protocol):
 
 
 @runtime_checkable
-class HoldsLayers(Protocol):
+class HasHiddenLayers(Protocol):
     """A model whose layers are not all submodules, such as a frozen tower that the runs of a process share."""
 
     def expose(self) -> Sequence[str]:

@@ -59,8 +59,8 @@ class FineTuned(Wrapper):
 
     def __init__(self, inner: Algorithm, epochs: int, lr: float | Sequence[float] | None, when: str, part: str):
         self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, per_client(lr), when, part
-        self.leaks = inner.leaks
-        self.tuned_at_end = inner.tuned_at_end or when == "end"
+        self.bypasses_upload = inner.bypasses_upload
+        self.fine_tunes_after_training = inner.fine_tunes_after_training or when == "end"
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Check the inner method and the options finetune.*."""

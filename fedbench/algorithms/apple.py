@@ -68,7 +68,7 @@ class APPLE(Algorithm):
         self.mu, self.eta2 = per_client(mu), per_client(eta2)
         self.scheduler, self.fraction, self.bandwidth, self.selection = scheduler, fraction, bandwidth, selection
         if bandwidth is not None and selection == "intended":
-            self.leaks = (
+            self.bypasses_upload = (
                 "with algorithm.bandwidth, the server sees which cores a client selects by its relationship vector; "
                 "algorithm.selection=uniform selects independently of it"
             )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.options import require
+from fedbench.core.renamed import refuse_old_names
 from fedbench.core.rows import Rows, RowStore
 from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
@@ -43,6 +44,16 @@ __all__ = [
 
 LocalStep = Callable[[Step, Batch], None]  # a custom local step: cohort.train(..., step=...)
 
+OLD_NAMES = {
+    "alone": "exclusive_columns",
+    "leaks": "bypasses_upload",
+    "numbered": "depends_on_client_order",
+    "waits": "syncs_with_device",
+    "tuned_at_end": "fine_tunes_after_training",
+    "newcomer_row": "initial_row_for_new_clients",
+    "newcomer_rows": "initial_rows_for_new_clients",
+}
+
 
 class Algorithm:
     """Base class of methods.
@@ -52,25 +63,31 @@ class Algorithm:
 
     Attributes:
         requires: Column groups of the model that the method needs.
-        alone: Whether only the required column groups may be trained.
+        exclusive_columns: Whether only the required column groups may be trained.
         has_base: Whether the method separates the head from the base (all other columns).  The model must then have
             trained parameters in its base.
         reads: Outputs of a model's frozen encoder that are computed only on request, such as "tokens".
-        leaks: Reason why client data reach others without `cohort.upload`, or None.  Privacy refuses such a method.
-        numbered: Reason why results depend on the order of clients, or None.
-        tuned_at_end: Whether `personalized` fine-tunes or merges models after the last round only.  The last value is
-            then reported separately.
-        waits: Reason why a local step reads a value back from the device, or None.  On a GPU each read synchronizes.
+        bypasses_upload: Reason why client data reach others without `cohort.upload`, or None.  Privacy refuses such a
+            method.
+        depends_on_client_order: Reason why results depend on the order of clients, or None.
+        fine_tunes_after_training: Whether `personalized` fine-tunes or merges models after the last round only.  The
+            last value is then reported separately.
+        syncs_with_device: Reason why a local step reads a value back from the device, or None.  On a GPU each read
+            synchronizes.
     """
 
     requires: tuple[str, ...] = ()
-    alone: bool = False
+    exclusive_columns: bool = False
     has_base: bool = False
     reads: tuple[str, ...] = ()
-    tuned_at_end: bool = False
-    leaks: str | None = None
-    numbered: str | None = None
-    waits: str | None = None
+    fine_tunes_after_training: bool = False
+    bypasses_upload: str | None = None
+    depends_on_client_order: str | None = None
+    syncs_with_device: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_old_names(cls, OLD_NAMES)
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Check that the method can run on this federation, model and optimizer.
@@ -80,7 +97,7 @@ class Algorithm:
         """
         self.check_settings(federation.num_clients, model.columns, optimizer)
         require(
-            not self.alone or "adapter" not in model.columns,
+            not self.exclusive_columns or "adapter" not in model.columns,
             f"algorithm={self._name} trains only the model's {' and '.join(self.requires)}, so it needs adapter=none",
         )
         require(
@@ -162,7 +179,7 @@ class Algorithm:
         """Return the server's model [P], or None if the method has none."""
         return None
 
-    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the initial model of new clients.
 
         It is the server's model.  Without one, all clients upload their deployed models, and it is their weighted mean.
@@ -184,8 +201,8 @@ class Algorithm:
             parts.append(c.mean(up.newcomer, weights=share))
         return torch.stack(parts).sum(0)
 
-    def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
-        """Return the initial model of each new client.  The default is `newcomer_row` for all.
+    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+        """Return the initial model of each new client.  The default is `initial_row_for_new_clients` for all.
 
         Args:
             newcomers: M clients that took no part in training.  Whatever the server learns of them they must upload.
@@ -194,7 +211,7 @@ class Algorithm:
         Returns:
             Rows [M, P], or one row [P] for all.
         """
-        return self.newcomer_row(cohorts)
+        return self.initial_row_for_new_clients(cohorts)
 
     def _rows(self, cohort: Cohort) -> Tensor:
         """Return the rows of the deployed models.  # [K, P]"""

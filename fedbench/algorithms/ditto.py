@@ -41,8 +41,8 @@ class Ditto(FedAvg):
         v = cohort.train(
             self.v[cohort.ids],
             extra_grad=pull,
-            how=LocalTraining(epochs=self.personal_epochs, buffers="v", counted=0, uploaded=False),
-        ).theta  # counted=0: throughput counts each sample once
+            how=LocalTraining(epochs=self.personal_epochs, buffers="v", throughput_weight=0, uploaded=False),
+        ).theta  # throughput_weight=0: throughput counts each sample once
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})
         self.w = cohort.mean(up.theta)
         self.v[cohort.ids] = v  # [K, P]

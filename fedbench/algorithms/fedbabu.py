@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, LocalTraining, RowStore
-from fedbench.core.options import Natural, Positive
+from fedbench.core.options import NonNegativeInt, Positive
 
 
 class FedBABU(Algorithm):
@@ -35,14 +35,14 @@ class FedBABU(Algorithm):
 
     def __init__(
         self,
-        finetune_epochs: Natural = 1,
+        finetune_epochs: NonNegativeInt = 1,
         finetune_lr: Positive | None = 0.001,
         finetune_part: Literal["all", "head", "base"] = "all",
         finetune_head: Literal["frozen", "zero"] = "frozen",
     ):
         self.epochs, self.lr, self.part = finetune_epochs, finetune_lr, finetune_part
         self.zero_head = finetune_head == "zero"
-        self.tuned_at_end = finetune_epochs > 0
+        self.fine_tunes_after_training = finetune_epochs > 0
 
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Initialize the server model, from which all clients start."""

@@ -119,7 +119,7 @@ class FedDAT(Algorithm):
         A0, A2 = (torch.where(took_part, rows[cohort.ids], A1) for rows in (self.A0, self.A2))  # [K, A]
         return self.rows(cohort, A0, A2)
 
-    def newcomer_row(self, cohorts: object) -> Tensor:
+    def initial_row_for_new_clients(self, cohorts: object) -> Tensor:
         """Return A1 in both bottlenecks, with the initial head.  # [P]"""
         return self.second.put(self.first.put(self.initial, self.A1), self.A1)
 

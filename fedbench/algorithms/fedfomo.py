@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Cohort, Federation, FlatModel, Rows, RowStore
-from fedbench.core.options import Natural, Probability, Share
+from fedbench.core.options import NonNegativeInt, Probability, UnitInterval
 from fedbench.core.rng import RowRandom
 from fedbench.engine.training import LocalTraining
 
@@ -42,8 +42,8 @@ class FedFomo(Algorithm):
 
     def __init__(
         self,
-        models: Natural = 8,
-        held_out: Share = 0.2,
+        models: NonNegativeInt = 8,
+        held_out: UnitInterval = 0.2,
         reference: Literal["aggregated", "trained"] = "aggregated",
         epsilon: Probability = 0.0,
     ):

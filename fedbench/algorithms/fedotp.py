@@ -45,7 +45,7 @@ class FedOTP(Algorithm):
 
     requires, alone = ("prompt",), True
     reads = ("tokens",)
-    waits = "Sinkhorn's algorithm checks its convergence every ten iterations"
+    syncs_with_device = "Sinkhorn's algorithm checks its convergence every ten iterations"
 
     def __init__(self, gamma: Fraction = 0.8, eps: Positive = 0.1):
         self.gamma, self.eps = gamma, eps

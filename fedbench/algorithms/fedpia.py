@@ -46,7 +46,7 @@ from fedbench.algorithms.base import (
     Step,
 )
 from fedbench.core.inputs import wrap_inputs
-from fedbench.core.options import Count, NonNegative, Share, require
+from fedbench.core.options import Count, NonNegative, UnitInterval, require
 
 
 class FedPIA(Algorithm):
@@ -73,7 +73,7 @@ class FedPIA(Algorithm):
 
     def __init__(
         self,
-        lam: Share = 0.5,
+        lam: UnitInterval = 0.5,
         gamma: NonNegative = 1.0,
         server: Literal["align", "average"] = "align",
         client: Literal["align", "identity", "none"] = "align",
@@ -289,7 +289,7 @@ class FedPIA(Algorithm):
         took_part = self.sent.has(cohort.ids)[:, None]  # not of `own`, which init=per_client sets for all  [K, 1]
         return torch.where(took_part, own, with_G)
 
-    def newcomer_row(self, cohorts: object) -> Tensor:
+    def initial_row_for_new_clients(self, cohorts: object) -> Tensor:
         """Return G with the initial head.  # [P]"""
         return self.in_both(self.shared.put(self.initial, self.G))
 

@@ -8,7 +8,7 @@ Reduces to: FedBABU before its fine-tuning, at head_epochs = 0.
 
 from fedbench.algorithms.base import Cohort, LocalTraining
 from fedbench.algorithms.fedper import FedPer
-from fedbench.core.options import Count, Natural
+from fedbench.core.options import Count, NonNegativeInt
 
 
 class FedRep(FedPer):
@@ -23,7 +23,7 @@ class FedRep(FedPer):
         v: Personal heads as last trained, [N, |head|].
     """
 
-    def __init__(self, head_epochs: Natural = 1, body_epochs: Count | None = None):
+    def __init__(self, head_epochs: NonNegativeInt = 1, body_epochs: Count | None = None):
         self.head_epochs, self.body_epochs = head_epochs, body_epochs
 
     def round(self, cohort: Cohort) -> None:

@@ -61,7 +61,7 @@ class FPFC(Algorithm):
         )
         require(lam == 0 or 0 < xi <= lam, f"algorithm.xi={xi:g} must be positive and at most algorithm.lam={lam:g}")
         self.lam, self.rho, self.a, self.xi, self.merge = lam, rho, a, xi, merge
-        self.tuned_at_end = merge is not None
+        self.fine_tunes_after_training = merge is not None
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
         """Check that the vectors of all pairs of clients fit in memory."""
@@ -216,11 +216,11 @@ class FPFC(Algorithm):
         sums = self.W.new_zeros(clusters, self.W.shape[1]).index_add(0, label, self.W * n[:, None])
         return sums / n.new_zeros(clusters).index_add(0, label, n)[:, None]
 
-    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the mean of all last uploads, for new clients that cannot select a cluster.  # [P]"""
         return self.columns.put(self.own.default, self.W.mean(0))
 
-    def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the cluster mean with the lowest loss on each new client's training samples.  # [n, P]"""
         means = self.means(self.clusters(self.xi if self.merge is None else self.merge))
         rows = self.columns.put(self.own.default.expand(len(means), -1), means)  # [clusters, P]

@@ -77,10 +77,10 @@ class IFCA(Algorithm):
         theta = cohort.broadcast(theta=self.theta).theta
         return theta[self.nearest(cohort, theta)]
 
-    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the mean of the cluster models, for new clients that cannot select one.  # [P]"""
         return self.theta.mean(0)
 
-    def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the cluster model with the lowest loss on each new client's training samples.  # [M, P]"""
         return self.theta[self.nearest(newcomers, self.theta)]

@@ -41,7 +41,7 @@ from fedbench.algorithms.base import (
     RowStore,
     Step,
 )
-from fedbench.core.options import Natural, require
+from fedbench.core.options import NonNegativeInt, require
 from fedbench.nn.columns import Columns
 
 REDUCTION = 16  # ratio of input to hidden channels of F
@@ -66,9 +66,9 @@ class LCFed(Algorithm):
         hc: Personal head calibration, [N, |hc|].
     """
 
-    numbered = "PCS embeds the client index"
+    depends_on_client_order = "PCS embeds the client index"
 
-    def __init__(self, head_iter: Natural = 10, place: str | None = None, calibrate_head: bool = True):
+    def __init__(self, head_iter: NonNegativeInt = 10, place: str | None = None, calibrate_head: bool = True):
         self.head_iter, self.place, self.calibrate_head = head_iter, place, calibrate_head
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:

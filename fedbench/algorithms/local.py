@@ -32,6 +32,6 @@ class Local(Algorithm):
         """Return theta_i, as last trained."""
         return self.theta[cohort.ids]
 
-    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return the initial model, because there is no common one.  # [P]"""
         return self.theta.default

@@ -74,8 +74,10 @@ class PerFedAvg(Algorithm):
         out = cohort.train(
             w,
             step=self.step,
-            how=LocalTraining(batch_size=self.parts * cohort.engine.batch_size, drop_last=True, counted=1 / self.parts),
-        )  # counted: throughput counts one of the sub-batches
+            how=LocalTraining(
+                batch_size=self.parts * cohort.engine.batch_size, drop_last=True, throughput_weight=1 / self.parts
+            ),
+        )  # throughput_weight: throughput counts one of the sub-batches
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
         self.w = cohort.mean(up.theta)
 

@@ -44,7 +44,7 @@ from fedbench.algorithms.base import (
     Optimizer,
     RowStore,
 )
-from fedbench.core.options import Count, Natural, NonNegative, require
+from fedbench.core.options import Count, NonNegative, NonNegativeInt, require
 from fedbench.core.rows import memory
 
 MAX_SDWD = 1001  # maximum number of SDWD values recorded in matrices.npz
@@ -90,7 +90,7 @@ class PFedNet(Algorithm):
         k: Count = 3,
         sketch: Sketch | None = None,
         samples: Count | None = 64,
-        edges: Sequence[Sequence[Natural]] = (),
+        edges: Sequence[Sequence[NonNegativeInt]] = (),
     ):
         self.lam, self.personal, self.mode = lam, personal, mode
         self.norm: Norm = norm
@@ -282,17 +282,17 @@ class PFedNet(Algorithm):
         rows = self.join(cohort.broadcast(x=self.x).x, self.z[cohort.ids])
         return self.fused.put(rows, cohort.download(z=self.Z[cohort.index]).z)
 
-    def newcomer_row(self, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_row_for_new_clients(self, cohorts: Sequence[Cohort]) -> Tensor:
         """Return x with the mean of all z_i, for new clients without a sketch.  # [P]"""
         return self.newcomer(self.Z.mean(0))
 
-    def newcomer_rows(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
+    def initial_rows_for_new_clients(self, newcomers: Cohort, cohorts: Sequence[Cohort]) -> Tensor:
         """Return x with the mean z of the k clients that have the nearest sketches; with edges, of all clients.
 
         # [M, P], or [P] for all
         """
         if self.sketch_of is None:
-            return self.newcomer_row(cohorts)
+            return self.initial_row_for_new_clients(cohorts)
         near = similarity.nearest(self.upload_sketches(newcomers), self.sketch_of, self.k, self.distance)  # [M, k]
         return self.newcomer(self.Z[near].mean(1))
 

@@ -34,7 +34,7 @@ class PGFedExact(FedAvg):
         theta: Client models as last trained, [N, P].
     """
 
-    leaks = "algorithm=pgfed_exact lets clients compute with each other's samples"
+    bypasses_upload = "algorithm=pgfed_exact lets clients compute with each other's samples"
 
     def __init__(self, mu: NonNegative | list[NonNegative] = 0.1):
         super().__init__(deploy="local")

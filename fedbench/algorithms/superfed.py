@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbench.algorithms.base import Algorithm, Batch, Cohort, Federation, FlatModel, LocalTraining, RowStore, Step
-from fedbench.core.options import NonNegative, Probability, Share
+from fedbench.core.options import NonNegative, Probability, UnitInterval
 
 GRID = [number / 10 for number in range(11)]  # candidate values of lambda
 
@@ -45,7 +45,7 @@ class SuPerFed(Algorithm):
         start: Probability = 0.2,
         mode: Literal["model", "layer"] = "model",
         mixture: Probability | Literal["held"] = "held",
-        held_out: Share = 0.2,
+        held_out: UnitInterval = 0.2,
     ):
         self.mu, self.nu, self.start, self.mode, self.mixture = mu, nu, start, mode, mixture
         self.held_out = held_out

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from fedbench.core.settings import WHEREABOUTS, is_matched
+from fedbench.core.settings import UNHASHED_KEYS, is_matched
 
 NAME_LENGTH = 100
 
@@ -64,5 +64,5 @@ def _key(override: str) -> str:
     return override.lstrip("+~").split("=", 1)[0]
 
 
-OmegaConf.register_new_resolver("whereabouts", lambda: list(WHEREABOUTS), replace=True)
+OmegaConf.register_new_resolver("unhashed_keys", lambda: list(UNHASHED_KEYS), replace=True)
 OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)

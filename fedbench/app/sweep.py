@@ -25,7 +25,7 @@ from fedbench.config.override_text import quoted
 from fedbench.core.broken_pipe import survive_broken_pipe
 from fedbench.core.lock import writing
 from fedbench.core.options import ConfigError, require
-from fedbench.core.settings import WHEREABOUTS, is_matched
+from fedbench.core.settings import UNHASHED_KEYS, is_matched
 from fedbench.core.suggest import suggested
 from fedbench.simulation.log import notice
 from fedbench.simulation.processes import under_torchrun
@@ -177,8 +177,8 @@ def _with_params(master: DictConfig, overrides: list[str]) -> list[str]:
 def _name_cells(master: DictConfig, swept: list[str]) -> None:
     """Make Hydra use the swept keys in the names of the run folders, even if they are normally excluded."""
     naming: list[str] = []
-    hidden = [key for key in swept if is_matched(key, WHEREABOUTS)]
-    left = [pattern for pattern in WHEREABOUTS if not any(is_matched(key, [pattern]) for key in hidden)]
+    hidden = [key for key in swept if is_matched(key, UNHASHED_KEYS)]
+    left = [pattern for pattern in UNHASHED_KEYS if not any(is_matched(key, [pattern]) for key in hidden)]
     if hidden:
         naming.append(f"hydra.job.config.override_dirname.exclude_keys={_listed(left)}")
     sweep: Any = OmegaConf.to_container(master.hydra.sweep, resolve=False)
@@ -193,7 +193,9 @@ def _group(overrides: list[Override], folder: Path) -> str:
     """Return a name that all runs share: that of the folder, or, in the default folder, the fixed overrides."""
     if folder.absolute().name != DEFAULT_FOLDER:
         return folder.absolute().name
-    naming = [one for one in overrides if not one.is_hydra_override() and not is_matched(one.key_or_group, WHEREABOUTS)]
+    naming = [
+        one for one in overrides if not one.is_hydra_override() and not is_matched(one.key_or_group, UNHASHED_KEYS)
+    ]
     texts = [one.key_or_group if one.is_sweep_override() else str(one.input_line).lstrip("+") for one in naming]
     return ",".join(sorted(texts))
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedbench.compression._stream import Reader, Writer
+from fedbench.core.renamed import refuse_old_names
 from fedbench.core.rng import RowRandom
 from fedbench.core.rows import RowStore
 
@@ -66,6 +67,18 @@ class Encoded:
     codes: dict[str, Tensor] = field(default_factory=dict)
 
 
+OLD_NAMES = {
+    "pack": "compress",
+    "unpack": "decompress",
+    "keep": "update_state",
+    "num_numbers": "num_values",
+    "leaves_numbers": "has_values",
+    "contracts": "contractive",
+    "chooses": "selects_positions",
+    "reads_spans": "uses_shapes",
+}
+
+
 class Compressor:
     """Base class of compressors.
 
@@ -94,6 +107,10 @@ class Compressor:
     has_values = False
     selects_positions = False
     uses_shapes = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_old_names(cls, OLD_NAMES)
 
     def __init__(self, error_feedback: bool, direction: Direction):
         self.error_feedback = error_feedback

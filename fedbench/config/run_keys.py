@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedbench.core.options import (
+    AtLeast2,
     Count,
     Device,
     Folder,
     Fraction,
-    Interior,
     Name,
-    Natural,
     NonNegative,
-    Pair,
+    NonNegativeInt,
+    OpenUnit,
     Positive,
+    PositiveOrInf,
     Seed,
-    Share,
-    Unbounded,
+    UnitInterval,
 )
 from fedbench.data.spec import DataSpec
 
@@ -52,9 +52,9 @@ class SystemConfig:
         fewest_epochs: Each client draws its epochs from fewest_epochs to local.epochs; null: local.epochs.
     """
 
-    dropout: Share
-    slow: Share
-    slow_steps: Interior
+    dropout: UnitInterval
+    slow: UnitInterval
+    slow_steps: OpenUnit
     fewest_epochs: Count | None
 
 
@@ -84,7 +84,7 @@ class FinetuneConfig:
         part: The column group to train, or all.
     """
 
-    epochs: Natural
+    epochs: NonNegativeInt
     lr: Positive | list[Positive] | None
     when: Literal["evaluation", "end"]
     part: str
@@ -101,10 +101,10 @@ class NewClientsConfig:
         momentum: Momentum of SGD.
     """
 
-    count: Natural
-    epochs: Natural
+    count: NonNegativeInt
+    epochs: NonNegativeInt
     lr: Positive
-    momentum: Share
+    momentum: UnitInterval
 
 
 @dataclass
@@ -119,9 +119,9 @@ class PrivacyConfig:
         sensitivity: Sensitivity with calibration=paper: the clipping norm, or 2 lr clip / n_i.
     """
 
-    epsilon: Unbounded | None
-    delta: Interior
-    clip: Unbounded | None
+    epsilon: PositiveOrInf | None
+    delta: OpenUnit
+    clip: PositiveOrInf | None
     calibration: Literal["paper", "analytic"]
     sensitivity: Literal["clip", "lr_over_n"]
 
@@ -134,7 +134,7 @@ class CheckpointConfig:
         every: Rounds between checkpoints; null: as often as takes less than 5% of the run time; 0: only at the end.
     """
 
-    every: Natural | None
+    every: NonNegativeInt | None
 
 
 @dataclass
@@ -210,7 +210,7 @@ class AugmentConfig:
     """
 
     flip: bool = False
-    crop: Natural = 0
+    crop: NonNegativeInt = 0
 
 
 @dataclass
@@ -228,8 +228,8 @@ class DatasetKeys:
     """
 
     split: Literal["merged", "published", "stratified"]
-    test_fraction: Share
-    val_fraction: Share
+    test_fraction: UnitInterval
+    val_fraction: UnitInterval
     normalize: bool
     augment: AugmentConfig | None
     subset: Fraction = 1.0
@@ -280,13 +280,13 @@ class RunConfig:
     """
 
     name: Name | None
-    seed: Natural
+    seed: NonNegativeInt
     rounds: Count
     sample_rate: Fraction
     clients_per_round: Count | None
     client_weights: Literal["samples", "uniform"]
-    folds: Pair | None
-    fold: Natural
+    folds: AtLeast2 | None
+    fold: NonNegativeInt
     local: LocalConfig
     system: SystemConfig
     eval: EvalConfig

@@ -5,7 +5,7 @@ Hashes of configurations are taken over the old names, so that they stay what th
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 # old dotted key -> new one.  A group's option is renamed for the classes of fedbench only.
@@ -38,3 +38,18 @@ def rename_options(values: MutableMapping[Any, Any]) -> list[str]:
             options[new.rpartition(".")[2]] = options.pop(name)
             found.append(old)
     return found
+
+
+def refuse_old_names(cls: type, names: Mapping[str, str]) -> None:
+    """Refuse a user's class that defines an attribute by its former name: nothing would read it.
+
+    Args:
+        cls: A subclass of a base class of fedbench.
+        names: Current names by former ones.
+
+    Raises:
+        TypeError: The class has such an attribute.
+    """
+    for old, new in names.items():
+        if old in vars(cls):
+            raise TypeError(f"{cls.__module__}.{cls.__name__}.{old} is now called {new}: rename it")

@@ -23,7 +23,7 @@ from fedbench.core.renamed import new_name, old_name, rename_options
 
 # Keys that do not affect results, such as folders and devices.  They are not in the configuration's hash, nor in the
 # names of a sweep's run folders.
-WHEREABOUTS = (
+UNHASHED_KEYS = (
     *("resume", "output_dir", "sweep_dir", "data_dir", "dataset.data_dir"),
     *("checkpoint.*", "tracking", "tracking.*", "callbacks", "callbacks.*", "hardware"),
     *("hardware.device", "hardware.executor", "hardware.chunk", "hardware.threads", "hardware.graphs", "hardware.ddp"),
@@ -34,7 +34,7 @@ LATER_KEYS = {"client_weights": "samples", "model.freeze": [], "folds": None, "f
 LATER_KEYS |= {"system.dropout": 0.0, "system.slow": 0.0, "system.slow_steps": 0.5}
 LATER_KEYS |= {"system.fewest_epochs": None}
 # Keys of later versions, with the values that are not hashed, so that older runs keep their hashes.
-NEUTRAL = {
+LATER_OPTIONS = {
     "adapter.convolutions": False,
     "adapter.init": "zero_up",
     "adapter.twin": False,
@@ -44,16 +44,16 @@ NEUTRAL = {
     "task.loss": "bce_mean",
     **LATER_KEYS,
 }
-NEUTRAL |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # dataset=table_csv
-NEUTRAL |= {"dataset.label_separator": None}  # dataset=image_table
-NEUTRAL |= {"dataset.decimal": "point"}
-NEUTRAL |= {"dataset.anatomy": "generated"}  # dataset=tumours
-NEUTRAL |= {"dataset.window": None}  # images
-NEUTRAL |= {"model.l1": 0.0, "model.bias": True}  # model=logistic
+LATER_OPTIONS |= {"dataset.scale": "standard", "dataset.fill": "mean", "dataset.constant": False}  # dataset=table_csv
+LATER_OPTIONS |= {"dataset.label_separator": None}  # dataset=image_table
+LATER_OPTIONS |= {"dataset.decimal": "point"}
+LATER_OPTIONS |= {"dataset.anatomy": "generated"}  # dataset=tumours
+LATER_OPTIONS |= {"dataset.window": None}  # images
+LATER_OPTIONS |= {"model.l1": 0.0, "model.bias": True}  # model=logistic
 # visual question answering
-NEUTRAL |= {"dataset.min_count": 1, "dataset.answers": "all", "dataset.normalizer": "plain"}
+LATER_OPTIONS |= {"dataset.min_count": 1, "dataset.answers": "all", "dataset.normalizer": "plain"}
 # Groups of later versions: the option that has no effect, and its values.
-NEUTRAL_GROUPS = {
+LATER_GROUPS = {
     "adapter": ("none", {"_target_": "fedbench.adapters.none.NoAdapter"}),
     "task": ("auto", {"_target_": "fedbench.tasks.auto.Auto"}),
     "compression": (
@@ -114,8 +114,9 @@ def show(value: Any) -> str:
 def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     """Return the sha256 (hex) of all values that affect results.
 
-    Removed options are hashed at their former values, and renamed ones by their old names.  Not hashed are WHEREABOUTS,
-    NEUTRAL values, the display name, the paper's table rows, the names of the chosen options, and privacy if it is off.
+    Removed options are hashed at their former values, and renamed ones by their old names. Not hashed are
+    UNHASHED_KEYS, LATER_OPTIONS values, the display name, the paper's table rows, the names of the chosen options,
+    and privacy if it is off.
     Paths in data_dir are hashed relative to it, so that the data may move.
 
     Args:
@@ -124,17 +125,19 @@ def config_hash(cfg: DictConfig | Mapping[str, Any]) -> str:
     values = plain(cfg) if isinstance(cfg, DictConfig) else dict(cfg)
     if (values.get("privacy") or {}).get("epsilon") is None:
         values.pop("privacy", None)
-    for group, (_, neutral) in NEUTRAL_GROUPS.items():
+    for group, (_, neutral) in LATER_GROUPS.items():
         if values.get(group) == neutral:
             del values[group]
     root = str(values["data_dir"]).rstrip("/\\")
-    flat = {key: value for key, value in flatten(with_removed(values)).items() if NEUTRAL.get(key, MISSING) != value}
+    flat = {
+        key: value for key, value in flatten(with_removed(values)).items() if LATER_OPTIONS.get(key, MISSING) != value
+    }
     counted = {old_name(key): _canonical(key, value, root) for key, value in flat.items() if not _is_left_out(key)}
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
 def _is_left_out(key: str) -> bool:
-    return key in ("name", "paper") or key.startswith(("choices.", "paper.")) or is_matched(key, WHEREABOUTS)
+    return key in ("name", "paper") or key.startswith(("choices.", "paper.")) or is_matched(key, UNHASHED_KEYS)
 
 
 def _canonical(key: str, value: Any, root: str) -> Any:
@@ -182,7 +185,7 @@ def update_stored(values: dict[str, Any]) -> None:
             group_values = values.setdefault(group, {}) if group else values
             if isinstance(group_values, dict):  # the file may have been edited
                 group_values.setdefault(name, neutral)
-        for group, (option, neutral) in NEUTRAL_GROUPS.items():
+        for group, (option, neutral) in LATER_GROUPS.items():
             values.setdefault(group, dict(neutral))
             values["choices"].setdefault(group, option)
 
@@ -191,7 +194,7 @@ def updated_flat(flat: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a stored run by dotted key, updated as by `update_stored`."""
     flat = {**LATER_KEYS, **{new_name(key): value for key, value in flat.items()}}
     drop_removed(flat)
-    for group, (option, neutral) in NEUTRAL_GROUPS.items():
+    for group, (option, neutral) in LATER_GROUPS.items():
         if not any(key.startswith(f"{group}.") for key in flat):
             flat = {**flat, f"choices.{group}": option, **flatten({group: neutral})}
     return flat

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import Count, Natural, Pair, require
+from fedbench.core.options import AtLeast2, Count, NonNegativeInt, require
 from fedbench.data._images import half
 from fedbench.data.base import TRAIN, Arrays
 
@@ -37,10 +37,10 @@ class Synthetic:
             "linear", "images", "multilabel", "regression", "segmentation", "dict", "questions", "classmask"
         ] = "linear",
         n: Count = 600,
-        num_classes: Pair = 4,
+        num_classes: AtLeast2 = 4,
         shape: list[int] | None = None,
-        num_domains: Natural = 0,
-        seed: Natural = 0,
+        num_domains: NonNegativeInt = 0,
+        seed: NonNegativeInt = 0,
     ):
         require(
             kind != "classmask" or num_domains >= 2,

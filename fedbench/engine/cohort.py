@@ -32,7 +32,7 @@ from fedbench.engine.step import Loss, Step, StepFunction, plain_step
 from fedbench.engine.training import BatchSchedule, CohortTraining, LocalTraining, check_states, rate_sums
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
-from fedbench.tasks.base import Tally
+from fedbench.tasks.base import SampleStatistics
 
 DIVERGED = 1e8  # a mean training loss beyond this has left every useful scale, even while it is finite
 
@@ -318,13 +318,13 @@ class Cohort:
         training.exchange()
         training.store_buffers()
         out = training.result()
-        self._account(training.schedule, how.counted, out)
+        self._account(training.schedule, how.throughput_weight, out)
         return out
 
-    def _account(self, schedule: BatchSchedule, counted: float, out: SimpleNamespace) -> None:
+    def _account(self, schedule: BatchSchedule, throughput_weight: float, out: SimpleNamespace) -> None:
         """Add a training to the cost of the round.  Raises RunError if it diverged."""
         self.cost.steps += int(schedule.steps.sum())
-        self.cost.samples += round(counted * int(schedule.samples.sum()))
+        self.cost.samples += round(throughput_weight * int(schedule.samples.sum()))
         trained = torch.from_numpy(np.flatnonzero(schedule.steps)).to(out.loss.device)
         if len(trained):
             sound = (out.loss.abs() < DIVERGED) & torch.isfinite(out.theta.sum(1))
@@ -376,7 +376,7 @@ class Cohort:
         """
         predict, no_output = fn or FlatModel.predict, {"": torch.zeros(0, device=self.device)}
 
-        def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> Tally:
+        def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> SampleStatistics:
             return {"": predict(model, rows, x)}
 
         part = self.federation.splits[split]
@@ -384,8 +384,10 @@ class Cohort:
             part = full_batch.subsample(self.engine, self.context, split, limit, key)
         return full_batch.each_sample(self.engine, self.context, rows, outputs, part, no_output)[""]
 
-    def tally(self, rows: Any, predict: Callable[[FlatModel, Any, Inputs], Tensor] | None, split: str) -> Tally:
-        """What the task keeps (`Task.tally`) of every sample of a split, by what rows predict of it, in client order.
+    def sample_statistics(
+        self, rows: Any, predict: Callable[[FlatModel, Any, Inputs], Tensor] | None, split: str
+    ) -> SampleStatistics:
+        """Return the task's statistics of the predictions for every sample of a split, in client order.
 
         rows, predict: as in `forward`.  Outputs themselves are kept no longer than their block.  # each [n, ...]
         """
@@ -395,12 +397,14 @@ class Cohort:
             self.federation.gather(torch.zeros(1, dtype=torch.int64, device=self.device))[1],
         )
         outputs = task.output_shape(y, task.outputs(self.federation.num_classes))
-        some = task.tally(torch.zeros(1, *outputs, device=self.device), y[None])
+        some = task.sample_statistics(torch.zeros(1, *outputs, device=self.device), y[None])
         of_none = {name: t[0, :0] for name, t in some.items()}
 
-        def tally(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> Tally:
-            return task.tally(predict(model, rows, x), y, mask)
+        def sample_statistics(
+            model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None
+        ) -> SampleStatistics:
+            return task.sample_statistics(predict(model, rows, x), y, mask)
 
         part = self.federation.splits[split]
-        each = full_batch.each_sample(self.engine, self.context, rows, tally, part, of_none)
+        each = full_batch.each_sample(self.engine, self.context, rows, sample_statistics, part, of_none)
         return {name: torch.cat(tensors) for name, tensors in each.items()}

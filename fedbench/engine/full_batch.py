@@ -24,10 +24,10 @@ from fedbench.engine.federation import Inputs
 from fedbench.engine.gradients import chain_gradient, plus_extra
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.tasks.base import Tally
+from fedbench.tasks.base import SampleStatistics
 
 # (model, rows, inputs x [k, b, ...], targets y [k, b, ...], class mask [k, C] or None) -> by name [k, b, ...]
-SampleFunction = Callable[[FlatModel, Any, Inputs, Tensor, Tensor | None], Tally]
+SampleFunction = Callable[[FlatModel, Any, Inputs, Tensor, Tensor | None], SampleStatistics]
 ChunkWork = Callable[[Tensor, Iterator[Batch]], None]  # (positions [k] in the cohort, blocks)
 
 
@@ -99,7 +99,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
 
 
 def each_sample(
-    engine: Engine, context: RoundContext, rows: Any, fn: SampleFunction, part: Ragged, of_none: Tally
+    engine: Engine, context: RoundContext, rows: Any, fn: SampleFunction, part: Ragged, of_none: SampleStatistics
 ) -> dict[str, list[Tensor]]:
     """What fn makes of every sample of a part of the data: by name, one tensor [n_i, ...] per client.
 
@@ -113,7 +113,7 @@ def each_sample(
     def chunk(where: Tensor, blocks: Iterator[Batch]) -> None:
         positions = where.tolist()
         destinations = _Destinations(sizes[positions], context.device)
-        made: Tally = {}  # of all samples of the chunk, as in _each_sample_by_one_row
+        made: SampleStatistics = {}  # of all samples of the chunk, as in _each_sample_by_one_row
         for block in blocks:
             k = len(block.weight)
             slots, to = destinations.of(block)
@@ -157,7 +157,7 @@ class _Destinations:
 
 
 def _each_sample_by_one_row(
-    engine: Engine, context: RoundContext, row: Tensor, fn: SampleFunction, part: Ragged, of_none: Tally
+    engine: Engine, context: RoundContext, row: Tensor, fn: SampleFunction, part: Ragged, of_none: SampleStatistics
 ) -> dict[str, list[Tensor]]:
     """All clients hold one row: one unbatched pass over all their samples, part [K]."""
     index = torch.from_numpy(part.indices).to(context.device)
@@ -165,7 +165,8 @@ def _each_sample_by_one_row(
     blocks = [slice(a, a + size) for a in range(0, len(index), size)]
     assigned = ranks.assign(np.ones(len(blocks), np.int64))
     mine = assigned[ranks.rank]
-    made: Tally = {}  # of all samples: a small tensor kept for every block would lie between the large freed ones
+    # One tensor for all samples: a small one for every block would fragment the memory.
+    made: SampleStatistics = {}
 
     def job(a: int, b: int) -> None:
         block = blocks[mine[a]]

@@ -41,8 +41,8 @@ class LocalTraining:
         buffers: Name under which optimizer buffers are stored between rounds (optimizer.reset=never).  A second
             personal row needs another name.  Use a dict such as {"theta": name, "v": name} if a step descends on
             states, too.
-        counted: Fraction of the drawn samples that counts in images/s, in [0, 1].  A second pass over the same samples
-            counts 0.
+        throughput_weight: Fraction of the drawn samples that counts in images/s, in [0, 1].  A second pass over the
+            same samples counts 0.
         uploaded: Whether the rows are uploaded afterwards, or which of their columns.  Privacy clips their steps.
     """
 
@@ -55,7 +55,7 @@ class LocalTraining:
     split: str = "train"
     key: str = "local"
     buffers: str | Mapping[str, str] = "theta"
-    counted: float = 1.0
+    throughput_weight: float = 1.0
     uploaded: bool | Columns = True
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.options import Count, Natural, require
+from fedbench.core.options import Count, NonNegativeInt, require
 from fedbench.models._backbone import read_state
 from fedbench.models._vision_language import (
     MLP_RATIO,
@@ -110,7 +110,7 @@ class ALBEF(nn.Module):
         patch: Count = 8,
         width: Count = 32,
         depth: Count = 2,
-        fusion_layer: Natural = 1,
+        fusion_layer: NonNegativeInt = 1,
         heads: Count = 4,
         vocab: Count = 64,
         channels: Count | None = None,

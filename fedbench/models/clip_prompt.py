@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbench.core.options import ConfigError, Count, Natural, require
+from fedbench.core.options import ConfigError, Count, NonNegativeInt, require
 from fedbench.core.private_torch import MoveListener
 from fedbench.core.rng import RowRandom, generator
 from fedbench.core.split import Split
@@ -68,11 +68,11 @@ class CLIPPrompt(MoveListener):
         pretrained: str | None = "openai",
         context: Count = 16,
         init: str | None = None,
-        shared: Natural | None = None,
+        shared: NonNegativeInt | None = None,
         augment: Literal["none", "cached_views", "live"] = "none",
         views: Count = 10,
         norm: Literal["clip", "official"] = "clip",
-        pretraining_seed: Natural = 0,
+        pretraining_seed: NonNegativeInt = 0,
     ):
         super().__init__()
         clip, tokenize = (

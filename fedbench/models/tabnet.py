@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.options import Count, Fraction, Natural, NonNegative, Positive, require
+from fedbench.core.options import Count, Fraction, NonNegative, NonNegativeInt, Positive, require
 
 EPSILON = 1e-15  # in the entropy's logarithm
 HALF = 0.5**0.5  # keeps the variance of a sum of two
@@ -81,8 +81,8 @@ class TabNet(nn.Module):
         attention: Count = 8,
         steps: Count = 3,
         relaxation: Positive = 1.3,
-        shared: Natural = 2,
-        own: Natural = 2,
+        shared: NonNegativeInt = 2,
+        own: NonNegativeInt = 2,
         sparsity: NonNegative = 1e-3,
         virtual_batch: Count = 128,
         momentum: Fraction = 0.02,

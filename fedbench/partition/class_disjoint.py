@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, Natural, require
+from fedbench.core.options import ConfigError, Count, NonNegativeInt, require
 from fedbench.core.split import Ragged
 from fedbench.partition.base import by_class
 
@@ -26,7 +26,7 @@ class ClassDisjoint:
 
     def __init__(
         self,
-        class_seed: Natural = 2023,
+        class_seed: NonNegativeInt = 2023,
         shots: Count | None = None,
         short_classes: Literal["refuse", "keep"] = "refuse",
     ):

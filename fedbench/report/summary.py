@@ -10,7 +10,7 @@ from typing import Any
 from fedbench.core import moved
 from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
-from fedbench.core.settings import WHEREABOUTS, is_matched
+from fedbench.core.settings import UNHASHED_KEYS, is_matched
 from fedbench.report import scores
 from fedbench.report.runs import Run, rounds_of
 from fedbench.report.scores import Options, scores_of
@@ -19,7 +19,7 @@ from fedbench.report.words import label_columns, line_of, printed
 
 SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
 # Keys that do not define a run: where it ran, how it was watched, and what it is called.
-IGNORED = (*WHEREABOUTS, "seed", "name", "paper", "paper.*")
+IGNORED = (*UNHASHED_KEYS, "seed", "name", "paper", "paper.*")
 IGNORED += tuple(f"choices.{group}" for group in ("hardware", "tracking", "callbacks", "experiment"))
 DATA = ("dataset.path", "dataset.paths", "dataset.folder", "dataset.trust")  # where the data are
 # What belongs to a method, and not to the setting it is compared in.

@@ -384,8 +384,8 @@ def check_method(engine: Engine, method: Algorithm) -> None:
             f"{refused}; privacy.calibration=analytic clips uploads only"
         ) from None
     require(
-        method.leaks is None,
-        f"privacy.epsilon={privacy.epsilon:g} does not cover this method: {method.leaks}",
+        method.bypasses_upload is None,
+        f"privacy.epsilon={privacy.epsilon:g} does not cover this method: {method.bypasses_upload}",
     )
     require(
         privacy.sensitivity != "lr_over_n" or engine.optimizer.schedule.per == "round",

@@ -158,7 +158,7 @@ def _score(cohort: Cohort, rows: Any, predict: Any, split: str) -> dict[str, np.
         mask = cohort.federation.class_mask
         mask = None if mask is None else mask[group.index].cpu().numpy()  # [k, C]
         offsets = np.append(0, np.cumsum(sizes[positions]))
-        metrics.append(cohort.engine.task.scores(group.tally(group_rows, predict, split), offsets, mask))
+        metrics.append(cohort.engine.task.scores(group.sample_statistics(group_rows, predict, split), offsets, mask))
     return _concatenated(metrics)
 
 

@@ -5,8 +5,8 @@ clients, the last 20 take no part in the rounds.  Afterwards each is evaluated w
 trains all parameters by SGD, whose momentum is reset every epoch.  The paper plots the mean accuracy of the 20 clients
 after each epoch, and reports the best epoch.
 
-Departs from that code: parameters that never reach the server (Algorithm.newcomer_row) are averaged over the trained
-clients.  The code sums them without dividing.
+Departs from that code: parameters that never reach the server (Algorithm.initial_row_for_new_clients) are averaged over
+the trained clients.  The code sums them without dividing.
 
 Letters: M new clients, P parameters.
 """
@@ -38,7 +38,7 @@ FILE = "new_clients.csv"
 def starting_row(algorithm: Algorithm, engine: Engine) -> Tensor:
     """Return the row [P] from which a new client starts after training, without any information on that client."""
     with torch.no_grad():
-        return algorithm.newcomer_row(_trained_clients(engine))
+        return algorithm.initial_row_for_new_clients(_trained_clients(engine))
 
 
 def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
@@ -46,7 +46,7 @@ def starting_rows(algorithm: Algorithm, engine: Engine) -> Tensor:
     engine_of_all, ids = _with_new_clients(engine)
     new_clients = Cohort(engine_of_all, ids, engine.rounds - 1, "new clients")
     with torch.no_grad():
-        return algorithm.newcomer_rows(new_clients, _trained_clients(engine))
+        return algorithm.initial_rows_for_new_clients(new_clients, _trained_clients(engine))
 
 
 def _trained_clients(engine: Engine) -> list[Cohort]:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import (
-    WHEREABOUTS,
+    UNHASHED_KEYS,
     config_hash,
     is_matched,
     load_config,
@@ -25,7 +25,7 @@ from fedbench.core.settings import (
 )
 
 # Patterns of keys that may change when a run resumes.
-FREE = ("name", "paper", "paper.*", *(key for key in WHEREABOUTS if not key.startswith("hardware")))
+FREE = ("name", "paper", "paper.*", *(key for key in UNHASHED_KEYS if not key.startswith("hardware")))
 # Patterns of keys that are not compared.  Hardware options of a command are ignored.
 KEPT_OR_FREE = (*FREE, "hardware.*", "choices.hardware", "choices.tracking", "choices.callbacks")
 ABSENT: Any = object()

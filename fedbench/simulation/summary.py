@@ -147,7 +147,7 @@ def summary(sim: Simulation, status: str) -> dict[str, Any]:
             "scores": {name: d._asdict() for name, d in task.directions().items()},
         },
         "personal_is_global": bool(sim.personal_is_global),
-        "tuned_at_end": sim.algorithm.tuned_at_end,
+        "tuned_at_end": sim.algorithm.fine_tunes_after_training,
         "config_hash": sim.config_hash,
         "partition_hash": sim.split.hash,
         "data_hash": sim.data_hash,

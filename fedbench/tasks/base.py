@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbench.core.options import ConfigError, require
+from fedbench.core.renamed import refuse_old_names
 from fedbench.core.rng import RowRandom
 from fedbench.tasks.scores import Direction, declare
 
 Shape = Any  # of one sample: a tuple, or a dict of such by input
-Tally = dict[str, Tensor]  # by name: what is kept of each sample, [n, ...]
+SampleStatistics = dict[str, Tensor]  # by name: what is kept of each sample, [n, ...]
 NO_KIND = {"base", "scores", "auto"}  # modules of this folder that are no task
 
 
@@ -46,6 +47,9 @@ class Training(Protocol):
     def normalized(self, x: Tensor) -> Tensor:
         """Stored inputs as models are given them."""
         ...
+
+
+OLD_NAMES = {"tally": "sample_statistics"}
 
 
 class Task:
@@ -71,6 +75,7 @@ class Task:
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
+        refuse_old_names(cls, OLD_NAMES)
         declare({name: Direction(up, name in cls.fractions) for name, up in cls.higher_is_better.items()})
 
     def for_targets(self, kind: str) -> Task:
@@ -145,20 +150,22 @@ class Task:
             (grad,) = torch.autograd.grad((loss * weight).sum(), leaf)
         return loss.detach(), grad
 
-    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+    def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """What the scores need of a batch, as little as possible: evaluation keeps it of every sample.
 
         logits [k, b, R, ...], y [k, b, ...], class_mask [k, C]; each result [k, b, ...].
         """
         return {"loss": self.loss(logits, y, class_mask)}
 
-    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Scores of each client, of the tally [n, ...] of samples in client order.
+    def scores(
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the scores of each client from the statistics [n, ...] of samples in client order.
 
         offsets [N+1]: client i has samples offsets[i]:offsets[i+1]; class_mask bool [N, C].  NaN where a client has no
         samples, or a score is not defined.  # each float64 [N]
         """
-        return {"loss": mean_loss(tally["loss"], offsets)}
+        return {"loss": mean_loss(statistics["loss"], offsets)}
 
     def directions(self) -> dict[str, Direction]:
         """What each score's numbers mean, for reports."""

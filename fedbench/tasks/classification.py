@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedbench.core.options import Positive, Share, require
+from fedbench.core.options import Positive, UnitInterval, require
 from fedbench.tasks._counts import area_under_roc, clients_of, count_by_class, log_odds, mean_of_defined
-from fedbench.tasks.base import Tally, Task, Training, check_primary, mean_loss, ratio
+from fedbench.tasks.base import SampleStatistics, Task, Training, check_primary, mean_loss, ratio
 
 
 class Classification(Task):
@@ -31,7 +31,7 @@ class Classification(Task):
     def __init__(
         self,
         class_weights: Literal["none", "balanced"] | list[Positive] = "none",
-        label_smoothing: Share = 0.0,
+        label_smoothing: UnitInterval = 0.0,
         primary: str = "accuracy",
     ):
         require(
@@ -101,17 +101,22 @@ class Classification(Task):
         grad = log_p.exp_().mul_(share).scatter_add_(over, label, -share)
         return loss.view(y.shape), (grad if over else grad.t()).view(logits.shape)
 
-    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+    def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """The logits themselves: the area under the ROC curve needs all of a client's."""
         return {"logits": mask_logits(logits, class_mask), "y": y}
 
-    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def scores(
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """balanced_accuracy: over the classes among the client's targets.  f1: macro, over classes among its targets or
         predictions.  auc: C = 2: of class 1; else macro one-vs-rest over classes that some but not all of its samples
         have."""
         allowed = None if class_mask is None else torch.from_numpy(class_mask)[clients_of(offsets)]  # [n, C]
-        loss = self._loss_of(tally["logits"], tally["y"], allowed)
-        logits, targets = tally["logits"].float().cpu().numpy(), tally["y"].cpu().numpy()  # [n, C], [n]
+        loss = self._loss_of(statistics["logits"], statistics["y"], allowed)
+        logits, targets = (
+            statistics["logits"].float().cpu().numpy(),
+            statistics["y"].cpu().numpy(),
+        )  # [n, C], [n]
         num, (_, num_classes), client = len(offsets) - 1, logits.shape, clients_of(offsets)
         predicted = logits.argmax(1)  # [n]
         hit = predicted == targets

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedbench.core.options import require
 from fedbench.tasks._counts import f1_flat, sum_by_client
-from fedbench.tasks.base import Tally, Task, check_primary, mean_loss, ratio
+from fedbench.tasks.base import SampleStatistics, Task, check_primary, mean_loss, ratio
 from fedbench.tasks.classification import mask_logits
 from fedbench.tasks.multilabel import MultiLabel
 
@@ -62,7 +62,7 @@ class Mixed(Task):
         each = F.binary_cross_entropy_with_logits(logits, hot, reduction="none")  # [..., B, C]
         return (each if class_mask is None else each * class_mask.unsqueeze(-2)).sum(-1)
 
-    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+    def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """Of each sample: answered, the largest logit; p, how many are predicted; tp, of them right; cells, the length
         of the list; and the logits themselves, for the area under the ROC curve."""
         own = mask_logits(logits, class_mask)  # [k, b, C]
@@ -78,12 +78,14 @@ class Mixed(Task):
             "logits": logits,
         }
 
-    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def scores(
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """micro_f1: of yes or no to each of the client's list, for questions and labels alike.  Of questions, NaN for a
         client without any: accuracy, accuracy_open, accuracy_closed, ceiling and f1_flat, as of task=vqa.  Of samples
         with labels, NaN without any: f1 (macro), sample_f1 and auc (macro), as of task=multilabel."""
-        y = tally["y"].cpu().numpy()
-        answered, p, tp, cells = (tally[name].cpu().numpy() for name in ("answered", "p", "tp", "cells"))
+        y = statistics["y"].cpu().numpy()
+        answered, p, tp, cells = (statistics[name].cpu().numpy() for name in ("answered", "p", "tp", "cells"))
         question, closed = y[:, 0] > LABELS, y[:, 0] == CLOSED
         hit, known, true = question & (answered == y[:, 1]), question & (y[:, 1] >= 0), (y[:, 1:] >= 0).sum(1)
         counts = np.stack([tp, p, true, cells], 1)  # [n, 4]
@@ -91,14 +93,14 @@ class Mixed(Task):
         n, num_closed, hits, closed_hits, answerable = sum_by_client(asked, offsets).T  # [N] each
         all_tp, all_p, all_true, _ = sum_by_client(counts, offsets).T
         return {
-            "loss": mean_loss(tally["loss"], offsets),
+            "loss": mean_loss(statistics["loss"], offsets),
             "micro_f1": ratio(2 * all_tp, all_p + all_true),
             "accuracy": ratio(hits, n),
             "accuracy_open": ratio(hits - closed_hits, n - num_closed),
             "accuracy_closed": ratio(closed_hits, num_closed),
             "ceiling": ratio(answerable, n),
             "f1_flat": f1_flat(*sum_by_client(counts * question[:, None], offsets).T),
-            **_label_scores(tally, ~question, offsets, class_mask),
+            **_label_scores(statistics, ~question, offsets, class_mask),
         }
 
 
@@ -110,18 +112,21 @@ def _hot(y: Tensor, num_classes: int) -> Tensor:
 
 
 def _label_scores(
-    tally: Tally, which: np.ndarray, offsets: np.ndarray, class_mask: np.ndarray | None
+    statistics: SampleStatistics, which: np.ndarray, offsets: np.ndarray, class_mask: np.ndarray | None
 ) -> dict[str, np.ndarray]:
     """OF_LABELS, of the samples which [n]; the columns of other clients' longer lists are left out."""
     if not which.any():
         return {name: np.full(len(offsets) - 1, np.nan) for name in OF_LABELS}
-    rows = torch.from_numpy(np.flatnonzero(which)).to(tally["y"].device)
+    rows = torch.from_numpy(np.flatnonzero(which)).to(statistics["y"].device)
     some = np.concatenate(([0], np.cumsum(which)))[offsets]  # [N + 1]
-    logits, hot = tally["logits"][rows], _hot(tally["y"][rows], tally["logits"].shape[1])
+    logits, hot = (
+        statistics["logits"][rows],
+        _hot(statistics["y"][rows], statistics["logits"].shape[1]),
+    )
     if class_mask is not None:
         columns = np.flatnonzero(class_mask[np.diff(some) > 0].any(0))
         at = torch.from_numpy(columns).to(logits.device)
         logits, hot, class_mask = logits[:, at], hot[:, at], class_mask[:, columns]
-    kept = {"loss": tally["loss"][rows], "logits": logits, "y": hot}
+    kept = {"loss": statistics["loss"][rows], "logits": logits, "y": hot}
     scores = MultiLabel(sample_f1=True).scores(kept, some, class_mask)
     return {name: scores[name] for name in OF_LABELS}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbench.core.options import require
 from fedbench.tasks._counts import area_under_roc, clients_of, mean_of_defined, sum_by_client
-from fedbench.tasks.base import Tally, Task, check_primary, mean_loss, ratio
+from fedbench.tasks.base import SampleStatistics, Task, check_primary, mean_loss, ratio
 
 
 class MultiLabel(Task):
@@ -67,15 +67,20 @@ class MultiLabel(Task):
         total = (each * mask).sum(-1)
         return total if self.loss_name == "bce_sum" else total / mask.sum(-1)
 
-    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+    def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """The logits themselves: the area under the ROC curve needs all of a client's."""
         return {"loss": self.loss(logits, y, class_mask), "logits": logits, "y": y}
 
-    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def scores(
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """loss, accuracy (element by element), f1 (macro, over labels true or predicted somewhere), micro_f1 (over all
         labels together), sample_f1 (of each sample, mean over those with a label that is true or predicted), auc
         (macro, over labels that some but not all of a client's samples have)."""
-        logits, targets = tally["logits"].float().cpu().numpy(), tally["y"].cpu().numpy() > 0.5  # [n, C]
+        logits, targets = (
+            statistics["logits"].float().cpu().numpy(),
+            statistics["y"].cpu().numpy() > 0.5,
+        )  # [n, C]
         valid = np.ones_like(targets) if class_mask is None else class_mask[clients_of(offsets)]  # [n, C]
         predicted = logits > 0  # [n, C]
 
@@ -85,7 +90,7 @@ class MultiLabel(Task):
         tp, p, l = count(predicted & targets), count(predicted), count(targets)  # noqa: E741
         auc = area_under_roc(logits, targets, offsets)  # [N, C]
         scores = {
-            "loss": mean_loss(tally["loss"], offsets),
+            "loss": mean_loss(statistics["loss"], offsets),
             "accuracy": ratio(count(predicted == targets).sum(1), count(np.ones_like(targets)).sum(1)),
             "f1": mean_of_defined(ratio(2 * tp, p + l)),
             "auc": mean_of_defined(auc if class_mask is None else np.where(class_mask, auc, np.nan)),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedbench.core.options import require
 from fedbench.tasks._counts import sum_by_client
-from fedbench.tasks.base import Tally, Task, Training, check_primary, mean_loss, ratio
+from fedbench.tasks.base import SampleStatistics, Task, Training, check_primary, mean_loss, ratio
 
 BINS = 10  # of equal size, of the first target: what partitions see as labels
 
@@ -75,7 +75,7 @@ class Regression(Task):
             return size.mean(-1)
         return torch.where(size <= 1, 0.5 * distance.square(), size - 0.5).mean(-1)
 
-    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+    def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """Error and target of every sample, in the data set's units."""
         targets = y.view(logits.shape)
         return {
@@ -84,16 +84,21 @@ class Regression(Task):
             "y": targets,
         }
 
-    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def scores(
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """rmse: root of the mean squared error over samples and targets.  mae: mean absolute error.  r2: 1 - squared
         error over the variance of a client's own targets, mean over the R targets, NaN where they do not vary."""
-        error, y = tally["error"].double().cpu().numpy(), tally["y"].double().cpu().numpy()  # [n, R]
+        error, y = (
+            statistics["error"].double().cpu().numpy(),
+            statistics["y"].double().cpu().numpy(),
+        )  # [n, R]
         sizes = np.diff(offsets)[:, None]  # [N, 1]
         squared = sum_by_client(error**2, offsets)  # [N, R]
         center = ratio(sum_by_client(y, offsets), sizes)  # [N, R]
         spread = sum_by_client((y - np.repeat(center, sizes[:, 0], 0)) ** 2, offsets)
         return {
-            "loss": mean_loss(tally["loss"], offsets),
+            "loss": mean_loss(statistics["loss"], offsets),
             "rmse": np.sqrt(ratio(squared, sizes).mean(1)),
             "mae": ratio(sum_by_client(np.abs(error), offsets), sizes).mean(1),
             "r2": 1 - ratio(squared, spread).mean(1),

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedbench.core.options import Natural, require
+from fedbench.core.options import NonNegativeInt, require
 from fedbench.tasks._counts import mean_of_defined, sum_by_client
-from fedbench.tasks.base import Tally, Task, Training, check_primary, mean_loss, ratio
+from fedbench.tasks.base import SampleStatistics, Task, Training, check_primary, mean_loss, ratio
 
 OUTSIDE = (-1, 255)  # labels of pixels that belong to no class
 
@@ -37,7 +37,7 @@ class Segmentation(Task):
     def __init__(
         self,
         loss: Literal["ce", "dice", "dice_ce"] = "ce",
-        ignore: Natural | None = None,
+        ignore: NonNegativeInt | None = None,
         empty: Literal["skip", "one", "zero"] = "skip",
         per_class: bool = False,
         primary: str = "accuracy",
@@ -123,7 +123,7 @@ class Segmentation(Task):
             which[:, self.ignore] = 0
         return 1 - (dice * which).sum(1) / which.sum(1)
 
-    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+    def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """Pixels of each sample and class: tp, predicted c and truly c; p, predicted; l, truly c.  # each [k, b, C]"""
         z = _masked(logits, class_mask)
         k, b, num_classes = z.shape[:3]
@@ -140,7 +140,9 @@ class Segmentation(Task):
         sums = {"tp": count(truth, hit), "p": count(predicted, counted), "l": count(truth, counted)}
         return {"loss": self.loss(logits, y, class_mask), **sums}
 
-    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def scores(
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """Scores from a client's pixels per class, summed over its samples.
 
         accuracy: of pixels.  iou, dice: the Jaccard index and the Dice coefficient, mean over classes (see `empty`).
@@ -148,7 +150,7 @@ class Segmentation(Task):
         where every pixel is labelled).  label_iou: the same sums without class 0, the background.  label_iou_majority:
         without the class that has most true pixels, which is what pFedNet's released code excludes.
         """
-        tp, p, l = (sum_by_client(tally[name].cpu().numpy(), offsets) for name in ("tp", "p", "l"))  # noqa: E741
+        tp, p, l = (sum_by_client(statistics[name].cpu().numpy(), offsets) for name in ("tp", "p", "l"))  # noqa: E741
         num_classes = tp.shape[1]
         empty = {"skip": np.nan, "one": 1.0, "zero": 0.0}[self.empty]
         here = np.diff(offsets)[:, None] > 0  # [N, 1]
@@ -163,7 +165,7 @@ class Segmentation(Task):
 
         classes = np.arange(num_classes)
         scores = {
-            "loss": mean_loss(tally["loss"], offsets),
+            "loss": mean_loss(statistics["loss"], offsets),
             "accuracy": ratio(tp.sum(1), l.sum(1)),
             "iou": mean_of_defined(iou),
             "dice": mean_of_defined(dice),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbench.core.options import require
 from fedbench.tasks._counts import f1_flat, sum_by_client
-from fedbench.tasks.base import Tally, Task, Training, check_primary, mean_loss, ratio
+from fedbench.tasks.base import SampleStatistics, Task, Training, check_primary, mean_loss, ratio
 from fedbench.tasks.classification import mask_logits
 
 
@@ -74,7 +74,7 @@ class VQA(Task):
         log_p = mask_logits(logits, class_mask).log_softmax(-1)
         return -torch.where(share > 0, log_p * share, 0).sum(-1)
 
-    def tally(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tally:
+    def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
         """hit: whether the largest logit is the answer's.  With f1 also tp, answers that are predicted (logit > 0) and
         right, and p, predicted."""
         answer = y[..., 0]
@@ -90,27 +90,31 @@ class VQA(Task):
             kept |= {"tp": right, "p": predicted.sum(-1)}
         return kept
 
-    def scores(self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def scores(
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """accuracy, accuracy_open and accuracy_closed: of questions, NaN where a client has none.  ceiling: the share
         whose answer is in the list at all.  micro_f1, f1_flat: of yes or no to each answer of the list, the latter also
         with "no" as a class, the two weighted by how often they are true (what FedPIA's Table 4 may print)."""
-        hit, known, closed = (tally[name].cpu().numpy().astype(np.float64) for name in ("hit", "known", "closed"))
+        hit, known, closed = (statistics[name].cpu().numpy().astype(np.float64) for name in ("hit", "known", "closed"))
         columns = np.stack([np.ones_like(hit), closed, hit, hit * closed, known], 1)
         n, num_closed, hits, closed_hits, answerable = sum_by_client(columns, offsets).T  # [N] each
         scores = {
-            "loss": mean_loss(tally["loss"], offsets),
+            "loss": mean_loss(statistics["loss"], offsets),
             "accuracy": ratio(hits, n),
             "accuracy_open": ratio(hits - closed_hits, n - num_closed),
             "accuracy_closed": ratio(closed_hits, num_closed),
             "ceiling": ratio(answerable, n),
         }
-        return scores | (self._f1_scores(tally, offsets, class_mask, answerable) if self.f1 else {})
+        return scores | (self._f1_scores(statistics, offsets, class_mask, answerable) if self.f1 else {})
 
     def _f1_scores(
-        self, tally: Tally, offsets: np.ndarray, class_mask: np.ndarray | None, true: np.ndarray
+        self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None, true: np.ndarray
     ) -> dict[str, np.ndarray]:
         """true [N]: right answers that there are in the lists."""
-        tp, p = sum_by_client(np.stack([tally[x].cpu().numpy().astype(np.float64) for x in ("tp", "p")], 1), offsets).T
+        tp, p = sum_by_client(
+            np.stack([statistics[x].cpu().numpy().astype(np.float64) for x in ("tp", "p")], 1), offsets
+        ).T
         answers = np.full(len(tp), self.num_answers, np.float64) if class_mask is None else class_mask.sum(1)
         cells = answers * np.diff(offsets)  # [N], questions by answers
         return {"micro_f1": ratio(2 * tp, p + true), "f1_flat": f1_flat(tp, p, true, cells)}

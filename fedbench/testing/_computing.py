@@ -160,7 +160,7 @@ def state_on_disk(case: Case) -> None:
 @SUITE.check
 def no_step_waits_for_the_device(case: Case) -> None:
     """No local step asks the device for a number, which empties a GPU's queue."""
-    waits = case.simulation().algorithm.waits
+    waits = case.simulation().algorithm.syncs_with_device
     if waits is not None:
         raise Skipped(f"the method says that it waits: {waits}")
     seen: list[Any] = []

@@ -92,9 +92,9 @@ class TaskCase:
         mask[torch.arange(K), torch.arange(K) % self.num_classes] = False
         return mask
 
-    def tally(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def sample_statistics(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         """What is kept of samples [n], in one batch of one client."""
-        return {name: value[0] for name, value in self.task.tally(logits[None], y[None]).items()}
+        return {name: value[0] for name, value in self.task.sample_statistics(logits[None], y[None]).items()}
 
     @functools.cached_property
     def tested(self) -> tuple[Tensor, Tensor, np.ndarray]:

@@ -183,18 +183,20 @@ def evaluation_changes_nothing(case: Case) -> None:
 
 @SUITE.check
 def last_round_deploys_the_same(case: Case) -> None:
-    """Clients deploy after the last round what they would before it, unless tuned_at_end says otherwise."""
+    """Clients deploy equal rows before and after the end of the last round, unless fine_tunes_after_training is set."""
     sim = case.after_two_rounds
     rows = {final: deployed(sim.engine, sim.algorithm, 1, final) for final in (False, True)}
     before, last = (tensors(rows[final], "/deployed") for final in (False, True))
-    found, tuned = difference(before, last), sim.algorithm.tuned_at_end
+    found, tuned = difference(before, last), sim.algorithm.fine_tunes_after_training
     if found is not None and not tuned:
         raise Broken(
             f"`personalized` gives other rows after the last round ({found}), so that the last value cannot be "
-            "compared with those before it: set tuned_at_end = True"
+            "compared with those before it: set fine_tunes_after_training = True"
         )
     if found is None and tuned:
-        raise Broken("tuned_at_end says that clients deploy other rows after the last round, and they do not")
+        raise Broken(
+            "fine_tunes_after_training is set, but clients deploy equal rows before and after the end of the last round"
+        )
 
 
 @SUITE.check
@@ -260,7 +262,7 @@ def _trains(case: Case) -> bool:
 @SUITE.check
 def renumbering_clients(case: Case) -> None:
     """Clients under other numbers have the same rows, and the server too."""
-    numbered = case.simulation().algorithm.numbered
+    numbered = case.simulation().algorithm.depends_on_client_order
     if numbered is not None:
         raise Skipped(numbered)
     expected = case.played[3]
@@ -308,13 +310,13 @@ def bytes_are_counted(case: Case) -> None:
 @SUITE.check
 def nothing_passes_by_upload(case: Case) -> None:
     """A client's data reach others through cohort.upload only, where privacy acts."""
-    leaks = case.simulation().algorithm.leaks
+    leaks = case.simulation().algorithm.bypasses_upload
     if leaks is not None:
         raise Skipped(f"the method says so, and is refused with privacy: {leaks}")
     if leaking(case):
         raise Broken(
             "what is sent in a round depends on client 0's data although uploads were replaced by some that do not: "
-            "compute with what cohort.upload returned, or say in `leaks` what passes it by"
+            "compute with what cohort.upload returned, or say in `bypasses_upload` what passes it by"
         )
 
 
@@ -330,7 +332,7 @@ def _told(case: Case, arrays: Any, **values: Any) -> list[Tensor]:
     with probes.uploads_of_nothing(sent):
         sim = rounds(case.simulation(arrays=arrays, **values), ROUNDS)
         with torch.no_grad():
-            row = sim.algorithm.newcomer_row([all_clients(sim.engine, 3, "evaluation")])
+            row = sim.algorithm.initial_row_for_new_clients([all_clients(sim.engine, 3, "evaluation")])
     return [*sent, row]
 
 

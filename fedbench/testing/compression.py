@@ -152,7 +152,7 @@ def rows_are_independent(case: CompressionCase) -> None:
 
 
 @SUITE.check
-def inputs_stay(case: CompressionCase) -> None:
+def inputs_are_unchanged(case: CompressionCase) -> None:
     """The input rows are not changed."""
     x = rows_of(SIZE)
     before = x.clone()
@@ -193,7 +193,7 @@ def nothing_waits_for_the_device(case: CompressionCase) -> None:
 
 # -- the stream ------------------------------------------------------------------------------------------
 @SUITE.check
-def decoding_gives_what_is_seen(case: CompressionCase) -> None:
+def decoding_restores_received_rows(case: CompressionCase) -> None:
     """`decode` restores the received row from the stream of `encode`, bit for bit."""
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
@@ -273,7 +273,7 @@ def diverged_rows_are_nan(case: CompressionCase) -> None:
 
 
 @SUITE.check
-def right_on_average(case: CompressionCase) -> None:
+def unbiased_rows_average_to_the_input(case: CompressionCase) -> None:
     """For an unbiased compressor, the mean over draws is the row, within six standard errors."""
     if not case.make().unbiased:
         raise Skipped("its attribute `unbiased` is false")
@@ -291,7 +291,7 @@ def right_on_average(case: CompressionCase) -> None:
 
 
 @SUITE.check
-def what_contracts_is_never_farther_than_nothing(case: CompressionCase) -> None:
+def contractive_rows_are_not_farther_than_zero(case: CompressionCase) -> None:
     """A received row of a contractive or scaled compressor is never farther from the row than 0 is."""
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
@@ -306,7 +306,7 @@ def what_contracts_is_never_farther_than_nothing(case: CompressionCase) -> None:
 
 
 @SUITE.check
-def memory_gives_the_rest_back(case: CompressionCase) -> None:
+def error_feedback_transmits_residuals(case: CompressionCase) -> None:
     """With error feedback, the residual of a row is transmitted in later rounds."""
     if not case.make().error_feedback:
         raise Skipped("its attribute `error_feedback` is false")

@@ -390,7 +390,7 @@ def features_enter_the_head(case: ModelCase) -> None:
 
 
 @SUITE.check
-def inputs_stay(case: ModelCase) -> None:
+def inputs_are_unchanged(case: ModelCase) -> None:
     """A pass leaves its inputs as they were."""
     x = case.batch[0]
     before = copy.deepcopy(x)

@@ -169,7 +169,7 @@ def no_global_generator(case: PartitionCase) -> None:
 
 
 @SUITE.check
-def inputs_stay(case: PartitionCase) -> None:
+def inputs_are_unchanged(case: PartitionCase) -> None:
     """Labels, pools and silos are as they were after `assign`."""
     arrays, other = example(), example()
     pools = _pools(arrays)

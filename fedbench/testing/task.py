@@ -166,7 +166,7 @@ def class_mask_confines(case: TaskCase) -> None:
 def scores_are_declared(case: TaskCase) -> None:
     """Scores have a direction, shares are within 0 and 1, primary is one of them."""
     logits, y, offsets = case.tested
-    scores = case.task.scores(case.tally(logits, y), offsets)
+    scores = case.task.scores(case.sample_statistics(logits, y), offsets)
     declared = case.task.higher_is_better
     if scores.keys() != declared.keys():
         names = ", ".join(sorted(scores.keys() ^ declared.keys()))
@@ -184,11 +184,13 @@ def scores_are_declared(case: TaskCase) -> None:
 def scores_are_streamed(case: TaskCase) -> None:
     """Scores of tallies in small batches are those of all samples at once."""
     logits, y, offsets = case.tested
-    whole = case.task.scores(case.tally(logits, y), offsets)
-    parts = [case.tally(logits[a : a + 4], y[a : a + 4]) for a in range(0, len(y), 4)]
+    whole = case.task.scores(case.sample_statistics(logits, y), offsets)
+    parts = [case.sample_statistics(logits[a : a + 4], y[a : a + 4]) for a in range(0, len(y), 4)]
     joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     _require_equal(
-        case.task.scores(joined, offsets), whole, "when samples are tallied four at a time: a tally is of each sample"
+        case.task.scores(joined, offsets),
+        whole,
+        "when samples are tallied four at a time: statistics are of each sample",
     )
 
 
@@ -196,10 +198,10 @@ def scores_are_streamed(case: TaskCase) -> None:
 def clients_are_scored_alone(case: TaskCase) -> None:
     """A client's scores do not depend on the other clients'."""
     logits, y, offsets = case.tested
-    whole = case.task.scores(case.tally(logits, y), offsets)
+    whole = case.task.scores(case.sample_statistics(logits, y), offsets)
     for i, (a, b) in enumerate(itertools.pairwise(offsets)):
         if b > a:
-            alone = case.task.scores(case.tally(logits[a:b], y[a:b]), np.array([0, b - a]))
+            alone = case.task.scores(case.sample_statistics(logits[a:b], y[a:b]), np.array([0, b - a]))
             mine = {name: values[i : i + 1] for name, values in whole.items()}
             _require_equal(alone, mine, f"for client {i} alone: sum within offsets[i]:offsets[i+1]")
 
@@ -214,7 +216,7 @@ def _require_equal(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], wor
 def nobody_without_samples_is_scored(case: TaskCase) -> None:
     """A client without samples has NaN for every score, never 0."""
     logits, y, offsets = case.tested
-    scores = case.task.scores(case.tally(logits, y), offsets)
+    scores = case.task.scores(case.sample_statistics(logits, y), offsets)
     for name, values in scores.items():
         if values.shape != (len(SIZES),):
             raise Broken(f"{name} has shape {values.shape}, not one number for each of {len(SIZES)} clients")
@@ -230,7 +232,7 @@ def nobody_without_samples_is_scored(case: TaskCase) -> None:
 def the_loss_is_a_score(case: TaskCase) -> None:
     """The score `loss` is the mean loss of a client's samples."""
     logits, y, offsets = case.tested
-    scores, loss = case.task.scores(case.tally(logits, y), offsets), _loss(case, logits, y).numpy()
+    scores, loss = case.task.scores(case.sample_statistics(logits, y), offsets), _loss(case, logits, y).numpy()
     means = [loss[a:b].mean() if b > a else np.nan for a, b in itertools.pairwise(offsets)]
     if "loss" not in scores or not np.allclose(scores["loss"], means, 1e-4, 1e-5, equal_nan=True):
         raise Broken("`scores` has no entry loss that is the mean of `loss` over a client's samples")
@@ -240,14 +242,14 @@ def the_loss_is_a_score(case: TaskCase) -> None:
 def descent_improves_the_primary_score(case: TaskCase) -> None:
     """Outputs that descend the loss lower it, and make the primary score no worse."""
     logits, y, offsets = case.tested
-    before = case.task.scores(case.tally(logits, y), offsets)
+    before = case.task.scores(case.sample_statistics(logits, y), offsets)
     leaf = logits.clone().requires_grad_()
     optimizer = torch.optim.Adam([leaf], lr=0.1)
     for _ in range(100):
         optimizer.zero_grad()
         case.task.loss(leaf, y).sum().backward()
         optimizer.step()
-    after = case.task.scores(case.tally(leaf.detach(), y), offsets)
+    after = case.task.scores(case.sample_statistics(leaf.detach(), y), offsets)
     if not np.nanmean(after["loss"]) < np.nanmean(before["loss"]):
         raise Broken("gradient descent on the outputs does not lower the loss: its gradient is not that of the loss")
     primary = case.task.primary
@@ -281,7 +283,7 @@ def nothing_is_drawn(case: TaskCase) -> None:
     logits, y, offsets = case.tested
     before = probes.global_generators()
     once = _loss(case, logits, y)
-    case.task.scores(case.tally(logits, y), offsets)
+    case.task.scores(case.sample_statistics(logits, y), offsets)
     moved = probes.moved_generators(before)
     if moved or not torch.equal(once, _loss(case, logits, y)):
         raise Broken("the loss or a score draws at random: a task has no draws")

@@ -56,7 +56,7 @@ ADAPTED = [  # the same on vilt_tiny
     ["adapter=prompt", "adapter.places=[text,image]", "adapter.tap=output", "adapter.tokens=2"],
     ["adapter=prompt", "adapter.places=[text,image]", "adapter.tap=output", "adapter.reparam=true"],
 ]
-NEUTRAL = [a for a in ADAPTED if not {"adapter=compacter", "adapter=prompt", "adapter.init=normal"} & {*a}]
+LATER_OPTIONS = [a for a in ADAPTED if not {"adapter=compacter", "adapter=prompt", "adapter.init=normal"} & {*a}]
 
 
 def words(overrides: list[str]) -> str:
@@ -116,7 +116,7 @@ def test_numbers_of_a_fusion_on_vilt_b32() -> None:
 
 
 # -- in the model ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("overrides", NEUTRAL, ids=words)
+@pytest.mark.parametrize("overrides", LATER_OPTIONS, ids=words)
 def test_outputs_are_the_bare_models_at_first(overrides: list[str]) -> None:
     model = adapted(overrides)
     assert adapter_of(overrides).neutral

@@ -53,4 +53,4 @@ def test_fedbabu_zero_head_gives_the_base_no_first_gradient() -> None:
 
 
 def test_fedbabu_says_that_it_is_tuned_at_the_end() -> None:
-    assert FedBABU().tuned_at_end and not FedBABU(finetune_epochs=0).tuned_at_end
+    assert FedBABU().fine_tunes_after_training and not FedBABU(finetune_epochs=0).fine_tunes_after_training

@@ -160,7 +160,7 @@ def test_who_never_took_part_and_newcomers_deploy_the_servers_adapter() -> None:
     e = engine(batch_size=5)
     a = play(e, FedDAT(), 2, [[0, 1], [0, 1]])
     assert (a.first.take(a.initial) != a.A1).any()
-    for row in (deployed(e, a)[2], a.newcomer_row([])):
+    for row in (deployed(e, a)[2], a.initial_row_for_new_clients([])):
         equal(a.first.take(row), a.A1)
         equal(a.second.take(row), a.A1)
         equal(a.rest.take(row), a.rest.take(a.initial))

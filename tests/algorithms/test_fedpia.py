@@ -271,7 +271,7 @@ def test_a_client_without_training_samples_has_zeros() -> None:
 def test_newcomers_start_from_the_servers_adapter() -> None:
     e = engine()
     a = play(e, FedPIA(), 2)
-    row = a.newcomer_row([])
+    row = a.initial_row_for_new_clients([])
     equal(a.shared.take(row), a.G)
     equal(a.head.take(row), a.head.take(e.model.init_row()))
 

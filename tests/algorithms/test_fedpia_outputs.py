@@ -144,10 +144,10 @@ def test_who_never_took_part_and_newcomers_have_the_servers_adapter_alone(init: 
     a = play(e, FedPIA(combine="output_sum", init=init), 2, [[0, 1], [0, 1]])
     rows = deployed(e, a)
     equal(rows[:2], a.own[np.arange(2)])
-    for row in (rows[2], a.newcomer_row([])):
+    for row in (rows[2], a.initial_row_for_new_clients([])):
         equal(a.shared.take(row), a.G)
         equal(a.second.take(row), a.first.take(row))
-    equal(a.head.take(a.newcomer_row([])), a.head.take(e.model.init_row()))
+    equal(a.head.take(a.initial_row_for_new_clients([])), a.head.take(e.model.init_row()))
 
 
 def test_starts_of_their_own_are_trained_beside_themselves_at_first() -> None:

@@ -76,8 +76,11 @@ def test_fine_tuning_of_a_part_and_at_the_end() -> None:
     rows = deployed(e, algorithm, final=True)
     equal(base.take(rows), base.take(algorithm.inner.w).expand(6, -1))
     assert (e.model.columns["head"].take(rows) != e.model.columns["head"].take(algorithm.inner.w)).any(1).all()
-    assert algorithm.tuned_at_end and not FineTuned(FedAvg(), 2, None, "evaluation", "head").tuned_at_end
-    assert FineTuned(FedBABU(), 2, None, "evaluation", "head").tuned_at_end
+    assert (
+        algorithm.fine_tunes_after_training
+        and not FineTuned(FedAvg(), 2, None, "evaluation", "head").fine_tunes_after_training
+    )
+    assert FineTuned(FedBABU(), 2, None, "evaluation", "head").fine_tunes_after_training
     with pytest.raises(ConfigError, match=r"finetune.part needs the column group 'neck'"):
         play(four_of_six(), FineTuned(FedAvg(), 1, None, "end", "neck"))
 

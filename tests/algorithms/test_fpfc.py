@@ -164,7 +164,7 @@ def test_two_populations_fuse_within_and_not_across() -> None:
     assert math.isclose(float(rows[0]), -4, abs_tol=0.2) and math.isclose(float(rows[3]), 4, abs_tol=0.2)
     own = deployed(e, m, 198, False)[:, 0]
     assert float((own - rows).abs().max()) < 0.2 and not torch.equal(own, rows)
-    close(m.newcomer_rows(all_clients(e), []), m.means(label)[label], 1e-6)
+    close(m.initial_rows_for_new_clients(all_clients(e), []), m.means(label)[label], 1e-6)
 
 
 @pytest.mark.parametrize("weights, mean", [("samples", (1 + 3 * 5) / 4), ("uniform", (1 + 5) / 2)])

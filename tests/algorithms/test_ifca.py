@@ -88,7 +88,7 @@ def test_new_clients_start_from_the_model_that_suits_them() -> None:
     e = points([[1], [9]], lr=0.5)
     m = play(e, IFCA(clusters=2), rounds=0)
     m.theta = column(0.0, 10.0)
-    close(m.newcomer_rows(all_clients(e), []), column(0.0, 10.0))
+    close(m.initial_rows_for_new_clients(all_clients(e), []), column(0.0, 10.0))
 
 
 def test_models_that_begin_equal_are_refused() -> None:

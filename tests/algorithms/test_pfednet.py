@@ -400,15 +400,15 @@ def test_new_clients_start_from_their_neighbours() -> None:
     e = replace(e, with_new_clients=e.federation)
     a = play(e, PFedNet(k=2), 2)
     newcomers = Cohort(e, np.array([4, 5]), 1, "new clients")
-    rows = a.newcomer_rows(newcomers, [])
+    rows = a.initial_rows_for_new_clients(newcomers, [])
     near = similarity.nearest(a.sketch_of[4:], a.sketch_of, 2, "l2")
     assert near[:, 0].tolist() == [4, 5]
     close(a.fused.take(rows), (a.Z[near[:, 0]] + a.Z[near[:, 1]]) / 2)
     equal(a.shared.take(rows), a.x.expand(2, -1))
-    close(a.fused.take(a.newcomer_row([])), a.Z.mean(0))
+    close(a.fused.take(a.initial_row_for_new_clients([])), a.Z.mean(0))
     f = six_clients()
     everybody = play(f, PFedNet(edges=COMPLETE))
-    equal(everybody.newcomer_rows(newcomers, []), everybody.newcomer_row([]))
+    equal(everybody.initial_rows_for_new_clients(newcomers, []), everybody.initial_row_for_new_clients([]))
 
 
 def test_each_new_client_adapts_its_own_row() -> None:

@@ -512,7 +512,7 @@ def test_mistakes_are_one_sentence() -> None:
 
 # -- pairs that are refused ------------------------------------------------------------------------------
 class Leaky(FedAvg):
-    leaks = "algorithm=leaky whispers"
+    bypasses_upload = "algorithm=leaky whispers"
 
 
 def refused(e: Engine, algorithm: Algorithm) -> str:
@@ -650,9 +650,9 @@ def test_what_says_that_it_leaks_does() -> None:
     intended, uniform = (limited | {"algorithm.selection": s} for s in ("intended", "uniform"))
     for values, leaks in ((intended, True), (uniform, False), ({}, False)):
         cfg = case("apple").simulation(**values).cfg
-        assert (build.algorithm(cfg).leaks is not None) is leaks
+        assert (build.algorithm(cfg).bypasses_upload is not None) is leaks
         assert leaking(case("apple"), **values) is leaks
-    assert build.algorithm(case("pgfed_exact").simulation().cfg).leaks is not None
+    assert build.algorithm(case("pgfed_exact").simulation().cfg).bypasses_upload is not None
 
 
 @pytest.mark.parametrize("name", ["fedavg_local", "pgfed"])

@@ -18,7 +18,7 @@ from fedbench.config.conf_tree import GROUPS, find_conf_dir, group_options, targ
 from fedbench.config.schema import check_target
 from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError
-from fedbench.core.settings import WHEREABOUTS, config_hash, load_config, save_config
+from fedbench.core.settings import UNHASHED_KEYS, config_hash, load_config, save_config
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "options.txt"
 
@@ -397,8 +397,8 @@ def test_a_saved_config_that_is_not_plain_is_refused(tmp_path: Path, text: str) 
 
 def test_cell_names_are_sorted_safe_short_and_distinct() -> None:
     assert cell_name(["seed=1", "algorithm=local"], []) == "algorithm=local,seed=1"
-    assert cell_name(["seed=1", "hardware=cpu", "tracking.mode=offline"], WHEREABOUTS) == "seed=1"
-    assert cell_name(["tracking=disabled"], WHEREABOUTS) == "default"
+    assert cell_name(["seed=1", "hardware=cpu", "tracking.mode=offline"], UNHASHED_KEYS) == "seed=1"
+    assert cell_name(["tracking=disabled"], UNHASHED_KEYS) == "default"
     assert cell_name(["++algorithm.beta=1"], []) == "algorithm.beta=1"
     nested = cell_name(["+experiment=a/b"], [])
     assert "/" not in nested and nested != cell_name(["+experiment=a_b"], [])
@@ -482,7 +482,7 @@ def build(width: int = 3): ...
 OTHER = """
 from __future__ import annotations
 from dataclasses import dataclass
-from fedbench.core.options import Share as Part
+from fedbench.core.options import UnitInterval as Part
 
 class Starred:
     def __init__(self, z: int): ...

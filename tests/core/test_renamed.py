@@ -4,12 +4,15 @@ import logging
 
 import pytest
 
+from fedbench.algorithms.fedavg import FedAvg
 from fedbench.app.compose import compose
 from fedbench.commands import main
+from fedbench.compression.topk import TopK
 from fedbench.config.choices import _warn_of_old_name
 from fedbench.core.options import ConfigError
 from fedbench.core.renamed import rename_options
 from fedbench.core.settings import config_hash, update_stored, updated_flat
+from fedbench.tasks.classification import Classification
 
 OLD = ["algorithm=fedavg", "weights=uniform", "compression=topk", "compression.memory=false"]
 NEW = ["algorithm=fedavg", "client_weights=uniform", "compression=topk", "compression.error_feedback=false"]
@@ -54,3 +57,13 @@ def test_cfg_shows_the_new_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*OLD, "--cfg", "job"]) == 0
     shown = capsys.readouterr().out
     assert "\nclient_weights: uniform\n" in shown and "\nweights:" not in shown and "memory" not in shown
+
+
+def test_classes_with_former_names_are_refused() -> None:
+    """Nothing would read these attributes."""
+    with pytest.raises(TypeError, match=r"test_renamed\.Mine\.leaks is now called bypasses_upload: rename it"):
+        type("Mine", (FedAvg,), {"__module__": __name__, "leaks": "a reason"})
+    with pytest.raises(TypeError, match="tally is now called sample_statistics"):
+        type("Mine", (Classification,), {"tally": lambda self, logits, y: {}})
+    with pytest.raises(TypeError, match="pack is now called compress"):
+        type("Mine", (TopK,), {"pack": lambda self, x, draws, message: x})

@@ -36,19 +36,19 @@ def placed(key: str, value: Any) -> dict[str, Any]:
 
 def test_a_neutral_value_leaves_the_hash_as_it_was() -> None:
     """What a run stored before the key came has no such key; the run of today, with its default, is the same one."""
-    for key, value in settings.NEUTRAL.items():
+    for key, value in settings.LATER_OPTIONS.items():
         assert config_hash(placed(key, value)) == config_hash(STORED) != config_hash(placed(key, f"not {value}"))
 
 
 def test_a_key_that_comes_later_is_neutral_at_its_default_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = config_hash(STORED)
     assert config_hash(with_option(new=0)) != before
-    monkeypatch.setitem(settings.NEUTRAL, "algorithm.new", 0)
+    monkeypatch.setitem(settings.LATER_OPTIONS, "algorithm.new", 0)
     assert config_hash(with_option(new=0)) == before
     assert len({before, config_hash(with_option(new=1)), config_hash(with_option(new=2))}) == 3
 
 
 def test_another_key_of_that_value_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(settings.NEUTRAL, "algorithm.new", 0)
+    monkeypatch.setitem(settings.LATER_OPTIONS, "algorithm.new", 0)
     assert config_hash(with_option(lam=0)) != config_hash(with_option(lam=0, new=1)) != config_hash(STORED)
     assert config_hash(with_option(other=0)) != config_hash(STORED)

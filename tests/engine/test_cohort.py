@@ -272,7 +272,7 @@ def test_training_is_counted() -> None:
     assert cohort.cost.steps == out.steps.sum() == 2 * (4 + 2 + 2 + 3)
     assert cohort.cost.loss == pytest.approx(out.loss.mean().item())
     for share, samples in ((0.5, 3), (0, 3)):  # what a batch serves beside its update is no sample more
-        cohort.train(e.model.init_row(), how=LocalTraining(counted=share))
+        cohort.train(e.model.init_row(), how=LocalTraining(throughput_weight=share))
         assert cohort.cost.samples == samples * sum(SIZES[i] for i in IDS)
 
 

@@ -51,20 +51,40 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     ],
     "it adds nothing": [("adapter", check, ("none",)) for check in ("a_row_holds_what_learns", "what_is_added_learns")],
     "it does not say that it is unbiased": [
-        ("compression", "right_on_average", ("topk", "topk share=1", "topk share=0.5", "randk", "sign", "chain")),
         (
             "compression",
-            "right_on_average",
+            "unbiased_rows_average_to_the_input",
+            ("topk", "topk share=1", "topk share=0.5", "randk", "sign", "chain"),
+        ),
+        (
+            "compression",
+            "unbiased_rows_average_to_the_input",
             ("stc", "stc variant=pfednet share=0.2", "cer"),
         ),
-        ("compression", "right_on_average", ("cer solver=smoothing gamma=50 gamma_rel=null block=7",)),
-        ("compression", "right_on_average", ("ternary clip=2.5", "lowrank", "lowrank warm_start=true")),
+        (
+            "compression",
+            "unbiased_rows_average_to_the_input",
+            ("cer solver=smoothing gamma=50 gamma_rel=null block=7",),
+        ),
+        (
+            "compression",
+            "unbiased_rows_average_to_the_input",
+            ("ternary clip=2.5", "lowrank", "lowrank warm_start=true"),
+        ),
     ],
     "its memory is false": [
-        ("compression", "memory_gives_the_rest_back", ("qsgd", "qsgd levels=65536", "ternary", "ternary clip=2.5")),
-        ("compression", "memory_gives_the_rest_back", ("qsgd norm=l2 levels=3 code=fixed", "dadaquant", "cer")),
-        ("compression", "memory_gives_the_rest_back", ("cer solver=smoothing gamma=50 gamma_rel=null block=7",)),
-        ("compression", "memory_gives_the_rest_back", ("randk share=0.2 unbiased=true error_feedback=false",)),
+        (
+            "compression",
+            "error_feedback_transmits_residuals",
+            ("qsgd", "qsgd levels=65536", "ternary", "ternary clip=2.5"),
+        ),
+        ("compression", "error_feedback_transmits_residuals", ("qsgd norm=l2 levels=3 code=fixed", "dadaquant", "cer")),
+        (
+            "compression",
+            "error_feedback_transmits_residuals",
+            ("cer solver=smoothing gamma=50 gamma_rel=null block=7",),
+        ),
+        ("compression", "error_feedback_transmits_residuals", ("randk share=0.2 unbiased=true error_feedback=false",)),
     ],
     "it has no options min_size and min_test": [
         ("partition", "sizes_are_kept", ("class_disjoint", "iid", "pachinko", "pathological", "practical")),

@@ -11,17 +11,17 @@ from sklearn import metrics as sk
 from tiny import calls
 
 from fedbench.core.options import ConfigError
-from fedbench.tasks.base import Tally, task_for
+from fedbench.tasks.base import SampleStatistics, task_for
 from fedbench.tasks.scores import counts, direction, is_better, over_clients
 
 CLASSIFICATION = ["loss", "accuracy", "balanced_accuracy", "f1", "auc"]
 
 
-def tally_of(kind: str, logits: np.ndarray, targets: np.ndarray, mask: np.ndarray | None = None) -> Tally:
+def tally_of(kind: str, logits: np.ndarray, targets: np.ndarray, mask: np.ndarray | None = None) -> SampleStatistics:
     """What the task of this kind keeps of samples [n, ...]; mask [n, C]: the classes of each one's client."""
     y = torch.as_tensor(targets).float() if kind == "multilabel" else torch.as_tensor(targets).long()
     z, allowed = torch.as_tensor(logits).float(), None if mask is None else torch.from_numpy(mask)
-    return {name: t[:, 0] for name, t in task_for(kind)().tally(z[:, None], y[:, None], allowed).items()}
+    return {name: t[:, 0] for name, t in task_for(kind)().sample_statistics(z[:, None], y[:, None], allowed).items()}
 
 
 def per_client(

@@ -32,8 +32,8 @@ def logits(seed: int = 0) -> torch.Tensor:
 
 def scores_of(z: torch.Tensor, y: torch.Tensor = Y, mask: torch.Tensor = MASK, task: Mixed | None = None) -> dict:
     task = task or Mixed()
-    tally = {name: t.flatten(0, 1) for name, t in task.tally(z, y, mask).items()}
-    return task.scores(tally, OFFSETS, np.array([*mask.tolist(), [True] * mask.shape[1]]))
+    statistics = {name: t.flatten(0, 1) for name, t in task.sample_statistics(z, y, mask).items()}
+    return task.scores(statistics, OFFSETS, np.array([*mask.tolist(), [True] * mask.shape[1]]))
 
 
 def test_the_loss_is_that_of_both_tasks() -> None:
@@ -119,9 +119,9 @@ def test_one_kind_alone_has_the_scores_of_its_task() -> None:
     z, y, mask = logits()[:1], Y[:1, :, [1, 0]].clone(), MASK[:1]
     y[..., 1] = y[..., 1] == CLOSED
     task = VQA(f1=True)
-    tally = {name: t[0] for name, t in task.tally(z, y, mask).items()}
-    expected, found = task.scores(tally, OFFSETS[:2], mask.numpy()), scores_of(logits())
-    mine = {name: t[0] for name, t in Mixed().tally(z, Y[:1], mask).items()}
+    statistics = {name: t[0] for name, t in task.sample_statistics(z, y, mask).items()}
+    expected, found = task.scores(statistics, OFFSETS[:2], mask.numpy()), scores_of(logits())
+    mine = {name: t[0] for name, t in Mixed().sample_statistics(z, Y[:1], mask).items()}
     alone = Mixed().scores(mine, OFFSETS[:2], mask.numpy())
     assert all(np.isnan(alone[name]).all() for name in OF_LABELS)
     for name in ("loss", "micro_f1", *OF_QUESTIONS):
@@ -147,6 +147,6 @@ def test_sample_f1_of_multilabel_is_an_option() -> None:
         "sample_f1" not in MultiLabel().higher_is_better and "sample_f1" in MultiLabel(sample_f1=True).higher_is_better
     )
     z, y = torch.tensor([[1.0, -1], [-1, -1]])[None], torch.tensor([[1.0, 1], [0, 0]])[None]
-    tally = {name: t[0] for name, t in MultiLabel(sample_f1=True).tally(z, y).items()}
-    assert MultiLabel(sample_f1=True).scores(tally, np.array([0, 2]))["sample_f1"] == pytest.approx([2 / 3])
-    assert "sample_f1" not in MultiLabel().scores(tally, np.array([0, 2]))
+    statistics = {name: t[0] for name, t in MultiLabel(sample_f1=True).sample_statistics(z, y).items()}
+    assert MultiLabel(sample_f1=True).scores(statistics, np.array([0, 2]))["sample_f1"] == pytest.approx([2 / 3])
+    assert "sample_f1" not in MultiLabel().scores(statistics, np.array([0, 2]))

@@ -35,7 +35,7 @@ def training(targets: Tensor, num_classes: int, trained: list[int] | None = None
 
 def scored(task: Task, logits: Tensor, y: Tensor) -> dict[str, np.ndarray]:
     """Scores of one batch [n, ...] that belongs to the clients of OFFSETS."""
-    return task.scores({name: t[0] for name, t in task.tally(logits[None], y[None]).items()}, OFFSETS)
+    return task.scores({name: t[0] for name, t in task.sample_statistics(logits[None], y[None]).items()}, OFFSETS)
 
 
 # -- classification --------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_model_learns_standardized_targets_and_is_scored_in_their_units() -> N
     task.setup(training(y, 1, [0, 1]))
     ones = torch.ones(9, 1)
     assert task.loss(ones, y)[:2].tolist() == [4.0, 0.0]
-    assert task.tally(ones[None], y[None])["error"][0, :3, 0].tolist() == [20.0, 0.0, -970.0]
+    assert task.sample_statistics(ones[None], y[None])["error"][0, :3, 0].tolist() == [20.0, 0.0, -970.0]
 
 
 def test_a_constant_target_is_divided_by_1() -> None:

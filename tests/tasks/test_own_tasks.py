@@ -50,8 +50,8 @@ from fedbench.tasks.classification import Classification
 class Surprised(Classification):
     higher_is_better = {**Classification.higher_is_better, "surprise": False}
 
-    def scores(self, tally, offsets, class_mask=None):
-        found = super().scores(tally, offsets, class_mask)
+    def scores(self, statistics, offsets, class_mask=None):
+        found = super().scores(statistics, offsets, class_mask)
         return {**found, "surprise": 1 - found["accuracy"]}
 """
 

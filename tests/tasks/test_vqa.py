@@ -52,8 +52,8 @@ def test_longer_lists_of_others_change_nothing(options: dict[str, Any]) -> None:
     assert not gradient[..., 4:].any() and torch.isfinite(gradient).all()
     some = []
     for logits, mask in ((z, MASK), (more.detach(), longer)):
-        tally = {name: t.flatten(0, 1) for name, t in task.tally(logits, y, mask).items()}
-        some.append(task.scores(tally, offsets, mask.numpy()))
+        statistics = {name: t.flatten(0, 1) for name, t in task.sample_statistics(logits, y, mask).items()}
+        some.append(task.scores(statistics, offsets, mask.numpy()))
     for name in some[0]:
         np.testing.assert_allclose(some[0][name], some[1][name], rtol=1e-6)
 
@@ -63,8 +63,8 @@ def test_scores_by_hand() -> None:
     z = torch.tensor([[[5.0, 0, 0, 9], [0, 0, 5, 9], [5.0, 1, 0, 9]], [[5.0, 0, 9, 9], [5.0, 0, 9, 9], [5.0, 0, 9, 9]]])
     y = torch.tensor([[[0, 1], [2, 0], [-1, 0]], [[1, 1], [1, 1], [0, 1]]])
     task = VQA(f1=True)
-    tally = {name: t.flatten(0, 1) for name, t in task.tally(z, y, MASK).items()}
-    scores = task.scores(tally, np.array([0, 3, 6, 6]), np.array([*MASK.tolist(), [True] * 4]))
+    statistics = {name: t.flatten(0, 1) for name, t in task.sample_statistics(z, y, MASK).items()}
+    scores = task.scores(statistics, np.array([0, 3, 6, 6]), np.array([*MASK.tolist(), [True] * 4]))
     np.testing.assert_allclose(scores["accuracy"][:2], [2 / 3, 1 / 3])
     np.testing.assert_allclose(scores["accuracy_open"][:2], [0.5, np.nan])
     np.testing.assert_allclose(scores["accuracy_closed"][:2], [1, 1 / 3])

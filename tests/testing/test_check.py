@@ -87,13 +87,13 @@ class Quantiles(Task):
         q = torch.tensor(self.quantiles, device=logits.device)
         return torch.maximum(q * below, (q - 1) * below).mean(-1)
 
-    def tally(self, logits, y, class_mask=None):
+    def sample_statistics(self, logits, y, class_mask=None):
         target = y.view(logits.shape[:-1])
         inside = (logits.amin(-1) <= target) & (target <= logits.amax(-1))
         return {"loss": self.loss(logits, y), "inside": inside.float()}
 
-    def scores(self, tally, offsets, class_mask=None):
-        return {"loss": mean_loss(tally["loss"], offsets), "coverage": mean_loss(tally["inside"], offsets)}
+    def scores(self, statistics, offsets, class_mask=None):
+        return {"loss": mean_loss(statistics["loss"], offsets), "coverage": mean_loss(statistics["inside"], offsets)}
 
 
 class Blocks:
@@ -241,34 +241,34 @@ class Unmasked(Classification):
 
 
 class Undeclared(Classification):
-    def scores(self, tally, offsets, class_mask=None):
-        return super().scores(tally, offsets, class_mask) | {"confidence": np.zeros(len(offsets) - 1)}
+    def scores(self, statistics, offsets, class_mask=None):
+        return super().scores(statistics, offsets, class_mask) | {"confidence": np.zeros(len(offsets) - 1)}
 
 
 class Pooled(Classification):
     """Accuracy relative to that of all clients."""
 
-    def scores(self, tally, offsets, class_mask=None):
-        scores = super().scores(tally, offsets, class_mask)
+    def scores(self, statistics, offsets, class_mask=None):
+        scores = super().scores(statistics, offsets, class_mask)
         return scores | {"accuracy": scores["accuracy"] / max(np.nanmax(scores["accuracy"]), 1e-9)}
 
 
 class PerBatch(Classification):
-    """A tally that knows the batch."""
+    """Statistics of a sample that depend on its batch."""
 
-    def tally(self, logits, y, class_mask=None):
-        tally = super().tally(logits, y, class_mask)
-        return tally | {"logits": tally["logits"] - tally["logits"].mean(1, keepdim=True)}
+    def sample_statistics(self, logits, y, class_mask=None):
+        statistics = super().sample_statistics(logits, y, class_mask)
+        return statistics | {"logits": statistics["logits"] - statistics["logits"].mean(1, keepdim=True)}
 
 
 class Zero(Classification):
-    def scores(self, tally, offsets, class_mask=None):
-        return {name: np.nan_to_num(v) for name, v in super().scores(tally, offsets, class_mask).items()}
+    def scores(self, statistics, offsets, class_mask=None):
+        return {name: np.nan_to_num(v) for name, v in super().scores(statistics, offsets, class_mask).items()}
 
 
 class OtherLoss(Classification):
-    def scores(self, tally, offsets, class_mask=None):
-        scores = super().scores(tally, offsets, class_mask)
+    def scores(self, statistics, offsets, class_mask=None):
+        scores = super().scores(statistics, offsets, class_mask)
         return scores | {"loss": 2 * scores["loss"]}
 
 
@@ -280,8 +280,8 @@ class Upside(Regression):
     def __init__(self):
         super().__init__(primary="distance")
 
-    def scores(self, tally, offsets, class_mask=None):
-        scores = super().scores(tally, offsets, class_mask)
+    def scores(self, statistics, offsets, class_mask=None):
+        scores = super().scores(statistics, offsets, class_mask)
         return {"loss": scores["loss"], "distance": scores["rmse"]}
 
 
@@ -560,7 +560,7 @@ SLIPS_OF_TASKS = [
     ("Unmasked", "class_mask_confines", "class_mask excludes"),
     ("Undeclared", "scores_are_declared", "differ in confidence"),
     ("Pooled", "clients_are_scored_alone", "for client"),
-    ("PerBatch", "scores_are_streamed", "a tally is of each"),
+    ("PerBatch", "scores_are_streamed", "statistics are of each"),
     ("Zero", "nobody_without_samples_is_scored", "not NaN"),
     ("OtherLoss", "the_loss_is_a_score", "the mean of `loss`"),
     ("Upside", "descent_improves_the_primary_score", "distance gets worse: it is declared as better high"),
@@ -584,7 +584,7 @@ def test_every_check_of_tasks_finds_a_slip() -> None:
 
 SLIPS_OF_PARTITIONS = [
     ("Shuffled", "no_global_generator", "numpy"),
-    ("Shuffled", "inputs_stay", "in place"),
+    ("Shuffled", "inputs_are_unchanged", "in place"),
     ("Shuffled", "a_seed_repeats", "another partition"),
     ("Forgetting", "every_sample_once", "given to nobody"),
     ("Twice", "every_sample_once", "given away twice"),
@@ -609,7 +609,7 @@ def test_every_check_of_partitions_finds_a_slip() -> None:
 SLIPS_OF_MODELS = [
     ("Centered", "samples_are_independent", "padding would show"),
     ("NumpyNoise", "draws_are_keyed", "NumPy"),
-    ("InPlace", "inputs_stay", "in place"),
+    ("InPlace", "inputs_are_unchanged", "in place"),
     ("After", "features_enter_the_head", "after the layer head"),
     ("Unkeyed", "initialization_is_keyed", "by torch"),
     ("Unused", "columns_are_respected", "'idle' moves none"),
@@ -640,7 +640,7 @@ def test_a_class_is_a_target_as_its_path_is() -> None:
 
 
 def test_a_report_raises_with_its_table() -> None:
-    report = check_partition("broken_things.Twice", only=["every_sample_once", "inputs_stay"])
+    report = check_partition("broken_things.Twice", only=["every_sample_once", "inputs_are_unchanged"])
     with pytest.raises(AssertionError, match=r"BROKEN  every_sample_once .*\n +sample 0 is given away twice"):
         report.raise_if_broken()
     assert str(report).endswith("2 checks: 1 hold, 1 broken, 0 skipped")

@@ -159,19 +159,19 @@ class Forgetful(TopK):
 SLIPS = [
     (Flat, "rows_and_bits_have_a_shape", "`count` must return one number"),
     (Joint, "rows_are_independent", "alone than together with 4 others"),
-    (InPlace, "inputs_stay", "in place"),
+    (InPlace, "inputs_are_unchanged", "in place"),
     (Global, "draws_are_keyed", "the global generator of torch"),
     (Asking, "nothing_waits_for_the_device", "waits for the device"),
-    (Swapped, "decoding_gives_what_is_seen", "decoded to other values"),
+    (Swapped, "decoding_restores_received_rows", "decoded to other values"),
     (Modest, "bits_are_those_of_the_stream", "it must count what"),
     (NotAsItIs, "exact_is_exact", "`exact` is set"),
     (Wasteful, "exact_is_exact", "more than uncompressed"),
     (Offset, "odd_rows_are_finite", "zeros are received as 1e-08"),
     (Ratio, "odd_rows_are_finite", "received as inf or nan"),
     (Spreading, "diverged_rows_are_nan", "not received as NaN"),
-    (Shrinking, "right_on_average", "`unbiased` is set"),
-    (Growing, "what_contracts_is_never_farther_than_nothing", "do not set `contractive`"),
-    (Partial, "memory_gives_the_rest_back", "some values are never transmitted"),
+    (Shrinking, "unbiased_rows_average_to_the_input", "`unbiased` is set"),
+    (Growing, "contractive_rows_are_not_farther_than_zero", "do not set `contractive`"),
+    (Partial, "error_feedback_transmits_residuals", "some values are never transmitted"),
     (Forgetful, "state_is_saved", "continues differently"),
 ]
 
@@ -190,7 +190,10 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_example_of_the_page_holds() -> None:
     report = check_compression("my_compressors.Halves")
     report.raise_if_broken()
-    assert list(report.skipped) == ["right_on_average"] and len(report.held) == len(compression.SUITE.checks) - 1
+    assert (
+        list(report.skipped) == ["unbiased_rows_average_to_the_input"]
+        and len(report.held) == len(compression.SUITE.checks) - 1
+    )
 
 
 @pytest.mark.parametrize("slip, check, words", SLIPS, ids=lambda x: x.__name__ if isinstance(x, type) else "")
@@ -204,8 +207,8 @@ def test_every_check_of_operators_finds_a_slip() -> None:
 
 
 def test_the_command_tells_an_operator_by_its_class(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["check", "my_compressors.Halves", "--only", "inputs_stay"]) == 0
-    assert commands.main(["check", "compression=topk", "share=0.3", "--only", "inputs_stay"]) == 0
+    assert commands.main(["check", "my_compressors.Halves", "--only", "inputs_are_unchanged"]) == 0
+    assert commands.main(["check", "compression=topk", "share=0.3", "--only", "inputs_are_unchanged"]) == 0
     assert capsys.readouterr().out.count("1 hold, 0 broken") == 2
 
 

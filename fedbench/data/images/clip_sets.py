@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.error_text import is_raised_here
-from fedbench.core.options import ConfigError, Count, Natural, require
+from fedbench.core.options import ConfigError, Count, NonNegativeInt, require
 from fedbench.data._files import log
 from fedbench.data._images import CLIP_MEAN, CLIP_STD, centre_squares
 from fedbench.data.base import PARTS, TEST, TRAIN, VAL, Arrays
@@ -63,7 +63,7 @@ class PictureSet:
     split_name = ""  # CoOp's file
     template = "a photo of a {}."  # CoOp's, for its zero-shot classifier
 
-    def __init__(self, data_dir: str, split_file: str | None = None, seed: Natural = 0, resize: Count = 224):
+    def __init__(self, data_dir: str, split_file: str | None = None, seed: NonNegativeInt = 0, resize: Count = 224):
         self.data_dir, self.split_file, self.seed, self.resize = Path(data_dir), split_file, seed, resize
 
     def load(self) -> Arrays:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from fedbench.core.options import Count, Interior, Seed, require
+from fedbench.core.options import Count, OpenUnit, Seed, require
 from fedbench.data.base import TRAIN, Arrays
 from fedbench.data.questions._answers import Answers, Kept, Normalizer
 from fedbench.data.questions._labelled import Labelled, mixed_of
@@ -35,7 +35,7 @@ class FedPIAMixed:
         sets: list[str],
         labelled: dict[str, Count | None],
         paths: dict[str, str] | None = None,
-        test: Interior = 0.2,
+        test: OpenUnit = 0.2,
         seed: Seed = 0,
         side: Count = 64,
         color: Literal["rgb", "grey"] = "rgb",

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbench.core.options import Count, Interior, Seed, require
+from fedbench.core.options import Count, OpenUnit, Seed, require
 from fedbench.core.rng import generator
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.questions._question_files import Files, Layout
@@ -45,7 +45,7 @@ class MedViLL:
     def __init__(
         self,
         path: str | None = None,
-        test: Interior = 0.2,
+        test: OpenUnit = 0.2,
         seed: Seed = 0,
         side: Count = 64,
         color: Literal["rgb", "grey"] = "grey",

@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from fedbench.core.options import Count, Interior, Seed, require
+from fedbench.core.options import Count, OpenUnit, Seed, require
 from fedbench.core.rng import generator
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.questions._answers import Answers, Kept, Normalizer
@@ -49,7 +49,7 @@ class OmniMedVQA:
         modalities: dict[str, str],
         sets: dict[str, str] | None = None,
         path: str | None = None,
-        test: Interior = 0.2,
+        test: OpenUnit = 0.2,
         seed: Seed = 0,
         side: Count = 64,
         color: Literal["rgb", "grey"] = "rgb",

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from fedbench.core.constant import deviation
-from fedbench.core.options import Count, Natural, require
+from fedbench.core.options import Count, NonNegativeInt, require
 from fedbench.data.base import Arrays
 from fedbench.data.scans import _atlas
 from fedbench.data.scans._channels import lacking
@@ -60,8 +60,8 @@ class Tumours:
         size: Count = 64,
         lack: str | None = None,
         lack_clients: Count | None = 2,
-        sites: Natural = 0,
-        seed: Natural = 0,
+        sites: NonNegativeInt = 0,
+        seed: NonNegativeInt = 0,
         anatomy: Literal["generated", "mni152"] = "generated",
     ):
         require(size >= 16, f"dataset.size={size} must be at least 16 pixels")

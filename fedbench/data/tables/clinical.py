@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbench.core.options import Count, Pair, Seed, require
+from fedbench.core.options import AtLeast2, Count, Seed, require
 from fedbench.data.base import Arrays
 from fedbench.data.tables._table import Scale, ScaleFit, TableFit
 
@@ -28,7 +28,7 @@ class Clinical:
     def __init__(
         self,
         n: Count = 716,
-        features: Pair = 58,
+        features: AtLeast2 = 58,
         positive: Count = 51,
         scale_fit: ScaleFit = "train",
         scale: Scale = "max_abs",

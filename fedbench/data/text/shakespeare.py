@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench.core.options import ConfigError, Count, Interior, Natural, require
+from fedbench.core.options import ConfigError, Count, NonNegativeInt, OpenUnit, require
 from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.data.text._plays import plays_of, words
 from fedbench.data.text._speech import Windows, arrays_of, cut, encoded, windows
@@ -47,8 +47,8 @@ class Shakespeare:
         path: str | None = None,
         length: Count = 80,
         stride: Count = 1,
-        test: Interior = 0.2,
-        min_samples: Natural = 0,
+        test: OpenUnit = 0.2,
+        min_samples: NonNegativeInt = 0,
     ):
         self.path = BUNDLED if path is None else Path(path)
         self.length, self.stride, self.test = length, stride, test

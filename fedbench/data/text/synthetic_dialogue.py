@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedbench.core.options import Count, Natural, Pair
+from fedbench.core.options import AtLeast2, Count, NonNegativeInt
 from fedbench.core.rng import generator
 from fedbench.data.base import Arrays
 from fedbench.data.text._speech import arrays_of, windows
@@ -31,11 +31,11 @@ class SyntheticDialogue:
 
     def __init__(
         self,
-        roles: Pair = 20,
+        roles: AtLeast2 = 20,
         characters: Count = 3000,
         length: Count = 20,
         stride: Count = 2,
-        seed: Natural = 0,
+        seed: NonNegativeInt = 0,
     ):
         self.roles, self.characters = roles, characters
         self.length, self.stride, self.seed = length, stride, seed

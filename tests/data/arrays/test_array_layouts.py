@@ -111,12 +111,12 @@ def test_pixels_labelled_255_are_in_no_loss_and_in_no_score() -> None:
     z = torch.randn(1, N, 2, SIDE, SIDE)
     for loss in ("ce", "dice", "dice_ce"):
         task = Segmentation(loss)
-        whole, cut = task.tally(z, y), task.tally(z[..., 1:], y[..., 1:])
+        whole, cut = task.sample_statistics(z, y), task.sample_statistics(z[..., 1:], y[..., 1:])
         for name in whole:
             assert torch.allclose(whole[name], cut[name], atol=1e-6), name
         changed = z.clone()
         changed[..., 0] += 100 * torch.randn(1, N, 2, SIDE)
-        assert torch.equal(task.tally(changed, y)["loss"], whole["loss"])
+        assert torch.equal(task.sample_statistics(changed, y)["loss"], whole["loss"])
         leaf = z.clone().requires_grad_()
         task.loss(leaf, y).sum().backward()
         assert not leaf.grad[..., 0].any() and leaf.grad[..., 1:].any()

@@ -43,7 +43,8 @@ class FedOTP(Algorithm):
         p_l: Personal prompts, [N, l d], of l tokens of width d.
     """
 
-    requires, alone = ("prompt",), True
+    requires = ("prompt",)
+    exclusive_columns = True
     reads = ("tokens",)
     syncs_with_device = "Sinkhorn's algorithm checks its convergence every ten iterations"
 

@@ -72,7 +72,8 @@ class PFedMoAP(Algorithm):
         count: How many of these K_e experts exist, [K, 1]; NO_GATE if the client did not use its gate.
     """
 
-    requires, alone = ("prompt",), True
+    requires = ("prompt",)
+    exclusive_columns = True
 
     def __init__(
         self,

@@ -31,7 +31,8 @@ class PFedPrompt(Algorithm):
         w: Shared prompt, as a row, [P].
     """
 
-    requires, alone = ("prompt",), True
+    requires = ("prompt",)
+    exclusive_columns = True
 
     def __init__(self, alpha: NonNegative = 1.0, beta: NonNegative = 5.5):
         self.alpha, self.beta = alpha, beta

@@ -22,7 +22,8 @@ class ZeroShot(Algorithm):
         text: Text features of the classes, [C, D].
     """
 
-    requires, alone = ("prompt",), True
+    requires = ("prompt",)
+    exclusive_columns = True
 
     def __init__(self, template: str | None = None):
         self.template = template

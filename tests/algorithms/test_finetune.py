@@ -102,4 +102,6 @@ def test_fine_tuning_leaves_every_other_hook_to_the_method() -> None:
     for name in sorted(public - own):
         assert getattr(tuned, name)(1, 2) == name
     assert asked == [(name, (1, 2)) for name in sorted(public - own)]
-    assert {"setup", "round", "predict", "newcomer_row", "state_dict", "measured"} <= {name for name, _ in asked}
+    assert {"setup", "round", "predict", "initial_row_for_new_clients", "state_dict", "measured"} <= {
+        name for name, _ in asked
+    }

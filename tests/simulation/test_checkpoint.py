@@ -52,7 +52,7 @@ def test_a_truncated_one_is_passed_over(tmp_path: Path, keep: float, caplog) -> 
     whole = (tmp_path / NAME).read_bytes()
     (tmp_path / NAME).write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
     assert checkpoint.load(tmp_path)["round"] == 1
-    assert NAME in caplog.text and "the one before" in caplog.text
+    assert NAME in caplog.text and "trying the previous one" in caplog.text
 
 
 def test_a_partial_file_of_a_crash_is_ignored(tmp_path: Path) -> None:

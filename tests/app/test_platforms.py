@@ -54,6 +54,7 @@ sys.exit(status)
 ROOT = Path(__file__).resolve().parents[2] / "fedbench"
 
 
+@pytest.mark.slow
 def test_a_default_run_needs_nothing_of_unix(tmp_path: Path) -> None:
     """Without resource, /proc, libc, Unix's signals and os functions a run ends in a table, and resumes."""
     script = tmp_path / "without.py"

@@ -582,10 +582,13 @@ def other_method(request: pytest.FixtureRequest) -> Case:
     return able(request.param)
 
 
+LOADS_CLIP = ("fedotp", "pfedprompt", "zero_shot")  # pfedmoap, too: it stands for them by default
+
+
 @pytest.mark.parametrize(
     "name, calibration",
     [
-        pytest.param(name, calibration, marks=pytest.mark.slow if (i + j) % 2 else ())
+        pytest.param(name, calibration, marks=pytest.mark.slow if (i + j) % 2 or name in LOADS_CLIP else ())
         for i, name in enumerate(METHODS)
         for j, calibration in enumerate(CALIBRATIONS)
     ],

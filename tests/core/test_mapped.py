@@ -60,6 +60,7 @@ def test_what_was_changed_is_not_given_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
+@pytest.mark.slow
 def test_pages_that_were_read_are_given_back(tmp_path: Path) -> None:
     path, values = written(tmp_path, 100_000)
     read = np.load(path, mmap_mode="r")

@@ -23,11 +23,11 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
         ("algorithm", "training_moves_rows", ("zero_shot",)),
         ("algorithm", "no_step_waits_for_the_device", ("zero_shot",)),
     ],
-    "Sinkhorn's iterations end when all have converged": [
+    "Sinkhorn's algorithm checks its convergence": [
         ("algorithm", "no_step_waits_for_the_device", ("fedotp",)),
     ],
     "lets clients compute with each other's samples": [("algorithm", "nothing_passes_by_upload", ("pgfed_exact",))],
-    "PCS embeds a client's number": [("algorithm", "renumbering_clients", ("lc_fed", "lc_fed_lcrepnet"))],
+    "PCS embeds the client index": [("algorithm", "renumbering_clients", ("lc_fed", "lc_fed_lcrepnet"))],
     "needs at least two clients": [("algorithm", "a_single_client", ("pgfed_exact",))],
     "a client has only 2 training samples": [("algorithm", "clients_of_two_samples", ("per_fedavg_hf",))],
     "the module computes rows itself": [
@@ -50,7 +50,7 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
         ),
     ],
     "it adds nothing": [("adapter", check, ("none",)) for check in ("a_row_holds_what_learns", "what_is_added_learns")],
-    "it does not say that it is unbiased": [
+    "its attribute `unbiased` is false": [
         (
             "compression",
             "unbiased_rows_average_to_the_input",
@@ -72,7 +72,7 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
             ("ternary clip=2.5", "lowrank", "lowrank warm_start=true"),
         ),
     ],
-    "its memory is false": [
+    "its attribute `error_feedback` is false": [
         (
             "compression",
             "error_feedback_transmits_residuals",

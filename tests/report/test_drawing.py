@@ -46,6 +46,7 @@ def test_the_suffix_says_what_a_figure_is(tmp_path: Path, suffix: str, begin: by
     pyplot().close(figure)
 
 
+@pytest.mark.slow
 def test_both_commands_take_a_suffix(sweep: Path, tmp_path: Path, capsys) -> None:
     assert main([str(sweep), "--figures", str(tmp_path / "figures" / "mine.pdf")]) == 0
     found = sorted((tmp_path / "figures").iterdir())

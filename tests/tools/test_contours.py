@@ -53,6 +53,7 @@ def test_pictures_are_of_clients_in_turn(runs: list[Path]) -> None:
         assert area[at] == mine.min()  # of two, the one behind the middle
 
 
+@pytest.mark.slow
 def test_the_figure(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for end in ("png", "svg"):
         assert main([*map(str, runs), "--out", str(tmp_path / f"all.{end}"), "--pictures", "4"]) == 0

@@ -89,6 +89,7 @@ def trained(real: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_clients_draw_from_what_they_deploy_after_a_run(trained: Path, tmp_path: Path) -> None:
     """Each has its own head, so that one start becomes other pictures; nothing else is drawn for the same command."""
     import torch

@@ -87,6 +87,7 @@ def test_plain_keeps_articles() -> None:
     assert Answers(normalizer="vqa").written("The two") == "2"
 
 
+@pytest.mark.slow
 def test_vqa_rads(shared_data: Path) -> None:
     """474 answers, of which 297 occur twice; 404 of 451 test questions can be answered."""
     path = shared_data / "vqa_rad.zip"

@@ -278,6 +278,7 @@ def test_real_wandb_offline(tmp_path):
     assert recorded.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_real_wandb_without_a_server_falls_back_to_offline(tmp_path, monkeypatch):
     """A key is configured but nobody answers: no hang, no traceback, and the numbers are recorded offline."""
     pytest.importorskip("wandb")

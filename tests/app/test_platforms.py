@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WITHOUT = """
 import builtins, ctypes, io, os, pathlib, platform, signal, sys
 

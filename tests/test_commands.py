@@ -47,6 +47,7 @@ FEWER = {  # by pattern, what a run is given, in place of its own word for the s
         *("rounds=1", "local.epochs=1", "tracking=disabled"),
     ],
     r"new_clients": ["new_clients.epochs=1"],
+    r"task=with_top2": ["output_dir=own_metric"],  # a report compares runs of one primary score
     r"image_folder|image_table": ["dataset.resize=16"],
     r"pytest": ["--collect-only"],
 }

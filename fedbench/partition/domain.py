@@ -1,4 +1,4 @@
-"""NonNegativeInt silos: one client per domain (hospital, user, style), or several that share a domain.
+"""Natural silos: one client per domain (hospital, user, style), or several that share a domain.
 
 Sources: Office-Home in PGFed, Office-Caltech10 and DomainNet in pFedMoAP and FedOTP: Dir(alpha) over the
 classes inside each domain, clients in domain order.  PGFed's generator draws without the size cap and asks

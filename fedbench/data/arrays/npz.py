@@ -264,7 +264,7 @@ def _as_targets(y: np.ndarray, name: str, task: str) -> tuple[np.ndarray, list[s
 
 
 def _as_domain(client: np.ndarray | None) -> tuple[np.ndarray | None, list[str] | None]:
-    """NonNegativeInt client of each sample as 0..D-1, and its names, in sorted order."""
+    """Natural client of each sample as 0..D-1, and its names, in sorted order."""
     if client is None:
         return None, None
     names, domain = np.unique(client, return_inverse=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from fedbench.core.options import ConfigError
+
 # old dotted key -> new one.  A group's option is renamed for the classes of fedbench only.
 RENAMED = {
     "weights": "client_weights",
@@ -40,16 +42,17 @@ def rename_options(values: MutableMapping[Any, Any]) -> list[str]:
     return found
 
 
-def refuse_old_names(cls: type, names: Mapping[str, str]) -> None:
-    """Refuse a user's class that defines an attribute by its former name: nothing would read it.
+def refuse_old_names(owner: type | object, names: Mapping[str, str]) -> None:
+    """Refuse a user's class, or an object of it, with an attribute of a former name: nothing would read it.
 
     Args:
-        cls: A subclass of a base class of fedbench.
+        owner: A subclass of a base class of fedbench, or an instance.
         names: Current names by former ones.
 
     Raises:
-        TypeError: The class has such an attribute.
+        ConfigError: The attribute exists.
     """
+    cls = owner if isinstance(owner, type) else type(owner)
     for old, new in names.items():
-        if old in vars(cls):
-            raise TypeError(f"{cls.__module__}.{cls.__name__}.{old} is now called {new}: rename it")
+        if old in vars(owner):
+            raise ConfigError(f"{cls.__module__}.{cls.__name__}.{old} is now called {new}: rename it")

@@ -12,12 +12,13 @@ import torch
 from omegaconf import DictConfig
 
 from fedbench.algorithms._finetune import FineTuned
-from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.base import OLD_NAMES, Algorithm
 from fedbench.channel.compression import Compression
 from fedbench.channel.privacy import Privacy
 from fedbench.compression.none import NoCompression
 from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
+from fedbench.core.renamed import refuse_old_names
 from fedbench.core.rows import RowStore
 from fedbench.core.settings import clients_to_train
 from fedbench.core.split import Split
@@ -218,6 +219,7 @@ def federation(cfg: DictConfig, arrays: Arrays, split: Split, device: torch.devi
 def algorithm(cfg: DictConfig) -> Algorithm:
     """Return the method, with fine-tuning if finetune.epochs > 0."""
     method = part(cfg, "algorithm")
+    refuse_old_names(method, OLD_NAMES)  # which a constructor may have set
     tune = cfg.finetune
     return FineTuned(method, tune.epochs, tune.lr, tune.when, tune.part) if tune.epochs else method
 

@@ -266,6 +266,10 @@ def test_what_is_made_up_for_later_is_scaled() -> None:
         close(seen, w.expand(seen.shape), 1e-3)
     plain = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), relative_to={"d": None}).d
     equal((plain != 0) * (plain.abs() - w.norm()).abs() < 1e-3, torch.ones(3, N, dtype=torch.bool))  # norms, not shares
+    cohort = Cohort(half(), IDS, 0)
+    cohort.broadcast(w=torch.zeros(N))
+    moved = cohort.upload(theta=w.expand(3, -1), relative_to={"theta": "w"}).theta  # no later upload repairs it
+    equal((moved != 0) * (moved.abs() - w.norm()).abs() < 1e-3, torch.ones(3, N, dtype=torch.bool))
     replaced = Cohort(half(), IDS, 0).upload(d=w.expand(3, -1), replaces={"d": None}).d
     equal(replaced != 0, plain != 0)  # nothing is to be made up for
     e, sent = half(error_feedback=True), torch.zeros(3, N)

@@ -12,6 +12,7 @@ from fedbench.config.choices import _warn_of_old_name
 from fedbench.core.options import ConfigError
 from fedbench.core.renamed import rename_options
 from fedbench.core.settings import config_hash, update_stored, updated_flat
+from fedbench.simulation import build
 from fedbench.tasks.classification import Classification
 
 OLD = ["algorithm=fedavg", "weights=uniform", "compression=topk", "compression.memory=false"]
@@ -61,9 +62,21 @@ def test_cfg_shows_the_new_names(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_classes_with_former_names_are_refused() -> None:
     """Nothing would read these attributes."""
-    with pytest.raises(TypeError, match=r"test_renamed\.Mine\.leaks is now called bypasses_upload: rename it"):
+    with pytest.raises(ConfigError, match=r"test_renamed\.Mine\.leaks is now called bypasses_upload: rename it"):
         type("Mine", (FedAvg,), {"__module__": __name__, "leaks": "a reason"})
-    with pytest.raises(TypeError, match="tally is now called sample_statistics"):
+    with pytest.raises(ConfigError, match="tally is now called sample_statistics"):
         type("Mine", (Classification,), {"tally": lambda self, logits, y: {}})
-    with pytest.raises(TypeError, match="pack is now called compress"):
+    with pytest.raises(ConfigError, match="pack is now called compress"):
         type("Mine", (TopK,), {"pack": lambda self, x, draws, message: x})
+
+
+class SetsFormerName(FedAvg):
+    def __init__(self) -> None:
+        self.leaks = "clients compare their samples"
+
+
+def test_former_names_that_a_constructor_sets_are_refused() -> None:
+    """Privacy would not refuse this method: the reason would be read by nobody."""
+    cfg = compose([f"algorithm._target_={__name__}.SetsFormerName"])
+    with pytest.raises(ConfigError, match=r"SetsFormerName\.leaks is now called bypasses_upload"):
+        build.algorithm(cfg)

@@ -92,7 +92,7 @@ class BatchLoader:
     """The batches of a chunk, gathered from the federation some steps at a time.
 
     ids [k]: its clients.  index [T, k, B]: sample numbers (padding 0); counts [T, k]: how many are real.
-    draw_key: of the keyed draws of augmentation and of the task; None: batches are as evaluations see them.
+    random_key: of the keyed draws of augmentation and of the task; None: batches are as evaluations see them.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class BatchLoader:
         ids: np.ndarray,
         index: np.ndarray,
         counts: np.ndarray,
-        draw_key: int | None = None,
+        random_key: int | None = None,
     ):
         self.federation, self.counts = federation, counts
         device = federation.device
@@ -110,8 +110,8 @@ class BatchLoader:
         weight = (slots < counts[..., None]) / np.maximum(counts, 1)[..., None]
         self.weight = torch.from_numpy(weight.astype(np.float32)).to(device)  # [T, k, B]
         self.mask = None if federation.class_mask is None else federation.class_mask[torch.from_numpy(ids)]
-        self.draws = federation.draws and draw_key is not None
-        self.keys = torch.from_numpy(client_keys(draw_key or 0, ids)).to(device)
+        self.draws = federation.draws and random_key is not None
+        self.keys = torch.from_numpy(client_keys(random_key or 0, ids)).to(device)
         self.first = self.stop = 0  # the steps that are loaded
         self.x: Any = None  # [steps, k, B, ...], or a dict of such
         self.y: Any = None

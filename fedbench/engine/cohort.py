@@ -1,9 +1,9 @@
-"""A cohort: any set of clients, and what can be computed on them.
+"""A cohort: a set of clients, and the communication, training and aggregation that a method runs on them.
 
-The round's cohort is one; all clients, a slice at a time, are others (evaluation).  Results come in the order of `ids`,
-whatever way the executor chose to compute them.
+A method receives the clients of a round as a cohort.  Evaluation uses cohorts of other clients.  Results are in the
+order of `ids`, for every executor.
 
-Letters: N clients of the federation, K of the cohort, P numbers of a row.
+Letters: N clients of the federation, K clients of the cohort, P length of a row, T local steps, n samples.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
 from fedbench.engine.optim import Optimizer, Rate
 from fedbench.engine.per_client import PerClient
-from fedbench.engine.step import Loss, Step, StepFunction, plain_step
+from fedbench.engine.step import Loss, Step, StepFunction, default_step
 from fedbench.engine.training import BatchSchedule, CohortTraining, LocalTraining, check_states, rate_sums
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import SampleStatistics
 
-DIVERGED = 1e8  # a mean training loss beyond this has left every useful scale, even while it is finite
+MAX_LOSS = 1e8  # a larger training loss counts as diverged
 
 
 class Cohort:
@@ -42,14 +42,17 @@ class Cohort:
 
     Args:
         engine: What all cohorts of a run share.
-        ids: The clients, ascending.  # [K], host
-        round: The round, from 0.
-        mode: What is computed.  Only "round" may change the state of clients.
+        ids: The clients, ascending, on the host.  # [K]
+        round: Index of the round, from 0.
+        mode: "round", "evaluation", "trial" or "new clients".  Only "round" may change the state of clients.
         dropped: Number of clients that dropped out after their download.
 
     Attributes:
-        context: The clients and the round, for the channel.
-        num_clients: N.
+        engine: What all cohorts of a run share.
+        federation: The clients' data.
+        model: The model whose parameters are rows.
+        context: The clients and the round.
+        num_clients: Number of clients of the federation, N.
         rounds: Number of rounds of the run.
     """
 
@@ -75,7 +78,7 @@ class Cohort:
             device=self.engine.device,
         )
 
-    def _of(self, ids: np.ndarray) -> Cohort:
+    def _with_clients(self, ids: np.ndarray) -> Cohort:
         """Return a cohort of other clients in this round, with the same channel."""
         other = copy.copy(self)
         other.context = self._context(ids, self.round, self.mode)
@@ -86,93 +89,120 @@ class Cohort:
 
     @property
     def ids(self) -> np.ndarray:
-        """The clients, ascending.  # [K] int64, host"""
+        """The clients, ascending, on the host.  # [K] int64"""
         return self.context.ids
 
     @property
     def round(self) -> int:
-        """The round, from 0."""
+        """Index of the round, from 0."""
         return self.context.round
 
     @property
     def mode(self) -> Mode:
-        """What is computed.  Only "round" may change the state of clients."""
+        """What the cohort is used for.  Only "round" may change the state of clients."""
         return self.context.mode
 
     @property
     def device(self) -> torch.device:
-        """The device that computes."""
+        """The compute device."""
         return self.engine.device
 
     @property
     def num_samples(self) -> Tensor:
-        """Training samples per client.  # [K] float32"""
+        """Number of training samples of each client.  # [K] float32"""
         return torch.from_numpy(self.context.num_samples).float().to(self.device)
 
     @property
     def num_steps(self) -> np.ndarray:
-        """Local steps of each client in a training as configured.  # [K]"""
+        """Number of local steps of each client with the configured training.  # [K]"""
         return local_work.num_steps(self.engine, self.context)
 
     @property
     def epochs(self) -> int | np.ndarray:
-        """Epochs of a training as configured: one number for all, or each client's [K]."""
+        """Number of epochs of the configured training: one for all clients, or one for each [K]."""
         return local_work.epochs_of(self.engine, self.context)
 
     @property
     def max_local_steps(self) -> int:
-        """Local steps of the client that takes most, in a training as configured."""
+        """Maximum number of local steps of a client with the configured training, T."""
         return int(self.num_steps.max(initial=0))
 
     def step_record(self) -> Tensor:
-        """Return a state into which `s.record` writes one number of each local step.  # [K, T]"""
+        """Return a state of zeros, into which `s.record` writes one value in each local step.  # [K, T]"""
         return torch.zeros(len(self), self.max_local_steps, device=self.device)
 
     @property
     def client_weights(self) -> np.ndarray:
-        """Weights in a mean, not normalized: n_i, or 1 in a run with client_weights=uniform.  # [K] float64"""
+        """Weights in a mean, not normalized: n_i, or 1 with client_weights=uniform.  # [K] float64"""
         return self.context.client_weights
 
     @property
     def weights(self) -> Tensor:
-        """Weights in a mean: n_i / sum over the cohort, or 1 / K.  # [K]"""
+        """Weights in a mean, with sum 1: n_i / sum_j n_j, or 1 / K with client_weights=uniform.  # [K]"""
         return self.context.mean_weights
 
     @property
     def index(self) -> Tensor:
-        """ids as an int64 tensor on the device.  # [K]"""
+        """The clients, on the device.  # [K] int64"""
         return torch.from_numpy(self.ids).to(self.device)
 
     def rate(self, optimizer: Optimizer | None = None) -> Rate:
-        """Return the learning rate of this round's first local step: one, or one a client [K, 1]."""
+        """Return the learning rate of the first local step of this round.
+
+        Args:
+            optimizer: The optimizer.  Default: the run's.
+
+        Returns:
+            One learning rate, or one for each client.  # [K, 1]
+        """
         return local_work.first_rate(self.engine, self.context, optimizer or self.engine.optimizer)
 
     def value(self, hyperparameter: float | PerClient | None) -> Any:
-        """A hyperparameter for these clients, outside of a step: the number that all have, or each one's.  # [K, 1]"""
-        each = isinstance(hyperparameter, PerClient)
-        return hyperparameter.of(self.ids, self.device) if each else hyperparameter
+        """Return the value of a hyperparameter, outside of a local step.
+
+        Args:
+            hyperparameter: One value for all clients, or one for each.
+
+        Returns:
+            The value of all clients, or one for each client of the cohort.  # [K, 1]
+        """
+        if isinstance(hyperparameter, PerClient):
+            return hyperparameter.of(self.ids, self.device)
+        return hyperparameter
 
     @property
     def positions(self) -> Tensor:
-        """0 to K - 1, on the device.  # [K]"""
+        """Positions of the clients in the cohort, 0 to K - 1, on the device.  # [K]"""
         return torch.arange(len(self), device=self.device)
 
     def all_clients(self) -> Cohort:
-        """Return all clients in this round, dropped ones included, with the same channel."""
-        return self._of(np.arange(self.num_clients))
+        """Return a cohort of all N clients in this round, dropped ones included, with the same channel."""
+        return self._with_clients(np.arange(self.num_clients))
 
     def subset(self, which: np.ndarray) -> Cohort:
-        """Return some of these clients, which [K] bool, in this round, with the same channel."""
-        return self._of(self.ids[which])
+        """Return a cohort of some of these clients in this round, with the same channel.
+
+        Args:
+            which: Whether to select each client.  # [K] bool
+        """
+        return self._with_clients(self.ids[which])
 
     def generator(self, *purpose: int | str) -> np.random.Generator:
-        """A keyed generator for a method's own draws in this round."""
+        """Return a NumPy generator for the method's random numbers in this round.
+
+        Args:
+            *purpose: Parts of the key, which separate different uses in the same round.
+        """
         return rng.generator(self.engine.seed, *purpose, self.round)
 
     def random(self, purpose: str) -> rng.RowRandom:
-        """Keyed draws with one row per client of the cohort."""
-        base = rng.key(self.engine.seed, purpose, self.round)
-        return rng.RowRandom(torch.from_numpy(rng.client_keys(base, self.ids)).to(self.device))
+        """Return random numbers with one row for each client of the cohort.
+
+        Args:
+            purpose: Part of the key, which separates different uses in the same round.
+        """
+        round_key = rng.key(self.engine.seed, purpose, self.round)
+        return rng.RowRandom(torch.from_numpy(rng.client_keys(round_key, self.ids)).to(self.device))
 
     # -- communication -----------------------------------------------------------------------------------
     @property
@@ -182,34 +212,42 @@ class Cohort:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the server sees every upload as it was sent."""
+        """Whether the server receives every upload unchanged."""
         return self._channel.is_lossless
 
     def broadcast(self, *, uncompressed: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
         """Send the same tensors to every client.
 
         Args:
-            uncompressed: Names of tensors that are sent uncompressed, such as counts and coefficients.
+            uncompressed: Names of tensors that are not compressed, such as counts and coefficients.
             **tensors: The tensors, by name.  # [...]
 
         Returns:
-            The tensors as the clients see them.
+            The tensors that the clients receive, as attributes.  # [...]
         """
         return self._channel.broadcast(self.context, tensors, uncompressed)
 
     def download(self, *, uncompressed: Collection[str] = (), **tensors: Tensor) -> SimpleNamespace:
-        """Send each client its row of tensors [K, ...].  Arguments and result as in `broadcast`."""
+        """Send each client its row of the tensors.
+
+        Args:
+            uncompressed: Names of tensors that are not compressed.
+            **tensors: The tensors, by name.  # [K, ...]
+
+        Returns:
+            The tensors that the clients receive, as attributes.  # [K, ...]
+        """
         return self._channel.download(self.context, tensors, uncompressed)
 
     def fetch(self, which: Tensor, **rows: Tensor) -> SimpleNamespace:
-        """Let clients download rows that they choose.
+        """Let each client download some rows of the tensors.
 
         Args:
-            which: The rows that each client downloads.  # [K, n] bool
-            **rows: Tensors, by name.  A method must not use rows of a client that it did not download.  # [n, ...]
+            which: Whether each client downloads each of M rows.  # [K, M] bool
+            **rows: The tensors, by name.  A client must not use a row that it did not download.  # [M, ...]
 
         Returns:
-            The tensors, uncompressed.
+            The tensors, uncompressed, as attributes.  # [M, ...]
         """
         return self._channel.fetch(self.context, which, rows)
 
@@ -221,28 +259,29 @@ class Cohort:
         uncompressed: Collection[str] = (),
         **tensors: Tensor,
     ) -> SimpleNamespace:
-        """Send each client's row of the tensors [K, ...] to the server.
+        """Send each client's row of the tensors to the server.
 
-        Every floating-point tensor stands in relative_to or in replaces.  Privacy clips the row minus this reference,
-        and compression sends that difference.
+        Each floating-point tensor needs a reference, in `relative_to` or in `replaces`.  Privacy clips the row minus
+        its reference, and compression sends that difference.
 
         Args:
-            relative_to: The name by which `broadcast` or `download` sent, in this round, the tensor that a row was
-                trained from; None for a difference.  {"theta": "w"}: theta was trained from w.  If clients saw a
-                version of w that lags behind the server's, the row is shifted by the lag.  Compression adds the
-                residual of an upload to the client's next one (compression.error_feedback).
-            replaces: The server's version, [...] or [K, ...], that a tensor replaces; None if it has none.  Use it for
-                a row that a client keeps and trains on: its next upload makes up for the residual of this one.  The
-                residual of gradients, coefficients and counts is lost.  The version must not depend on values that
-                the server does not have.
-            uncompressed: Names of tensors that are sent uncompressed.
-            **tensors: The rows, by name.
+            relative_to: For each tensor, the name of the tensor that `broadcast` or `download` sent in this round and
+                from which the row was trained.  None: the row is already a difference.  {"theta": "w"} means that
+                theta was trained from w.  If clients received a compressed w, the difference between both versions
+                of w is added to the row.  With compression.error_feedback, the residual of an upload is added to the
+                client's next upload.
+            replaces: For each tensor, the server's previous version, which the row replaces.  None if the server has
+                no version, as for gradients, coefficients and counts.  No error feedback is applied.  If a client
+                keeps the row and trains it further, its next upload contains the residual of this one.  The version
+                must not depend on values that the server does not have.  # [...] or [K, ...]
+            uncompressed: Names of tensors that are not compressed.
+            **tensors: The rows, by name.  # [K, ...]
 
         Returns:
-            The tensors as the server sees them, after privacy and compression.
+            The tensors that the server receives, after privacy and compression, as attributes.  # [K, ...]
 
         Raises:
-            UnknownReference: These clients were not sent a tensor by that name in this round.
+            UnknownReference: A name in relative_to was not sent to these clients in this round.
         """
         return self._channel.upload(
             self.context, tensors, relative_to or {}, replaces or {}, uncompressed, first_rate=self.rate
@@ -255,13 +294,13 @@ class Cohort:
         weights: Literal["samples", "uniform"] | Tensor = "samples",
         groups: Tensor | None = None,
     ) -> Tensor:
-        """Return the server's mean of the clients' uploads.
+        """Return the mean of the clients' uploads.
 
         Args:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
             weights: "samples": by the number of training samples, or 1 / K with client_weights=uniform.  "uniform":
-                1 / K.  A tensor: these weights, as they are.  # [K]
-            groups: The members of each of M groups.  A group without clients has the mean 0.  # [M, K]
+                1 / K.  A tensor: these weights, not normalized.  # [K]
+            groups: Whether each client is in each of M groups.  A group without clients has the mean 0.  # [M, K]
 
         Returns:
             The mean, or the mean of each group.  # [...] or [M, ...]
@@ -270,14 +309,27 @@ class Cohort:
         return aggregate.mean(self.context, uploads, weights, groups)
 
     def sum(self, uploads: Tensor) -> Tensor:
-        """Return the server's sum of the clients' uploads [K, ...].  # [...]"""
+        """Return the sum of the clients' uploads.
+
+        Args:
+            uploads: One row for each client, as `upload` returned them.  # [K, ...]
+
+        Returns:
+            The sum.  # [...]
+        """
         return aggregate.total(uploads)
 
     # -- training ----------------------------------------------------------------------------------------
     def rate_sums(self, how: LocalTraining | None = None) -> np.ndarray:
-        """Return how far each client's local steps would move a row along a constant gradient of 1.  # [K] float64
+        """Return how far each client's local steps would move a row along a constant gradient of 1.
 
-        It is the sum of the learning rates of the steps, momentum included.
+        It is the sum over the local steps of the learning rate times the effect of momentum.
+
+        Args:
+            how: Settings that differ from the run's.  Default: none.
+
+        Returns:
+            One sum for each client.  # [K] float64
         """
         return rate_sums(self.engine, self.context, how or LocalTraining())
 
@@ -295,71 +347,90 @@ class Cohort:
         """Train the clients locally.
 
         Args:
-            start: The rows to start from: one for all [P], or one for each client [K, P].
-            step: step(s, batch) replaces the default: the gradient, plus extra_grad(s), then descend.
-            extra_grad: Returns a tensor that is added to the gradient.  # [k, P]
+            start: The rows to start from: one for all clients [P], or one for each [K, P].
+            step: step(s, batch) replaces the default step, which computes the gradient, adds extra_grad(s), and
+                descends.
+            extra_grad: extra_grad(s) returns a tensor that is added to the gradient.  # [k, P]
             loss: loss(s, rows, batch) replaces the task's loss.  It returns losses of samples [k, B] or clients [k].
-            columns: The columns that learn.  Default: all trained ones.
-            how: What differs from the run's configuration.
-            **state: Tensors by name, a row for each client, which a step reads as s.state.name and may change in
-                place.  # [K, ...]
+            columns: The columns that learn.  Default: all trained columns.
+            how: Settings that differ from the run's.  Default: none.
+            **state: Tensors by name, with one row for each client.  A step reads them as s.state.name and may change
+                them in place.  # [K, ...]
 
         Returns:
-            theta [K, P], every state, steps [K] float32, loss [K] and lr (the last two are means over the steps).
+            A namespace with theta [K, P], each state [K, ...], steps [K] float32, loss [K], and lr.  loss and lr are
+            means over the local steps.
 
         Raises:
-            ValueError: A state is no tensor, or its name is a setting.
+            ValueError: A state is not a tensor, or its name is reserved.
             RunError: The loss or the parameters of a client are not finite, or the loss has diverged.
         """
         check_states(state)
-        step, how = step or plain_step(extra_grad), how or LocalTraining()
+        step = step or default_step(extra_grad)
+        how = how or LocalTraining()
         training = CohortTraining(self.engine, self.context, start, state, step, loss, columns, how)
         training.run()
         training.exchange()
-        training.store_buffers()
+        training.save_buffers()
         out = training.result()
-        self._account(training.schedule, how.throughput_weight, out)
+        self._add_cost(training.schedule, how.throughput_weight, out)
         return out
 
-    def _account(self, schedule: BatchSchedule, throughput_weight: float, out: SimpleNamespace) -> None:
-        """Add a training to the cost of the round.  Raises RunError if it diverged."""
-        self.cost.steps += int(schedule.steps.sum())
-        self.cost.samples += round(throughput_weight * int(schedule.samples.sum()))
-        trained = torch.from_numpy(np.flatnonzero(schedule.steps)).to(out.loss.device)
+    def _add_cost(self, schedule: BatchSchedule, throughput_weight: float, out: SimpleNamespace) -> None:
+        """Add a training to the cost of the round, and raise RunError if it diverged."""
+        self.cost.steps += int(schedule.num_steps.sum())
+        self.cost.samples += round(throughput_weight * int(schedule.num_samples.sum()))
+        trained = torch.from_numpy(np.flatnonzero(schedule.num_steps)).to(out.loss.device)
         if len(trained):
-            sound = (out.loss.abs() < DIVERGED) & torch.isfinite(out.theta.sum(1))
-            if not bool(sound.all()):
-                self._refuse_divergence(int(torch.nonzero(~sound)[0].item()), out.loss)
+            is_finite = (out.loss.abs() < MAX_LOSS) & torch.isfinite(out.theta.sum(1))
+            if not bool(is_finite.all()):
+                self._raise_divergence(int(torch.nonzero(~is_finite)[0].item()), out.loss)
             self.cost.loss = float(out.loss[trained].mean())
             self.cost.losses = out.loss
 
-    def _refuse_divergence(self, position: int, loss: Tensor) -> None:
+    def _raise_divergence(self, position: int, loss: Tensor) -> None:
+        """Raise RunError for the client at a position of the cohort."""
         value = abs(float(loss[position]))
         lr, client = self.engine.optimizer.lr, self.ids[position]
-        what = f"the training loss of client {client} is not finite"
-        if value < DIVERGED:
-            what = f"parameters of client {client} are not finite"
+        if value < MAX_LOSS:
+            problem = f"parameters of client {client} are not finite"
         elif np.isfinite(value):
-            what = f"the training loss of client {client} has diverged ({value:.3g})"
+            problem = f"the training loss of client {client} has diverged ({value:.3g})"
+        else:
+            problem = f"the training loss of client {client} is not finite"
         raise RunError(
-            f"{what} in round {self.round + 1}: "
-            f"optimizer.lr={lr[client] if isinstance(lr, list) else lr:g} is probably too large"
+            f"{problem} in round {self.round + 1}: "
+            f"optimizer.lr={lr[client] if isinstance(lr, list) else lr:g} is probably too large; lower it"
         )
 
-    # -- whole splits ------------------------------------------------------------------------------------
+    # -- full splits -------------------------------------------------------------------------------------
     def gradient(self, rows: Tensor, split: str = "train", drop_last: bool = False) -> tuple[Tensor, Tensor]:
-        """Gradient [K, P] and mean loss [K] of rows [P] or [K, P] over each client's whole split.
+        """Return the gradient and the mean loss over all samples of each client's split.
 
-        drop_last: leave out the samples beyond the last full local batch, as some released codes do.
+        Args:
+            rows: One row for all clients [P], or one for each [K, P].
+            split: The split.
+            drop_last: Whether to omit the samples after the last full local batch, as some released codes do.
+
+        Returns:
+            The gradient [K, P] and the mean loss [K].
         """
         return full_batch.gradient(self.engine, self.context, rows, split, drop_last)
 
     def loss(self, rows: Tensor, split: str = "train") -> Tensor:
-        """Mean loss of rows [P], [K, P] or [K, M, P] over each client's whole split.  # [K] or [K, M]"""
+        """Return the mean loss over all samples of each client's split.
+
+        Args:
+            rows: One row for all clients [P], one for each [K, P], or M for each [K, M, P].
+            split: The split.
+
+        Returns:
+            The mean losses.  # [K] or [K, M]
+        """
         if rows.dim() < 3:
             return full_batch.loss(self.engine, self.context, rows, split)
-        each = [full_batch.loss(self.engine, self.context, rows[:, m], split) for m in range(rows.shape[1])]
-        return torch.stack(each, dim=1) if each else rows.new_zeros(len(rows), 0)
+        losses = [full_batch.loss(self.engine, self.context, rows[:, m], split) for m in range(rows.shape[1])]
+        return torch.stack(losses, dim=1) if losses else rows.new_zeros(len(rows), 0)
 
     def forward(
         self,
@@ -369,42 +440,52 @@ class Cohort:
         limit: int | None = None,
         key: str = "forward",
     ) -> list[Tensor]:
-        """fn(model, rows [k, ...], inputs [k, b, ...]) -> [k, b, ...] over each client's whole split, in order.
+        """Apply a function to all samples of each client's split.
 
-        rows: one row for all [P], or [K, P], or a dict of such.  limit: of this many samples of each client at most,
-        drawn anew in every round; calls with the same key see the same ones.  Returns one tensor [n_i, ...] per client.
+        Args:
+            rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
+            fn: fn(model, rows [k, ...], inputs [k, b, ...]) returns a tensor [k, b, ...].  Default: the logits.
+            split: The split.
+            limit: Maximum number of samples of each client, sampled anew in every round.  None: all samples.
+            key: Key of the sampling.  Calls with the same key in a round use the same samples.
+
+        Returns:
+            For each client one tensor, in the order of its samples.  # [n_i, ...] each
         """
         predict, no_output = fn or FlatModel.predict, {"": torch.zeros(0, device=self.device)}
 
         def outputs(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> SampleStatistics:
             return {"": predict(model, rows, x)}
 
-        part = self.federation.splits[split]
+        samples = self.federation.splits[split]
         if limit is not None:
-            part = full_batch.subsample(self.engine, self.context, split, limit, key)
-        return full_batch.each_sample(self.engine, self.context, rows, outputs, part, no_output)[""]
+            samples = full_batch.subsample(self.engine, self.context, split, limit, key)
+        return full_batch.map_samples(self.engine, self.context, rows, outputs, samples, no_output)[""]
 
     def sample_statistics(
         self, rows: Any, predict: Callable[[FlatModel, Any, Inputs], Tensor] | None, split: str
     ) -> SampleStatistics:
-        """Return the task's statistics of the predictions for every sample of a split, in client order.
+        """Return the task's statistics of the predictions for each sample, from which it computes its metrics.
 
-        rows, predict: as in `forward`.  Outputs themselves are kept no longer than their block.  # each [n, ...]
+        The predictions of one block of samples at a time are in memory.
+
+        Args:
+            rows: One row for all clients [P], one for each [K, P], or a dict of such tensors.
+            predict: As `fn` of `forward`.  None: the logits.
+            split: The split.
+
+        Returns:
+            The statistics by name, for the samples of one client after the other.  # [n, ...] each
         """
-        task, predict, y = (
-            self.engine.task,
-            predict or FlatModel.predict,
-            self.federation.gather(torch.zeros(1, dtype=torch.int64, device=self.device))[1],
-        )
-        outputs = task.output_shape(y, task.outputs(self.federation.num_classes))
-        some = task.sample_statistics(torch.zeros(1, *outputs, device=self.device), y[None])
-        of_none = {name: t[0, :0] for name, t in some.items()}
+        task, predict = self.engine.task, predict or FlatModel.predict
+        _, y = self.federation.gather(torch.zeros(1, dtype=torch.int64, device=self.device))
+        output_shape = task.output_shape(y, task.outputs(self.federation.num_classes))
+        of_one = task.sample_statistics(torch.zeros(1, *output_shape, device=self.device), y[None])
+        of_none = {name: values[0, :0] for name, values in of_one.items()}
 
-        def sample_statistics(
-            model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None
-        ) -> SampleStatistics:
+        def statistics(model: FlatModel, rows: Any, x: Inputs, y: Tensor, mask: Tensor | None) -> SampleStatistics:
             return task.sample_statistics(predict(model, rows, x), y, mask)
 
-        part = self.federation.splits[split]
-        each = full_batch.each_sample(self.engine, self.context, rows, sample_statistics, part, of_none)
-        return {name: torch.cat(tensors) for name, tensors in each.items()}
+        samples = self.federation.splits[split]
+        by_client = full_batch.map_samples(self.engine, self.context, rows, statistics, samples, of_none)
+        return {name: torch.cat(tensors) for name, tensors in by_client.items()}

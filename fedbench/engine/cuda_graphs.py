@@ -57,7 +57,7 @@ class CudaGraphs:
 class GraphedGradients(DirectGradients):
     """Replays: what a request brings is copied to fixed places, a recorded graph runs on them.
 
-    A chunk's rows live in such a place (`place_rows`), so that a step copies its batch alone.  There is a graph for
+    A chunk's rows live in such a place (`to_static_rows`), so that a step copies its batch alone.  There is a graph for
     each size of the active prefix, up to BUCKETS of them, which also compute, for nothing, clients that have finished;
     models with batch statistics get exact sizes.  The first replay of a kind is compared with the direct
     computation; if they differ, or if something cannot be recorded, everything is computed directly from then on
@@ -77,7 +77,7 @@ class GraphedGradients(DirectGradients):
         self.replays.clear()
         self.places.clear()
 
-    def place_rows(self, rows: Tensor) -> Tensor:
+    def to_static_rows(self, rows: Tensor) -> Tensor:
         """Return rows [K, P] of a chunk, copied to their fixed place."""
         self.chunk_size = len(rows)
         return rows if self.disabled else self._place("chunk", rows)
@@ -116,7 +116,7 @@ class GraphedGradients(DirectGradients):
 
     def _fixed(self, request: GradientRequest) -> GradientRequest:
         """The request, everything that it reads copied to its fixed place; filled up to the size of a bucket."""
-        batch, number = request.batch, request.number
+        batch, index = request.batch, request.index
         chunk_place = self.places.get(("chunk", request.rows.shape[1:], request.rows.dtype))
         in_place = chunk_place is not None and chunk_place.data_ptr() == request.rows.data_ptr()
         size = self._bucket(request)
@@ -124,7 +124,7 @@ class GraphedGradients(DirectGradients):
         def place(name: str, values: Tensor | None) -> Any:
             return None if values is None else self._place(name, values, size)
 
-        rows = self._place("chunk" if in_place else f"rows {number}", request.rows, size)
+        rows = self._place("chunk" if in_place else f"rows {index}", request.rows, size)
         x = {name: place(f"x {name}", t) for name, t in wrap_inputs(batch.x).items()}
         fixed_batch = replace(
             batch,
@@ -134,7 +134,7 @@ class GraphedGradients(DirectGradients):
             index=None,
             class_mask=place("mask", batch.class_mask),
         )
-        gradient = self._place(f"gradient {number}", request.rows[:0], size)
+        gradient = self._place(f"gradient {index}", request.rows[:0], size)
         return replace(
             request,
             rows=rows,
@@ -151,7 +151,7 @@ class GraphedGradients(DirectGradients):
             return k
         # a chunk's own clients, of which k are still training; other rows (an evaluation's) may be more than that, and
         # their place keeps the size of the most that came
-        place = self.places.get((f"rows {request.number}", rows.shape[1:], rows.dtype))
+        place = self.places.get((f"rows {request.index}", rows.shape[1:], rows.dtype))
         most = self.chunk_size if self.chunk_size >= k else max(k, 0 if place is None else len(place))
         width = max(1, -(-most // BUCKETS))  # of a bucket, in clients
         return min(most, -(-k // width) * width)
@@ -195,7 +195,7 @@ def _kind(request: GradientRequest, fixed: GradientRequest) -> tuple:
         request.task.key,
         request.parameters,
         tuple(request.columns.slices),
-        request.number,
+        request.index,
         len(fixed.rows),
         fixed.rows.data_ptr(),
         _shapes(fixed.batch),

@@ -72,7 +72,7 @@ class Engine:
         """The device that computes."""
         return self.federation.device
 
-    def memory(self, owner: str, buffer: str, width: int) -> Rows:
+    def optimizer_state(self, owner: str, buffer: str, width: int) -> Rows:
         """Return the kept optimizer buffers of all clients for the rows called owner (optimizer.reset=never)."""
         name = f"optimizer/{owner}/{buffer}"
         if name in self.rows.all:

@@ -21,7 +21,7 @@ from fedbench.core.split import Ragged
 from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
-from fedbench.engine.gradients import chain_gradient, plus_extra
+from fedbench.engine.gradients import add_extra_losses, chain_gradient
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import SampleStatistics
@@ -70,7 +70,7 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
     with torch.enable_grad():
         context = ForwardContext()
         logits = model.apply(named, block.x, True, context)
-        each = plus_extra(task.loss(logits, block.y, block.class_mask), context.extra_losses)  # [k, b]
+        each = add_extra_losses(task.loss(logits, block.y, block.class_mask), context.extra_losses)  # [k, b]
         losses = (each * block.weight).sum(1)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     for name, g in zip(leaves, grads):
@@ -98,7 +98,7 @@ def loss(engine: Engine, context: RoundContext, rows: Tensor, split: str) -> Ten
     return losses
 
 
-def each_sample(
+def map_samples(
     engine: Engine, context: RoundContext, rows: Any, fn: SampleFunction, part: Ragged, of_none: SampleStatistics
 ) -> dict[str, list[Tensor]]:
     """What fn makes of every sample of a part of the data: by name, one tensor [n_i, ...] per client.

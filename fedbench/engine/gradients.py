@@ -69,7 +69,7 @@ class GradientRequest:
     parameters: DifferentiatedParameters
     new_gradient: Callable[[], Tensor]
     dropout_keys: Tensor | None = None
-    number: int = 0
+    index: int = 0
     named: Callable[[Tensor], dict[str, Tensor]] | None = None
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ class DirectGradients:
     def free_memory(self) -> None:
         """Give back what is held for later requests."""
 
-    def place_rows(self, rows: Tensor) -> Tensor:
+    def to_static_rows(self, rows: Tensor) -> Tensor:
         """Return a chunk's rows [K, P] where they are to lie while it trains."""
         return rows
 
@@ -151,10 +151,10 @@ def _by_autograd(request: GradientRequest) -> tuple[Tensor, Tensor]:
         params = {name: p.view(*lead, *shape) for (name, shape), p in zip(model.shapes.items(), leaves)}
         logits, updated, extra = training_pass(model, params, request.batch.x, request.dropout_keys)
         statistics.update(updated)
-        return plus_extra(request.task.loss(logits, request.batch.y, request.batch.class_mask), extra)
+        return add_extra_losses(request.task.loss(logits, request.batch.y, request.batch.class_mask), extra)
 
     gradient_and_losses = differentiate(request, losses)
-    write_statistics(model, request.rows, statistics)
+    write_running_statistics(model, request.rows, statistics)
     return gradient_and_losses
 
 
@@ -182,7 +182,7 @@ def _batch_size(x: Inputs) -> int:
     return next(iter(wrap_inputs(x).values())).shape[1]
 
 
-def plus_extra(losses: Tensor, extra: Sequence[Tensor], weight: Tensor | None = None) -> Tensor:
+def add_extra_losses(losses: Tensor, extra: Sequence[Tensor], weight: Tensor | None = None) -> Tensor:
     """Losses with the extra ones [k, B] of the module added: per sample [k, B], or per client [k], of samples of these
     weights [k, B]."""
     for e in extra:
@@ -190,7 +190,7 @@ def plus_extra(losses: Tensor, extra: Sequence[Tensor], weight: Tensor | None = 
     return losses
 
 
-def write_statistics(model: FlatModel, rows: Tensor, statistics: dict[str, Tensor]) -> None:
+def write_running_statistics(model: FlatModel, rows: Tensor, statistics: dict[str, Tensor]) -> None:
     """Write running statistics [k, ...], by name, into their columns of the rows [k, P]."""
     for name, value in statistics.items():
         a, b = model.spans[name]

@@ -1,10 +1,10 @@
-"""A local step of a chunk of clients: what a method's step reads, computes and changes.
+"""A local step of the clients of a chunk: what a method's step function reads, computes and changes.
 
-A chunk is k >= 1 clients in descending order of their number of steps, so that those still training are its first k.
-`Step` (called s in methods) shows every state cut to these; `Batch` carries padding as weight 0.  Chunks run one after
-the other, in threads or on other ranks, with equal results.
+The clients of a chunk are in descending order of their number of steps.  The k clients that still train in a step are
+therefore the first k rows.  `Step` (called s in methods) shows only these rows.  A `Batch` pads smaller batches with
+weight 0.  Chunks run one after the other, in threads or on several ranks, and give the same results.
 
-Letters: k clients still training, K of the chunk, P numbers of a row, B batch, T steps, C classes.
+Letters: k clients still training, K clients of the chunk, P length of a row, B batch size, T local steps, C classes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.gradients import (
     DifferentiatedParameters,
     GradientRequest,
+    add_extra_losses,
     differentiate,
-    plus_extra,
     training_pass,
-    write_statistics,
+    write_running_statistics,
 )
 from fedbench.engine.optim import Optimizer, OptimizerState, ParameterIndex, Rate
 from fedbench.engine.per_client import PerClient
 from fedbench.nn.columns import Columns
 from fedbench.tasks.base import Task
 
-Loss = Callable[["Step", Tensor, Batch], Tensor]  # (s, rows [k, P], batch) -> [k, B] or [k]
+Loss = Callable[["Step", Tensor, Batch], Tensor]  # (s, rows [k, P], batch) -> losses of samples [k, B] or clients [k]
 StepFunction = Callable[["Step", Batch], None]
 
 
@@ -48,8 +48,9 @@ class TrainingSetup:
         optimizer: The optimizer of this training.
         columns: The columns that learn.
         loss: Replaces the task's loss, if not None.
-        step_key: Key of the random draws in steps.
-        clip: With privacy, the columns that will be uploaded and the largest norm of a step's gradient in them.
+        step_key: Key of the random numbers in steps.
+        privacy_clip: With privacy, the columns that will be uploaded, and the maximum norm of a step's gradient in
+            these columns.
     """
 
     engine: Engine
@@ -57,22 +58,22 @@ class TrainingSetup:
     columns: Columns
     loss: Loss | None
     step_key: int
-    clip: tuple[Columns, float] | None = None
+    privacy_clip: tuple[Columns, float] | None = None
 
 
 @dataclass
 class Chunk:
-    """The rows of a chunk, which training changes in place.  Clients are in the order of the chunk.
+    """The clients of a chunk and their rows, which training changes in place.
 
     Attributes:
         ids: The clients.  # [K]
-        num_steps: Their numbers of local steps, descending, on the host.  # [K]
-        lr: The learning rate: one, or one a client [K, 1].
-        lr_factors: Factors of lr in each step, if the schedule goes by steps.  # [T, K]
-        theta: The rows that are trained.  # [K, P]
+        num_steps: Local steps of each client, descending, on the host.  # [K]
+        lr: The learning rate: one, or one for each client [K, 1].
+        lr_factors: Factors of lr in each step if the schedule changes with the steps, or None.  # [T, K]
+        theta: The trained rows.  # [K, P]
         state: The named states.  # [K, ...] each
-        optimizer_state: The optimizer's buffers, by the name of the rows that they belong to.
-        loss: Losses summed over the steps, and after the last step their mean.  # [K]
+        optimizer_state: The optimizer's buffers, by "theta" or the name of a state.
+        loss: Sum of each client's batch losses, and after the last step their mean.  # [K]
     """
 
     ids: np.ndarray
@@ -88,70 +89,85 @@ class Chunk:
         self.loss = torch.zeros(len(self.ids), device=self.theta.device)
 
     def lr_of_step(self, t: int, k: int) -> Rate:
-        """Return the learning rate of the first k clients in step t: one, or one a client [k, 1]."""
+        """Return the learning rate of the first k clients in step t: one, or one for each client [k, 1]."""
         lr = self.lr[:k] if isinstance(self.lr, Tensor) else self.lr
         return lr if self.lr_factors is None else self.lr_factors[t, :k, None] * lr
 
 
 @dataclass(slots=True)
 class StepProgress:
-    """What the current local step has computed so far.
+    """Intermediate values of the current local step.
 
     Attributes:
-        gradients: Number of gradients that were requested.
-        tensors: Number of gradient tensors in use.
-        random: Keyed draws of this step.
-        differentiated: The rows that a custom loss was given.
-        statistics: Running statistics that the step has updated.
-        extra: Extra losses [k, B] of the module at the differentiated rows.
+        num_gradients: Number of calls of `Step.grad` so far.
+        num_buffers: Number of gradient buffers in use.
+        random: Random numbers of this step, or None before their first use.
+        differentiated_rows: The rows that the last custom loss received, or None.
+        running_statistics: Running statistics (BatchNorm) that a forward pass updated, by name.
+        extra_losses: Additional losses of the module at the differentiated rows.  # [k, B] each
     """
 
-    gradients: int = 0
-    tensors: int = 0
+    num_gradients: int = 0
+    num_buffers: int = 0
     random: RowRandom | None = None
-    differentiated: Tensor | None = None
-    statistics: dict[str, Tensor] = field(default_factory=dict)
-    extra: list[Tensor] = field(default_factory=list)
+    differentiated_rows: Tensor | None = None
+    running_statistics: dict[str, Tensor] = field(default_factory=dict)
+    extra_losses: list[Tensor] = field(default_factory=list)
 
-    def keep(self, rows: Tensor, statistics: dict[str, Tensor], extra: list[Tensor]) -> None:
-        """Keep the running statistics and extra losses of a forward pass at some rows.
+    def store_pass(self, rows: Tensor, running_statistics: dict[str, Tensor], extra_losses: list[Tensor]) -> None:
+        """Store the running statistics and additional losses of a forward pass.
 
-        Those of the differentiated rows count.  Statistics of other rows, such as a teacher's, are kept only until
-        there are some.
+        The pass at the differentiated rows has priority.  Statistics of other rows, such as a teacher's, are stored
+        only if there are none yet.  Additional losses of other rows are ignored.
+
+        Args:
+            rows: The rows of the pass.  # [k, P]
+            running_statistics: The updated statistics, by name.  # [k, ...] each
+            extra_losses: The additional losses of the module.  # [k, B] each
         """
-        if rows is self.differentiated or not self.statistics:
-            self.statistics = statistics
-        if rows is self.differentiated and extra:
-            self.extra = extra
+        is_differentiated = rows is self.differentiated_rows
+        if is_differentiated or not self.running_statistics:
+            self.running_statistics = running_statistics
+        if is_differentiated and extra_losses:
+            self.extra_losses = extra_losses
 
-    def restart(self) -> None:
-        """Begin another step."""
-        self.gradients = self.tensors = 0
-        self.random = self.differentiated = None
-        self.statistics.clear()
-        self.extra = []
+    def reset(self) -> None:
+        """Forget the values of the previous step."""
+        self.num_gradients = 0
+        self.num_buffers = 0
+        self.random = None
+        self.differentiated_rows = None
+        self.running_statistics.clear()
+        self.extra_losses = []
 
 
 @functools.cache
 def _state_class(names: tuple[str, ...]) -> type:
-    """Return a frozen dataclass with a field for each state: writing into a state works, rebinding it does not."""
+    """Return a frozen dataclass with a field for each state.
+
+    A step can change the tensors in place.  Assigning another tensor to a field raises an error.
+    """
     return make_dataclass("State", [(name, Tensor) for name in names], frozen=True, eq=False)
 
 
 class Step:
-    """A local step of a chunk, of the k clients that are still training.
+    """A local step of the k clients of a chunk that still train.
+
+    Args:
+        setup: What all chunks of the training share.
+        chunk: The clients and their rows.
 
     Attributes:
-        state: The tensors that were passed to `cohort.train`, by name: s.state.alpha, ...  A step changes them in
-            place: s.state.alpha.copy_(value).  # [k, ...] each
-        t: The step, from 0.
+        state: The tensors that were passed to `cohort.train`, by name: s.state.alpha, ...  Change them in place:
+            s.state.alpha.copy_(value).  # [k, ...] each
+        t: Index of the step, from 0.
         k: Number of clients.
-        lr: The learning rate: one, or one a client [k, 1].
-        num_steps: All local steps of each client, on the host.  # [k]
+        lr: The learning rate: one, or one for each client [k, 1].
+        num_steps: Local steps of each client in this training, on the host.  # [k]
         columns: The columns that learn.
         engine: What all cohorts of the run share.
-        model: The model as a row.
-        task: The loss and the scores of the data set.
+        model: The model whose parameters are rows.
+        task: The loss and the metrics.
     """
 
     def __init__(self, setup: TrainingSetup, chunk: Chunk):
@@ -163,17 +179,22 @@ class Step:
         self._theta = chunk.theta
         self.lr, self.num_steps = chunk.lr, chunk.num_steps
         self._setup, self._chunk, self._progress = setup, chunk, StepProgress()
-        self._gradients: list[Tensor] = []  # [K, P] each, used again in every step
+        self._gradient_buffers: list[Tensor] = []  # [K, P] each, reused in every step
         self._client_keys = to_device(client_keys(setup.step_key, chunk.ids), chunk.theta.device)  # [K]
         self._parameters: dict[tuple[tuple[int, int], ...], DifferentiatedParameters] = {}  # by the slices of columns
-        self._named_views: dict[tuple[int, int], dict[str, Tensor]] = {}  # by address and k
+        self._named_views: dict[tuple[int, int], dict[str, Tensor]] = {}  # by memory address and k
         self._hyperparameters: dict[PerClient, Tensor] = {}  # [K, 1] each
-        self._indices: dict[int, ParameterIndex] = {}  # by the width of rows
+        self._parameter_indices: dict[int, ParameterIndex] = {}  # by the length of rows
 
     def begin(self, t: int, k: int) -> None:
-        """Move to step t with k clients."""
+        """Begin step t.
+
+        Args:
+            t: Index of the step, from 0.
+            k: Number of clients that train in it.
+        """
         self.t = t
-        self._progress.restart()
+        self._progress.reset()
         chunk = self._chunk
         if k != self.k:
             self.k = k
@@ -187,7 +208,7 @@ class Step:
 
     @property
     def theta(self) -> Tensor:
-        """The rows that are trained.  # [k, P]"""
+        """The trained rows.  # [k, P]"""
         return self._theta
 
     def _rows(self, name: str) -> Tensor:
@@ -196,27 +217,39 @@ class Step:
 
     @property
     def rng(self) -> RowRandom:
-        """Keyed draws of this step, one row per client."""
+        """Random numbers of this step, with one row for each client."""
         if self._progress.random is None:
             self._progress.random = RowRandom(self._client_keys[: self.k] ^ (key("t", self.t) >> 1))
         return self._progress.random
 
     def value(self, hyperparameter: float | PerClient) -> float | Tensor:
-        """Return a hyperparameter for these clients: the number that all have, or each one's [k, 1]."""
+        """Return the value of a hyperparameter.
+
+        Args:
+            hyperparameter: One value for all clients, or one for each.
+
+        Returns:
+            The value of all clients, or one for each of these clients.  # [k, 1]
+        """
         if not isinstance(hyperparameter, PerClient):
             return hyperparameter
         if hyperparameter not in self._hyperparameters:
-            each = hyperparameter.of(self._chunk.ids, self._chunk.theta.device)  # [K, 1]
-            self._hyperparameters[hyperparameter] = each
+            values = hyperparameter.of(self._chunk.ids, self._chunk.theta.device)  # [K, 1]
+            self._hyperparameters[hyperparameter] = values
         return self._hyperparameters[hyperparameter][: self.k]
 
     @property
     def summed_loss(self) -> Tensor:
-        """Each client's batch losses (of the first gradient of every step) so far, summed.  # [k]"""
+        """Sum of each client's batch losses so far.  Only the first gradient of a step counts.  # [k]"""
         return self._chunk.loss[: self.k]
 
     def record(self, name: str, value: Tensor) -> None:
-        """Write value [k] of this step into column t of a state [K, T], which `cohort.step_record()` makes."""
+        """Record one value for each client in this step.
+
+        Args:
+            name: Name of a state that `cohort.step_record()` created.  # [K, T]
+            value: The values, written to column t.  # [k]
+        """
         self._rows(name)[:, self.t] = value
 
     # -- gradients ---------------------------------------------------------------------------------------
@@ -227,82 +260,100 @@ class Step:
 
         Args:
             batch: One batch of every client.
-            rows: Where to take the gradient.  Default: theta.  # [k, P]
+            rows: The rows at which to compute the gradient.  Default: theta.  # [k, P]
             loss: loss(s, rows, batch) replaces the task's loss.  It returns losses of samples [k, B], which are
                 weighted by batch.weight, or losses of clients [k].
             columns: The columns to differentiate.  Default: those that learn.
 
         Returns:
-            The gradient, zero in all other columns.  The tensor is used again in the next step.  # [k, P]
+            The gradient, zero in all other columns.  Its memory is reused in the next step.  # [k, P]
         """
         rows = self.theta if rows is None else rows
         loss = loss or self._setup.loss
         columns = self.columns if columns is None else columns & self.model.trained
-        number = self._progress.gradients
-        self._progress.gradients += 1
+        index = self._progress.num_gradients
+        self._progress.num_gradients += 1
         if self.model.batch_statistics and not batch.full:
-            grad, losses = self._gradient_by_batch_size(batch, rows, loss, columns, number)
+            grad, losses = self._gradient_by_batch_size(batch, rows, loss, columns, index)
         else:
-            grad, losses = self._gradient(batch, rows, loss, columns, number)
-        if number == 0:  # the first gradient of a step is the training loss
+            grad, losses = self._gradient(batch, rows, loss, columns, index)
+        if index == 0:  # the first gradient of a step is the training loss
             self._chunk.loss[: len(losses)] += losses
         return grad
 
     def _gradient(
-        self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, number: int
+        self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, index: int
     ) -> tuple[Tensor, Tensor]:
-        """Gradient [k, P] and losses [k] of the task's loss, or of the given one."""
+        """Return the gradient [k, P] and the losses [k].
+
+        Args:
+            batch: One batch of every client.
+            rows: The rows.  # [k, P]
+            loss: Replaces the task's loss, if not None.
+            columns: The columns to differentiate.
+            index: Index of this gradient among those of the step.
+        """
         request = GradientRequest(
-            self.model,
-            self.task,
-            rows,
-            batch,
-            columns,
-            self._parameters_of(columns),
-            self._next_gradient,
-            self._dropout_keys,
-            number,
-            self._named,
+            model=self.model,
+            task=self.task,
+            rows=rows,
+            batch=batch,
+            columns=columns,
+            parameters=self._parameters_of(columns),
+            new_gradient=self._new_gradient,
+            dropout_keys=self._dropout_keys,
+            index=index,
+            named=self._named,
         )
         if loss is None:
             return self.engine.executor.gradients(request)
         progress = self._progress
-        progress.statistics, progress.extra = {}, []
+        progress.running_statistics = {}
+        progress.extra_losses = []
 
         def losses(leaves: list[Tensor]) -> Tensor:
-            progress.differentiated = torch.cat(leaves, dim=-1)
-            return plus_extra(loss(self, progress.differentiated, batch), progress.extra, batch.weight)
+            progress.differentiated_rows = torch.cat(leaves, dim=-1)
+            values = loss(self, progress.differentiated_rows, batch)
+            return add_extra_losses(values, progress.extra_losses, batch.weight)
 
         gradient_and_losses = differentiate(request, losses)
-        write_statistics(self.model, rows, progress.statistics)
+        write_running_statistics(self.model, rows, progress.running_statistics)
         return gradient_and_losses
 
     def _gradient_by_batch_size(
-        self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, number: int
+        self, batch: Batch, rows: Tensor, loss: Loss | None, columns: Columns, index: int
     ) -> tuple[Tensor, Tensor]:
-        """Models with batch statistics: clients grouped by batch size, so that no padding enters the statistics."""
-        grad = self._next_gradient()
+        """Return the same as `_gradient`, computed for clients of equal batch size at a time.
+
+        Padding would otherwise enter the batch statistics (BatchNorm).
+        """
+        grad = self._new_gradient()
         losses = torch.zeros(len(rows), device=rows.device)
         for size in np.unique(batch.counts):
             positions = np.flatnonzero(batch.counts == size)
-            where = to_device(positions, rows.device)
-            some_rows = rows[where]
-            grad[where], losses[where] = self._subset(positions, where)._gradient(
-                batch.take_clients(positions, where, int(size)), some_rows, loss, columns, number
+            device_positions = to_device(positions, rows.device)
+            some_rows = rows[device_positions]
+            grad[device_positions], losses[device_positions] = self._subset(positions, device_positions)._gradient(
+                batch.take_clients(positions, device_positions, int(size)), some_rows, loss, columns, index
             )
-            rows[where] = some_rows  # the running statistics that the forward pass updated
+            rows[device_positions] = some_rows  # the forward pass updated their running statistics
         return grad, losses
 
-    def _subset(self, positions: np.ndarray, where: Tensor) -> Step:
-        """This step seen by some of its clients, for reading.  positions on the host, where: the same on the device."""
+    def _subset(self, positions: np.ndarray, device_positions: Tensor) -> Step:
+        """Return a copy of this step for some of its clients.  It must only be read.
+
+        Args:
+            positions: Positions of the clients, on the host.  # [n]
+            device_positions: The same positions, on the device.  # [n]
+        """
         chunk = Chunk(
-            self._chunk.ids[positions],
-            self.num_steps[positions],
-            self.lr[where] if isinstance(self.lr, Tensor) else self.lr,  # of this step
-            None,
-            self.theta[where],
-            {name: values[where] for name, values in vars(self.state).items()},
-            {},
+            ids=self._chunk.ids[positions],
+            num_steps=self.num_steps[positions],
+            lr=self.lr[device_positions] if isinstance(self.lr, Tensor) else self.lr,
+            lr_factors=None,  # self.lr is already that of this step
+            theta=self.theta[device_positions],
+            state={name: values[device_positions] for name, values in vars(self.state).items()},
+            optimizer_state={},
         )
         step = Step(self._setup, chunk)
         step.begin(self.t, len(positions))
@@ -313,15 +364,15 @@ class Step:
         return self.rng.keys if self.model.has_dropout else None
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
-        """model.named(rows), remembered for the tensors that every step uses: the states and the gradients."""
-        where = (rows.data_ptr(), self.k)
-        if where not in self._named_views:
+        """Return model.named(rows).  Views of theta, states and gradient buffers are cached between steps."""
+        cache_key = (rows.data_ptr(), self.k)
+        if cache_key not in self._named_views:
             named = self.model.named(rows)
-            lasts = rows is self.theta or any(rows is state for state in vars(self.state).values())
-            if lasts or any(rows.data_ptr() == g.data_ptr() for g in self._gradients):
-                self._named_views[where] = named
+            is_state = rows is self.theta or any(rows is state for state in vars(self.state).values())
+            if is_state or any(rows.data_ptr() == buffer.data_ptr() for buffer in self._gradient_buffers):
+                self._named_views[cache_key] = named
             return named
-        return self._named_views[where]
+        return self._named_views[cache_key]
 
     def _parameters_of(self, columns: Columns) -> DifferentiatedParameters:
         slices = tuple(columns.slices)
@@ -329,31 +380,49 @@ class Step:
             self._parameters[slices] = DifferentiatedParameters.of(self.model, columns)
         return self._parameters[slices]
 
-    def _next_gradient(self) -> Tensor:
-        """A tensor [k, P] that no gradient of this step lies in yet."""
-        number = self._progress.tensors
-        if number == len(self._gradients):
-            self._gradients.append(torch.empty_like(self._chunk.theta))
-        self._progress.tensors += 1
-        return self._gradients[number][: self.k]
+    def _new_gradient(self) -> Tensor:
+        """Return a buffer [k, P] that no other gradient of this step uses."""
+        index = self._progress.num_buffers
+        if index == len(self._gradient_buffers):
+            self._gradient_buffers.append(torch.empty_like(self._chunk.theta))
+        self._progress.num_buffers += 1
+        return self._gradient_buffers[index][: self.k]
 
-    # -- forward passes, for losses of a method's own ------------------------------------------------------
+    # -- forward passes, for custom losses ---------------------------------------------------------------
     def forward(self, rows: Tensor, batch: Batch) -> Tensor:
-        """Logits of rows [k, P] on the batch; differentiable inside a loss.  # [k, B, C]"""
-        return self._run(rows, batch, None)
+        """Return the logits in training mode, differentiable inside a loss.
+
+        Args:
+            rows: The rows.  # [k, P]
+            batch: One batch of every client.
+
+        Returns:
+            The logits.  # [k, B, C]
+        """
+        return self._forward_pass(rows, batch, None)
 
     def features(self, rows: Tensor, batch: Batch) -> Tensor:
-        """What enters the head.  # [k, B, F]"""
-        return self._run(rows, batch, "head")
+        """Return the input of the module named head.  Arguments as in `forward`.  # [k, B, F]"""
+        return self._forward_pass(rows, batch, "head")
 
-    def _run(self, rows: Tensor, batch: Batch, until: str | None) -> Tensor:
-        """A pass in training mode, of which the step keeps what goes with a gradient (StepProgress.keep)."""
-        out, statistics, extra = training_pass(self.model, self.model.named(rows), batch.x, self._dropout_keys, until)
-        self._progress.keep(rows, statistics, extra)
+    def _forward_pass(self, rows: Tensor, batch: Batch, until: str | None) -> Tensor:
+        """Return the logits, or the input of the module `until`, and store what a gradient needs (`StepProgress`)."""
+        out, running_statistics, extra_losses = training_pass(
+            self.model, self.model.named(rows), batch.x, self._dropout_keys, until
+        )
+        self._progress.store_pass(rows, running_statistics, extra_losses)
         return out
 
     def task_loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The task's per-sample loss of logits [k, B, C].  # [k, B]"""
+        """Return the task's loss of each sample.
+
+        Args:
+            logits: The logits.  # [k, B, C]
+            batch: The batch of which they are logits.
+
+        Returns:
+            The losses.  # [k, B]
+        """
         return self.task.loss(logits, batch.y, batch.class_mask)
 
     # -- optimizer steps ---------------------------------------------------------------------------------
@@ -369,11 +438,11 @@ class Step:
 
         Args:
             grad: The gradient.  # [k, P]
-            name: The rows that move: "theta", or the name of a state, which has its own optimizer state.  All columns
-                of a state of another width than the model's rows move.
+            name: The rows to update: "theta", or the name of a state, which has its own optimizer state.  If a state
+                has another length than the model's rows, all its columns are updated.
             lr: Replaces the learning rate.
-            columns: The columns that move; others keep their momentum.  Default: those that learn.
-            uploaded: Whether these rows leave the client.  Privacy does not clip the others.
+            columns: The columns to update.  Others keep their momentum.  Default: those that learn.
+            uploaded: Whether these rows are uploaded.  Privacy clips only gradients of uploaded rows.
         """
         optimizer, rows = self._setup.optimizer, self._rows(name)
         columns = self.columns if columns is None else columns & self.model.trained
@@ -382,42 +451,50 @@ class Step:
         rate = self.lr if lr is None else lr
         if optimizer.clip is not None:
             grad = optimizer.clipped(grad, columns.take(grad))
-        if self._setup.clip is not None and uploaded:
-            grad = self._privately_clipped(grad, columns)
+        if self._setup.privacy_clip is not None and uploaded:
+            grad = self._clip_for_privacy(grad, columns)
         index = self._parameter_index(rows.shape[1]) if "count" in optimizer.buffers else None
         optimizer.step(rows, grad, columns, self._optimizer_state(name), rate, index)
 
     def _optimizer_state(self, name: str) -> OptimizerState:
-        """Return the optimizer's buffers of these rows."""
+        """Return the optimizer's buffers of theta or a state, after creating those that are missing."""
         optimizer, state = self._setup.optimizer, self._chunk.optimizer_state.setdefault(name, {})
         rows = self._chunk.theta if name == "theta" else self._chunk.state[name]
         for buffer in optimizer.buffers:
             if buffer not in state:
                 state[buffer] = optimizer.new(buffer, rows, len(self.model.parameter_spans(rows.shape[1])))
-        return {n: m[: self.k] for n, m in state.items()}
+        return {buffer: values[: self.k] for buffer, values in state.items()}
 
-    def _parameter_index(self, width: int) -> ParameterIndex:
-        if width not in self._indices:
-            self._indices[width] = ParameterIndex(self.model.parameter_spans(width), self.theta.device)
-        return self._indices[width]
+    def _parameter_index(self, length: int) -> ParameterIndex:
+        """Return the parameter of each column of rows of this length."""
+        if length not in self._parameter_indices:
+            self._parameter_indices[length] = ParameterIndex(self.model.parameter_spans(length), self.theta.device)
+        return self._parameter_indices[length]
 
-    def _privately_clipped(self, grad: Tensor, columns: Columns) -> Tensor:
-        """Clip the part of the gradient that moves uploaded columns."""
-        assert self._setup.clip is not None
-        uploaded, largest = self._setup.clip
-        part = columns if grad.shape[1] != self.model.size else columns & uploaded
-        return part.put(grad, clipped_towards(part.take(grad), None, largest))
+    def _clip_for_privacy(self, grad: Tensor, columns: Columns) -> Tensor:
+        """Clip the gradient [k, P] in those of these columns that will be uploaded."""
+        assert self._setup.privacy_clip is not None
+        uploaded, max_norm = self._setup.privacy_clip
+        clipped_columns = columns if grad.shape[1] != self.model.size else columns & uploaded
+        return clipped_columns.put(grad, clipped_towards(clipped_columns.take(grad), None, max_norm))
 
 
-def plain_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:
-    """Gradient of the loss, plus extra_grad(s) [k, P] in the trained columns, then descend."""
+def default_step(extra_grad: Callable[[Step], Tensor] | None) -> StepFunction:
+    """Return the step function that methods use by default.
+
+    Args:
+        extra_grad: Returns a tensor that is added to the gradient in the columns that learn, or None.  # [k, P]
+
+    Returns:
+        A function that computes the gradient, adds `extra_grad(s)`, and takes a step of the optimizer.
+    """
 
     def step(s: Step, batch: Batch) -> None:
-        g = s.grad(batch)
+        gradient = s.grad(batch)
         if extra_grad is not None:
             extra = extra_grad(s)
             for a, b in s.columns.slices:
-                g[:, a:b] += extra[:, a:b]
-        s.descend(g)
+                gradient[:, a:b] += extra[:, a:b]
+        s.descend(gradient)
 
     return step

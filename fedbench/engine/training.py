@@ -1,7 +1,9 @@
-"""Local training of a cohort: what a method may ask for beside the loss, the batches of all clients, and the way of
-their rows through the executor and back.
+"""Local training of a cohort.
 
-Letters: K clients of the cohort, k of a chunk, P numbers of a row, B batch, T steps.
+`LocalTraining` holds the settings that a method may change.  `BatchSchedule` holds the random batches of all clients.
+`CohortTraining` runs the chunks of a cohort on the executor and collects their rows.
+
+Letters: K clients of the cohort, k clients of a chunk or rank, P length of a row, B batch size, T local steps.
 """
 
 from __future__ import annotations
@@ -27,23 +29,24 @@ from fedbench.nn.columns import Columns
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Settings of a local training that differ from the run's: `cohort.train(..., how=LocalTraining(...))`.
+    """Settings of one local training that differ from the run's: `cohort.train(..., how=LocalTraining(...))`.
 
     Attributes:
         epochs: Epochs over each client's samples.  Default: local.epochs.
         steps: Local steps of every client, instead of epochs.
-        batch_size: Default: local.batch_size.
-        drop_last: Default: local.drop_last.
-        lr: One learning rate, or one a client [K, 1].  Default: the optimizer's in this round.
-        optimizer: Replaces the run's optimizer.
-        split: The split of the federation to train on.
-        key: Trainings of a round with the same key draw the same batches.
+        batch_size: Batch size.  Default: local.batch_size.
+        drop_last: Whether to drop a smaller last batch of an epoch.  Default: local.drop_last.
+        lr: One learning rate, or one for each client [K, 1].  Default: the optimizer's in this round.
+        optimizer: Optimizer that replaces the run's.
+        split: Split of the federation to train on.
+        key: Key of the batches.  Trainings with the same key in a round use the same batches.
         buffers: Name under which optimizer buffers are stored between rounds (optimizer.reset=never).  A second
-            personal row needs another name.  Use a dict such as {"theta": name, "v": name} if a step descends on
-            states, too.
-        throughput_weight: Fraction of the drawn samples that counts in images/s, in [0, 1].  A second pass over the
-            same samples counts 0.
-        uploaded: Whether the rows are uploaded afterwards, or which of their columns.  Privacy clips their steps.
+            personal row needs another name.  If a step also descends on states, pass a dict from "theta" and the
+            states' names to names of buffers.
+        throughput_weight: Fraction of the samples that counts in images/s, in [0, 1].  Pass 0 for a second pass over
+            the same samples.
+        uploaded: Whether the rows are uploaded afterwards, or which of their columns.  Privacy clips the gradients of
+            uploaded columns.
     """
 
     epochs: int | None = None
@@ -60,95 +63,152 @@ class LocalTraining:
 
     @property
     def buffer_names(self) -> dict[str, str]:
-        """Under which name the kept buffers of theta, and of states, are stored."""
+        """Names of the stored optimizer buffers, by "theta" or the name of a state."""
         return {"theta": self.buffers} if isinstance(self.buffers, str) else dict(self.buffers)
 
 
-SETTINGS = {field.name for field in fields(LocalTraining)}
+SETTING_NAMES = {field.name for field in fields(LocalTraining)}
 
 
 def check_states(state: Mapping[str, Any]) -> None:
-    """Raise ValueError for a named state of `train` that is a setting, is called theta, or is no tensor."""
+    """Check the named states that a method passed to `cohort.train`.
+
+    Args:
+        state: The states, by name.
+
+    Raises:
+        ValueError: A state is named theta, has the name of a setting, or is not a tensor.
+    """
     for name, value in state.items():
-        if name in SETTINGS:
-            raise ValueError(f"train({name}=...): say it as train(..., how=LocalTraining({name}=...))")
+        if name in SETTING_NAMES:
+            raise ValueError(
+                f"train({name}=...): {name} is a setting, not a state; pass train(..., how=LocalTraining({name}=...))"
+            )
         if name == "theta":
-            raise ValueError("train(theta=...): theta is the row that is trained; choose another name")
+            raise ValueError("train(theta=...): theta is the name of the trained row; choose another name")
         if not isinstance(value, Tensor):
             raise ValueError(
-                f"train({name}=...): a state is a tensor [K, ...], a row for each client, not a {type(value).__name__}"
+                f"train({name}=...): a state must be a tensor [K, ...] with one row for each client, "
+                f"got {type(value).__name__}"
             )
 
 
 @dataclass
 class BatchSchedule:
-    """Which sample is in which batch.
+    """The batches of one local training.
 
-    Of all clients: steps [K] and samples [K] that they train on.  assigned: for each rank the clients that it trains,
-    as positions in the cohort, most steps first.  Of those of this rank: order [k], their positions, index [T, k, B],
-    the numbers of their samples in the federation, and counts [T, k], how many of the B are real.
+    Attributes:
+        num_steps: Local steps of each client of the cohort.  # [K]
+        num_samples: Samples that each client trains on, repetitions included.  # [K]
+        positions_by_rank: For each rank, the positions in the cohort of its clients.  Clients with more steps come
+            first.
+        positions: The positions of this rank's clients.  # [k]
+        sample_index: Indices of this rank's samples in the federation.  # [T, k, B]
+        counts: How many of the B samples are real.  The others are padding.  # [T, k]
     """
 
-    steps: np.ndarray
-    samples: np.ndarray
-    assigned: list[np.ndarray]
-    order: np.ndarray
-    index: np.ndarray
+    num_steps: np.ndarray
+    num_samples: np.ndarray
+    positions_by_rank: list[np.ndarray]
+    positions: np.ndarray
+    sample_index: np.ndarray
     counts: np.ndarray
 
     @classmethod
-    def draw(cls, engine: Engine, context: RoundContext, how: LocalTraining) -> BatchSchedule:
-        """The keyed batches of one training."""
+    def create(cls, engine: Engine, context: RoundContext, how: LocalTraining) -> BatchSchedule:
+        """Assign the clients to ranks, and sample the batches of this rank's clients.
+
+        Args:
+            engine: What all cohorts of the run share.
+            context: The clients and the round.
+            how: The settings of the training.
+
+        Returns:
+            The schedule.
+        """
         split = engine.federation.splits[how.split]
-        sizes, batch_size, length = _lengths(engine, context, how)
-        steps, samples = rng.lengths(sizes, batch_size, **length)  # [K]
+        sizes, batch_size, options = _schedule_options(engine, context, how)
+        num_steps, num_samples = rng.lengths(sizes, batch_size, **options)  # [K] each
         ranks = engine.executor.ranks
-        assigned = ranks.assign(steps)
-        order = assigned[ranks.rank]
+        positions_by_rank = ranks.assign(num_steps)
+        positions = positions_by_rank[ranks.rank]
+        ids = context.ids[positions]
+        rank_options: dict[str, Any] = {
+            name: value[positions] if isinstance(value, np.ndarray) else value for name, value in options.items()
+        }
         batches_key = rng.key(engine.seed, "batches", how.key, context.round)
-        length = {name: each[order] if np.ndim(each) else each for name, each in length.items()}
-        position, counts = rng.batches(batches_key, context.ids[order], sizes[order], batch_size, **length)
-        begin = split.offsets[context.ids[order]]
-        index = split.indices[np.minimum(begin[None, :, None] + position, max(len(split.indices) - 1, 0))]
-        return cls(steps, samples, assigned, order, index, counts)
+        index_in_split, counts = rng.batches(batches_key, ids, sizes[positions], batch_size, **rank_options)
+        first = split.offsets[ids]  # [k]
+        last_index = max(len(split.indices) - 1, 0)  # padding of a client without samples may point behind the end
+        sample_index = split.indices[np.minimum(first[None, :, None] + index_in_split, last_index)]
+        return cls(num_steps, num_samples, positions_by_rank, positions, sample_index, counts)
 
 
-def _lengths(engine: Engine, context: RoundContext, how: LocalTraining) -> tuple[np.ndarray, int, dict[str, Any]]:
-    """Return the samples of each client [K], the batch size, and the length options of `rng.lengths`."""
+def _schedule_options(
+    engine: Engine, context: RoundContext, how: LocalTraining
+) -> tuple[np.ndarray, int, dict[str, Any]]:
+    """Return the split size of each client [K], the batch size, and the keyword arguments of `rng.lengths`."""
     epochs = epochs_of(engine, context) if how.epochs is None else how.epochs
-    length = {
+    options = {
         "epochs": epochs if how.steps is None else None,
         "steps": how.steps,
         "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
         "step_fraction": step_fraction(engine, context),
     }
-    return engine.federation.splits[how.split].sizes_of(context.ids), how.batch_size or engine.batch_size, length
+    sizes = engine.federation.splits[how.split].sizes_of(context.ids)
+    return sizes, how.batch_size or engine.batch_size, options
 
 
 def rate_sums(engine: Engine, context: RoundContext, how: LocalTraining) -> np.ndarray:
-    """Return the distance that each client's local steps move a row along a constant gradient of 1.  # [K] float64
+    """Return how far each client's local steps move a row along a constant gradient of 1.
 
-    It is the sum of the learning rates, each multiplied by the effect of momentum.
+    It is the sum over the local steps of the learning rate times the effect of momentum (`Optimizer.reach`).
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        how: The settings of the training.
+
+    Returns:
+        One sum for each client.  # [K] float64
     """
     optimizer = how.optimizer or engine.optimizer
-    sizes, batch_size, length = _lengths(engine, context, how)
-    steps = rng.lengths(sizes, batch_size, **length)[0]  # [K]
-    reach = optimizer.reach(int(steps.max(initial=0)))[:, None]  # [T, 1]
-    by_steps = optimizer.schedule.per == "step" and how.lr is None
-    if by_steps:
-        reach = reach * optimizer.schedule.of_steps(context.round, engine.rounds, steps)  # [T, K]
+    sizes, batch_size, options = _schedule_options(engine, context, how)
+    num_steps = rng.lengths(sizes, batch_size, **options)[0]  # [K]
+    reach = optimizer.reach(int(num_steps.max(initial=0)))[:, None]  # [T, 1]
+    scheduled_by_step = optimizer.schedule.per == "step" and how.lr is None
+    if scheduled_by_step:
+        reach = reach * optimizer.schedule.of_steps(context.round, engine.rounds, num_steps)  # [T, K]
     lr = how.lr
     if lr is None:
-        lr = optimizer.rate(context.round, engine.rounds, context.ids, scheduled=not by_steps)
-    taken = np.arange(len(reach))[:, None] < steps  # [T, K]
-    return torch.as_tensor(lr).double().cpu().numpy().reshape(-1) * (reach * taken).sum(0)
+        lr = optimizer.rate(context.round, engine.rounds, context.ids, scheduled=not scheduled_by_step)
+    is_active = np.arange(len(reach))[:, None] < num_steps  # [T, K]
+    return torch.as_tensor(lr).double().cpu().numpy().reshape(-1) * (reach * is_active).sum(0)
 
 
 class CohortTraining:
-    """One local training of a cohort: what its clients start from, and the rows that they arrive at.
+    """One local training of a cohort.
 
-    outputs: theta [K, P], every named state [K, ...], loss [K].  kept: the optimizer buffers that clients keep between
-    rounds, {"theta" or a state: {buffer: [K, ...]}}.
+    Call `run`, `exchange`, `save_buffers` and `result`, in this order.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        start: The rows to start from: one for all clients [P], or one for each [K, P].
+        state: The named states.  # [K, ...] each
+        step: The function of a local step.
+        loss: Replaces the task's loss, if not None.
+        columns: The columns that learn.  None: all trained columns.
+        how: The settings of the training.
+
+    Attributes:
+        schedule: The batches.
+        lr: The learning rate: one, or one for each client [K, 1].
+        lr_factors: Factors of lr in each step [T, K], or None.
+        stored_buffers: Optimizer buffers that clients keep between rounds [K, ...].  The outer key is "theta" or a
+            state, the inner key is the name of a buffer.
+        outputs: theta [K, P], each state [K, ...] and loss [K], by name.
+        changed: Names of the outputs that this rank changed.
     """
 
     def __init__(
@@ -168,21 +228,21 @@ class CohortTraining:
         step_key = rng.key(engine.seed, how.key, context.round)
         self.engine, self.context, self.how = engine, context, how
         self.start, self.state, self.step = start, state, step
-        self.setup = TrainingSetup(engine, optimizer, columns, loss, step_key, _step_clip(engine, context, how))
-        self.schedule = BatchSchedule.draw(engine, context, how)
+        self.setup = TrainingSetup(engine, optimizer, columns, loss, step_key, _privacy_clip(engine, context, how))
+        self.schedule = BatchSchedule.create(engine, context, how)
         self.lr, self.lr_factors = self._rates(optimizer)
-        self.kept = self._kept_buffers()
+        self.stored_buffers = self._load_buffers()
         self.outputs = {
             "theta": torch.empty(len(context), start.shape[-1], device=context.device),
             **{name: torch.empty_like(values) for name, values in state.items()},
             "loss": torch.zeros(len(context), device=context.device),
         }
-        self.changed = {"theta", "loss"}  # what the other ranks need from this one
+        self.changed = {"theta", "loss"}
 
     def _rates(self, optimizer: Optimizer) -> tuple[Rate, Tensor | None]:
-        """The learning rates of this training, and the factor of each local step where a schedule goes by steps.
+        """Return the learning rate, and its factor in each step [T, K] if the schedule changes with the steps.
 
-        Rates that the method gives are taken as they are.  # factors: [T, K]
+        A learning rate that the method passed is not scheduled.
         """
         engine, context = self.engine, self.context
         if self.how.lr is not None:
@@ -190,18 +250,18 @@ class CohortTraining:
         if optimizer.schedule.per == "round":
             return first_rate(engine, context, optimizer), None
         rate = optimizer.rate(context.round, engine.rounds, context.ids, scheduled=False)
-        factors = optimizer.schedule.of_steps(context.round, engine.rounds, self.schedule.steps)
+        factors = optimizer.schedule.of_steps(context.round, engine.rounds, self.schedule.num_steps)
         rate = rate.to(context.device) if isinstance(rate, Tensor) else rate
         return rate, torch.from_numpy(factors).float().to(context.device)
 
     @property
     def mean_lr(self) -> Rate:
-        """The learning rate over the local steps, on average: one, or one a client.  # [K, 1]"""
+        """The mean learning rate over the local steps: one, or one for each client.  # [K, 1]"""
         if self.lr_factors is None:
             return self.lr
-        steps = torch.from_numpy(self.schedule.steps).to(self.lr_factors.device)[:, None]  # [K, 1]
-        taken = torch.arange(len(self.lr_factors), device=self.lr_factors.device) < steps  # [K, T]
-        return self.lr * (self.lr_factors.T * taken).sum(1, keepdim=True) / steps.clamp_min(1)
+        num_steps = torch.from_numpy(self.schedule.num_steps).to(self.lr_factors.device)[:, None]  # [K, 1]
+        is_active = torch.arange(len(self.lr_factors), device=self.lr_factors.device) < num_steps  # [K, T]
+        return self.lr * (self.lr_factors.T * is_active).sum(1, keepdim=True) / num_steps.clamp_min(1)
 
     @property
     def start_is_shared(self) -> bool:
@@ -209,77 +269,95 @@ class CohortTraining:
         return self.start.dim() == 1
 
     def run(self) -> None:
-        """Train this rank's clients, chunk by chunk."""
-        order = self.schedule.order
-        self.engine.executor.run(self._train_chunk, len(order))
+        """Train this rank's clients, one chunk at a time or in threads."""
+        self.engine.executor.run(self._train_chunk, len(self.schedule.positions))
 
-    def _train_chunk(self, a: int, b: int) -> None:
-        """Train the clients at order[a:b]."""
+    def _train_chunk(self, start: int, stop: int) -> None:
+        """Train the clients at schedule.positions[start:stop]."""
         schedule, context, executor = self.schedule, self.context, self.engine.executor
-        positions = schedule.order[a:b]
-        where = torch.from_numpy(positions).to(context.device)
-        begin = self.start.expand(b - a, -1).clone() if self.start_is_shared else self.start[where]
+        positions = schedule.positions[start:stop]
+        index = torch.from_numpy(positions).to(context.device)
+        rows = self.start.expand(stop - start, -1).clone() if self.start_is_shared else self.start[index]
         chunk = Chunk(
-            context.ids[positions],
-            schedule.steps[positions],
-            self.lr[where] if isinstance(self.lr, Tensor) else self.lr,
-            None if self.lr_factors is None else self.lr_factors[:, where],
-            executor.gradients.place_rows(begin),
-            {name: values[where] for name, values in self.state.items()},
-            {rows: {name: m[where] for name, m in buffers.items()} for rows, buffers in self.kept.items()},
+            ids=context.ids[positions],
+            num_steps=schedule.num_steps[positions],
+            lr=self.lr[index] if isinstance(self.lr, Tensor) else self.lr,
+            lr_factors=None if self.lr_factors is None else self.lr_factors[:, index],
+            theta=executor.gradients.to_static_rows(rows),
+            state={name: values[index] for name, values in self.state.items()},
+            optimizer_state={
+                rows_name: {buffer: values[index] for buffer, values in buffers.items()}
+                for rows_name, buffers in self.stored_buffers.items()
+            },
         )
-        index, counts = schedule.index[:, a:b], schedule.counts[:, a:b]
-        loader = BatchLoader(self.engine.federation, chunk.ids, index, counts, draw_key=self.setup.step_key)
+        loader = BatchLoader(
+            self.engine.federation,
+            chunk.ids,
+            schedule.sample_index[:, start:stop],
+            schedule.counts[:, start:stop],
+            random_key=self.setup.step_key,
+        )
         train_chunk(self.setup, chunk, loader, self.step)
-        self._write(where, chunk)
+        self._collect(index, chunk)
 
-    def _write(self, where: Tensor, chunk: Chunk) -> None:
-        """Put the rows of a chunk that has been trained where its clients are in the cohort."""
-        distributed = self.engine.executor.ranks.is_distributed
-        self.outputs["theta"][where], self.outputs["loss"][where] = chunk.theta, chunk.loss
+    def _collect(self, index: Tensor, chunk: Chunk) -> None:
+        """Copy the results of a trained chunk to its positions in the cohort, index [k]."""
+        is_distributed = self.engine.executor.ranks.is_distributed
+        self.outputs["theta"][index] = chunk.theta
+        self.outputs["loss"][index] = chunk.loss
         for name, values in chunk.state.items():
-            self.outputs[name][where] = values
-            if distributed and not torch.equal(values, self.state[name][where]):
+            self.outputs[name][index] = values
+            if is_distributed and not torch.equal(values, self.state[name][index]):
                 self.changed.add(name)
-        for rows, buffers in self.kept.items():
-            for name, values in buffers.items():
-                values[where] = chunk.optimizer_state[rows][name]
+        for rows_name, buffers in self.stored_buffers.items():
+            for buffer, values in buffers.items():
+                values[index] = chunk.optimizer_state[rows_name][buffer]
 
     def exchange(self) -> None:
-        """Give every rank the rows that the others trained.  A state that no step changed travels nowhere."""
+        """Exchange trained rows between ranks.  States that no step changed are not sent."""
         ranks = self.engine.executor.ranks
-        buffers = {f"{rows}/{name}": m for rows, kept in self.kept.items() for name, m in kept.items()}
-        exchanged = ranks.exchange(self.schedule.assigned, self.outputs | buffers, self.changed | buffers.keys())
-        if ranks.is_distributed:  # a rank has filled in its own clients alone: all others' are as they were given
+        buffers = {
+            f"{rows_name}/{buffer}": values
+            for rows_name, stored in self.stored_buffers.items()
+            for buffer, values in stored.items()
+        }
+        exchanged = ranks.exchange(
+            self.schedule.positions_by_rank, self.outputs | buffers, self.changed | buffers.keys()
+        )
+        if ranks.is_distributed:  # outputs of other ranks' clients are not initialized on this rank
             for name in self.state.keys() - exchanged:
                 self.outputs[name].copy_(self.state[name])
 
-    def _kept_buffers(self) -> dict[str, dict[str, Tensor]]:
-        """What clients kept of the optimizer; what is trained for an evaluation or a trial leaves no trace."""
-        context, optimizer = self.context, self.setup.optimizer
+    def _load_buffers(self) -> dict[str, dict[str, Tensor]]:
+        """Return the stored optimizer buffers of the clients.  Evaluations and trials use new buffers instead."""
+        engine, context, optimizer = self.engine, self.context, self.setup.optimizer
         if optimizer.reset != "never" or not optimizer.buffers or not context.changes_state:
             return {}
         moved = {"theta": self.start, **self.state}
         return {
-            rows: {b: self.engine.memory(owner, b, moved[rows].shape[-1])[context.ids] for b in optimizer.buffers}
-            for rows, owner in self.how.buffer_names.items()
+            rows_name: {
+                buffer: engine.optimizer_state(owner, buffer, moved[rows_name].shape[-1])[context.ids]
+                for buffer in optimizer.buffers
+            }
+            for rows_name, owner in self.how.buffer_names.items()
         }
 
-    def store_buffers(self) -> None:
-        """Write the kept optimizer buffers into their stores."""
+    def save_buffers(self) -> None:
+        """Write the optimizer buffers that clients keep between rounds to their store."""
         owners = self.how.buffer_names
-        for rows, buffers in self.kept.items():
-            for name, values in buffers.items():
-                self.engine.memory(owners[rows], name, values.shape[1])[self.context.ids] = values
+        for rows_name, buffers in self.stored_buffers.items():
+            for buffer, values in buffers.items():
+                stored = self.engine.optimizer_state(owners[rows_name], buffer, values.shape[1])
+                stored[self.context.ids] = values
 
     def result(self) -> SimpleNamespace:
-        """What `train` returns."""
-        steps = torch.from_numpy(self.schedule.steps).float().to(self.context.device)
+        """Return theta [K, P], the states [K, ...], loss [K], steps [K] and lr, as `cohort.train` does."""
+        steps = torch.from_numpy(self.schedule.num_steps).float().to(self.context.device)
         return SimpleNamespace(**self.outputs, steps=steps, lr=self.mean_lr)
 
 
-def _step_clip(engine: Engine, context: RoundContext, how: LocalTraining) -> tuple[Columns, float] | None:
-    """The columns that will be uploaded and the norm to which privacy clips a step's gradient in them, if any."""
+def _privacy_clip(engine: Engine, context: RoundContext, how: LocalTraining) -> tuple[Columns, float] | None:
+    """Return the columns that will be uploaded and the norm to which privacy clips their gradient, or None."""
     privacy, uploaded = engine.privacy, how.uploaded
     if privacy is None or privacy.step_clip is None or not context.changes_state:
         return None
@@ -289,10 +367,18 @@ def _step_clip(engine: Engine, context: RoundContext, how: LocalTraining) -> tup
 
 
 def train_chunk(setup: TrainingSetup, chunk: Chunk, loader: BatchLoader, step: StepFunction) -> None:
-    """Run all local steps of a chunk, in place."""
-    s, longest = Step(setup, chunk), int(chunk.num_steps.max(initial=0))
-    active = (chunk.num_steps[None] > np.arange(longest)[:, None]).sum(1)  # [T]
-    for t, k in enumerate(active.tolist()):
+    """Run all local steps of a chunk.  Its rows, states and losses change in place.
+
+    Args:
+        setup: What all chunks of the training share.
+        chunk: The clients, in descending order of their number of steps.
+        loader: Returns the batch of a step.
+        step: The function of a local step.
+    """
+    s = Step(setup, chunk)
+    max_steps = int(chunk.num_steps.max(initial=0))
+    num_active = (chunk.num_steps[None] > np.arange(max_steps)[:, None]).sum(1)  # [T]
+    for t, k in enumerate(num_active.tolist()):
         setup.engine.executor.raise_if_stopped()
         s.begin(t, k)
         step(s, loader(t, k))

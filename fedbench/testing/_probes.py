@@ -26,7 +26,7 @@ from fedbench.engine import federation as federation_module
 from fedbench.engine.batch import Batch
 from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
-from fedbench.engine.step import plain_step
+from fedbench.engine.step import default_step
 
 # -- what is trained -------------------------------------------------------------------------------------
 Training = Callable[..., SimpleNamespace]
@@ -49,7 +49,7 @@ def other_padding() -> Iterator[None]:
     """Batches whose padding, the slots of weight 0, holds other samples."""
 
     def train(real: Training, cohort: Cohort, start: Tensor, given: dict[str, Any]) -> SimpleNamespace:
-        step = given.pop("step", None) or plain_step(given.pop("extra_grad", None))
+        step = given.pop("step", None) or default_step(given.pop("extra_grad", None))
         given.pop("extra_grad", None)
         return real(start, step=lambda s, batch: step(s, _refilled(batch)), **given)
 

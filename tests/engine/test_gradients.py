@@ -217,7 +217,7 @@ def test_what_fills_a_bucket_up_is_not_compared(monkeypatch: pytest.MonkeyPatch)
     """A finished client that has diverged says nothing about the recording."""
     monkeypatch.setattr(cuda_graphs, "BUCKETS", 1)
     e, graphs = replaying(make("chain"))
-    placed = graphs.place_rows(torch.full((6, e.model.size), float("nan")))
+    placed = graphs.to_static_rows(torch.full((6, e.model.size), float("nan")))
     placed[:5] = e.model.init_row()
     graphs.count = 6
 
@@ -225,7 +225,7 @@ def test_what_fills_a_bucket_up_is_not_compared(monkeypatch: pytest.MonkeyPatch)
         s.descend(s.grad(batch))
 
     gradients_of = all_clients(e).subset(np.arange(6) < 5)
-    graphs.place_rows = lambda rows: placed[: len(rows)].copy_(rows)  # type: ignore[method-assign]
+    graphs.to_static_rows = lambda rows: placed[: len(rows)].copy_(rows)  # type: ignore[method-assign]
     gradients_of.train(e.model.init_row(), step=step, how=LocalTraining(steps=2))
     assert graphs.replays and not graphs.disabled
 

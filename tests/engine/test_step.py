@@ -550,7 +550,7 @@ def test_a_state_must_be_passed_and_is_changed_in_place() -> None:
     for step, name in ((bind_state, "alpha"), (bind_theta, "theta")):
         with pytest.raises(AttributeError, match=name):
             all_clients(e).train(start, step=step, alpha=alpha)
-    with pytest.raises(ValueError, match="theta is the row that is trained"):
+    with pytest.raises(ValueError, match="theta is the name of the trained row"):
         all_clients(e).train(start, step=lambda s, b: None, theta=alpha)
 
 
@@ -559,7 +559,7 @@ def test_settings_given_as_states_say_where_they_go(name: str, value: Any) -> No
     e = build()
     with pytest.raises(ValueError, match=rf"train\({name}=\.\.\.\): .*how=LocalTraining\({name}=\.\.\.\)"):
         all_clients(e).train(e.model.init_row(), **{name: value})
-    with pytest.raises(ValueError, match=r"train\(tau=\.\.\.\): a state is a tensor .* not a float"):
+    with pytest.raises(ValueError, match=r"train\(tau=\.\.\.\): a state must be a tensor .* got float"):
         all_clients(e).train(e.model.init_row(), tau=0.5)  # type: ignore[arg-type]
 
 

@@ -76,8 +76,8 @@ def test_a_training_batch_is_drawn_by_client_and_step() -> None:
     """The same sample at two steps is another; a client alone has what it has among others."""
     data = federation()
     index, counts = np.array([[[0, 1], [3, 4]], [[0, 1], [3, 4]]]), np.full((2, 2), 2)
-    both = BatchLoader(data, np.array([0, 1]), index, counts, draw_key=5)
-    alone = BatchLoader(data, np.array([1]), index[:, 1:], counts[:, 1:], draw_key=5)
+    both = BatchLoader(data, np.array([0, 1]), index, counts, random_key=5)
+    alone = BatchLoader(data, np.array([1]), index[:, 1:], counts[:, 1:], random_key=5)
     first, second = both(0, 2), both(1, 2)
     noise = [undone(step.x, step.y)[1] for step in (first, second)]  # type: ignore[arg-type]
     assert float((noise[0] - noise[1]).abs().min()) > 0 and float((noise[0][0] - noise[0][1]).abs().max()) > 0.1
@@ -91,10 +91,10 @@ def test_a_training_batch_is_drawn_by_client_and_step() -> None:
 def test_blocks_of_steps_change_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's noise is its own, whether it is loaded with the one before or alone."""
     data, index, counts = federation(), np.array([[[0, 1]], [[0, 1]], [[0, 1]]]), np.full((3, 1), 2)
-    together = BatchLoader(data, np.array([0]), index, counts, draw_key=5)
+    together = BatchLoader(data, np.array([0]), index, counts, random_key=5)
     at_once = [together(t, 1).y for t in range(3)]
     monkeypatch.setattr(batch, "BLOCK_BYTES", 1)
-    alone = BatchLoader(data, np.array([0]), index, counts, draw_key=5)
+    alone = BatchLoader(data, np.array([0]), index, counts, random_key=5)
     assert all(torch.equal(alone(t, 1).y, at_once[t]) for t in range(3))
 
 

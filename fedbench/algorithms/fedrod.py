@@ -46,7 +46,7 @@ class FedRoD(Algorithm):
         """Require classes to balance, and a linear head."""
         super().check(federation, model, optimizer)
         require(
-            bool(federation.label_counts.any()) and not federation.task.draws,
+            bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
             "algorithm=fedrod balances classes: it needs one class per sample or pixel, not "
             f"task={federation.task.kind}",
         )

@@ -244,21 +244,21 @@ class Federation:
     @property
     def draws(self) -> bool:
         """Whether training batches are drawn: augmented, or made by the task."""
-        return self.augment is not None or self.task.draws
+        return self.augment is not None or self.task.has_stochastic_inputs
 
     def drawn(self, x: Inputs, y: Tensor, random: RowRandom) -> tuple[Inputs, Tensor]:
         """A training batch x, y [k, B, ...] as it is trained on."""
         if self.augment is not None:
             x, y = self.augment(x, y, random)
-        return self.task.drawn(x, y, random, self.num_classes)
+        return self.task.stochastic_inputs(x, y, random, self.num_classes)
 
     def _as_evaluated(self, x: Any, y: Tensor, index: Tensor) -> tuple[Inputs, Tensor]:
         """Samples as the task draws them by their numbers index, at any time the same."""
-        if not self.task.draws:
+        if not self.task.has_stochastic_inputs:
             return x, y
         axes, random = index.dim(), RowRandom(index.reshape(-1) ^ key("evaluation") >> 1)
         x, y = (map_inputs(lambda t: t.reshape(index.numel(), 1, *t.shape[axes:]), v) for v in (x, y))
-        x, y = self.task.drawn(x, y, random, self.num_classes)
+        x, y = self.task.stochastic_inputs(x, y, random, self.num_classes)
         x, y = (map_inputs(lambda t: t.reshape(*index.shape, *t.shape[2:]), v) for v in (x, y))
         return x, y
 

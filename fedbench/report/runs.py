@@ -20,7 +20,7 @@ from fedbench.core.nested import flatten
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import update_stored
 from fedbench.report.table import DataFrame, pandas
-from fedbench.tasks.scores import Direction, declare
+from fedbench.tasks.scores import Direction, register_directions
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 SKIPPED = (".hydra", "wandb")
@@ -53,7 +53,7 @@ class Run:
         scores = told.get("scores") if isinstance(told, dict) else None
         for name, meaning in scores.items() if isinstance(scores, dict) else ():
             if isinstance(meaning, dict) and meaning.keys() == set(Direction._fields):
-                declare({name: Direction(**meaning)})
+                register_directions({name: Direction(**meaning)})
 
     @property
     def primary(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from fedbench.core.options import require
 from fedbench.report.runs import Run
 from fedbench.report.table import DataFrame, Series, pandas
-from fedbench.tasks.scores import COUNT, ENDS, direction
+from fedbench.tasks.scores import COUNT_SUFFIX, SUFFIXES, direction
 
 SELECTIONS = ("last", "best", "best_val")
 ROUNDS = ("last", "own_best")  # of a client's gain: the last round, or its best one
@@ -107,12 +107,12 @@ def value_at(run: Run, metric: str, round: float | None) -> float:
 
 def clients_at(run: Run, metric: str, round: float | None) -> str:
     """Return how many clients are in the mean of a metric at a round, as "3 of 6"; "" if all are."""
-    metric = next((metric.removesuffix(end) for end in ENDS if metric.endswith(end)), metric)
+    metric = next((metric.removesuffix(end) for end in SUFFIXES if metric.endswith(end)), metric)
     total, counted = run.summary.get("num_clients"), run.summary.get("evaluated_clients", math.nan)
     for at, values in _kept_values(run):
         if at == round and metric in values:
-            counted = values.get(f"{metric}{COUNT}", counted)
-    if not math.isnan(in_table := value_at(run, f"{metric}{COUNT}", round)):
+            counted = values.get(f"{metric}{COUNT_SUFFIX}", counted)
+    if not math.isnan(in_table := value_at(run, f"{metric}{COUNT_SUFFIX}", round)):
         counted = in_table
     if math.isnan(counted) and round is not None:  # a run of an older version, without these numbers
         values = run.clients(metric)

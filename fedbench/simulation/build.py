@@ -51,7 +51,7 @@ from fedbench.simulation.instantiate import make, part, plain_values, target_of
 from fedbench.simulation.output_checks import check_outputs
 from fedbench.simulation.sampling import cohort_size, draw_cohort, epochs, step_fractions
 from fedbench.tasks.base import Task
-from fedbench.tasks.scores import declare
+from fedbench.tasks.scores import register_directions
 
 FEW = 1000  # options up to this value are not suggested if data do not fit in memory
 
@@ -274,7 +274,7 @@ def _training(cfg: DictConfig, clients: Federation) -> Federation:
     """Return the federation of the training clients, and set up its task."""
     training = training_clients(clients, cfg.new_clients.count)
     training.task.setup(training)
-    declare(training.task.directions())
+    register_directions(training.task.directions())
     training.cohort_size = cohort_size(cfg, training.num_clients)
     return training
 

@@ -98,7 +98,7 @@ def build_module(cfg: DictConfig, data: Arrays | Federation, *number: str | int)
         except ConfigError as error:
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if unknown is None or unknown[1] not in tried:
-                if isinstance(data, Federation) and data.task.draws:
+                if isinstance(data, Federation) and data.task.has_stochastic_inputs:
                     names = ", ".join(wrap_inputs(data.input_shape))
                     advice = f"choose a model for the random inputs ({names}) of task={data.task.kind}"
                     raise ConfigError(f"{error}; {advice}") from error

@@ -138,13 +138,13 @@ def summary(curves: dict[str, np.ndarray], num_test: np.ndarray, primary: str = 
     Returns:
         Values for summary.json.  `counted` is the number of clients in the mean, if the score is undefined for some.
     """
-    means = [scores.over_clients({primary: values}, num_test) for values in curves[primary]]
+    means = [scores.summarize_clients({primary: values}, num_test) for values in curves[primary]]
     curve = [mean[primary] for mean in means]
     best_of = np.nanargmax if scores.direction(primary).higher_is_better else np.nanargmin
     best = int(best_of(curve)) if not np.isnan(curve).all() else 0
     return {
         "count": len(num_test),
-        **({"counted": counted} if (counted := scores.counts(means[best]).get(primary)) is not None else {}),
+        **({"counted": counted} if (counted := scores.defined_counts(means[best]).get(primary)) is not None else {}),
         "epochs": len(curve) - 1,
         "epoch0": curve[0],
         "best": curve[best],

@@ -251,14 +251,14 @@ def evaluate_round(sim: Simulation, cost: RoundCost) -> tuple[dict[str, float], 
         scopes["val"] = evaluate.personal(sim.algorithm, engine, ids, round, final, "val")
     for scope, per_client in scopes.items():
         part = "val" if scope == "val" else "test"
-        values |= {f"{scope}/{n}": v for n, v in scores.over_clients(per_client, sizes[part]).items()}
+        values |= {f"{scope}/{n}": v for n, v in scores.summarize_clients(per_client, sizes[part]).items()}
         columns |= {f"{scope}/{n}": v for n, v in per_client.items()}
     return values, columns
 
 
 def report_counts(sim: Simulation, values: Mapping[str, float], clients: int) -> None:
     """Log once for each metric that is undefined for some clients, which its mean then omits."""
-    new = {name: n for name, n in scores.counts(values).items() if name not in sim.counted}
+    new = {name: n for name, n in scores.defined_counts(values).items() if name not in sim.counted}
     sim.counted.update(new)
     if not sim.engine.executor.ranks.first:
         return

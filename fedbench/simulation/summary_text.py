@@ -88,10 +88,10 @@ def last_and_best(last: dict[str, float], best: dict[str, Any], name: str) -> tu
 
 def clients_of(summary: dict[str, Any], values: dict[str, float], metric: str) -> str:
     """Return the number of clients in a mean, as in "3 of 6"; "" if it includes all clients."""
-    from fedbench.tasks.scores import COUNT  # NumPy
+    from fedbench.tasks.scores import COUNT_SUFFIX  # NumPy
 
     num_clients = summary.get("num_clients")
-    counted = values.get(f"{metric}{COUNT}", summary.get("evaluated_clients", num_clients))
+    counted = values.get(f"{metric}{COUNT_SUFFIX}", summary.get("evaluated_clients", num_clients))
     return "" if counted == num_clients else f"{counted:.0f} of {num_clients}"
 
 

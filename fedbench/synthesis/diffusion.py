@@ -26,16 +26,16 @@ def ddim(
 
     label: their classes, one-hot [B, classes].  clip: keep each guess of the picture within [-1, 1].  # [B, C, H, W]
     """
-    times = torch.linspace(len(schedule.signal) - 1, 0, steps).round().long()
+    times = torch.linspace(len(schedule.alpha_bar) - 1, 0, steps).round().long()
     x = start
     for i, t in enumerate(times):
-        a = schedule.signal[t]
+        a = schedule.alpha_bar[t]
         velocity = predict({"image": x, "step": t.expand(len(x)), "label": label})
         picture = a.sqrt() * x - (1 - a).sqrt() * velocity
         if clip:
             picture = picture.clamp(-1, 1)
         noise = (x - a.sqrt() * picture) / (1 - a).sqrt()
-        after = schedule.signal[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
+        after = schedule.alpha_bar[times[i + 1]] if i + 1 < len(times) else torch.tensor(1.0)
         x = after.sqrt() * picture + (1 - after).sqrt() * noise
     return x
 
@@ -75,9 +75,9 @@ def train(
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         chosen = torch.randint(len(images), (batch,), generator=generator)
-        t = torch.randint(len(schedule.signal), (batch,), generator=generator)
+        t = torch.randint(len(schedule.alpha_bar), (batch,), generator=generator)
         x, noise = images[chosen], torch.randn(batch, *images.shape[1:], generator=generator)
-        told = {"image": schedule.noisy(x, t, noise), "step": t, "label": one_hot[chosen]}
+        told = {"image": schedule.add_noise(x, t, noise), "step": t, "label": one_hot[chosen]}
         loss = (model(told) - schedule.velocity(x, t, noise)).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -1,1 +1,1 @@
-"""What a data set asks of a model: the loss, and the scores that are made of its outputs."""
+"""Tasks: the loss that a model minimizes, and the metrics of its outputs.  One file for each kind of targets."""

@@ -1,4 +1,4 @@
-"""The task that a data set's targets ask for."""
+"""The task that the targets of the data set determine."""
 
 from typing import Any
 
@@ -7,19 +7,30 @@ from fedbench.tasks.base import Task, task_for
 
 
 class Auto:
-    """options: of the task that it turns out to be."""
+    """Choose the task by the targets of the data set.
+
+    Args:
+        **options: Options of that task.
+    """
 
     def __init__(self, **options: Any):
         self.options = options
 
     def for_targets(self, kind: str) -> Task:
-        """The task of this kind, with the options; ConfigError where it takes none of that name."""
+        """Return the task of a kind of targets.
+
+        Args:
+            kind: The kind of targets, ``Arrays.task``.
+
+        Raises:
+            ConfigError: The task does not have one of the options.
+        """
         task = task_for(kind)
         try:
             return task(**self.options)
         except TypeError as error:
-            named = ", ".join(f"task.{name}" for name in self.options)
+            keys = ", ".join(f"task.{name}" for name in self.options)
             raise ConfigError(
-                f"{named}: the data set's task is {kind}, and {str(error).replace('__init__()', task.__name__)}; "
+                f"{keys}: the data set's task is {kind}, and {str(error).replace('__init__()', task.__name__)}; "
                 f"conf/task/{kind}.yaml lists its options"
             ) from error

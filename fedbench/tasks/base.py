@@ -1,9 +1,9 @@
-"""What a data set asks of a model: the loss that it learns by, and the scores that its outputs get.
+"""The base class of tasks: a loss and metrics for one kind of targets.
 
-A task is one file here and one in conf/task.  It is built once a run (`setup` shows it the training data), and nothing
-outside this folder asks for its name: what differs between tasks is a method or an attribute of `Task`.
+A task is one file here and one in conf/task.  It is built once for each run, and `setup` reads the training data.
+Tasks differ only in methods and attributes of `Task`; other packages never ask for a task by name.
 
-Letters: n samples, N clients, k of them at once, B batch, C classes, R outputs of the model.
+Letters: n samples, N clients, k clients of a batch, B samples of a batch, C classes, R outputs of the model.
 """
 
 from __future__ import annotations
@@ -23,16 +23,22 @@ from torch import Tensor
 from fedbench.core.options import ConfigError, require
 from fedbench.core.renamed import refuse_old_names
 from fedbench.core.rng import RowRandom
-from fedbench.tasks.scores import Direction, declare
+from fedbench.tasks.scores import Direction, register_directions
 
-Shape = Any  # of one sample: a tuple, or a dict of such by input
-SampleStatistics = dict[str, Tensor]  # by name: what is kept of each sample, [n, ...]
-NO_KIND = {"base", "scores", "auto"}  # modules of this folder that are no task
+Shape = Any  # of one sample: a tuple, or a dict of tuples by input name
+SampleStatistics = dict[str, Tensor]  # by name: a statistic of each sample, [n, ...]
+NOT_TASKS = {"base", "scores", "auto"}  # modules of this package without a task
 
 
-class Training(Protocol):
-    """What `Task.setup` reads of a federation: inputs as they are stored and targets [n, ...] of all samples, which of
-    them are trained on."""
+class TrainingData(Protocol):
+    """The part of a federation that `Task.setup` reads.
+
+    Attributes:
+        inputs: Stored inputs of all samples, [n, ...].
+        targets: Targets of all samples, [n, ...].
+        splits: The samples of each client, by split, such as "train".
+        num_classes: C.
+    """
 
     inputs: Any
     targets: Tensor
@@ -41,28 +47,35 @@ class Training(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where targets lie, and where the loss is computed."""
+        """The device of the targets and of the loss."""
         ...
 
     def normalized(self, x: Tensor) -> Tensor:
-        """Stored inputs as models are given them."""
+        """Return stored inputs as the model receives them."""
         ...
 
 
-OLD_NAMES = {"tally": "sample_statistics"}
+OLD_NAMES = {
+    "tally": "sample_statistics",
+    "draws": "has_stochastic_inputs",
+    "drawn": "stochastic_inputs",
+    "example": "example_targets",
+}
 
 
 class Task:
-    """Base class of tasks.  Targets and outputs have any leading axes: [B, ...] for one client, [k, B, ...] for many.
+    """Base class of tasks.
+
+    Targets and outputs have any leading axes: [B, ...] for one client, [k, B, ...] for k clients.
 
     Attributes:
-        kind: The kind of targets, as in `Arrays.task` ("": any).
-        primary: Score that selects the best round and is shown in the progress bar and in tables.
-        higher_is_better: For every score, whether larger values are better.
-        fractions: Scores that are fractions of 1, shown in per cent.
-        single_label: Whether a target is the number of one class, [n].
+        kind: The kind of targets, as in `Arrays.task`.  "": any kind.
+        primary: Metric that selects the best round, and that progress bar and tables show.
+        higher_is_better: For each metric, whether larger values are better.
+        fractions: Metrics that are fractions of 1.  Reports show them in per cent.
+        single_label: Whether each target is the index of one class, [n].
         predicts: What num_classes counts, in the plural.
-        draws: Whether `drawn` computes the inputs and targets from a batch.
+        has_stochastic_inputs: Whether `stochastic_inputs` computes inputs and targets from each batch.
     """
 
     kind: ClassVar[str] = ""
@@ -71,15 +84,22 @@ class Task:
     fractions: frozenset[str] = frozenset()
     single_label: bool = False
     predicts: ClassVar[str] = "classes"
-    draws: ClassVar[bool] = False
+    has_stochastic_inputs: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         refuse_old_names(cls, OLD_NAMES)
-        declare({name: Direction(up, name in cls.fractions) for name, up in cls.higher_is_better.items()})
+        register_directions({name: Direction(up, name in cls.fractions) for name, up in cls.higher_is_better.items()})
 
     def for_targets(self, kind: str) -> Task:
-        """The task for targets of this kind: itself, or ConfigError where it is for others."""
+        """Return the task for a kind of targets, which is this object.
+
+        Args:
+            kind: The kind of targets, ``Arrays.task``.
+
+        Raises:
+            ConfigError: The task is for other targets.
+        """
         require(
             self.kind in ("", kind),
             f"task={type(self).__name__} is for {self.kind} targets, and the data set's are {kind}: "
@@ -88,62 +108,128 @@ class Task:
         return self
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Refuse targets [n, ...] that it cannot learn from, with one sentence."""
+        """Check the targets [n, ...] of a data set.
+
+        Args:
+            targets: The targets, [n, ...].
+            num_classes: C.
+
+        Raises:
+            ConfigError: The task cannot use these targets.
+        """
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """One label per sample, what partitions look at.  # [n] int64"""
+        """Return one label for each sample, by which partitions divide the samples.
+
+        Args:
+            targets: The targets, [n, ...].
+            num_classes: C.
+
+        Returns:
+            Labels, [n] int64.
+        """
         return np.zeros(len(targets), np.int64)
 
-    def example(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray | None:
-        """Targets [n, ...] as such a task has them, for trying it out; None: `fedbench check` has some of its kind."""
+    def example_targets(self, rng: np.random.Generator, n: int, num_classes: int) -> np.ndarray | None:
+        """Return random targets for `fedbench check`.
+
+        Args:
+            rng: Random numbers.
+            n: The number of samples.
+            num_classes: C.
+
+        Returns:
+            Targets [n, ...].  None: the check uses its targets of this kind.
+        """
         return None
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor | None:
-        """How many samples, or parts of samples, of each class are among the targets y [n, ...]; None where a task's
-        targets are no such classes.  # [n, C] int64"""
+        """Count the samples, or the pixels of each sample, by class.
+
+        Args:
+            y: Targets, [n, ...].
+            num_classes: C.
+
+        Returns:
+            Counts, [n, C] int64.  None: targets are not classes.
+        """
         return F.one_hot(y, num_classes) if self.single_label else None
 
     def class_totals(self, y: Tensor, num_classes: int) -> Tensor | None:
         """Return the number of targets y [n, ...] of each class; None if targets have no single class.  # [C]"""
         return torch.bincount(y, minlength=num_classes) if self.single_label else None
 
-    def setup(self, federation: Training) -> None:
-        """Look at the training data, once, before the first round."""
+    def setup(self, federation: TrainingData) -> None:
+        """Read the training data, once, before the first round.
+
+        Args:
+            federation: The samples of all clients.
+        """
 
     @cached_property
     def key(self) -> Hashable:
-        """What tells two tasks of one process apart: the class, and every option and number that it holds."""
-        return (type(self), *((name, _frozen(value)) for name, value in sorted(vars(self).items()) if name != "key"))
+        """The class and the values of all attributes.  Tasks with the same key have the same loss."""
+        return (type(self), *((name, _hashable(value)) for name, value in sorted(vars(self).items()) if name != "key"))
 
     def input_shape(self, shape: Shape, num_classes: int) -> Shape:
-        """Shape of one sample (of each input) as a model is given it, of its shape as it is stored."""
+        """Return the shape of a model's input for one sample.
+
+        Args:
+            shape: The shape of a stored sample; a dict by input name if there are several inputs.
+            num_classes: C.
+        """
         return shape
 
-    def drawn(self, x: Any, y: Tensor, random: RowRandom, num_classes: int) -> tuple[Any, Tensor]:
-        """What a model is given, and what its outputs are compared with, of normalized inputs [k, B, ...] and targets
-        [k, B, ...].
+    def stochastic_inputs(self, x: Any, y: Tensor, random: RowRandom, num_classes: int) -> tuple[Any, Tensor]:
+        """Return the inputs of the model and the targets of its outputs, computed from a batch and random numbers.
 
-        random: keyed by client and step in training; by sample in evaluations, k = n, B = 1, so that a sample is the
-        same one at all times.  What it returns has the axes [k, B, ...], too.
+        Args:
+            x: Normalized inputs, [k, B, ...].
+            y: Targets, [k, B, ...].
+            random: In training, random numbers by client and step.  In evaluations, by sample (k = n, B = 1), so that
+                a sample always has the same ones.
+            num_classes: C.
+
+        Returns:
+            Inputs and targets with the axes [k, B, ...].
         """
         return x, y
 
     def outputs(self, num_classes: int) -> int:
-        """R, the width of the model's last layer."""
+        """Return R, the width of the last layer of the model."""
         return num_classes
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """Shape of the outputs for targets y [B, ...]."""
+        """Return the shape of the outputs for targets y [B, ...], where outputs is R."""
         return len(y), outputs
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Per-sample loss, before any weight.  logits [..., B, R]; class_mask [k, C]: clients' classes.  # [..., B]"""
+        """Return the loss of each sample.
+
+        Args:
+            logits: Outputs of the model, [..., B, R].
+            y: Targets, [..., B].
+            class_mask: The classes of each client, [k, C] bool.  None: all.
+
+        Returns:
+            Losses, [..., B].
+        """
         raise NotImplementedError
 
     def loss_and_gradient(
         self, logits: Tensor, y: Tensor, weight: Tensor, class_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Per-sample loss [k, B], and the gradient of sum(weight * loss) with respect to the logits."""
+        """Return the loss of each sample, and the gradient of the weighted sum of losses.
+
+        Args:
+            logits: Outputs of the model, [k, B, R, ...].
+            y: Targets, [k, B, ...].
+            weight: Weight of each sample, [k, B].
+            class_mask: The classes of each client, [k, C] bool.  None: all.
+
+        Returns:
+            Losses [k, B], and the gradient of sum(weight * loss) with respect to the logits.
+        """
         with torch.enable_grad():
             leaf = logits.detach().requires_grad_()
             loss = self.loss(leaf, y, class_mask)
@@ -151,72 +237,107 @@ class Task:
         return loss.detach(), grad
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """What the scores need of a batch, as little as possible: evaluation keeps it of every sample.
+        """Return the statistics of each sample from which `scores` computes the metrics.
 
-        logits [k, b, R, ...], y [k, b, ...], class_mask [k, C]; each result [k, b, ...].
+        Evaluation stores them for all samples of a client, so they should be small.
+
+        Args:
+            logits: Outputs of the model, [k, B, R, ...].
+            y: Targets, [k, B, ...].
+            class_mask: The classes of each client, [k, C] bool.  None: all.
+
+        Returns:
+            Tensors [k, B, ...] by name.
         """
         return {"loss": self.loss(logits, y, class_mask)}
 
     def scores(
         self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Return the scores of each client from the statistics [n, ...] of samples in client order.
+        """Return the metrics of each client.
 
-        offsets [N+1]: client i has samples offsets[i]:offsets[i+1]; class_mask bool [N, C].  NaN where a client has no
-        samples, or a score is not defined.  # each float64 [N]
+        Args:
+            statistics: Statistics of all samples in client order, [n, ...] by name.
+            offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+            class_mask: The classes of each client, [N, C] bool.  None: all.
+
+        Returns:
+            Metrics by name, [N] float64.  NaN: the client has no samples, or the metric is not defined.
         """
         return {"loss": mean_loss(statistics["loss"], offsets)}
 
     def directions(self) -> dict[str, Direction]:
-        """What each score's numbers mean, for reports."""
+        """Return the direction and unit of each metric."""
         return {name: Direction(up, name in self.fractions) for name, up in self.higher_is_better.items()}
 
 
-def _frozen(value: Any) -> Hashable:
-    """A value that can be compared and hashed; a tensor as its numbers."""
-    if isinstance(value, Tensor):
+def _hashable(value: Any) -> Hashable:
+    """Convert a value to one that can be hashed and compared; tensors and arrays to their values."""
+    if isinstance(value, Tensor | np.ndarray):
         return tuple(value.shape), tuple(value.flatten().tolist())
-    if isinstance(value, np.ndarray):
-        return value.shape, tuple(value.flatten().tolist())
     if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+        return tuple(map(_hashable, value))
     if isinstance(value, dict):
-        return tuple(sorted((str(name), _frozen(item)) for name, item in value.items()))
+        return tuple(sorted((str(name), _hashable(item)) for name, item in value.items()))
     return value if isinstance(value, Hashable) else repr(value)
 
 
 def mean_loss(loss: Tensor, offsets: np.ndarray) -> np.ndarray:
-    """Mean of the per-sample loss [n] over each client's samples.  # [N]"""
+    """Return the mean loss of each client.
+
+    Args:
+        loss: Losses of all samples in client order, [n].
+        offsets: Client i has the samples offsets[i]:offsets[i + 1], [N + 1].
+
+    Returns:
+        Means, [N].  NaN: the client has no samples.
+    """
     sizes = np.diff(offsets)
     client = np.repeat(np.arange(len(sizes)), sizes)
     return ratio(np.bincount(client, loss.cpu().numpy(), len(sizes)), sizes)
 
 
-def ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
-    """top / bottom, NaN where bottom is 0."""
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return numerator / denominator, or NaN where the denominator is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(bottom > 0, np.divide(top, bottom), np.nan)
+        return np.where(denominator > 0, np.divide(numerator, denominator), np.nan)
 
 
 def check_primary(primary: str, task: Task) -> str:
-    """Refuse a primary score that a task does not have."""
+    """Return a primary metric.
+
+    Args:
+        primary: The metric.
+        task: The task, whose `higher_is_better` lists its metrics.
+
+    Raises:
+        ConfigError: The task does not have the metric.
+    """
     require(
         primary in task.higher_is_better,
-        f"task.primary={primary} is no score of {type(task).__name__}, which has {', '.join(task.higher_is_better)}",
+        f"task.primary={primary} is not a metric of {type(task).__name__}: "
+        f"choose one of {', '.join(task.higher_is_better)}",
     )
     return primary
 
 
 @cache
-def kinds() -> tuple[str, ...]:
-    """The kinds of targets that there is a task for: the files of this folder."""
-    found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return tuple(sorted(name for name in found if name not in NO_KIND and not name.startswith("_")))
+def task_kinds() -> tuple[str, ...]:
+    """Return the kinds of targets that have a task: the names of the files of this package."""
+    names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return tuple(sorted(name for name in names if name not in NOT_TASKS and not name.startswith("_")))
 
 
 def task_for(kind: str) -> type[Task]:
-    """The class for targets of this kind; ConfigError for one that there is no task for."""
-    if kind not in kinds():
-        raise ConfigError(f"the data set's task is {kind!r}; fedbench knows {', '.join(kinds())}")
+    """Return the class of the task for a kind of targets.
+
+    Args:
+        kind: The kind of targets, ``Arrays.task``.
+
+    Raises:
+        ConfigError: There is no such task.
+    """
+    if kind not in task_kinds():
+        raise ConfigError(f"the data set's task is {kind!r}, but must be one of {', '.join(task_kinds())}")
     module = importlib.import_module(f"fedbench.tasks.{kind}")
     return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("kind") == kind)

@@ -1,4 +1,4 @@
-"""One class a sample: cross-entropy, optionally weighted by class and smoothed."""
+"""Classification: one class for each sample, with cross-entropy, optionally weighted by class or smoothed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbench.core.options import Positive, UnitInterval, require
-from fedbench.tasks._counts import area_under_roc, clients_of, count_by_class, log_odds, mean_of_defined
-from fedbench.tasks.base import SampleStatistics, Task, Training, check_primary, mean_loss, ratio
+from fedbench.tasks._metrics import client_of_sample, count_by_class, log_odds, nan_mean, roc_auc
+from fedbench.tasks.base import SampleStatistics, Task, TrainingData, check_primary, mean_loss, ratio
 
 
 class Classification(Task):
-    """Cross-entropy; y [..., B] int64, logits [..., B, C].
+    """Cross-entropy of targets [..., B] int64 and logits [..., B, C].
 
-    class_weights: factor of a sample's loss by its class: none; balanced, n / (C n_c) of the training parts of all
-    clients together (1 on average over their samples); or a list of C.  label_smoothing: share of a target that is
-    spread over the client's classes.  primary: the score to go by.
+    Args:
+        class_weights: Factor of a sample's loss by its class: none; balanced, n / (C n_c) of all clients' training
+            samples; or a list of C values.
+        label_smoothing: Fraction of a target that is distributed over the client's classes.
+        primary: Metric that selects the best round and is shown in tables.
     """
 
     kind = "classification"
@@ -36,7 +38,7 @@ class Classification(Task):
     ):
         require(
             class_weights in ("none", "balanced") or isinstance(class_weights, list | tuple),
-            f"task.class_weights must be none, balanced or a list of one number a class, got {class_weights}",
+            f"task.class_weights must be none, balanced or a list with one number per class, got {class_weights}",
         )
         require(
             0 <= label_smoothing < 1,
@@ -46,24 +48,29 @@ class Classification(Task):
             isinstance(class_weights, str) or all(weight > 0 for weight in class_weights),
             f"task.class_weights must be numbers > 0, got {class_weights}",
         )
-        self.class_weights, self.label_smoothing = class_weights, label_smoothing
+        self.class_weights = class_weights
+        self.label_smoothing = label_smoothing
         self.primary = check_primary(primary, self)
         self.weights: Tensor | None = None  # [C]
-        plain = class_weights == "none" and not label_smoothing
-        self.has_closed_form = plain and type(self).loss is Classification.loss  # a subclass may have another loss
+        uses_plain_loss = class_weights == "none" and not label_smoothing
+        # A subclass may have another loss.
+        self.has_closed_form_gradient = uses_plain_loss and type(self).loss is Classification.loss
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Refuse all but int64 [n] from 0 to C - 1."""
-        check_labels(targets, num_classes, 1, self.kind)
-        given = len(self.class_weights) if not isinstance(self.class_weights, str) else num_classes
-        require(given == num_classes, f"task.class_weights has {given} numbers, and the data set {num_classes} classes")
+        """Require int64 labels [n] from 0 to C - 1."""
+        check_labels(targets, num_classes, self.kind)
+        count = num_classes if isinstance(self.class_weights, str) else len(self.class_weights)
+        require(
+            count == num_classes,
+            f"task.class_weights has {count} values, but the data set has {num_classes} classes: give one per class",
+        )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """The targets."""
+        """Return the targets."""
         return targets
 
-    def setup(self, federation: Training) -> None:
-        """Weigh classes by how often they are trained on."""
+    def setup(self, federation: TrainingData) -> None:
+        """Compute the class weights from the training samples."""
         if self.class_weights == "none":
             return
         if self.class_weights == "balanced":
@@ -75,11 +82,12 @@ class Classification(Task):
         self.weights = torch.from_numpy(weights).float().to(federation.device)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Cross-entropy of every sample.  # [..., B]"""
+        """Return the cross-entropy of each sample.  # [..., B]"""
         masked = mask_logits(logits, class_mask)
-        z, labels = masked.reshape(-1, logits.shape[-1]), y.reshape(-1)  # [n, C], [n]
-        if _is_narrow(z):
-            loss = _NarrowCrossEntropy.apply(z, labels).view(y.shape)
+        z = masked.reshape(-1, logits.shape[-1])  # [n, C]
+        labels = y.reshape(-1)  # [n]
+        if _is_faster_transposed(z):
+            loss = _TransposedCrossEntropy.apply(z, labels).view(y.shape)
         else:
             loss = F.cross_entropy(z, labels, reduction="none").view(y.shape)  # [..., B]
         if self.label_smoothing:
@@ -89,80 +97,95 @@ class Classification(Task):
     def loss_and_gradient(
         self, logits: Tensor, y: Tensor, weight: Tensor, class_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the plain loss in closed form: weight * (softmax - one-hot)."""
-        if not self.has_closed_form:
+        """Return the losses, and the gradient in closed form if possible: weight * (softmax - one-hot)."""
+        if not self.has_closed_form_gradient:
             return super().loss_and_gradient(logits, y, weight, class_mask)
         z = mask_logits(logits, class_mask).reshape(-1, logits.shape[-1])  # [n, C], n = k B
-        label, share, over = y.reshape(-1, 1), weight.reshape(-1, 1), 1
-        if _is_narrow(z):  # [C, n]
-            z, label, share, over = z.t().contiguous(), label.t(), share.t(), 0
-        log_p = z.log_softmax(over)
-        loss = -log_p.gather(over, label)
-        grad = log_p.exp_().mul_(share).scatter_add_(over, label, -share)
-        return loss.view(y.shape), (grad if over else grad.t()).view(logits.shape)
+        label, factor = y.reshape(-1, 1), weight.reshape(-1, 1)  # [n, 1]
+        transposed = _is_faster_transposed(z)
+        if transposed:
+            z, label, factor = z.t().contiguous(), label.t(), factor.t()  # [C, n], [1, n], [1, n]
+        class_axis = 0 if transposed else 1
+        log_p = z.log_softmax(class_axis)
+        loss = -log_p.gather(class_axis, label)
+        grad = log_p.exp_().mul_(factor).scatter_add_(class_axis, label, -factor)
+        return loss.view(y.shape), (grad.t() if transposed else grad).view(logits.shape)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """The logits themselves: the area under the ROC curve needs all of a client's."""
+        """Return logits and targets: the ROC AUC needs the logits of all samples of a client."""
         return {"logits": mask_logits(logits, class_mask), "y": y}
 
     def scores(
         self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """balanced_accuracy: over the classes among the client's targets.  f1: macro, over classes among its targets or
-        predictions.  auc: C = 2: of class 1; else macro one-vs-rest over classes that some but not all of its samples
-        have."""
-        allowed = None if class_mask is None else torch.from_numpy(class_mask)[clients_of(offsets)]  # [n, C]
-        loss = self._loss_of(statistics["logits"], statistics["y"], allowed)
-        logits, targets = (
-            statistics["logits"].float().cpu().numpy(),
-            statistics["y"].cpu().numpy(),
-        )  # [n, C], [n]
-        num, (_, num_classes), client = len(offsets) - 1, logits.shape, clients_of(offsets)
+        """Return the metrics of each client, [N] each.
+
+        - balanced_accuracy: mean recall over the classes of the client's targets.
+        - f1: macro average over the classes of targets or predictions.
+        - auc: of class 1 if C = 2, else macro average, one versus rest, over the classes of some but not all samples.
+        """
+        client = client_of_sample(offsets)
+        allowed = None if class_mask is None else torch.from_numpy(class_mask)[client]  # [n, C]
+        loss = self._sample_losses(statistics["logits"], statistics["y"], allowed)
+        logits = statistics["logits"].float().cpu().numpy()  # [n, C]
+        targets = statistics["y"].cpu().numpy()  # [n]
+        num_clients = len(offsets) - 1
+        num_classes = logits.shape[1]
         predicted = logits.argmax(1)  # [n]
-        hit = predicted == targets
-        tp = count_by_class(targets[hit], client[hit], num, num_classes)  # [N, C]
-        p = count_by_class(predicted, client, num, num_classes)
-        l = count_by_class(targets, client, num, num_classes)  # noqa: E741
-        odds = logits[:, 1:] - logits[:, :1] if num_classes == 2 else log_odds(logits, predicted)  # [n, 1 or C]
-        positive = targets[:, None] == np.arange(1 if num_classes == 2 else 0, num_classes)  # [n, 1 or C]
+        correct = predicted == targets
+        tp = count_by_class(targets[correct], client[correct], num_clients, num_classes)  # [N, C]
+        p = count_by_class(predicted, client, num_clients, num_classes)
+        true = count_by_class(targets, client, num_clients, num_classes)
+        if num_classes == 2:
+            class_scores = logits[:, 1:] - logits[:, :1]  # [n, 1]
+            positive = targets[:, None] == 1
+        else:
+            class_scores = log_odds(logits, predicted)  # [n, C]
+            positive = targets[:, None] == np.arange(num_classes)
         return {
             "loss": mean_loss(loss, offsets),
             "accuracy": ratio(tp.sum(1), np.diff(offsets)),
-            "balanced_accuracy": mean_of_defined(ratio(tp, l)),
-            "f1": mean_of_defined(ratio(2 * tp, p + l)),
-            "auc": mean_of_defined(area_under_roc(odds, positive, offsets)),
+            "balanced_accuracy": nan_mean(ratio(tp, true)),
+            "f1": nan_mean(ratio(2 * tp, p + true)),
+            "auc": nan_mean(roc_auc(class_scores, positive, offsets)),
         }
 
-    def _loss_of(self, logits: Tensor, y: Tensor, allowed: Tensor | None) -> Tensor:
-        """Per-sample loss, each sample as a batch of one where classes are masked.  # [n]"""
+    def _sample_losses(self, logits: Tensor, y: Tensor, allowed: Tensor | None) -> Tensor:
+        """Return the losses [n] of samples whose client has the classes allowed [n, C]."""
         if not len(logits):
             return logits.new_zeros(0)
         if allowed is None:
             return self.loss(logits, y)
-        return self.loss(logits[:, None], y[:, None], allowed.to(logits.device))[:, 0]
+        return self.loss(logits[:, None], y[:, None], allowed.to(logits.device))[:, 0]  # each sample as a batch
 
 
-def check_labels(targets: np.ndarray, num_classes: int, dimensions: int, kind: str) -> None:
-    """Refuse targets that are no int64 class numbers from 0 to C - 1, of so many dimensions."""
+def check_labels(targets: np.ndarray, num_classes: int, kind: str) -> None:
+    """Check that targets are int64 labels [n] from 0 to C - 1.
+
+    Args:
+        targets: The targets.
+        num_classes: C.
+        kind: The kind of targets, for the message.
+
+    Raises:
+        ConfigError: They are not.
+    """
     require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
     require(targets.dtype == np.int64, f"targets have dtype {targets.dtype}, expected int64")
-    require(
-        targets.ndim == dimensions,
-        f"targets of {kind} have shape {targets.shape}, expected {dimensions} dimension(s)",
-    )
+    require(targets.ndim == 1, f"targets of {kind} have shape {targets.shape}, expected 1 dimension(s)")
     require(
         int(targets.min()) >= 0 and int(targets.max()) < num_classes,
         f"labels span {int(targets.min())} to {int(targets.max())}, expected 0 to {num_classes - 1}",
     )
 
 
-def mask_logits(logits: Tensor, class_mask: Tensor | None, value: float = float("-inf")) -> Tensor:
-    """Logits [k, B, C] with the classes a client does not have, class_mask [k, C] False, set to value."""
-    return logits if class_mask is None else logits.masked_fill(~class_mask.unsqueeze(-2), value)
+def mask_logits(logits: Tensor, class_mask: Tensor | None) -> Tensor:
+    """Return logits [k, B, C] with -inf for classes that a client does not have (class_mask [k, C] is False)."""
+    return logits if class_mask is None else logits.masked_fill(~class_mask.unsqueeze(-2), float("-inf"))
 
 
 def _uniform_loss(logits: Tensor, class_mask: Tensor | None) -> Tensor:
-    """Cross-entropy with the uniform distribution over a client's classes.  # [..., B]"""
+    """Return the cross-entropy with the uniform distribution over a client's classes.  # [..., B]"""
     log_p = logits.log_softmax(-1)
     if class_mask is None:
         return -log_p.mean(-1)
@@ -170,15 +193,13 @@ def _uniform_loss(logits: Tensor, class_mask: Tensor | None) -> Tensor:
     return -log_p.masked_fill(~allowed, 0).sum(-1) / allowed.sum(-1)
 
 
-def _is_narrow(z: Tensor) -> bool:
-    """Whether logits z [n, C] are better handled with samples along the rows of the vector unit: on a CPU 1.1 times as
-    fast at n = 200, 4 times at n = 1,000, C = 10; a third as fast at C = 62."""
+def _is_faster_transposed(z: Tensor) -> bool:
+    """Return whether logits z [n, C] should be processed as [C, n]: with few classes, a CPU vectorizes over samples."""
     return z.device.type == "cpu" and z.shape[1] <= 32 and len(z) >= 192
 
 
-class _NarrowCrossEntropy(torch.autograd.Function):
-    """Cross-entropy [n] of logits [n, C], computed on [C, n]: 2.3 times as fast on a CPU at n = 1,000, C = 10 (forward
-    and backward)."""
+class _TransposedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy [n] of logits [n, C], computed on [C, n]."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Several yes-or-no labels a sample: binary cross-entropy."""
+"""Multi-label classification: several binary labels for each sample, with binary cross-entropy."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbench.core.options import require
-from fedbench.tasks._counts import area_under_roc, clients_of, mean_of_defined, sum_by_client
+from fedbench.tasks._metrics import client_of_sample, nan_mean, roc_auc, sum_by_client
 from fedbench.tasks.base import SampleStatistics, Task, check_primary, mean_loss, ratio
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy over a client's classes; y [..., B, C] float, logits [..., B, C].
+    """Binary cross-entropy of targets [..., B, C] float and logits [..., B, C], over a client's classes.
 
     A label is predicted if its logit is > 0.
 
     Args:
         loss: bce_mean (mean over the classes) or bce_sum (their sum, as in task=vqa and task=mixed).
-        micro_f1: Record this score as well.
-        sample_f1: Record this score as well.
-        primary: Score that selects the best round and is shown in tables.
+        micro_f1: Record this metric as well.
+        sample_f1: Record this metric as well.
+        primary: Metric that selects the best round and is shown in tables.
     """
 
     kind = "multilabel"
@@ -38,19 +38,22 @@ class MultiLabel(Task):
         primary: str = "accuracy",
         loss: Literal["bce_mean", "bce_sum"] = "bce_mean",
     ):
-        self.micro_f1, self.sample_f1, self.loss_name = micro_f1, sample_f1, loss
-        more = [name for name, wanted in (("micro_f1", micro_f1), ("sample_f1", sample_f1)) if wanted]
-        self.higher_is_better = {**type(self).higher_is_better, **dict.fromkeys(more, True)}
+        self.micro_f1 = micro_f1
+        self.sample_f1 = sample_f1
+        self.loss_name = loss
+        optional = {"micro_f1": micro_f1, "sample_f1": sample_f1}
+        recorded = dict.fromkeys((name for name, is_recorded in optional.items() if is_recorded), True)
+        self.higher_is_better = {**type(self).higher_is_better, **recorded}
         self.primary = check_primary(primary, self)
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Refuse all but float32 [n, C]."""
+        """Require float32 [n, C]."""
         require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
         fits = targets.ndim == 2 and targets.shape[1] == num_classes and targets.dtype == np.float32
         require(fits, f"multi-label targets are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]")
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """The first positive class, C where there is none: the values span C + 1 "classes"."""
+        """Return the first positive class of each sample, and C for a sample without one.  # [n] int64"""
         positive = targets > 0  # [n, C]
         return np.where(positive.any(1), positive.argmax(1), num_classes).astype(np.int64)
 
@@ -60,51 +63,56 @@ class MultiLabel(Task):
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
         """Return the mean or sum over the classes of a client.  # [..., B]"""
-        each = F.binary_cross_entropy_with_logits(logits, y, reduction="none")  # [..., B, C]
+        bce = F.binary_cross_entropy_with_logits(logits, y, reduction="none")  # [..., B, C]
         if class_mask is None:
-            return each.sum(-1) if self.loss_name == "bce_sum" else each.mean(-1)
+            return bce.sum(-1) if self.loss_name == "bce_sum" else bce.mean(-1)
         mask = class_mask.unsqueeze(-2)
-        total = (each * mask).sum(-1)
+        total = (bce * mask).sum(-1)
         return total if self.loss_name == "bce_sum" else total / mask.sum(-1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """The logits themselves: the area under the ROC curve needs all of a client's."""
+        """Return losses, logits and targets: the ROC AUC needs the logits of all samples of a client."""
         return {"loss": self.loss(logits, y, class_mask), "logits": logits, "y": y}
 
     def scores(
         self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """loss, accuracy (element by element), f1 (macro, over labels true or predicted somewhere), micro_f1 (over all
-        labels together), sample_f1 (of each sample, mean over those with a label that is true or predicted), auc
-        (macro, over labels that some but not all of a client's samples have)."""
-        logits, targets = (
-            statistics["logits"].float().cpu().numpy(),
-            statistics["y"].cpu().numpy() > 0.5,
-        )  # [n, C]
-        valid = np.ones_like(targets) if class_mask is None else class_mask[clients_of(offsets)]  # [n, C]
+        """Return the metrics of each client, [N] each.
+
+        - accuracy: over all pairs of a sample and a label.
+        - f1: macro average over the labels that are true or predicted for some sample.
+        - auc: macro average over the labels that some but not all samples have.
+        - micro_f1: over all labels together.
+        - sample_f1: mean F1 of the samples with a true or predicted label.
+        """
+        logits = statistics["logits"].float().cpu().numpy()  # [n, C]
+        targets = statistics["y"].cpu().numpy() > 0.5  # [n, C]
+        valid = np.ones_like(targets) if class_mask is None else class_mask[client_of_sample(offsets)]  # [n, C]
         predicted = logits > 0  # [n, C]
 
         def count(cells: np.ndarray) -> np.ndarray:
             return sum_by_client(cells & valid, offsets)  # [N, C]
 
-        tp, p, l = count(predicted & targets), count(predicted), count(targets)  # noqa: E741
-        auc = area_under_roc(logits, targets, offsets)  # [N, C]
+        tp = count(predicted & targets)
+        p = count(predicted)
+        true = count(targets)
+        auc = roc_auc(logits, targets, offsets)  # [N, C]
         scores = {
             "loss": mean_loss(statistics["loss"], offsets),
             "accuracy": ratio(count(predicted == targets).sum(1), count(np.ones_like(targets)).sum(1)),
-            "f1": mean_of_defined(ratio(2 * tp, p + l)),
-            "auc": mean_of_defined(auc if class_mask is None else np.where(class_mask, auc, np.nan)),
+            "f1": nan_mean(ratio(2 * tp, p + true)),
+            "auc": nan_mean(auc if class_mask is None else np.where(class_mask, auc, np.nan)),
         }
         if self.micro_f1:
-            scores["micro_f1"] = ratio(2 * tp.sum(1), (p + l).sum(1))
+            scores["micro_f1"] = ratio(2 * tp.sum(1), (p + true).sum(1))
         if self.sample_f1:
             scores["sample_f1"] = _sample_f1(predicted & valid, targets & valid, offsets)
         return scores
 
 
 def _sample_f1(predicted: np.ndarray, true: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Mean over a client's samples of 2 |predicted and true| / (|predicted| + |true|), of bool [n, C].  # [N]"""
-    each = ratio(2 * (predicted & true).sum(1), predicted.sum(1) + true.sum(1))  # [n]
-    defined = ~np.isnan(each)
-    total, count = sum_by_client(np.stack([np.where(defined, each, 0), defined], 1), offsets).T  # [N] each
+    """Return the mean F1 of each client's samples, from predicted and true labels, bool [n, C].  # [N]"""
+    f1 = ratio(2 * (predicted & true).sum(1), predicted.sum(1) + true.sum(1))  # [n]
+    defined = ~np.isnan(f1)
+    total, count = sum_by_client(np.stack([np.where(defined, f1, 0), defined], 1), offsets).T  # [N] each
     return ratio(total, count)

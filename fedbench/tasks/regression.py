@@ -1,4 +1,4 @@
-"""Numbers: squared, absolute or Huber's loss."""
+"""Regression: one or several real targets, with squared, absolute or Huber loss."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from fedbench.core.options import require
-from fedbench.tasks._counts import sum_by_client
-from fedbench.tasks.base import SampleStatistics, Task, Training, check_primary, mean_loss, ratio
+from fedbench.tasks._metrics import sum_by_client
+from fedbench.tasks.base import SampleStatistics, Task, TrainingData, check_primary, mean_loss, ratio
 
-BINS = 10  # of equal size, of the first target: what partitions see as labels
+BINS = 10  # quantiles of the first target, which are the labels for partitions
 
 
 class Regression(Task):
-    """y [..., B, R] float (or [..., B], where R = 1), outputs [..., B, R].
+    """Loss of targets [..., B, R] float (or [..., B] if R = 1) and outputs [..., B, R].
 
-    loss: mse, mae, or huber (squared up to a distance of 1), mean over the R targets.  standardize: whether the model
-    learns targets less their mean, over their standard deviation, both of the training parts of all clients together;
-    the loss is of these, scores are in the data set's own units.  primary: the score to go by.
+    Args:
+        loss: mse, mae, or huber (squared up to a distance of 1); mean over the R targets.
+        standardize: Standardize targets for the loss, with the pooled mean and standard deviation of all clients'
+            training samples.  Metrics have the original units.
+        primary: Metric that selects the best round and is shown in tables.
     """
 
     kind = "regression"
@@ -35,48 +37,50 @@ class Regression(Task):
         primary: str = "rmse",
     ):
         require(loss in ("mse", "mae", "huber"), f"task.loss must be one of mse, mae, huber, got {loss}")
-        self.loss_name, self.standardize = loss, standardize
+        self.loss_name = loss
+        self.standardize = standardize
         self.primary = check_primary(primary, self)
-        self.mean, self.std = torch.zeros(1), torch.ones(1)  # [R]
+        self.mean = torch.zeros(1)  # [R]
+        self.std = torch.ones(1)  # [R]
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Refuse all but finite float32 [n] or [n, R], R = `num_classes`."""
+        """Require finite float32 [n] or [n, R], where R is num_classes."""
         shape = targets.shape[1:] or (1,)
         require(
             targets.dtype == np.float32 and shape == (num_classes,),
             f"targets of {self.kind} are {targets.dtype} {targets.shape}, expected float32 [n, {num_classes}]",
         )
-        require(bool(np.isfinite(targets).all()), "targets hold values that are not finite (NaN or infinite)")
+        require(bool(np.isfinite(targets).all()), "targets must be finite, but some are NaN or infinite")
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """Which of BINS quantiles the first target is in, from 0."""
+        """Return the quantile, 0 to BINS - 1, of the first target of each sample.  # [n] int64"""
         y = targets.reshape(len(targets), -1)[:, 0]
         edges = np.quantile(y, np.arange(1, BINS) / BINS)
         return np.searchsorted(edges, y, side="right").astype(np.int64)
 
-    def setup(self, federation: Training) -> None:
-        """Measure the training targets."""
+    def setup(self, federation: TrainingData) -> None:
+        """Compute the mean and standard deviation of the training targets."""
         device = federation.device
+        self.mean, self.std = self.mean.to(device), self.std.to(device)
         if self.standardize:
             index = torch.from_numpy(federation.splits["train"].indices).to(federation.targets.device)
             y = federation.targets[index].double().reshape(len(index), -1)  # [n, R]
             std = y.std(0, correction=0)
-            self.mean, self.std = y.mean(0).float().to(device), std.where(std > 0, 1.0).float().to(device)
-        else:
-            self.mean, self.std = torch.zeros(1, device=device), torch.ones(1, device=device)
+            self.mean = y.mean(0).float().to(device)
+            self.std = std.where(std > 0, 1.0).float().to(device)
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Of each sample, in units of the standardized targets.  # [..., B]"""
-        distance = logits - (y.view(logits.shape) - self.mean) / self.std  # [..., B, R]
+        """Return the loss of each sample, in units of the standardized targets.  # [..., B]"""
+        error = logits - (y.view(logits.shape) - self.mean) / self.std  # [..., B, R]
         if self.loss_name == "mse":
-            return distance.square().mean(-1)
-        size = distance.abs()
+            return error.square().mean(-1)
+        distance = error.abs()
         if self.loss_name == "mae":
-            return size.mean(-1)
-        return torch.where(size <= 1, 0.5 * distance.square(), size - 0.5).mean(-1)
+            return distance.mean(-1)
+        return torch.where(distance <= 1, 0.5 * error.square(), distance - 0.5).mean(-1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Error and target of every sample, in the data set's units."""
+        """Return loss, error and target of each sample; error and target have the original units."""
         targets = y.view(logits.shape)
         return {
             "loss": self.loss(logits, y, class_mask),
@@ -87,19 +91,21 @@ class Regression(Task):
     def scores(
         self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """rmse: root of the mean squared error over samples and targets.  mae: mean absolute error.  r2: 1 - squared
-        error over the variance of a client's own targets, mean over the R targets, NaN where they do not vary."""
-        error, y = (
-            statistics["error"].double().cpu().numpy(),
-            statistics["y"].double().cpu().numpy(),
-        )  # [n, R]
+        """Return the metrics of each client, [N] each.
+
+        - rmse: root of the mean squared error over samples and targets.
+        - mae: mean absolute error over samples and targets.
+        - r2: coefficient of determination, mean over the R targets; NaN if a target is constant.
+        """
+        error = statistics["error"].double().cpu().numpy()  # [n, R]
+        y = statistics["y"].double().cpu().numpy()  # [n, R]
         sizes = np.diff(offsets)[:, None]  # [N, 1]
-        squared = sum_by_client(error**2, offsets)  # [N, R]
+        squared_error = sum_by_client(error**2, offsets)  # [N, R]
         center = ratio(sum_by_client(y, offsets), sizes)  # [N, R]
-        spread = sum_by_client((y - np.repeat(center, sizes[:, 0], 0)) ** 2, offsets)
+        squared_deviation = sum_by_client((y - np.repeat(center, sizes[:, 0], 0)) ** 2, offsets)
         return {
             "loss": mean_loss(statistics["loss"], offsets),
-            "rmse": np.sqrt(ratio(squared, sizes).mean(1)),
+            "rmse": np.sqrt(ratio(squared_error, sizes).mean(1)),
             "mae": ratio(sum_by_client(np.abs(error), offsets), sizes).mean(1),
-            "r2": 1 - ratio(squared, spread).mean(1),
+            "r2": 1 - ratio(squared_error, squared_deviation).mean(1),
         }

@@ -1,6 +1,6 @@
-"""What scores mean, and what is made of them over clients: which of two is better, means, spread, the worst.
+"""The direction of metrics, and their summaries over clients: means, standard deviation, worst clients.
 
-A score that is not defined for a client (no samples, one class) is NaN, never 0, and is skipped in every mean.
+A metric that is not defined for a client (no samples, one class) is NaN, and every mean leaves it out.
 """
 
 from __future__ import annotations
@@ -10,100 +10,132 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedbench.core.options import require
+from fedbench.core.options import ConfigError, require
 
 
 class Direction(NamedTuple):
-    """What a metric's numbers mean: which of two is better, and whether they are shares of 1, shown in per cent."""
+    """The direction and the unit of a metric.
+
+    Attributes:
+        higher_is_better: Whether larger values are better.
+        fraction: Whether it is a fraction of 1.  Reports show it in per cent.
+    """
 
     higher_is_better: bool
     fraction: bool
 
 
-SCORE = Direction(higher_is_better=True, fraction=True)
-# Of the scores that runs had before they recorded what theirs mean; tasks and runs declare all others.
+# Metrics of runs that did not store their directions.  Tasks and runs register all others.
+_SCORE = Direction(higher_is_better=True, fraction=True)
 DIRECTIONS = {
     "loss": Direction(higher_is_better=False, fraction=False),
-    **dict.fromkeys(("accuracy", "balanced_accuracy", "f1", "auc"), SCORE),
-    **dict.fromkeys(("iou", "dice_iou", "label_iou", "label_iou_majority"), SCORE),
+    **dict.fromkeys(("accuracy", "balanced_accuracy", "f1", "auc"), _SCORE),
+    **dict.fromkeys(("iou", "dice_iou", "label_iou", "label_iou_majority"), _SCORE),
 }
-ENDS = ("_weighted", "_std", "_worst")  # of what over_clients makes of a metric
-COUNT = "_clients"  # suffix of the number of clients in a mean that leaves some out
+SUFFIXES = ("_weighted", "_std", "_worst")  # of a metric in the result of `summarize_clients`
+COUNT_SUFFIX = "_clients"  # the number of clients in a mean that leaves some out
 
 
-def declare(directions: Mapping[str, Direction]) -> None:
-    """Make known what scores mean: a task declares its own, a report those of the runs it reads.
+def register_directions(directions: Mapping[str, Direction]) -> None:
+    """Register the directions of metrics, of a task or of stored runs.
 
-    ConfigError where a score of that name means something else already.
+    Args:
+        directions: Directions by metric.
+
+    Raises:
+        ConfigError: A metric of the same name has another direction.
     """
-    for name, given in directions.items():
-        known = DIRECTIONS.setdefault(name, given)
+    for name, new in directions.items():
+        registered = DIRECTIONS.setdefault(name, new)
         require(
-            known == given,
-            f"the score {name} is known as {_in_words(known)}, and a task declares it as {_in_words(given)}: "
-            "give it another name",
+            registered == new,
+            f"the metric {name} of a task is {_describe(new)}, but another task has a metric of this name that is "
+            f"{_describe(registered)}: rename it",
         )
 
 
-def _in_words(direction: Direction) -> str:
-    better = "better high" if direction.higher_is_better else "better low"
-    return f"{better}, {'a share of 1' if direction.fraction else 'in units of its own'}"
+def _describe(direction: Direction) -> str:
+    better = "higher is better" if direction.higher_is_better else "lower is better"
+    return f"({better}, {'a fraction of 1' if direction.fraction else 'not a fraction'})"
 
 
 def direction(column: str) -> Direction:
-    """That of a metric, also of a column such as personal/accuracy_worst; of a spread (_std) the smaller is better.
+    """Return the direction of a metric.
 
-    ConfigError for one that was not declared: nothing is guessed from a name.
+    Args:
+        column: A metric or a column of metrics.csv, such as personal/accuracy_worst.  For a standard deviation
+            (``_std``), lower is better.
+
+    Raises:
+        ConfigError: No task has registered the metric.
     """
     name = column.rpartition("/")[2]
-    end = next((end for end in ENDS if name.endswith(end)), "")
-    known = DIRECTIONS.get(name.removesuffix(end))
-    require(
-        known is not None,
-        f"whether {column} is better high or low is not known; higher_is_better of a task tells it, so far of "
-        f"{', '.join(DIRECTIONS)}",
-    )
-    assert known is not None
-    return known._replace(higher_is_better=False) if end == "_std" else known
+    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    registered = DIRECTIONS.get(name.removesuffix(suffix))
+    if registered is None:
+        raise ConfigError(
+            f"whether higher or lower values of {column} are better is unknown: add it to higher_is_better of its task "
+            f"(metrics with a direction: {', '.join(DIRECTIONS)})"
+        )
+    return registered._replace(higher_is_better=False) if suffix == "_std" else registered
 
 
-def is_better(column: str, value: float, than: float) -> bool:
-    """Whether a value of a metric is better than another one; a number is better than NaN."""
-    if value != value or than != than:
-        return value == value and than != than
-    return value > than if direction(column).higher_is_better else value < than
+def is_better(column: str, value: float, reference: float) -> bool:
+    """Return whether a value of a metric is better than another.
+
+    Args:
+        column: The metric.
+        value: The value.
+        reference: The other value.  Every number is better than NaN.
+    """
+    if np.isnan(value) or np.isnan(reference):
+        return bool(np.isnan(reference) and not np.isnan(value))
+    return value > reference if direction(column).higher_is_better else value < reference
 
 
-def counts(values: Mapping[str, float]) -> dict[str, int]:
-    """Return the numbers of clients from `over_clients`, by the metric whose mean leaves some out."""
-    metrics = (name.removesuffix(COUNT) for name in values if name.endswith(COUNT))
-    return {name: int(values[name + COUNT]) for name in metrics if name in values}
+def defined_counts(values: Mapping[str, float]) -> dict[str, int]:
+    """Return the number of clients in each mean that leaves clients out.
+
+    Args:
+        values: A result of `summarize_clients`, also with further columns.
+    """
+    metrics = (name.removesuffix(COUNT_SUFFIX) for name in values if name.endswith(COUNT_SUFFIX))
+    return {name: int(values[name + COUNT_SUFFIX]) for name in metrics if name in values}
 
 
-def over_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> dict[str, float]:
-    """For each score m [N] of a task: ``m``, ``m_weighted``, ``m_std``, ``m_worst``, and where needed ``m_clients``.
+def summarize_clients(values: dict[str, np.ndarray], num_test: np.ndarray) -> dict[str, float]:
+    """Summarize metrics over clients, without clients where they are NaN.
 
-    They are the unweighted mean over clients, the mean weighted by ``num_test`` [N], the population standard
-    deviation (ddof 0, the papers' habit), and the mean over the worst decile (a tenth of the clients, rounded
-    down, at least one; the largest where lower is better).  NaN clients are left out; with none left the value is NaN.
-    ``m_clients`` is the number of clients that the score is defined for, given only where these are
-    some and not all.
+    Args:
+        values: Metrics of each client, [N] by name.
+        num_test: The number of test samples of each client, [N].
+
+    Returns:
+        For each metric m:
+
+        - m: the unweighted mean.
+        - m_weighted: the mean weighted by num_test.
+        - m_std: the population standard deviation (ddof=0), as in the papers.
+        - m_worst: the mean of the worst tenth of the clients, rounded down, at least one.
+        - m_clients: the number of clients where m is defined, only if these are some and not all.
+
+        They are NaN if no client has the metric.
     """
     summary: dict[str, float] = {}
     for name, value in values.items():
         defined = ~np.isnan(value)  # [N]
-        value, weight = np.asarray(value)[defined], np.asarray(num_test)[defined]  # [k]
-        summary |= {name + end: float("nan") for end in ("", "_weighted", "_std", "_worst")}
+        value = np.asarray(value)[defined]  # [k]
+        weight = np.asarray(num_test)[defined]  # [k]
+        summary |= {name + suffix: float("nan") for suffix in ("", *SUFFIXES)}
         if len(value):
             ascending = np.sort(value)
-            few = max(1, len(value) // 10)
-            worst = ascending[:few] if direction(name).higher_is_better else ascending[-few:]
+            tenth = max(1, len(value) // 10)
+            worst = ascending[:tenth] if direction(name).higher_is_better else ascending[-tenth:]
             summary[name] = float(value.mean())
-            summary[name + "_weighted"] = float(
-                (weight * value).sum() / weight.sum() if weight.sum() > 0 else float("nan")
-            )
+            if weight.sum() > 0:
+                summary[name + "_weighted"] = float((weight * value).sum() / weight.sum())
             summary[name + "_std"] = float(value.std())
             summary[name + "_worst"] = float(worst.mean())
         if 0 < len(value) < len(defined):
-            summary[name + COUNT] = len(value)
+            summary[name + COUNT_SUFFIX] = len(value)
     return summary

@@ -1,4 +1,4 @@
-"""A class for every pixel: cross-entropy, Dice loss, or both."""
+"""Semantic segmentation: one class for each pixel, with cross-entropy, Dice loss or their sum."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedbench.core.options import NonNegativeInt, require
-from fedbench.tasks._counts import mean_of_defined, sum_by_client
-from fedbench.tasks.base import SampleStatistics, Task, Training, check_primary, mean_loss, ratio
+from fedbench.tasks._metrics import nan_mean, sum_by_client
+from fedbench.tasks.base import SampleStatistics, Task, TrainingData, check_primary, mean_loss, ratio
 
-OUTSIDE = (-1, 255)  # labels of pixels that belong to no class
+VOID_LABELS = (-1, 255)  # of pixels without a class
 
 
 class Segmentation(Task):
-    """y [..., B, H, W] int64, logits [..., B, C, H, W].
+    """Loss of masks [..., B, H, W] int64 and logits [..., B, C, H, W].
 
-    loss: ce, the mean cross-entropy of pixels; dice, 1 - the mean over classes of the soft Dice coefficient of a
-    sample, (2 sum p t + 1) / (sum p + sum t + 1); dice_ce, their sum.  ignore: a class whose pixels are in no loss and
-    in no score (labels outside 0 to C - 1 never are).  empty: what the Dice and IoU of a class are where a client has
-    no pixel of it, true or predicted: skip (left out of the mean), one, or zero.  per_class: whether dice and iou are
-    recorded of each class too, as dice_class1.  primary: the score to go by.
+    Args:
+        loss: ce, the mean cross-entropy of pixels; dice, 1 - the mean soft Dice coefficient of a sample over classes,
+            (2 sum p t + 1) / (sum p + sum t + 1); dice_ce, the sum of both.
+        ignore: A class whose pixels are excluded from loss and metrics.  Labels outside 0 to C - 1 always are.
+        empty: Dice and IoU of a class without true or predicted pixels of a client: skip (excluded from the mean),
+            one or zero.
+        per_class: Record Dice and IoU of each class as well, for example dice_class1.
+        primary: Metric that selects the best round and is shown in tables.
     """
 
     kind = "segmentation"
@@ -44,36 +47,39 @@ class Segmentation(Task):
     ):
         require(loss in ("ce", "dice", "dice_ce"), f"task.loss must be one of ce, dice, dice_ce, got {loss}")
         require(empty in ("skip", "one", "zero"), f"task.empty must be one of skip, one, zero, got {empty}")
-        self.loss_name, self.ignore, self.empty, self.per_class = loss, ignore, empty, per_class
+        self.loss_name = loss
+        self.ignore = ignore
+        self.empty = empty
+        self.per_class = per_class
         self.primary = check_primary(primary, self)
-        self.some_ignored = True  # until setup has seen the targets
+        self.has_ignored_pixels = True  # setup may set it to False
 
     def check(self, targets: np.ndarray, num_classes: int) -> None:
-        """Refuse all but uint8 or int64 [n, H, W] of classes 0 to C - 1, -1 or 255."""
+        """Require masks [n, H, W], uint8 or int64, with classes 0 to C - 1, -1 or 255."""
         require(num_classes >= 2, f"the data set has {num_classes} class(es), expected at least 2")
-        whole = targets.dtype in (np.uint8, np.int64)
-        require(whole, f"targets have dtype {targets.dtype}, expected uint8 or int64")
+        is_integer = targets.dtype in (np.uint8, np.int64)
+        require(is_integer, f"targets have dtype {targets.dtype}, expected uint8 or int64")
         require(targets.ndim == 3, f"targets of {self.kind} have shape {targets.shape}, expected 3 dimension(s)")
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= num_classes:
-            present = [int(label) for label in np.unique(targets) if label not in OUTSIDE]
+            present = [int(label) for label in np.unique(targets) if label not in VOID_LABELS]
             low, high = (present[0], present[-1]) if present else (0, 0)
         require(low >= 0 and high < num_classes, f"labels span {low} to {high}, expected 0 to {num_classes - 1}")
         require(
             self.ignore is None or self.ignore < num_classes,
-            f"task.ignore={self.ignore} is none of the data set's {num_classes} classes, 0 to {num_classes - 1}",
+            f"task.ignore={self.ignore} must be a class of the data set, 0 to {num_classes - 1}, or null",
         )
 
     def labels(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
-        """The most frequent class other than 0, 0 where a mask shows nothing else."""
+        """Return the most frequent class of each mask other than 0, and 0 if there is no other.  # [n] int64"""
         masks = targets.reshape(len(targets), -1)  # [n, pixels]
         counts = np.stack([(masks == c).sum(1) for c in range(1, num_classes)], 1)
         return np.where(counts.any(1), counts.argmax(1) + 1, 0).astype(np.int64)
 
-    def setup(self, federation: Training) -> None:
-        """Find out once whether any pixel is to be ignored, and name the scores of each class."""
-        counted = (self._counted(some, federation.num_classes).all() for some in federation.targets.split(256))
-        self.some_ignored = not all(bool(each) for each in counted)
+    def setup(self, federation: TrainingData) -> None:
+        """Determine whether any pixel is ignored, and the names of the metrics of each class."""
+        chunks = federation.targets.split(256)
+        self.has_ignored_pixels = not all(bool(self._is_valid(y, federation.num_classes).all()) for y in chunks)
         if self.per_class:
             names = [f"{score}_class{c}" for score in ("dice", "iou") for c in self._classes(federation.num_classes)]
             self.higher_is_better = {**type(self).higher_is_better, **dict.fromkeys(names, True)}
@@ -82,110 +88,119 @@ class Segmentation(Task):
     def _classes(self, num_classes: int) -> list[int]:
         return [c for c in range(num_classes) if c != self.ignore]
 
-    def _counted(self, y: Tensor, num_classes: int) -> Tensor:
-        """Which pixels count.  # bool, as y"""
-        inside = (y >= 0) & (y < num_classes)
-        return inside if self.ignore is None else inside & (y != self.ignore)
+    def _is_valid(self, y: Tensor, num_classes: int) -> Tensor:
+        """Return whether each pixel is included in loss and metrics.  # bool, shape of y"""
+        has_class = (y >= 0) & (y < num_classes)
+        return has_class if self.ignore is None else has_class & (y != self.ignore)
 
     def class_counts(self, y: Tensor, num_classes: int) -> Tensor:
-        """Pixels of each class, of those that count.  # [n, C]"""
-        counted = self._counted(y, num_classes)
-        return F.one_hot(y.long().where(counted, 0), num_classes).mul_(counted[..., None]).sum((1, 2))
+        """Count the valid pixels of each class.  # [n, C]"""
+        valid = self._is_valid(y, num_classes)
+        return F.one_hot(y.long().where(valid, 0), num_classes).mul_(valid[..., None]).sum((1, 2))
 
     def output_shape(self, y: Tensor, outputs: int) -> tuple[int, ...]:
-        """A logit for every class and pixel."""
+        """Return the shape of the logits of each class and pixel."""
         return len(y), outputs, *y.shape[1:]
 
     def loss(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> Tensor:
-        """Of each sample, over its pixels that count.  # [..., B]"""
+        """Return the loss of each sample over its valid pixels.  # [..., B]"""
         z = _masked(logits, class_mask).reshape(-1, *logits.shape[-3:])  # [n, C, H, W]
-        target, counted = y.reshape(-1, *y.shape[-2:]), None  # [n, H, W]
-        if self.some_ignored:
-            counted = self._counted(target, z.shape[1])
-            target = target.where(counted, 0)
-        each = z.new_zeros(len(z))
+        target = y.reshape(-1, *y.shape[-2:])  # [n, H, W]
+        valid = None
+        if self.has_ignored_pixels:
+            valid = self._is_valid(target, z.shape[1])
+            target = target.where(valid, 0)
+        total = z.new_zeros(len(z))
         if self.loss_name != "dice":
-            each = each + _cross_entropy(z, target, counted)
+            total = total + _cross_entropy(z, target, valid)
         if self.loss_name != "ce":
-            each = each + self._dice_loss(z, target, counted, class_mask)
-        return each.view(y.shape[:-2])
+            total = total + self._dice_loss(z, target, valid, class_mask)
+        return total.view(y.shape[:-2])
 
-    def _dice_loss(self, z: Tensor, y: Tensor, counted: Tensor | None, class_mask: Tensor | None) -> Tensor:
-        """1 - the mean over classes of the soft Dice coefficient.  z [n, C, H, W], y and counted [n, H, W].  # [n]"""
-        p, t = z.softmax(1), F.one_hot(y, z.shape[1]).movedim(-1, 1).to(z.dtype)  # [n, C, H, W]
-        if counted is not None:
-            p, t = p * counted[:, None], t * counted[:, None]
+    def _dice_loss(self, z: Tensor, y: Tensor, valid: Tensor | None, class_mask: Tensor | None) -> Tensor:
+        """Return 1 - the mean soft Dice coefficient over classes.  z [n, C, H, W], y and valid [n, H, W].  # [n]"""
+        p = z.softmax(1)  # [n, C, H, W]
+        t = F.one_hot(y, z.shape[1]).movedim(-1, 1).to(z.dtype)  # [n, C, H, W]
+        if valid is not None:
+            p, t = p * valid[:, None], t * valid[:, None]
         dice = (2 * (p * t).sum((2, 3)) + 1) / (p.sum((2, 3)) + t.sum((2, 3)) + 1)  # [n, C]
-        which = torch.ones_like(dice)
+        included = torch.ones_like(dice)
         if class_mask is not None:
-            which = class_mask.repeat_interleave(len(z) // len(class_mask), 0).to(dice.dtype)
+            included = class_mask.repeat_interleave(len(z) // len(class_mask), 0).to(dice.dtype)
         if self.ignore is not None:
-            which[:, self.ignore] = 0
-        return 1 - (dice * which).sum(1) / which.sum(1)
+            included[:, self.ignore] = 0
+        return 1 - (dice * included).sum(1) / included.sum(1)
 
     def sample_statistics(self, logits: Tensor, y: Tensor, class_mask: Tensor | None = None) -> SampleStatistics:
-        """Pixels of each sample and class: tp, predicted c and truly c; p, predicted; l, truly c.  # each [k, b, C]"""
+        """Return the pixels of each class: tp (true positives), p (predicted) and true (actual).  # [k, B, C] each"""
         z = _masked(logits, class_mask)
         k, b, num_classes = z.shape[:3]
-        truth, predicted = y.reshape(k * b, -1), z.argmax(2).reshape(k * b, -1)  # [n, pixels]
-        counted = self._counted(truth, num_classes)
-        row = torch.arange(k * b, device=z.device)[:, None] * num_classes
+        target = y.reshape(k * b, -1)  # [n, pixels]
+        predicted = z.argmax(2).reshape(k * b, -1)  # [n, pixels]
+        valid = self._is_valid(target, num_classes)
+        first = torch.arange(k * b, device=z.device)[:, None] * num_classes  # index of the sample's first class
 
-        def count(cell: Tensor, which: Tensor) -> Tensor:
-            found = z.new_zeros(k * b * num_classes, dtype=torch.int64)
-            cells = (row + cell.where(which, 0)).flatten()
-            return found.scatter_add_(0, cells, which.flatten().long()).view(k, b, num_classes)
+        def count(classes: Tensor, counted: Tensor) -> Tensor:
+            counts = z.new_zeros(k * b * num_classes, dtype=torch.int64)
+            index = (first + classes.where(counted, 0)).flatten()
+            return counts.scatter_add_(0, index, counted.flatten().long()).view(k, b, num_classes)
 
-        hit = counted & (truth == predicted)
-        sums = {"tp": count(truth, hit), "p": count(predicted, counted), "l": count(truth, counted)}
-        return {"loss": self.loss(logits, y, class_mask), **sums}
+        return {
+            "loss": self.loss(logits, y, class_mask),
+            "tp": count(target, valid & (target == predicted)),
+            "p": count(predicted, valid),
+            "true": count(target, valid),
+        }
 
     def scores(
         self, statistics: SampleStatistics, offsets: np.ndarray, class_mask: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Scores from a client's pixels per class, summed over its samples.
+        """Return the metrics of each client, [N] each, from its pixels of each class, summed over samples.
 
-        accuracy: of pixels.  iou, dice: the Jaccard index and the Dice coefficient, mean over classes (see `empty`).
-        dice_iou: pFedNet's "IoU", d / (2 - d) for the Dice coefficient d of all classes pooled (d is the pixel accuracy
-        where every pixel is labelled).  label_iou: the same sums without class 0, the background.  label_iou_majority:
-        without the class that has most true pixels, which is what pFedNet's released code excludes.
+        - accuracy: of pixels.
+        - iou, dice: Jaccard index and Dice coefficient, mean over classes (see `empty`).
+        - dice_iou: pFedNet's "IoU": d / (2 - d) for the Dice coefficient d of all classes pooled.
+        - label_iou: the same without class 0, the background.
+        - label_iou_majority: without the class of most true pixels, as in pFedNet's released code.
         """
-        tp, p, l = (sum_by_client(statistics[name].cpu().numpy(), offsets) for name in ("tp", "p", "l"))  # noqa: E741
+        tp, p, true = (sum_by_client(statistics[name].cpu().numpy(), offsets) for name in ("tp", "p", "true"))
         num_classes = tp.shape[1]
-        empty = {"skip": np.nan, "one": 1.0, "zero": 0.0}[self.empty]
-        here = np.diff(offsets)[:, None] > 0  # [N, 1]
-        iou, dice = ratio(tp, p + l - tp), ratio(2 * tp, p + l)  # [N, C]
-        iou, dice = (np.where(np.isnan(each) & here, empty, each) for each in (iou, dice))
-        if self.ignore is not None:
-            iou[:, self.ignore] = dice[:, self.ignore] = np.nan
+        union = p + true - tp
+        of_empty_class = {"skip": np.nan, "one": 1.0, "zero": 0.0}[self.empty]
+        has_samples = np.diff(offsets)[:, None] > 0  # [N, 1]
+        per_class = {"dice": ratio(2 * tp, p + true), "iou": ratio(tp, union)}  # [N, C] each
+        for name, score in per_class.items():
+            per_class[name] = np.where(np.isnan(score) & has_samples, of_empty_class, score)
+            if self.ignore is not None:
+                per_class[name][:, self.ignore] = np.nan
 
-        def pooled(which: np.ndarray) -> np.ndarray:
-            hits, union = (tp * which).sum(1), ((p + l - tp) * which).sum(1)  # [N]
-            return ratio(hits, union)  # d / (2 - d) of d = 2 TP / (P + L), written out
+        def pooled(included: np.ndarray) -> np.ndarray:
+            return ratio((tp * included).sum(1), (union * included).sum(1))  # [N]; equal to d / (2 - d)
 
         classes = np.arange(num_classes)
         scores = {
             "loss": mean_loss(statistics["loss"], offsets),
-            "accuracy": ratio(tp.sum(1), l.sum(1)),
-            "iou": mean_of_defined(iou),
-            "dice": mean_of_defined(dice),
+            "accuracy": ratio(tp.sum(1), true.sum(1)),
+            "iou": nan_mean(per_class["iou"]),
+            "dice": nan_mean(per_class["dice"]),
             "dice_iou": pooled(np.ones((1, num_classes))),
             "label_iou": pooled(classes[None] != 0),
-            "label_iou_majority": pooled(classes[None] != l.argmax(1)[:, None]),
+            "label_iou_majority": pooled(classes[None] != true.argmax(1)[:, None]),
         }
-        for c in self._classes(num_classes) if self.per_class else ():
-            scores |= {f"dice_class{c}": dice[:, c], f"iou_class{c}": iou[:, c]}
+        if self.per_class:
+            for c in self._classes(num_classes):
+                scores |= {f"{name}_class{c}": score[:, c] for name, score in per_class.items()}
         return scores
 
 
 def _masked(logits: Tensor, class_mask: Tensor | None) -> Tensor:
-    """logits [k, B, C, H, W] without the classes a client does not have, class_mask [k, C] False."""
+    """Return logits [k, B, C, H, W] with -inf for classes that a client does not have (class_mask [k, C] is False)."""
     return logits if class_mask is None else logits.masked_fill(~class_mask[:, None, :, None, None], float("-inf"))
 
 
-def _cross_entropy(z: Tensor, y: Tensor, counted: Tensor | None) -> Tensor:
-    """Mean over the pixels that count (None: all).  z [n, C, H, W], y [n, H, W].  # [n]"""
-    each = F.cross_entropy(z, y, reduction="none")  # [n, H, W]
-    if counted is None:
-        return each.mean((-2, -1))
-    return each.where(counted, 0).sum((-2, -1)) / counted.sum((-2, -1)).clamp_min(1)
+def _cross_entropy(z: Tensor, y: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the mean over valid pixels (None: all).  z [n, C, H, W], y [n, H, W].  # [n]"""
+    losses = F.cross_entropy(z, y, reduction="none")  # [n, H, W]
+    if valid is None:
+        return losses.mean((-2, -1))
+    return losses.where(valid, 0).sum((-2, -1)) / valid.sum((-2, -1)).clamp_min(1)

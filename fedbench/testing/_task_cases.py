@@ -57,7 +57,7 @@ class TaskCase:
         y = torch.from_numpy(self.targets if targets is None else targets)
         generator = torch.Generator().manual_seed(5)
         pictures = torch.randint(256, (len(y), 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
-        x = pictures if task.draws else torch.randn(len(y), 16, generator=generator)
+        x = pictures if task.has_stochastic_inputs else torch.randn(len(y), 16, generator=generator)
         train = Ragged.from_sizes(np.arange(30), np.full(6, 5))
         test = Ragged.from_sizes(np.arange(30, 60), SIZES)
         none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(6, np.int64))
@@ -81,7 +81,7 @@ class TaskCase:
 
     def compared(self, a: int, b: int) -> Tensor:
         """Targets of samples a to b - 1, or what a task draws instead of them."""
-        if not self.task.draws:
+        if not self.task.has_stochastic_inputs:
             return torch.from_numpy(self.targets[a:b])
         return self.federation(self.task).gather(torch.arange(a, b))[1]
 
@@ -114,7 +114,7 @@ def case_for(
     require(hasattr(built, "for_targets"), f"{path_of(target)} is no task (a subclass of fedbench.tasks.base.Task)")
     own, kind = targets, getattr(built, "kind", "")
     if own is None and isinstance(built, Task):
-        own, num_classes = built.example(np.random.default_rng(0), 60, CLASSES), CLASSES
+        own, num_classes = built.example_targets(np.random.default_rng(0), 60, CLASSES), CLASSES
     given = examples() if own is None else {kind: (own, num_classes or 1)}
     reason = ""
     for kind, (y, classes) in given.items():

@@ -22,7 +22,7 @@ from fedbench.algorithms.pgfed_exact import PGFedExact
 from fedbench.engine.cohort import Cohort
 from fedbench.report.recipes import RECIPES, Question
 from fedbench.report.runs import Run
-from fedbench.tasks.scores import over_clients
+from fedbench.tasks.scores import summarize_clients
 
 EPOCHS, TOTAL = 2, sum(SIZES)
 
@@ -64,7 +64,7 @@ def test_bmcta_and_bta_are_maxima_of_their_own(tmp_path: Path) -> None:
     names = ["personal/accuracy", "personal/accuracy_weighted"]
     lines = [",".join(["round", *names])]
     for t, accuracy in enumerate(per_client, start=1):
-        found = over_clients({names[0]: accuracy}, np.array([1, 9]))
+        found = summarize_clients({names[0]: accuracy}, np.array([1, 9]))
         lines.append(",".join([str(t), *(repr(found[name]) for name in names)]))
     (tmp_path / "metrics.csv").write_text("\n".join([*lines, ""]))
     run = Run(tmp_path)

@@ -429,7 +429,7 @@ def test_a_metric_without_a_direction_is_refused(sweep, capsys):
     for path in sweep.rglob("metrics.csv"):
         path.write_text(path.read_text().replace("personal/loss", "personal/lossless"))
     assert main([str(sweep), "--metric", "personal/lossless"]) == 2
-    assert "whether personal/lossless is better high or low is not known" in capsys.readouterr().err
+    assert "whether higher or lower values of personal/lossless are better is unknown" in capsys.readouterr().err
 
 
 def test_figures_of_sound_runs_are_drawn(sweep, tmp_path, capsys):

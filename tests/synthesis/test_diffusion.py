@@ -17,21 +17,21 @@ from fedbench.tasks.denoising import Schedule
 
 def test_the_schedule_is_the_cosine_while_no_step_is_capped() -> None:
     """alpha-bar_t = cos^2((t/T + s)/(1 + s) pi/2) / cos^2(s/(1 + s) pi/2); the last beta is capped at 0.999."""
-    signal, s = Schedule.cosine(100).signal, 0.008
-    assert signal.shape == (100,) and bool((signal[1:] < signal[:-1]).all()) and 0 < signal[-1] < 1e-3
+    alpha_bar, s = Schedule.cosine(100).alpha_bar, 0.008
+    assert alpha_bar.shape == (100,) and bool((alpha_bar[1:] < alpha_bar[:-1]).all()) and 0 < alpha_bar[-1] < 1e-3
     for t in (1, 40, 90):
         wanted = (math.cos((t / 100 + s) / (1 + s) * math.pi / 2) / math.cos(s / (1 + s) * math.pi / 2)) ** 2
-        assert float(signal[t - 1]) == pytest.approx(wanted, rel=1e-5)
-    assert float(signal[-1] / signal[-2]) == pytest.approx(0.001, rel=1e-3)
+        assert float(alpha_bar[t - 1]) == pytest.approx(wanted, rel=1e-5)
+    assert float(alpha_bar[-1] / alpha_bar[-2]) == pytest.approx(0.001, rel=1e-3)
 
 
 def test_a_noisy_picture_has_the_closed_forms_mean_and_variance() -> None:
     """q(x_t | x_0) = N(sqrt(a) x_0, 1 - a)."""
     schedule = Schedule.cosine(10)
     noise = torch.randn(2, 1, 300, 300, generator=torch.Generator().manual_seed(0))
-    made = schedule.noisy(torch.full_like(noise, 0.5), torch.tensor([2, 7]), noise)
+    made = schedule.add_noise(torch.full_like(noise, 0.5), torch.tensor([2, 7]), noise)
     for x, t in zip(made, (2, 7)):
-        a = float(schedule.signal[t])
+        a = float(schedule.alpha_bar[t])
         assert float(x.mean()) == pytest.approx(0.5 * a**0.5, abs=0.02)
         assert float(x.var()) == pytest.approx(1 - a, rel=0.02)
 
@@ -42,10 +42,10 @@ def test_ddim_with_the_true_noise_gives_the_picture_back(steps: int, clip: bool)
     schedule, generator = Schedule.cosine(200), torch.Generator().manual_seed(1)
     x = torch.rand(3, 1, 4, 4, generator=generator) * 1.8 - 0.9
     noise = torch.randn(x.shape, generator=generator)
-    start = schedule.noisy(x, torch.full((3,), 199), noise)
+    start = schedule.add_noise(x, torch.full((3,), 199), noise)
 
     def knows(told: dict[str, Tensor]) -> Tensor:
-        a = schedule.signal[told["step"]].view(-1, 1, 1, 1)
+        a = schedule.alpha_bar[told["step"]].view(-1, 1, 1, 1)
         return (a.sqrt() * told["image"] - x) / (1 - a).sqrt()  # velocity, of noisy = sqrt(a) x + sqrt(1 - a) noise
 
     made = ddim(knows, schedule, start, torch.zeros(3, 2), steps, clip)
@@ -72,10 +72,10 @@ def test_ddim_goes_on_from_what_was_kept_of_its_guess() -> None:
 
     x, times = start, [49, 24, 0]
     for t, after in zip(times, [24, 0, None]):
-        a = schedule.signal[t]
+        a = schedule.alpha_bar[t]
         picture = (a.sqrt() * x + (1 - a).sqrt() * 0.5 * x).clamp(-1, 1)
         noise = (x - a.sqrt() * picture) / (1 - a).sqrt()
-        b = torch.tensor(1.0) if after is None else schedule.signal[after]
+        b = torch.tensor(1.0) if after is None else schedule.alpha_bar[after]
         x = b.sqrt() * picture + (1 - b).sqrt() * noise
     torch.testing.assert_close(ddim(guess, schedule, start, torch.zeros(1, 2), 3), x)
 
@@ -91,7 +91,7 @@ def test_the_first_step_of_training_by_hand() -> None:
     model = NoisePredictor({"image": (1, 4, 4), "step": (), "label": (3,)}, 8)
     chosen, t = torch.randint(5, (3,), generator=g), torch.randint(30, (3,), generator=g)
     noise = torch.randn(3, 1, 4, 4, generator=g)
-    a = schedule.signal[t].view(-1, 1, 1, 1)
+    a = schedule.alpha_bar[t].view(-1, 1, 1, 1)
     noisy = a.sqrt() * images[chosen] + (1 - a).sqrt() * noise
     label = torch.eye(3)[labels[chosen]]
     wanted = a.sqrt() * noise - (1 - a).sqrt() * images[chosen]

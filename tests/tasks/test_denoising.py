@@ -42,7 +42,7 @@ def federation(arrays: Arrays | None = None, **options: Any) -> Federation:
 
 def undone(told: dict[str, Tensor], velocity: Tensor) -> tuple[Tensor, Tensor]:
     """Picture and noise, of a noisy picture and its velocity: a rotation back."""
-    a = Schedule.cosine(20).signal[told["step"]][..., None, None, None]
+    a = Schedule.cosine(20).alpha_bar[told["step"]][..., None, None, None]
     x = told["image"]
     return a.sqrt() * x - (1 - a).sqrt() * velocity, (1 - a).sqrt() * x + a.sqrt() * velocity
 
@@ -135,10 +135,10 @@ def test_a_local_step_is_torchs_own(plan: str) -> None:
 
 
 def test_other_data_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"task=denoising is for pictures with one class each, .* of regression"):
+    with pytest.raises(ConfigError, match=r"task=denoising is for images with one class each, .* of regression"):
         Denoising().for_targets("regression")
     arrays = Arrays(np.zeros((N, 5), np.float32), np.arange(N) % 3, np.zeros(N, np.int8), 3)
-    with pytest.raises(ConfigError, match=r"learns from pictures, .*; the data set has torch.float32 \[5\]"):
+    with pytest.raises(ConfigError, match=r"needs images, .*; the data set has torch.float32 \[5\]"):
         federation(arrays)
     with pytest.raises(ConfigError, match="which task=denoising makes of pictures; it was given"):
         NoisePredictor((1, 8, 8))

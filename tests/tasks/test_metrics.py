@@ -12,12 +12,14 @@ from tiny import calls
 
 from fedbench.core.options import ConfigError
 from fedbench.tasks.base import SampleStatistics, task_for
-from fedbench.tasks.scores import counts, direction, is_better, over_clients
+from fedbench.tasks.scores import defined_counts, direction, is_better, summarize_clients
 
 CLASSIFICATION = ["loss", "accuracy", "balanced_accuracy", "f1", "auc"]
 
 
-def tally_of(kind: str, logits: np.ndarray, targets: np.ndarray, mask: np.ndarray | None = None) -> SampleStatistics:
+def statistics_of(
+    kind: str, logits: np.ndarray, targets: np.ndarray, mask: np.ndarray | None = None
+) -> SampleStatistics:
     """What the task of this kind keeps of samples [n, ...]; mask [n, C]: the classes of each one's client."""
     y = torch.as_tensor(targets).float() if kind == "multilabel" else torch.as_tensor(targets).long()
     z, allowed = torch.as_tensor(logits).float(), None if mask is None else torch.from_numpy(mask)
@@ -30,7 +32,7 @@ def per_client(
     """Scores of each client; class_mask [N, C] or [C]."""
     mask = None if class_mask is None else np.broadcast_to(class_mask, (len(offsets) - 1, logits.shape[1])).copy()
     each = None if mask is None else np.repeat(mask, np.diff(offsets), axis=0)
-    return task_for(kind)().scores(tally_of(kind, logits, targets, each), offsets, mask)
+    return task_for(kind)().scores(statistics_of(kind, logits, targets, each), offsets, mask)
 
 
 def ragged(rng: np.random.RandomState, num_clients: int, num_classes: int) -> tuple[np.ndarray, ...]:
@@ -111,7 +113,7 @@ def test_auc_of_a_client_with_one_class_is_nan_and_is_skipped():
     found = per_client("classification", logits, np.array([1, 1, 0, 1]), np.array([0, 2, 4]))
     assert np.isnan(found["auc"][0])
     assert found["auc"][1] == 1
-    assert over_clients(found, np.array([2, 2]))["auc"] == 1
+    assert summarize_clients(found, np.array([2, 2]))["auc"] == 1
 
 
 def test_saturated_probabilities_are_not_ties():
@@ -161,7 +163,7 @@ def test_segmentation_scores_per_client():
     logits = rng.randn(9, 3, 8, 8) + 2 * (targets[:, None] == np.arange(3)[:, None, None])
     offsets = np.array([0, 4, 4, 9])
     found = per_client("segmentation", logits, targets, offsets)
-    batches = [tally_of("segmentation", logits[a : a + 2], targets[a : a + 2]) for a in range(0, 9, 2)]
+    batches = [statistics_of("segmentation", logits[a : a + 2], targets[a : a + 2]) for a in range(0, 9, 2)]
     streamed = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     again = task_for("segmentation")().scores(streamed, offsets)
     for name, value in found.items():
@@ -186,14 +188,14 @@ def test_label_iou_of_two_classes_is_the_jaccard_index():
 
 
 def test_ignored_pixels_do_not_count():
-    counts = tally_of("segmentation", np.ones((1, 2, 1, 3)), np.array([[[0, 255, -1]]]))
-    assert counts["l"].tolist() == [[1, 0]]
+    counts = statistics_of("segmentation", np.ones((1, 2, 1, 3)), np.array([[[0, 255, -1]]]))
+    assert counts["true"].tolist() == [[1, 0]]
     assert counts["p"].tolist() == [[1, 0]]
 
 
 def test_over_clients_by_hand():
     """Accuracies .2 .6 1 NaN of 10 20 70 5 samples: weighted (2+12+70)/100, std sqrt(.32/3)."""
-    found = over_clients({"accuracy": np.array([0.2, 0.6, 1.0, np.nan])}, np.array([10, 20, 70, 5]))
+    found = summarize_clients({"accuracy": np.array([0.2, 0.6, 1.0, np.nan])}, np.array([10, 20, 70, 5]))
     expected = {
         "accuracy": 0.6,
         "accuracy_weighted": 0.84,
@@ -203,26 +205,26 @@ def test_over_clients_by_hand():
     }
     assert found == pytest.approx(expected)
     assert list(found) == list(expected)
-    assert counts(found) == {"accuracy": 3}
+    assert defined_counts(found) == {"accuracy": 3}
 
 
 def test_a_mean_over_all_clients_has_no_count():
-    found = over_clients({"accuracy": np.array([0.2, 0.6])}, np.array([10, 20]))
+    found = summarize_clients({"accuracy": np.array([0.2, 0.6])}, np.array([10, 20]))
     assert list(found) == ["accuracy", "accuracy_weighted", "accuracy_std", "accuracy_worst"]
-    assert all(type(value) is float for value in found.values()) and counts(found) == {}
+    assert all(type(value) is float for value in found.values()) and defined_counts(found) == {}
 
 
 def test_an_infinite_loss_is_no_missing_one():
     """A client whose loss has blown up is in the mean, not left out of it."""
     with np.errstate(invalid="ignore"):  # of the deviation
-        found = over_clients({"loss": np.array([1.0, np.inf])}, np.ones(2))
+        found = summarize_clients({"loss": np.array([1.0, np.inf])}, np.ones(2))
     assert found["loss"] == found["loss_weighted"] == found["loss_worst"] == np.inf
 
 
 @pytest.mark.parametrize(("num", "worst"), [(5, 1), (20, 2), (29, 2), (30, 3)])
 def test_worst_decile(num, worst):
     values = np.random.RandomState(0).permutation(num) / num
-    found = over_clients({"accuracy": values, "loss": values}, np.ones(num))
+    found = summarize_clients({"accuracy": values, "loss": values}, np.ones(num))
     assert found["accuracy_worst"] == pytest.approx(np.sort(values)[:worst].mean())
     assert found["loss_worst"] == pytest.approx(np.sort(values)[-worst:].mean())
 
@@ -241,10 +243,10 @@ def test_every_metric_has_a_direction():
     assert direction("val/label_iou_majority_worst") == direction("auc") == (True, True)
     assert direction("personal/accuracy_std") == (False, True)
     for name in ("personal/lossless", "loss_of_sleep"):
-        with pytest.raises(ConfigError, match=f"whether {name} is better high or low is not known"):
+        with pytest.raises(ConfigError, match=f"whether higher or lower values of {name} are better is unknown"):
             direction(name)
         with pytest.raises(ConfigError, match=name):
-            over_clients({name: np.ones(3)}, np.ones(3))
+            summarize_clients({name: np.ones(3)}, np.ones(3))
 
 
 def test_is_better():
@@ -255,7 +257,7 @@ def test_is_better():
 
 
 def test_no_defined_client_gives_nan():
-    found = over_clients({"auc": np.full(3, np.nan)}, np.ones(3))
+    found = summarize_clients({"auc": np.full(3, np.nan)}, np.ones(3))
     assert len(found) == 4
     assert np.isnan(list(found.values())).all()
 

@@ -16,11 +16,11 @@ from torch import Tensor
 from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain
 from fedbench.tasks.auto import Auto
-from fedbench.tasks.base import Task, kinds, task_for
+from fedbench.tasks.base import Task, task_for, task_kinds
 from fedbench.tasks.classification import Classification
 from fedbench.tasks.multilabel import MultiLabel
 from fedbench.tasks.regression import Regression
-from fedbench.tasks.scores import DIRECTIONS, Direction, declare, direction
+from fedbench.tasks.scores import DIRECTIONS, Direction, direction, register_directions
 from fedbench.tasks.segmentation import Segmentation
 
 OFFSETS = np.array([0, 4, 4, 9])  # three clients, one without samples
@@ -160,7 +160,7 @@ def test_setup_knows_whether_anything_is_ignored() -> None:
     z, y = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
     task, wary = Segmentation(), Segmentation()
     task.setup(training(y, 3))
-    assert not task.some_ignored and wary.some_ignored
+    assert not task.has_ignored_pixels and wary.has_ignored_pixels
     torch.testing.assert_close(task.loss(z, y), wary.loss(z, y))
 
 
@@ -240,8 +240,8 @@ def test_partitions_of_a_regression_see_quantiles() -> None:
 
 # -- which task, and what its scores mean ----------------------------------------------------------------------
 def test_the_kinds_are_the_files() -> None:
-    assert kinds() == ("classification", "denoising", "mixed", "multilabel", "regression", "segmentation", "vqa")
-    assert [task_for(kind).kind for kind in kinds()] == list(kinds())
+    assert task_kinds() == ("classification", "denoising", "mixed", "multilabel", "regression", "segmentation", "vqa")
+    assert [task_for(kind).kind for kind in task_kinds()] == list(task_kinds())
 
 
 def test_auto_is_what_the_targets_ask_for() -> None:
@@ -265,9 +265,9 @@ def test_keys_tell_losses_apart() -> None:
 
 
 def test_a_score_has_one_meaning() -> None:
-    declare({"accuracy": Direction(True, True)})
-    with pytest.raises(ConfigError, match="accuracy is known as better high, a share of 1"):
-        declare({"accuracy": Direction(False, True)})
+    register_directions({"accuracy": Direction(True, True)})
+    with pytest.raises(ConfigError, match=r"accuracy of a task is \(lower is better, .* that is \(higher is better"):
+        register_directions({"accuracy": Direction(False, True)})
 
 
 def test_a_task_of_ones_own_declares_its_scores() -> None:
@@ -285,18 +285,21 @@ def test_a_task_of_ones_own_declares_its_scores() -> None:
         (lambda: Classification(label_smoothing=1.0), "label_smoothing must be at least 0 and below 1, got 1.0"),
         (lambda: Classification(class_weights="some"), "class_weights must be none, balanced or a list"),  # type: ignore
         (lambda: Classification(class_weights=[1.0, -1.0]), "class_weights must be numbers > 0"),
-        (lambda: Classification(primary="rmse"), "task.primary=rmse is no score of Classification"),
-        (lambda: Classification(class_weights=[1.0]).check(np.array([0, 1]), 2), "has 1 numbers, and the data set 2"),
+        (
+            lambda: Classification(primary="rmse"),
+            "task.primary=rmse is not a metric of Classification: choose",
+        ),
+        (
+            lambda: Classification(class_weights=[1.0]).check(np.array([0, 1]), 2),
+            "has 1 values, but the data set has 2",
+        ),
         (lambda: Segmentation(loss="focal"), "task.loss must be one of ce, dice, dice_ce, got focal"),  # type: ignore
         (lambda: Segmentation(empty="nan"), "task.empty must be one of skip, one, zero, got nan"),  # type: ignore
-        (
-            lambda: Segmentation(ignore=4).check(np.zeros((2, 3, 3), int), 4),
-            "task.ignore=4 is none of the data set's 4",
-        ),
+        (lambda: Segmentation(ignore=4).check(np.zeros((2, 3, 3), int), 4), "task.ignore=4 must be a class .* 0 to 3"),
         (lambda: Segmentation().check(np.full((2, 3, 3), 7), 4), "labels span 7 to 7, expected 0 to 3"),
         (lambda: Regression(loss="l3"), "task.loss must be one of mse, mae, huber, got l3"),  # type: ignore
         (lambda: Regression().check(np.zeros(3), 1), "targets of regression are float64"),
-        (lambda: Regression().check(np.array([np.nan], np.float32), 1), "not finite"),
+        (lambda: Regression().check(np.array([np.nan], np.float32), 1), "targets must be finite"),
     ],
 )
 def test_what_is_refused(build: Any, said: str) -> None:

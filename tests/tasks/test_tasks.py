@@ -245,6 +245,6 @@ def test_cross_entropy_and_its_gradient(rows: int, masked: bool) -> None:
 
 def test_an_unknown_task() -> None:
     with pytest.raises(
-        ConfigError, match=r"task is 'ranking'; fedbench knows classification, denoising, mixed, multilabel"
+        ConfigError, match=r"task is 'ranking', but must be one of classification, denoising, mixed, multilabel"
     ):
         task_for("ranking")

@@ -61,15 +61,16 @@ class Tables(Callback):
     def add_metrics(self, round: int, values: Mapping[str, float]) -> None:
         """Add the line of an evaluated round to metrics.csv.
 
-        The first line determines the columns.  A number of clients (name + scores.COUNT) that first occurs later has no
-        column and is only in summary.json.
+        The first line determines the columns.  A number of clients (name + scores.COUNT_SUFFIX) that first occurs
+        later has no column and is only in summary.json.
 
         Args:
             round: The evaluated round, from 1.
             values: Scores by name.
         """
         table = self.tables["metrics"]
-        late = {name + scores.COUNT for name in scores.counts(values)}.difference(table.columns or values)
+        counts = {name + scores.COUNT_SUFFIX for name in scores.defined_counts(values)}
+        late = counts.difference(table.columns or values)
         table.append([{"round": round, **{name: value for name, value in values.items() if name not in late}}])
 
     def add_clients(self, round: int, columns: Mapping[str, np.ndarray]) -> None:

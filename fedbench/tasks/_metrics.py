@@ -1,0 +1,131 @@
+"""Metrics of many clients at once, computed from samples in client order.
+
+Client i has the samples offsets[i]:offsets[i + 1].  Loops are over classes, never over clients.
+A metric that is not defined for a client is NaN, for example the ROC AUC of a client with one class.
+Definitions follow scikit-learn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedbench.tasks.base import ratio
+
+
+def client_of_sample(offsets: np.ndarray) -> np.ndarray:
+    """Return the client of each sample.  # [n]"""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def count_by_class(label: np.ndarray, client: np.ndarray, num_clients: int, num_classes: int) -> np.ndarray:
+    """Count the samples of each client and class, from the label [n] and client [n] of each sample.  # [N, C]"""
+    pair = client * num_classes + label
+    return np.bincount(pair, minlength=num_clients * num_classes).reshape(num_clients, num_classes)
+
+
+def sum_by_client(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Sum values [n, R] over the samples of each client.  # [N, R]"""
+    client = client_of_sample(offsets)
+    num_clients = len(offsets) - 1
+    return np.stack([np.bincount(client, values[:, r], num_clients) for r in range(values.shape[1])], axis=1)
+
+
+def nan_mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean of values [N, C] over C without NaN; NaN if all are.  # [N]"""
+    defined = ~np.isnan(values)
+    return ratio(np.where(defined, values, 0).sum(1), defined.sum(1))
+
+
+def answer_scores(
+    correct: np.ndarray, closed: np.ndarray, in_list: np.ndarray, question: np.ndarray, offsets: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return accuracies of answered questions, [N] each.
+
+    Args:
+        correct: Whether the answer to the question is correct, [n].
+        closed: Whether it is a closed question, [n].
+        in_list: Whether its answer is in the client's list, [n].
+        question: Whether the sample is a question, [n].  If not, the other three must be False.
+        offsets: Where the samples of each client begin, [N + 1].
+
+    Returns:
+        accuracy, accuracy_open and accuracy_closed, and ceiling: the share of questions whose answer is in the list.
+    """
+    columns = np.stack([question, closed, correct, correct & closed, in_list], 1)
+    total, total_closed, num_correct, correct_closed, answerable = sum_by_client(columns, offsets).T  # [N] each
+    return {
+        "accuracy": ratio(num_correct, total),
+        "accuracy_open": ratio(num_correct - correct_closed, total - total_closed),
+        "accuracy_closed": ratio(correct_closed, total_closed),
+        "ceiling": ratio(answerable, total),
+    }
+
+
+def weighted_binary_f1(tp: np.ndarray, p: np.ndarray, true: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return the F1 of "yes" and "no" for binary decisions, weighted by how often each is true.  # [N]
+
+    Args:
+        tp: True positives of each client, [N].
+        p: Predicted positives, [N].
+        true: Actual positives, [N].
+        total: Decisions, [N].
+
+    An undefined F1 counts as 0.
+    """
+    f1_yes = ratio(2 * tp, p + true)
+    f1_no = ratio(2 * (total - p - true + tp), 2 * total - p - true)
+    return ratio(true * np.nan_to_num(f1_yes) + (total - true) * np.nan_to_num(f1_no), total)
+
+
+def roc_auc(scores: np.ndarray, positive: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return the area under the ROC curve of each client and column; ties count half.
+
+    Args:
+        scores: Scores of the positive class, [n, C].
+        positive: Whether the class is true, [n, C] bool.
+        offsets: Where the samples of each client begin, [N + 1].
+
+    Returns:
+        Areas [N, C], NaN for a client that has only positives or only negatives.
+    """
+    client = client_of_sample(offsets)
+    num_clients = len(offsets) - 1
+    start = offsets[:-1][client]  # [n]
+    area = np.empty((num_clients, scores.shape[1]))  # [N, C]
+    client_bits = client.astype(np.uint64) << np.uint64(33)
+    for c in range(scores.shape[1]):
+        # One sort of 64-bit keys (client, score, label) is faster than an argsort by two columns.
+        score_bits = _sortable_bits(scores[:, c]).astype(np.uint64) << np.uint64(1)
+        keys = np.sort(client_bits | score_bits | positive[:, c].astype(np.uint64))  # [n], still in client order
+        label = (keys & np.uint64(1)).astype(np.float64)  # [n]
+        tie = keys >> np.uint64(1)  # [n], equal for the tied samples of a client
+        first = np.flatnonzero(np.append(True, tie[1:] != tie[:-1])[: len(tie)])  # [ties]
+        length = np.diff(np.append(first, len(tie)))
+        rank = np.repeat(first + (length - 1) / 2, length) - start  # [n], from 0 within the client
+        ones = np.bincount(client, label, num_clients)  # [N]
+        zeros = np.diff(offsets) - ones
+        rank_sum = np.bincount(client, label * rank, num_clients)  # [N]
+        area[:, c] = ratio(rank_sum - ones * (ones - 1) / 2, ones * zeros)
+    return area
+
+
+def _sortable_bits(x: np.ndarray) -> np.ndarray:
+    """Map x [n] to uint32 in the order of its float32 values; -0.0 becomes 0.0.  # [n]"""
+    bits = (x.astype(np.float32) + np.float32(0)).view(np.uint32)
+    return np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+
+
+def log_odds(logits: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """Return log(p / (1 - p)) of the softmax of logits [n, C], without ties at 0 and 1.  # [n, C]
+
+    largest [n]: the class of the largest logit.
+    """
+    samples = np.arange(len(logits))
+    shifted = logits - logits[samples, largest][:, None]  # [n, C], 0 at the largest
+    e = np.exp(shifted)
+    e[samples, largest] = 0
+    sum_others = e.sum(1, keepdims=True)  # [n, 1], without the largest
+    denominator = 1 + sum_others - e  # of all classes but one; >= 1, so without cancellation
+    denominator[samples, largest] = sum_others[:, 0]
+    with np.errstate(divide="ignore"):
+        return shifted - np.log(denominator)

@@ -1,1 +1,1 @@
-"""Partitions: one file per way to split a data set over clients, named by a partition's ``_target_``."""
+"""Partitions of a data set over clients.  One file for each, named by ``_target_`` in conf/partition."""

@@ -1,6 +1,6 @@
-"""Extra samples (synthesized images, say) that a data set brings along for training only.
+"""Extra samples of a data set, for example synthesized images, which are used for training only.
 
-They are dealt after everything else is drawn: who is validated and tested on what does not depend on them.
+They are assigned last, so that validation and test samples do not depend on them.
 """
 
 from collections.abc import Sequence
@@ -15,28 +15,40 @@ if TYPE_CHECKING:
     from fedbench.core.split import Split
 
 
-def deal_extra(
+def add_extra(
     train: Sequence[np.ndarray], extra: np.ndarray, domain: np.ndarray | None, rng: np.random.RandomState
 ) -> list[np.ndarray]:
-    """Each client's training samples, and behind them its share of the extra ones.
+    """Append extra samples to the training samples of the clients of the same client site.
 
-    An extra sample goes to the client that trains on its natural silo's own; several such clients share evenly.
+    Clients of one site receive equal numbers of its extra samples.
+
+    Args:
+        train: Training samples of each client.
+        extra: Indices of the extra samples.
+        domain: The client site of each sample of the data set, [n].
+        rng: Random numbers.
+
+    Returns:
+        Training samples of each client, the extra ones last.
+
+    Raises:
+        ConfigError: There are no client sites, or no client of a site.
     """
     if domain is None:
-        raise ConfigError("extra samples belong to natural silos, but this data set has none")
-    silos = [set(np.unique(domain[samples]).tolist()) for samples in train]
-    dealt = [[samples] for samples in train]
-    for silo in np.unique(domain[extra]).tolist():
-        clients = [i for i, held in enumerate(silos) if silo in held]
+        raise ConfigError("the data set has extra samples but no client sites (domain), which must assign them")
+    sites = [set(np.unique(domain[samples]).tolist()) for samples in train]
+    parts = [[samples] for samples in train]
+    for site in np.unique(domain[extra]).tolist():
+        clients = [i for i, client_sites in enumerate(sites) if site in client_sites]
         if not clients:
-            raise ConfigError(f"no client trains on natural silo {silo}, to which extra samples belong")
-        of_silo = rng.permutation(extra[domain[extra] == silo])
+            raise ConfigError(f"no client trains on client site {site}, which has extra samples: use partition=domain")
+        shuffled = rng.permutation(extra[domain[extra] == site])
         for j, i in enumerate(clients):
-            dealt[i].append(of_silo[j :: len(clients)])
-    return [np.concatenate(parts) for parts in dealt]
+            parts[i].append(shuffled[j :: len(clients)])
+    return [np.concatenate(client_parts) for client_parts in parts]
 
 
 def count_extra(split: "Split", arrays: Arrays) -> np.ndarray:
-    """How many of each client's training samples are extra ones, [N]."""
-    owners = split.train.owners()[arrays.split[split.train.indices] == EXTRA]
-    return np.bincount(owners, minlength=split.num_clients)
+    """Return the number of extra training samples of each client.  # [N]"""
+    clients = split.train.owners()[arrays.split[split.train.indices] == EXTRA]
+    return np.bincount(clients, minlength=split.num_clients)

@@ -1,6 +1,6 @@
-"""Cross-validation within the training parts: one of k folds of each client's is its validation part.
+"""Cross-validation: one of k folds of each client's training samples becomes its validation part.
 
-Test parts stay as they are, so that a value may be chosen by k runs, one a fold, before anybody is tested.
+Test parts do not change.  A hyperparameter can thus be selected by k runs, one per fold, without test data.
 
 Letters: N clients, k folds.
 """
@@ -19,46 +19,59 @@ if TYPE_CHECKING:
     from fedbench.core.split import Split
 
 
-def hold_out(split: Split, arrays: Arrays, folds: int, fold: int, seed: int) -> Split:
-    """The split with fold `fold` of each client's training samples as its validation part.
+def hold_out_fold(split: Split, arrays: Arrays, folds: int, fold: int, seed: int) -> Split:
+    """Return a split in which one fold of each client's training samples is its validation part.
 
-    Folds are stratified by label and differ by one sample at most in each class; a subject stays whole, and then they
-    are stratified by the label of the subject's first sample.  Extra samples are always trained on.  A client with
-    fewer samples (or subjects) than folds has no validation part in some of them.  ConfigError where there are
-    validation parts already, there is no such fold, or somebody would be left with nothing to train on.
+    Folds are stratified by label, and their sizes differ by at most one sample of each class.  All samples of a subject
+    are in one fold.  Subjects are stratified by the label of their first sample.  Extra samples are in no fold.  The
+    validation part of a client with fewer samples (or subjects) than folds may be empty.
+
+    Args:
+        split: A split without validation parts.
+        arrays: The data set.
+        folds: k.
+        fold: The fold of the validation part, 0 to k - 1.
+        seed: Seed of the folds.
+
+    Raises:
+        ConfigError: The fold does not exist, there already are validation parts, or a client would not have training
+            samples.
     """
-    require(fold < folds, f"fold={fold} is none of the {folds} folds, 0 to {folds - 1}")
+    require(fold < folds, f"fold={fold} must be one of the {folds} folds, 0 to {folds - 1}")
     require(
         len(split.val.indices) == 0,
-        f"folds={folds} makes validation parts of the training parts: set dataset.val_fraction=0, and use a "
-        "dataset.split that has none",
+        f"folds={folds} divides the training parts, but there already are validation parts: set "
+        "dataset.val_fraction=0, and use a dataset.split without published validation samples",
     )
-    labels, rng = arrays.labels(), np.random.RandomState(seed)
+    labels = arrays.labels()
+    rng = np.random.RandomState(seed)
     train, val = [], []
     for i in range(split.num_clients):
-        own = split.train[i]
-        held = _folds_of(own, arrays, labels, folds, rng) == fold  # [n_i]
+        samples = split.train[i]
+        in_fold = _assign_folds(samples, arrays, labels, folds, rng) == fold  # [n_i]
         require(
-            not held.all(),
-            f"folds={folds}: client {i} has {len(own)} training sample(s), and fold {fold} would hold out all of them",
+            not in_fold.all(),
+            f"folds={folds}: client {i} has {len(samples)} training sample(s), and all would be in fold {fold}: "
+            "lower folds",
         )
-        train.append(own[~held])
-        val.append(own[held])
+        train.append(samples[~in_fold])
+        val.append(samples[in_fold])
     ragged = type(split.train)
     return replace(split, train=ragged.from_lists(train), val=ragged.from_lists(val))
 
 
-def _folds_of(
-    own: np.ndarray, arrays: Arrays, labels: np.ndarray, folds: int, rng: np.random.RandomState
+def _assign_folds(
+    samples: np.ndarray, arrays: Arrays, labels: np.ndarray, folds: int, rng: np.random.RandomState
 ) -> np.ndarray:
-    """The fold of each of a client's samples own [n_i], -1 for extra ones.  # [n_i]"""
-    proper = arrays.split[own] != EXTRA  # [n_i]
-    units = own if arrays.subject is None else arrays.subject[own]
-    names, first, unit = np.unique(units[proper], return_index=True, return_inverse=True)
+    """Return the fold of each sample of a client, -1 for extra samples.  # [n_i]"""
+    is_regular = arrays.split[samples] != EXTRA  # [n_i]
+    groups = samples if arrays.subject is None else arrays.subject[samples]
+    names, first, group = np.unique(groups[is_regular], return_index=True, return_inverse=True)
     order = rng.permutation(len(names))
-    order = order[np.argsort(labels[own[proper][first]][order], kind="stable")]  # by label, in random order within it
-    number = np.empty(len(names), np.int64)
-    number[order] = np.arange(len(names)) % folds
-    found = np.full(len(own), -1)
-    found[proper] = number[unit.reshape(-1)]
-    return found
+    group_labels = labels[samples[is_regular][first]]
+    order = order[np.argsort(group_labels[order], kind="stable")]  # by label, in random order within a label
+    group_fold = np.empty(len(names), np.int64)
+    group_fold[order] = np.arange(len(names)) % folds
+    fold = np.full(len(samples), -1)
+    fold[is_regular] = group_fold[group.reshape(-1)]
+    return fold

@@ -1,7 +1,7 @@
-"""Cuts that keep a subject (a patient) whole: all of a subject's samples are on one side.
+"""Splits by subject (patient): all samples of a subject are in the same part.
 
-The case study's 85/15 by patient, stratified by label: within a client, the subjects whose rarest label is k make
-stratum k, and of each stratum whole subjects are taken until its share is reached as nearly as they allow.
+As in the breast-cancer case study (85/15 by patient, stratified by label).  Within a client, subjects are stratified by
+their rarest label.  From each stratum, whole subjects are held out until its fraction is met as closely as possible.
 """
 
 from collections.abc import Iterable
@@ -10,68 +10,96 @@ import numpy as np
 
 from fedbench.core.options import ConfigError
 
-UNDECIDED, KEPT, OFF = -1, 0, 1
+UNDECIDED, KEPT, HELD_OUT = -1, 0, 1
 
 
-def cut_subjects(
+def split_by_subject(
     lists: Iterable[np.ndarray], fraction: float, labels: np.ndarray, subject: np.ndarray, rng: np.random.RandomState
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Per client, the part cut off (about the fraction of every stratum) and the rest, in the list's order.
+    """Hold out about a fraction of each client's samples, by whole subjects.
 
-    lists: the clients' samples; labels, subject [n] int64 of the whole set.  A stratum of two subjects or more has
-    one on either side.  A subject that several clients share goes where the first of them puts it.
+    A stratum with several subjects has at least one in each part.  For a subject of several clients, the first of these
+    clients determines the part.
+
+    Args:
+        lists: Samples of each client.
+        fraction: Fraction of each stratum to hold out.
+        labels: Label of each sample of the data set, [n] int64.
+        subject: Subject of each sample of the data set, [n] int64.
+        rng: Random numbers.
+
+    Returns:
+        The samples held out and the other samples of each client, in the order of its list.
     """
-    side = np.full(int(subject.max(initial=-1)) + 1, UNDECIDED, np.int8)  # [subjects]
-    off, kept = [], []
-    for mine in lists:
-        decide(labels[mine], subject[mine], fraction, side, rng)
-        chosen = side[subject[mine]] == OFF  # [n_i]
-        off.append(mine[chosen])
-        kept.append(mine[~chosen])
-    return off, kept
+    part = np.full(int(subject.max(initial=-1)) + 1, UNDECIDED, np.int8)  # [subjects]
+    held_out, kept = [], []
+    for samples in lists:
+        _assign_parts(labels[samples], subject[samples], fraction, part, rng)
+        is_held_out = part[subject[samples]] == HELD_OUT  # [n_i]
+        held_out.append(samples[is_held_out])
+        kept.append(samples[~is_held_out])
+    return held_out, kept
 
 
-def decide(
-    labels: np.ndarray, subject: np.ndarray, fraction: float, side: np.ndarray, rng: np.random.RandomState
+def _assign_parts(
+    labels: np.ndarray, subject: np.ndarray, fraction: float, part: np.ndarray, rng: np.random.RandomState
 ) -> None:
-    """Write into side [subjects] where those of a client's samples [n_i] go that are undecided yet."""
-    ids, of = np.unique(subject, return_inverse=True)  # [S], [n_i]
-    sizes = np.bincount(of)  # [S]
-    stratum = rarest_label(labels, of, len(ids))  # [S]
-    owed = 0.0  # samples by which the part cut off is behind; strata make up for one another's rounding
+    """Set part [subjects] of the undecided subjects of a client, whose samples have labels and subject [n_i]."""
+    ids, inverse = np.unique(subject, return_inverse=True)  # [S], [n_i]
+    sizes = np.bincount(inverse)  # [S]
+    stratum = rarest_label(labels, inverse, len(ids))  # [S]
+    missing = 0.0  # samples to hold out; the rounding error of a stratum is made up for by the next one
     for k in np.unique(stratum):
         members = rng.permutation(np.flatnonzero(stratum == k))
-        owed += fraction * sizes[members].sum()
-        before = side[ids[members]]
-        owed -= sizes[members[before == OFF]].sum()
+        missing += fraction * sizes[members].sum()
+        before = part[ids[members]]
+        missing -= sizes[members[before == HELD_OUT]].sum()
         free = members[before == UNDECIDED]
-        reach = np.concatenate(([0], np.cumsum(sizes[free])))  # of the first 0, 1, 2 ... of them
-        least = int(len(members) > 1 and not (before == OFF).any())
+        cumulative = np.concatenate(([0], np.cumsum(sizes[free])))  # samples of the first 0, 1, 2 ... subjects
+        least = int(len(members) > 1 and not (before == HELD_OUT).any())
         most = len(free) - int(len(members) > 1 and not (before == KEPT).any())
-        taken = int(np.clip(np.abs(reach - owed).argmin(), min(least, len(free)), max(most, 0)))
-        side[ids[free[:taken]]], side[ids[free[taken:]]] = OFF, KEPT
-        owed -= reach[taken]
+        count = int(np.clip(np.abs(cumulative - missing).argmin(), min(least, len(free)), max(most, 0)))
+        part[ids[free[:count]]] = HELD_OUT
+        part[ids[free[count:]]] = KEPT
+        missing -= cumulative[count]
 
 
-def rarest_label(labels: np.ndarray, of: np.ndarray, num_subjects: int) -> np.ndarray:
-    """For each subject, of its labels the one fewest samples have, [S]; of [n] the subject of each sample."""
+def rarest_label(labels: np.ndarray, subject: np.ndarray, num_subjects: int) -> np.ndarray:
+    """Return the rarest label of each subject.
+
+    Args:
+        labels: Label of each sample, [n].
+        subject: Subject of each sample, [n], from 0 to num_subjects - 1.
+        num_subjects: S.
+
+    Returns:
+        The index, among the sorted labels, of the subject's label that has the fewest samples, [S].
+    """
     classes, label = np.unique(labels, return_inverse=True)
-    common = np.bincount(label)  # [C]
+    frequency = np.bincount(label)  # [C]
     has = np.zeros((num_subjects, len(classes)), bool)  # [S, C]
-    has[of, label] = True
-    return np.where(has, common, len(labels) + 1).argmin(1)
+    has[subject, label] = True
+    return np.where(has, frequency, len(labels) + 1).argmin(1)
 
 
-def refuse_divided(parts: dict[str, np.ndarray], subject: np.ndarray) -> None:
-    """ConfigError for a subject with samples in two parts; parts: name -> sample indices."""
-    first: dict[str, np.ndarray] = {}
+def check_subjects(parts: dict[str, np.ndarray], subject: np.ndarray) -> None:
+    """Check that each subject is in one part only.
+
+    Args:
+        parts: Samples of each part, such as "train".
+        subject: Subject of each sample of the data set, [n].
+
+    Raises:
+        ConfigError: A subject has samples in two parts.
+    """
+    subjects: dict[str, np.ndarray] = {}
     for name, indices in parts.items():
-        mine = np.unique(subject[indices])
-        for other, theirs in first.items():
-            both = np.intersect1d(mine, theirs)
-            if len(both):
+        in_part = np.unique(subject[indices])
+        for other, in_other in subjects.items():
+            shared = np.intersect1d(in_part, in_other)
+            if len(shared):
                 raise ConfigError(
-                    f"{len(both):,} subjects (patients) would be in both the {other} and the {name} part: use "
-                    "dataset.split=merged, which keeps them whole"
+                    f"{len(shared):,} subjects (patients) have samples in both the {other} and the {name} part: use "
+                    "dataset.split=merged, which splits by subject"
                 )
-        first[name] = mine
+        subjects[name] = in_part

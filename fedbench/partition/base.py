@@ -1,10 +1,9 @@
-"""From a data set and a partition to who holds which sample: ragged index lists, hashed and saved.
+"""Build the split of a data set from a partition: training, validation and test samples of each client.
 
-A partition is a class with ``assign(labels, pools, num_clients, rng, domain)``; ``build_split`` chooses
-the pools (the merged set, or the published parts), cuts each client's samples into train, validation and
-test, and refuses whatever leaves a client with nothing to train or to be tested on.  One ``RandomState``
-makes all draws, in an order that repeats the papers' code: assignment, test cuts in client order, then
-validation cuts in client order.
+A partition is a class with ``assign(labels, pools, num_clients, rng, domain)``.  ``build_split`` passes it all samples,
+or the published parts (pools).  It then splits each client's samples, and refuses clients without training or test
+samples.  One ``RandomState`` draws all random numbers in the order of the papers' code: the partition, test parts in
+client order, validation parts in client order.
 
 Letters: N clients, C classes, n samples.
 """
@@ -17,48 +16,79 @@ from typing import Protocol
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
+from fedbench.core.renamed import refuse_old_names
 from fedbench.core.split import Ragged, Split
 from fedbench.data.base import EXTRA, TEST, TRAIN, VAL, Arrays
-from fedbench.partition._extra import deal_extra
-from fedbench.partition._subjects import cut_subjects, refuse_divided
+from fedbench.partition._extra import add_extra
+from fedbench.partition._subjects import check_subjects, split_by_subject
 
 SPLITS = ("merged", "published", "stratified")
+OLD_NAMES = {"count": "default_num_clients", "ready": "predefined_split", "leaves_out": "leaves_samples_out"}
 
 
-def by_class(labels: np.ndarray, pool: np.ndarray) -> list[np.ndarray]:
-    """The samples of a pool, one array per class that occurs anywhere in labels [n], in the pool's order."""
+def group_by_class(labels: np.ndarray, pool: np.ndarray) -> list[np.ndarray]:
+    """Return the samples of a pool by class, in the order of the pool.
+
+    Args:
+        labels: Label of each sample of the data set, [n].
+        pool: Sample indices.
+
+    Returns:
+        One array for each class of the data set, in ascending order of the classes.
+    """
     return [pool[labels[pool] == c] for c in np.unique(labels)]
 
 
-def deal(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
-    """Client j gets the next ``counts[k, j]`` samples of each class k, in class order; the rest are left out.
+def assign_by_counts(classes: list[np.ndarray], counts: np.ndarray) -> Ragged:
+    """Give each client the next samples of each class.  Samples beyond the counts are not assigned.
 
-    classes: C index arrays, already shuffled; counts [C, N] int64, whose rows sum to at most their lengths.
+    Args:
+        classes: Shuffled samples of each class, C arrays.
+        counts: The number of samples of class k for client j, [C, N] int64.
     """
     num_clients = counts.shape[1]
-    owners = np.concatenate([np.repeat(np.arange(num_clients), c) for c in counts])  # [total]
-    samples = np.concatenate([members[: c.sum()] for members, c in zip(classes, counts)])  # [total]
-    return Ragged.from_owners(samples, owners, num_clients)
+    clients = np.concatenate([np.repeat(np.arange(num_clients), row) for row in counts])  # [total]
+    samples = np.concatenate([members[: row.sum()] for members, row in zip(classes, counts)])  # [total]
+    return Ragged.from_owners(samples, clients, num_clients)
 
 
-def deal_shares(
+def assign_by_shares(
     labels: np.ndarray, pools: list[np.ndarray], shares: np.ndarray, rng: np.random.RandomState
 ) -> list[Ragged]:
-    """Divide every pool by one matrix: client j gets floor(shares[k, j] n_k) shuffled samples of class k.
+    """Divide the classes of each pool by the same shares: client j gets floor(shares[k, j] n_k) samples of class k.
 
-    shares [C, N], rows summing to at most 1.  The few samples that rounding leaves over stay out, as in
-    APPLE's code.
+    The few samples that rounding leaves are not assigned, as in APPLE's code.
+
+    Args:
+        labels: Label of each sample of the data set, [n].
+        pools: Sample indices of each pool.
+        shares: Shares of the clients in each class, [C, N], with row sums of at most 1.
+        rng: Random numbers.
     """
-    dealt = []
+    assigned = []
     for pool in pools:
-        classes = [rng.permutation(members) for members in by_class(labels, pool)]
+        classes = [rng.permutation(members) for members in group_by_class(labels, pool)]
         sizes = np.array([len(members) for members in classes])  # [C]
-        dealt.append(deal(classes, (shares * sizes[:, None]).astype(np.int64)))
-    return dealt
+        assigned.append(assign_by_counts(classes, (shares * sizes[:, None]).astype(np.int64)))
+    return assigned
+
+
+def floor_counts(counts: np.ndarray) -> np.ndarray:
+    """Round down, but not by one too many because of floating point: 0.29 * 100 is 28.999999999999996.  # int64"""
+    return np.floor(counts + 1e-9).astype(np.int64)
 
 
 class Partition(Protocol):
-    """A way to divide samples over clients."""
+    """A rule that assigns samples to clients.
+
+    A class may also have:
+
+    - ``default_num_clients(num_domains)``: N if partition.num_clients is null.
+    - ``client_names(arrays)``: the names of the clients, or None.
+    - ``labels(arrays)``: the labels to partition by, [n] int64, if they are not those of the task.
+    - ``predefined_split(arrays)``: a complete Split, or None to call ``assign``.
+    - ``leaves_samples_out = True``: samples remain unassigned on purpose, beyond rounding.
+    """
 
     def assign(
         self,
@@ -68,11 +98,20 @@ class Partition(Protocol):
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> Sequence[Ragged | list[np.ndarray]]:
-        """For each pool, the N clients' sample indices.
+        """Return the sample indices of each client, for each pool.
 
-        labels [n] int64 and domain [n] int64 (or None) of the whole set; pools: index arrays into it, the
-        first of which makes the draws (shares, caps, retries), the others being cut by the same shares.
-        A method client_names(arrays), which is optional, returns the clients' names, or None.
+        Args:
+            labels: Label of each sample of the data set, [n] int64.
+            pools: Sample indices of each pool.  Random shares are drawn for the first pool, and divide all pools.
+            num_clients: N.
+            rng: The only source of random numbers.
+            domain: The client site of each sample of the data set, [n] int64, or None.
+
+        Returns:
+            For each pool, N index arrays.
+
+        Raises:
+            ConfigError: The request cannot be met.
         """
         ...
 
@@ -87,98 +126,106 @@ def build_split(
     val_fraction: float = 0.0,
     subset: float = 1.0,
 ) -> Split:
-    """Divide a data set over num_clients clients and cut each one's part; ConfigError where it cannot be.
+    """Divide a data set over clients, and each client's samples into training, validation and test parts.
 
-    split: ``merged``: all samples are pooled, divided, and each client's are cut at random into train
-        (floor((1 - test_fraction) n)) and test, as the PFL papers do; ``published``: train and test (and
-        validation, where published) stay apart and are divided by the same shares; ``stratified``: all are
-        pooled and cut once into train and test, keeping the classes' proportions, then as ``published``.
-    num_clients: None lets a partition with natural silos say how many there are.
-    val_fraction: this share of each client's train samples becomes its validation part; the published
-        validation samples, if any, then count as train samples.
-    subset: this share of every part that is divided is used at all, drawn from ``seed`` and keeping the
-        proportions of classes and natural silos; the rest belongs to nobody.
+    Samples of a subject (a patient) stay in one part.  Extra samples are added to training parts last, and do not
+    change the other parts.
 
-    A subject of ``arrays`` (a patient) stays whole where clients' samples are cut.  Extra samples go to training
-    parts only, last of all, so that the rest is drawn as it would be without them.
+    Args:
+        arrays: The data set.
+        partition: The partition.
+        num_clients: N.  None: the partition determines it.
+        seed: Seed of all random numbers.
+        split: One of
+
+            - merged: Divide all samples, and split each client's samples at random: floor((1 - test_fraction) n) for
+              training, as in the papers.
+            - published: Divide the published training, test and validation samples separately, by the same shares.
+            - stratified: Split all samples into training and test, stratified by class, and divide both as published.
+
+        test_fraction: Fraction of the test samples, unless published.
+        val_fraction: Fraction of each client's training samples for validation.  If positive, published validation
+            samples are training samples.
+        subset: Fraction of all samples to use, stratified by class and client site.
+
+    Raises:
+        ConfigError: The request cannot be met.
     """
     _check_options(arrays, split, test_fraction, val_fraction)
+    refuse_old_names(type(partition), OLD_NAMES)
     num_clients = _client_count(arrays, partition, num_clients)
-    ready = getattr(partition, "ready", None)
-    if ready is not None and (split_of_file := ready(arrays)) is not None:
-        return _checked(split_of_file, num_clients, arrays, partition)
+    predefined_split = getattr(partition, "predefined_split", None)
+    if predefined_split is not None and (complete := predefined_split(arrays)) is not None:
+        return _checked(complete, num_clients, arrays, partition)
     rng = np.random.RandomState(seed)
-    labels = labels_for(partition, arrays)
+    labels = partition_labels(partition, arrays)
     pools = _pools(arrays, labels, split, test_fraction, val_fraction, seed)
     if subset < 1:
-        pools = _subsets(pools, labels, arrays.domain, subset, seed)
+        pools = _subsample(pools, labels, arrays.domain, subset, seed)
     for name, pool in zip(("train", "test"), pools):
-        part = "samples" if split == "merged" else f"{name} samples"
+        unit = "samples" if split == "merged" else f"{name} samples"
         require(
             num_clients <= len(pool),
-            f"partition.num_clients={num_clients:,} is more than the {len(pool):,} {part} there are",
+            f"partition.num_clients={num_clients:,} must be at most the number of {unit}, {len(pool):,}",
         )
-    assigned = [_as_ragged(r) for r in partition.assign(labels, pools, num_clients, rng, arrays.domain)]
+    assigned = [_as_ragged(lists) for lists in partition.assign(labels, pools, num_clients, rng, arrays.domain)]
     if split == "merged":
         _require_two(assigned[0], partition)
-        test, train = _cut(assigned[0], test_fraction, rng, labels, arrays.subject)
+        test, train = _hold_out(assigned[0], test_fraction, rng, labels, arrays.subject)
     else:
         train, test = assigned[:2]
     val = assigned[2] if len(assigned) > 2 else Ragged.from_lists([np.empty(0, np.int64)] * num_clients)
     if val_fraction > 0:
-        val, train = _cut(train, val_fraction, rng, labels, arrays.subject)
+        val, train = _hold_out(train, val_fraction, rng, labels, arrays.subject)
     extra = np.flatnonzero(arrays.split == EXTRA)
     if len(extra):
-        extra = extra if subset == 1 else _subsets([extra], labels, arrays.domain, subset, seed)[0]
-        train = _as_ragged(deal_extra([train[i] for i in range(num_clients)], extra, arrays.domain, rng))
+        extra = extra if subset == 1 else _subsample([extra], labels, arrays.domain, subset, seed)[0]
+        train = _as_ragged(add_extra([train[i] for i in range(num_clients)], extra, arrays.domain, rng))
     return _checked(Split(train, val, test), num_clients, arrays, partition)
 
 
 def _checked(split: Split, num_clients: int, arrays: Arrays, partition: Partition) -> Split:
-    """The split; ConfigError where somebody has nothing, or a sample (a subject) is in two places."""
+    """Check a split, and return it with the names of the clients."""
     _check_split(split, num_clients, len(arrays), partition)
     if arrays.subject is not None:
-        refuse_divided({k: getattr(split, k).indices for k in ("train", "val", "test")}, arrays.subject)
-    named = getattr(partition, "client_names", None)
-    return split if named is None else replace(split, names=_proper(named(arrays), num_clients))
+        check_subjects({part: getattr(split, part).indices for part in ("train", "val", "test")}, arrays.subject)
+    client_names = getattr(partition, "client_names", None)
+    return split if client_names is None else replace(split, names=_clean_names(client_names(arrays), num_clients))
 
 
-def _proper(names: Sequence[str] | None, num_clients: int) -> tuple[str, ...] | None:
-    """Return names without line breaks; None if they are the clients' numbers, or not one for each client."""
-    shown = tuple(" ".join(str(name).split()) for name in names or ())
-    return None if len(shown) != num_clients or shown == tuple(map(str, range(num_clients))) else shown
+def _clean_names(names: Sequence[str] | None, num_clients: int) -> tuple[str, ...] | None:
+    """Return names without line breaks; None if they are the indices of the clients, or not one for each client."""
+    cleaned = tuple(" ".join(str(name).split()) for name in names or ())
+    are_indices = cleaned == tuple(map(str, range(num_clients)))
+    return None if len(cleaned) != num_clients or are_indices else cleaned
 
 
-def labels_for(partition: Partition, arrays: Arrays) -> np.ndarray:
-    """The label by which a partition divides each sample: its own `labels(arrays)` where it has such, else the task's.
-    # [n] int64"""
-    own = getattr(partition, "labels", None)
-    return arrays.labels() if own is None else own(arrays)
+def partition_labels(partition: Partition, arrays: Arrays) -> np.ndarray:
+    """Return the labels to partition by: ``partition.labels(arrays)`` if it exists, else the task's labels.  # [n]"""
+    labels = getattr(partition, "labels", None)
+    return arrays.labels() if labels is None else labels(arrays)
 
 
 def _check_options(arrays: Arrays, split: str, test_fraction: float, val_fraction: float) -> None:
-    require(split in SPLITS, f"dataset.split={split!r} is not one of {', '.join(SPLITS)}")
+    require(split in SPLITS, f"dataset.split={split!r} must be one of {', '.join(SPLITS)}")
     require(
         split == "published" or 0 < test_fraction < 1,
         f"dataset.test_fraction={test_fraction} must be between 0 and 1 (both excluded)",
     )
     require(0 <= val_fraction < 1, f"dataset.val_fraction={val_fraction} must be in [0, 1)")
-    require(
-        split != "published" or bool((arrays.split == TEST).any()),
-        "dataset.split=published, but this data set has no published test part: use dataset.split=merged",
-    )
-    require(
-        split != "published" or bool((arrays.split == TRAIN).any()),
-        "dataset.split=published, but this data set has no published train part: use dataset.split=merged",
-    )
+    for part, name in ((TEST, "test"), (TRAIN, "train")):
+        require(
+            split != "published" or bool((arrays.split == part).any()),
+            f"dataset.split=published, but this data set has no published {name} part: use dataset.split=merged",
+        )
 
 
 def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None) -> int:
     if num_clients is None:
-        count = getattr(partition, "count", None)
-        if count is None:
-            raise ConfigError("partition.num_clients is null: this partition needs a number >= 1")
-        return count(arrays.num_domains)
+        default = getattr(partition, "default_num_clients", None)
+        if default is None:
+            raise ConfigError("partition.num_clients is null, but this partition needs a number >= 1")
+        return default(arrays.num_domains)
     require(num_clients >= 1, f"partition.num_clients={num_clients} must be >= 1")
     return num_clients
 
@@ -186,47 +233,46 @@ def _client_count(arrays: Arrays, partition: Partition, num_clients: int | None)
 def _pools(
     arrays: Arrays, labels: np.ndarray, split: str, test_fraction: float, val_fraction: float, seed: int
 ) -> list[np.ndarray]:
-    """The index arrays to divide: [all], [train, test] or [train, test, validation]."""
+    """Return the pools: [all], [train, test] or [train, test, validation]."""
     part = arrays.split
-    original = np.flatnonzero(part != EXTRA)
+    regular = np.flatnonzero(part != EXTRA)
     if split == "merged":
-        return [original]
+        return [regular]
     if split == "stratified":
-        return [original[rows] for rows in _stratified(labels[original], test_fraction, seed)]
+        return [regular[positions] for positions in _stratified_split(labels[regular], test_fraction, seed)]
     if val_fraction > 0:
-        return [original[part[original] != TEST], np.flatnonzero(part == TEST)]
-    pools = [np.flatnonzero(part == which) for which in (TRAIN, TEST, VAL)]
+        return [regular[part[regular] != TEST], np.flatnonzero(part == TEST)]
+    pools = [np.flatnonzero(part == code) for code in (TRAIN, TEST, VAL)]
     return pools if len(pools[2]) else pools[:2]
 
 
-def _subsets(
+def _subsample(
     pools: list[np.ndarray], labels: np.ndarray, domain: np.ndarray | None, subset: float, seed: int
 ) -> list[np.ndarray]:
-    """round(subset n_k) samples, one at least, of each class (of each natural silo) of each pool, in its order.
+    """Return round(subset n_k) samples, at least one, of each class k of each client site in each pool.
 
-    With a generator of its own: what comes after draws as it would from the whole set.
+    A separate generator is used, so that the random numbers of the partition do not depend on the subset.
     """
     require(0 < subset <= 1, f"dataset.subset={subset} must be in (0, 1]")
     rng = np.random.RandomState(seed)
-    _, groups = np.unique(
-        np.stack([labels, np.zeros_like(labels) if domain is None else domain]), axis=1, return_inverse=True
-    )  # [n]
-    kept = np.zeros(len(labels), bool)  # [n]
+    keys = np.stack([labels, np.zeros_like(labels) if domain is None else domain])  # [2, n]
+    _, groups = np.unique(keys, axis=1, return_inverse=True)  # [n]
+    used = np.zeros(len(labels), bool)  # [n]
     for pool in pools:
-        for members in by_class(groups.reshape(-1), pool):
-            kept[rng.permutation(members)[: max(1, round(subset * len(members)))]] = True
-    return [pool[kept[pool]] for pool in pools]
+        for members in group_by_class(groups.reshape(-1), pool):
+            used[rng.permutation(members)[: max(1, round(subset * len(members)))]] = True
+    return [pool[used[pool]] for pool in pools]
 
 
-def _stratified(labels: np.ndarray, test_fraction: float, seed: int) -> list[np.ndarray]:
-    """One cut of everything, class proportions kept: scikit-learn's, which APPLE's MedMNIST files used."""
+def _stratified_split(labels: np.ndarray, test_fraction: float, seed: int) -> list[np.ndarray]:
+    """Return scikit-learn's stratified split [train, test] of positions, as in APPLE's MedMNIST files."""
     from sklearn.model_selection import train_test_split  # slow to import, rarely needed
 
+    positions = np.arange(len(labels))
     try:
-        indices = np.arange(len(labels))
-        train, test = train_test_split(indices, test_size=test_fraction, random_state=seed, stratify=labels)
+        train, test = train_test_split(positions, test_size=test_fraction, random_state=seed, stratify=labels)
     except ValueError as error:
-        raise ConfigError(f"dataset.split=stratified cannot be met: {error}") from error
+        raise ConfigError(f"dataset.split=stratified is not possible: {error}") from error
     return [np.asarray(train), np.asarray(test)]
 
 
@@ -234,73 +280,75 @@ def _as_ragged(lists: Ragged | Sequence[np.ndarray]) -> Ragged:
     return lists if isinstance(lists, Ragged) else Ragged.from_lists(lists)
 
 
-def _cut(
+def _hold_out(
     lists: Ragged, fraction: float, rng: np.random.RandomState, labels: np.ndarray, subject: np.ndarray | None
 ) -> tuple[Ragged, Ragged]:
-    """Split every client's list at random: (n - floor((1 - fraction) n) samples, the rest, never empty).
+    """Hold out a fraction of each client's samples at random; returns the samples held out, and the others.
 
-    The first samples of each permutation are the part cut off, as scikit-learn's ShuffleSplit does.  Where samples
-    are of subjects, whole subjects are cut off, stratified by label, and the sizes are as near as they allow.
+    Of n samples, floor((1 - fraction) n) are kept, at least one.  The first samples of each permutation are held out,
+    as in scikit-learn's ShuffleSplit.  With subjects, whole subjects are held out.
     """
     if subject is not None:
-        off, kept = cut_subjects([lists[i] for i in range(len(lists))], fraction, labels, subject, rng)
-        return _as_ragged(off), _as_ragged(kept)
+        parts = split_by_subject([lists[i] for i in range(len(lists))], fraction, labels, subject, rng)
+        return _as_ragged(parts[0]), _as_ragged(parts[1])
     sizes = lists.sizes  # [N]
-    # 1e-9: (1 - 0.9) * 10 is 0.99999999, which is one sample all the same.
-    kept = np.maximum(np.floor((1 - fraction) * sizes + 1e-9).astype(np.int64), np.minimum(sizes, 1))
-    shuffled = np.empty_like(lists.indices)
-    bounds = lists.offsets.tolist()
-    for start, stop in pairwise(bounds):
-        shuffled[start:stop] = start + rng.permutation(stop - start)
-    shuffled = lists.indices[shuffled]  # [total]
-    off = lists.ranks() < np.repeat(sizes - kept, sizes)  # [total]
-    return Ragged.from_sizes(shuffled[off], sizes - kept), Ragged.from_sizes(shuffled[~off], kept)
+    kept = np.maximum(floor_counts((1 - fraction) * sizes), np.minimum(sizes, 1))  # [N]
+    positions = np.empty_like(lists.indices)
+    for start, stop in pairwise(lists.offsets.tolist()):
+        positions[start:stop] = start + rng.permutation(stop - start)
+    shuffled = lists.indices[positions]  # [total]
+    is_held_out = lists.ranks() < np.repeat(sizes - kept, sizes)  # [total]
+    return Ragged.from_sizes(shuffled[is_held_out], sizes - kept), Ragged.from_sizes(shuffled[~is_held_out], kept)
 
 
-def _how_to_fill(partition: Partition) -> str:
-    """Return advice on clients with too few samples."""
-    if not hasattr(partition, "count"):
+def _advice(partition: Partition) -> str:
+    """Return what to do about clients with too few samples."""
+    if not hasattr(partition, "default_num_clients"):
         return "lower partition.num_clients or make the partition more even"
     path = getattr(partition, "path", None)
     where = f" in partition.path={path}" if path is not None else ""
-    return f"the partition says which clients there are{where}: give these more samples, or leave them out"
+    return f"the partition determines the clients: give these clients more samples{where}, or leave them out"
 
 
 def _require_two(lists: Ragged, partition: Partition) -> None:
-    """A client needs one sample to train on and one to be tested on."""
-    few = np.flatnonzero(lists.sizes < 2)
-    if len(few):
+    """Require two samples of each client: one for training and one for testing."""
+    small = np.flatnonzero(lists.sizes < 2)
+    if len(small):
         raise ConfigError(
-            f"{len(few):,} of {len(lists):,} clients (the first is client {few[0]}, with "
-            f"{lists.sizes[few[0]]}) would hold fewer than 2 samples, too few to train and to test on: "
-            f"{_how_to_fill(partition)}"
+            f"{len(small):,} of {len(lists):,} clients (the first is client {small[0]}, with "
+            f"{lists.sizes[small[0]]}) would have fewer than 2 samples, too few for training and testing: "
+            f"{_advice(partition)}"
         )
 
 
 def _check_split(split: Split, num_clients: int, num_samples: int, partition: Partition) -> None:
-    """No client without train or test samples, no sample in two places."""
+    """Require training and test samples of each client, and each sample in one part of one client only."""
     name = type(partition).__name__
     for part in ("train", "test", "val"):
         lists: Ragged = getattr(split, part)
-        require(len(lists) == num_clients, f"{name} gave {len(lists)} {part} lists for {num_clients} clients")
+        require(len(lists) == num_clients, f"{name} returned {len(lists)} {part} lists for {num_clients} clients")
         empty = np.flatnonzero(lists.sizes == 0)
-        require(
-            part == "val" or len(empty) == 0,
-            f"{len(empty):,} of {num_clients:,} clients (first: client {empty[0] if len(empty) else 0}) "
-            f"would have no {part} samples: {_how_to_fill(partition)}",
-        )
-    everything = np.concatenate([split.train.indices, split.val.indices, split.test.indices])
-    used = np.bincount(everything, minlength=num_samples)
-    require(len(used) == num_samples, f"{name} names sample {len(used) - 1:,}, and the data set has {num_samples:,}")
-    several = np.flatnonzero(used > 1)
-    if len(several):
-        held = ", ".join(_holders(split, int(several[0])))
+        if part != "val" and len(empty):
+            raise ConfigError(
+                f"{len(empty):,} of {num_clients:,} clients (the first is client {empty[0]}) would have no {part} "
+                f"samples: {_advice(partition)}"
+            )
+    assigned = np.concatenate([split.train.indices, split.val.indices, split.test.indices])
+    times = np.bincount(assigned, minlength=num_samples)
+    require(
+        len(times) == num_samples,
+        f"{name} assigned sample {len(times) - 1:,}, but the data set has {num_samples:,} samples",
+    )
+    repeated = np.flatnonzero(times > 1)
+    if len(repeated):
+        sample = int(repeated[0])
         raise ConfigError(
-            f"{name} gives {len(several):,} samples to more than one client or part: sample {several[0]} to {held}"
+            f"{name} assigned {len(repeated):,} samples to more than one client or part: sample {sample} to "
+            f"{', '.join(_find_sample(split, sample))}"
         )
 
 
-def _holders(split: Split, sample: int) -> list[str]:
-    """Describe which clients hold a sample, and in which part."""
+def _find_sample(split: Split, sample: int) -> list[str]:
+    """Return the clients and parts that contain a sample."""
     parts = {"train": split.train, "val": split.val, "test": split.test}
     return [f"client {i} ({part})" for part, lists in parts.items() for i in lists.owners()[lists.indices == sample]]

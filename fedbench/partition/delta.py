@@ -1,15 +1,15 @@
-"""Label imbalance delta of two kinds: some clients hold delta negatives to a positive, some the reverse.
+"""Label imbalance delta: some clients have delta negatives per positive, others delta positives per negative.
 
-Class 0 is negative, every other class positive.
+Class 0 is negative, and all other classes are positive.
 
-Source: pFedNet, which gives delta = n_neg / n_pos and not who is skewed; the ratio tables of its code settle the
-pattern: clients 0 and 1 hold delta : 1, client 2 as many of each, clients 3 and 4 hold 1 : delta.  Generalized to N
-clients: floor(2 N / 5) are skewed each way and those between are balanced; with 2 clients, one each way.
+Source: pFedNet, which defines delta = n_neg / n_pos but not the clients.  The ratio tables of its code imply these:
+clients 0 and 1 have delta : 1, client 2 has equal numbers, clients 3 and 4 have 1 : delta.  Generalized to N clients,
+floor(2 N / 5) at each end are skewed (with 2 clients, one each).
 
-A balanced pool, n of either kind, is drawn first (the larger kind loses samples at random, as the sample counts
-behind the paper's tables show).  Every client's size is s = floor(2 n / N); a skewed client has floor(s delta / (1 +
-delta)) of one kind and floor(s / (1 + delta)) of the other, a balanced one floor(s / 2) of each.  Leftovers stay out.
-With dataset.split=published or stratified the test pool is divided by the same rule.
+First, a balanced pool of n samples of each kind is drawn, as the sample counts behind the paper's tables imply.  Every
+client has s = floor(2 n / N) samples.  A skewed client has floor(s delta / (1 + delta)) samples of one kind and
+floor(s / (1 + delta)) of the other, a balanced client floor(s / 2) of each.  Remaining samples are not assigned.
+With dataset.split=published or stratified, the test pool is divided by the same rule.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ import numpy as np
 
 from fedbench.core.options import ConfigError, Positive, require
 from fedbench.core.split import Ragged
-from fedbench.partition.base import by_class, deal
+from fedbench.partition.base import assign_by_counts, floor_counts, group_by_class
 
 
 class Delta:
-    """delta: negatives (class 0) to a positive on the first clients.
+    """Label imbalance.
 
-    counts: instead of delta, how many negatives and positives [N, 2] each client gets of the balanced pool that is
-    drawn first; other pools are divided in proportion.
+    Args:
+        delta: Negatives per positive of the first clients.
+        counts: Used instead of delta: negatives and positives [N, 2] of each client in the first balanced pool.  Other
+            pools are divided in proportion.
     """
 
-    leaves_out = True  # what balancing and rounding leave
+    leaves_samples_out = True  # by balancing and rounding
 
     def __init__(self, delta: Positive = 2.0, counts: list[list[int]] | None = None):
-        self.delta, self.counts = delta, counts
-        fine = counts is None or (len(counts) > 0 and all(len(row) == 2 and min(row) >= 0 for row in counts))
-        require(fine, "partition.counts must hold a pair of numbers >= 0, [neg, pos], for each client")
+        self.delta = delta
+        self.counts = counts
+        are_pairs = counts is None or (len(counts) > 0 and all(len(row) == 2 and min(row) >= 0 for row in counts))
+        require(are_pairs, "partition.counts must have a pair of numbers >= 0, [negatives, positives], for each client")
 
-    def count(self, num_domains: int) -> int:
-        """N where partition.num_clients is null: the rows of counts, or 5."""
+    def default_num_clients(self, num_domains: int) -> int:
+        """Return N if partition.num_clients is null: the length of counts, or 5."""
         return 5 if self.counts is None else len(self.counts)
 
     def assign(
@@ -49,62 +52,60 @@ class Delta:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign; ConfigError where a kind or a client is missing, or counts ask for too many."""
-        require(num_clients >= 2, f"partition.num_clients={num_clients}: delta skews two clients at least")
+        """Assign negatives and positives by their counts (see Partition.assign)."""
+        require(num_clients >= 2, f"partition.num_clients={num_clients} must be at least 2 for partition=delta")
         rows = num_clients if self.counts is None else len(self.counts)
         require(rows == num_clients, f"partition.num_clients={num_clients}, but partition.counts has {rows} rows")
         positive = (labels > 0).astype(np.int64)  # [n]
-        both = 0 < positive.sum() < len(labels)
-        require(bool(both), "partition=delta needs negatives (class 0) and positives, and the data set lacks one kind")
-        dealt, first = [], None
+        require(
+            bool(0 < positive.sum() < len(labels)),
+            "partition=delta needs negatives (class 0) and positives, but the data set has only one of them",
+        )
+        assigned, first_sizes = [], None
         for pool in pools:
-            classes = [rng.permutation(members) for members in by_class(positive, pool)]
-            least = min(len(members) for members in classes)
-            classes = [members[:least] for members in classes]
-            sizes = np.array([len(members) for members in classes])  # [2]
-            first = sizes if first is None else first
-            dealt.append(deal(classes, self._counts(sizes, first, num_clients)))
-        return dealt
+            classes = [rng.permutation(members) for members in group_by_class(positive, pool)]
+            size = min(len(members) for members in classes)
+            classes = [members[:size] for members in classes]
+            sizes = np.full(2, size)
+            first_sizes = sizes if first_sizes is None else first_sizes
+            assigned.append(assign_by_counts(classes, self._client_counts(sizes, first_sizes, num_clients)))
+        return assigned
 
-    def _counts(self, sizes: np.ndarray, first: np.ndarray, num_clients: int) -> np.ndarray:
-        """How many each client gets of a pool with sizes [2]; first [2]: the sizes of the first pool.  # [2, N]"""
+    def _client_counts(self, sizes: np.ndarray, first_sizes: np.ndarray, num_clients: int) -> np.ndarray:
+        """Return each client's negatives and positives in a pool; sizes [2] of this and the first pool.  # [2, N]"""
         if self.counts is not None:
             counts = np.array(self.counts, np.int64).T  # [2, N]
-            short = counts.sum(1) > first
-            if short.any():
-                c = int(short.argmax())
-                kind = ("negatives", "positives")[c]
-                raise ConfigError(
-                    f"partition.counts asks for {counts[c].sum():,} {kind}, and there are {first[c]:,} in the balanced "
-                    "pool"
+            for total, available, kind in zip(counts.sum(1), first_sizes, ("negatives", "positives")):
+                require(
+                    total <= available,
+                    f"partition.counts asks for {total:,} {kind}, but the balanced pool has {available:,}: lower them",
                 )
-            return _floor(counts * (sizes / first)[:, None])
+            return floor_counts(counts * (sizes / first_sizes)[:, None])
         skewed = max(1, 2 * num_clients // 5)
-        size = int(sizes.sum()) // num_clients
-        major, minor = size * self.delta / (1 + self.delta), size / (1 + self.delta)
-        counts = np.full((2, num_clients), size / 2)
+        client_size = int(sizes.sum()) // num_clients
+        major = client_size * self.delta / (1 + self.delta)
+        minor = client_size / (1 + self.delta)
+        counts = np.full((2, num_clients), client_size / 2)
         counts[:, :skewed] = [[major], [minor]]
         counts[:, num_clients - skewed :] = [[minor], [major]]
-        return _floor(counts)  # no more than sizes: of a balanced pool, as the pattern is its own mirror image
+        return floor_counts(counts)
 
 
 LUNA16 = {1: (200, 200), 2: (260, 130), 4: (316, 79), 7: (350, 50)}  # of a skewed client; the balanced one: 200, 200
 
 
 class DeltaLuna16(Delta):
-    """delta: 1, 2, 4 or 7, by the counts that pFedNet's Luna16 tables imply for five clients."""
+    """The counts that pFedNet's Luna16 tables imply for five clients.
+
+    Args:
+        delta: 1, 2, 4 or 7.
+    """
 
     def __init__(self, delta: Literal[1, 2, 4, 7] = 2):
-        require(
-            delta in LUNA16,
-            f"partition.delta={delta} must be one of {', '.join(map(str, LUNA16))}, for which pFedNet's tables imply "
-            "counts; partition=delta has others",
-        )
-        many, few = LUNA16.get(delta, (0, 0))
-        by_delta = [[many, few], [many, few], [200, 200], [few, many], [few, many]]
-        super().__init__(delta, by_delta)
-
-
-def _floor(counts: np.ndarray) -> np.ndarray:
-    """Rounded down; 1e-9: 0.29 of 100 is 28.999999, which is 29 all the same."""
-    return np.floor(counts + 1e-9).astype(np.int64)
+        if delta not in LUNA16:
+            raise ConfigError(
+                f"partition.delta={delta} must be one of {', '.join(map(str, LUNA16))}, for which pFedNet's tables "
+                "imply counts; use partition=delta for others"
+            )
+        more, fewer = LUNA16[delta]
+        super().__init__(delta, [[more, fewer], [more, fewer], [200, 200], [fewer, more], [fewer, more]])

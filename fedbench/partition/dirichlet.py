@@ -1,31 +1,32 @@
-"""Dirichlet label skew: each class is spread over the clients by a draw from Dir(alpha).
+"""Dirichlet label skew: the samples of each class are divided by shares from Dir(alpha).
 
-Source: Hsu et al. 2019 (the plain version, ``cap: false``); Yurochkin et al., ICML 2019, whose script the
-PGFed and PFLlib generators repeat (``cap: true``): a client that already holds its even share n / N gets
-nothing of the next classes, and the whole partition is redrawn until every client holds ``min_size``.
-Draw order as in those scripts (RandomState, class by class: shuffle, then shares), so ``seed: 1`` gives
-their partitions; the retries are bounded here, where theirs loop for ever.
+Sources: Hsu et al. 2019 (``cap: false``).  Yurochkin et al., ICML 2019, whose script the generators of PGFed and PFLlib
+repeat (``cap: true``): a client with at least n / N samples gets nothing of the following classes, and the partition is
+drawn again until every client has ``min_size`` samples.  The order of random numbers is that of these scripts (class by
+class: shuffle, then shares), so ``seed: 1`` gives their partitions.  The number of tries is limited here.
 """
 
 import numpy as np
 
 from fedbench.core.options import ConfigError, Count, Positive, require
 from fedbench.core.split import Ragged
-from fedbench.partition.base import by_class, deal
+from fedbench.partition.base import assign_by_counts, group_by_class
 
-# Samples shuffled, and five times the shares drawn, before giving up, whatever max_tries says: some seconds.
-MAX_WORK = 200_000_000
+MAX_WORK = 200_000_000  # samples shuffled, and 5 for each share drawn, in all tries: seconds, whatever max_tries is
 
 
 class Dirichlet:
-    """Label skew, strong for small alpha, none as alpha grows.
+    """Dirichlet label skew.
 
-    alpha: concentration (> 0).  min_size: least samples of a client in the first pool (all samples when
-    the set is merged, else train samples); min_test: the same for the later pools.  cap: the papers' size
-    cap.
+    Args:
+        alpha: Concentration.  Smaller values give more skew.
+        min_size: Minimum samples of each client in the first pool: all samples with dataset.split=merged, else training
+            samples.
+        min_test: Minimum test samples of each client, unless merged.
+        cap: Whether a client with at least n / N samples gets no samples of further classes.
     """
 
-    max_tries = 2000  # redraws before giving up
+    max_tries = 2000
 
     def __init__(
         self,
@@ -34,7 +35,10 @@ class Dirichlet:
         min_test: Count = 1,
         cap: bool = True,
     ):
-        self.alpha, self.min_size, self.min_test, self.cap = alpha, min_size, min_test, cap
+        self.alpha = alpha
+        self.min_size = min_size
+        self.min_test = min_test
+        self.cap = cap
 
     def assign(
         self,
@@ -44,18 +48,18 @@ class Dirichlet:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign; ConfigError when min_size cannot be, or was not, reached."""
+        """Divide each class by Dirichlet shares until all clients have enough samples (see Partition.assign)."""
         minima = np.array([self.min_size, self.min_test, 0][: len(pools)])  # [pools]
-        for pool, least, name in zip(pools, minima, ("min_size", "min_test", "")):
+        for pool, minimum, name in zip(pools, minima, ("min_size", "min_test", "")):
             require(
-                least * num_clients <= len(pool),
-                f"partition.num_clients={num_clients:,} clients of partition.{name}={least} need "
-                f"{least * num_clients:,} samples, but there are {len(pool):,}",
+                minimum * num_clients <= len(pool),
+                f"partition.num_clients={num_clients:,} clients with partition.{name}={minimum} need "
+                f"{minimum * num_clients:,} samples, but there are {len(pool):,}: lower one of them",
             )
-        classes = [by_class(labels, pool) for pool in pools]
-        first, cuts = self._draw(classes, minima, num_clients, rng)
-        later = [[rng.permutation(k) for k in pool] for pool in classes[1:]]
-        return [deal(pool, c) for pool, c in zip([first, *later], cuts)]
+        classes = [group_by_class(labels, pool) for pool in pools]
+        first_pool, counts = self._draw(classes, minima, num_clients, rng)
+        other_pools = [[rng.permutation(members) for members in pool] for pool in classes[1:]]
+        return [assign_by_counts(pool, c) for pool, c in zip([first_pool, *other_pools], counts)]
 
     def _draw(
         self,
@@ -64,49 +68,51 @@ class Dirichlet:
         num_clients: int,
         rng: np.random.RandomState,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Redraw until all are served: the shuffled classes of the first pool, counts [pools, C, N]."""
-        best, work = 0, sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients
+        """Repeat `_try` until all minima [pools] are met."""
+        largest_minimum = 0
+        work = sum(map(len, classes[0])) + 5 * len(classes[0]) * num_clients
         tries = min(self.max_tries, max(10, MAX_WORK // work))
         for _ in range(tries):
             shuffled, counts = self._try(classes, num_clients, rng)
-            held = counts.sum(1).min(1)  # [pools]
-            if (held >= minima).all():
+            smallest = counts.sum(1).min(1)  # [pools], samples of the smallest client
+            if (smallest >= minima).all():
                 return shuffled, counts
-            best = max(best, int(held[0]))
+            largest_minimum = max(largest_minimum, int(smallest[0]))
         raise ConfigError(
             f"no Dirichlet partition with partition.alpha={self.alpha}, num_clients={num_clients:,} "
             f"gave every client min_size={self.min_size} samples (min_test={self.min_test}) in "
-            f"{tries:,} tries; the smallest client had {best} at best: raise alpha, or lower "
+            f"{tries:,} tries; the smallest client had at most {largest_minimum}: raise alpha, or lower "
             "num_clients or min_size"
         )
 
     def _try(
         self, classes: list[list[np.ndarray]], num_clients: int, rng: np.random.RandomState
     ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the shuffled classes of the first pool, and counts [pools, C, N] by pool, class and client."""
         counts = np.zeros((len(classes), len(classes[0]), num_clients), np.int64)
-        held, even = np.zeros(num_clients, np.int64), sum(map(len, classes[0])) / num_clients
+        client_sizes = np.zeros(num_clients, np.int64)
+        even_size = sum(map(len, classes[0])) / num_clients
         shuffled = []
         for k, members in enumerate(classes[0]):
             shuffled.append(members.copy())
             rng.shuffle(shuffled[-1])
             shares = rng.dirichlet(np.repeat(self.alpha, num_clients))  # [N]
             if self.cap:
-                shares = np.where(held < even, shares, 0.0)
+                shares = np.where(client_sizes < even_size, shares, 0.0)
             total = shares.sum()
-            # A tiny alpha underflows (not a number, or nothing for those below the cap): a void try.
-            if not 0 < total < np.inf:
+            if not 0 < total < np.inf:  # a tiny alpha underflows: this try fails
                 return shuffled, np.zeros_like(counts)
             shares = shares / total
-            for pool, of_class in enumerate(classes):
-                counts[pool, k] = _counts(shares, len(of_class[k]))
-            held += counts[0, k]
+            for pool, pool_classes in enumerate(classes):
+                counts[pool, k] = _share_counts(shares, len(pool_classes[k]))
+            client_sizes += counts[0, k]
         return shuffled, counts
 
 
-def _counts(shares: np.ndarray, n: int) -> np.ndarray:
-    """How many of n samples each client gets [N]: cut at floor(cumsum(shares) n), the last takes the rest.
+def _share_counts(shares: np.ndarray, n: int) -> np.ndarray:
+    """Divide n samples at floor(cumsum(shares) n); the last client gets the remaining ones.  # [N]
 
-    So the last client may get one sample by rounding though its share is 0, as in the papers' script.
+    Rounding may give the last client one sample although its share is 0, as in the papers' script.
     """
-    cuts = (np.cumsum(shares) * n).astype(np.int64)[:-1]
-    return np.diff(np.concatenate(([0], cuts, [n])))
+    boundaries = (np.cumsum(shares) * n).astype(np.int64)[:-1]
+    return np.diff(boundaries, prepend=0, append=n)

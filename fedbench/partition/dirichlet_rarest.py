@@ -1,7 +1,7 @@
-"""Dirichlet label skew where a sample has several labels: it is dealt out by the rarest of them.
+"""Dirichlet label skew of multi-label data, by the rarest label of each sample.
 
-FedPIA's Tasks 3 and 4 divide such samples by Dir(0.5) and do not say how; this way is ours.  By the first label of a
-sample, which partition=dirichlet takes, rare ones that stand late in the list would be no class of their own.
+FedPIA's Tasks 3 and 4 divide multi-label samples by Dir(0.5) without further details; this rule is ours.
+partition=dirichlet uses the first label of a sample.  Rare labels late in the list would then hardly be a class.
 """
 
 import numpy as np
@@ -11,16 +11,19 @@ from fedbench.partition.dirichlet import Dirichlet
 
 
 class DirichletRarest(Dirichlet):
-    """Options of Dirichlet.  Samples with one label are divided by that."""
+    """Dirichlet label skew by the rarest label; options as in Dirichlet.  Data with one label are divided by it."""
 
     max_tries = 1000
 
     def labels(self, arrays: Arrays) -> np.ndarray:
-        """Of each sample's labels the one that fewest training samples have (of several the first in the list), C for a
-        sample without any.  # [n] int64"""
+        """Return the label of each sample that the fewest training samples have, the first one of equals.
+
+        Returns:
+            Labels, [n] int64; C for a sample without labels.
+        """
         if arrays.task != "multilabel":
             return arrays.labels()
         positive = arrays.targets > 0  # [n, C]
-        common = positive[arrays.split != TEST].sum(0)  # [C]
-        rarest = np.where(positive, common, len(positive) + 1).argmin(1)
+        frequency = positive[arrays.split != TEST].sum(0)  # [C]
+        rarest = np.where(positive, frequency, len(positive) + 1).argmin(1)
         return np.where(positive.any(1), rarest, arrays.num_classes).astype(np.int64)

@@ -1,9 +1,9 @@
-"""Natural silos: one client per domain (hospital, user, style), or several that share a domain.
+"""Client sites: each domain (hospital, user, style) of the data set is one client or several.
 
-Sources: Office-Home in PGFed, Office-Caltech10 and DomainNet in pFedMoAP and FedOTP: Dir(alpha) over the
-classes inside each domain, clients in domain order.  PGFed's generator draws without the size cap and asks
-for 20 / 0.15 expected samples (``cap: false, min_size: 134``; it rounds each class's counts where we floor);
-the prompt papers cap and ask for 2 train and 2 test samples.
+Sources: Office-Home in PGFed, Office-Caltech10 and DomainNet in pFedMoAP and FedOTP: Dir(alpha) over the classes of
+each domain, clients in the order of domains.  PGFed's generator has no size cap and requires 20 / 0.15 expected samples
+(``cap: false, min_size: 134``).  It rounds the counts of each class, which are rounded down here.  The prompt papers
+cap the size, and require 2 training and 2 test samples.
 """
 
 import numpy as np
@@ -16,10 +16,14 @@ from fedbench.partition.iid import IID
 
 
 class Domain:
-    """clients_per_domain: 1 makes every silo a client.  The rest says how several share a silo.
+    """One or several clients for each client site.
 
-    alpha: None deals a silo's samples out evenly, else Dir(alpha); min_size, min_test, cap: see Dirichlet.
-     num_clients may be null: it is the number of silos times clients_per_domain.
+    Args:
+        clients_per_domain: Number of clients of each site.
+        alpha: How several clients divide a site: null, evenly, else by Dir(alpha).
+        min_size: As in Dirichlet.
+        min_test: As in Dirichlet.
+        cap: As in Dirichlet.
     """
 
     def __init__(
@@ -31,19 +35,19 @@ class Domain:
         cap: bool = True,
     ):
         self.clients_per_domain = clients_per_domain
-        self.inside = IID() if alpha is None else Dirichlet(alpha, min_size, min_test, cap)
+        self.site_partition = IID() if alpha is None else Dirichlet(alpha, min_size, min_test, cap)
 
-    def count(self, num_domains: int) -> int:
-        """N for a data set of so many natural silos."""
+    def default_num_clients(self, num_domains: int) -> int:
+        """Return the number of clients of num_domains client sites."""
         require(
             num_domains > 0,
-            "partition=domain needs a data set with natural silos: an image folder of domain/class folders, "
+            "partition=domain needs a data set with client sites: an image folder of site/class folders, "
             "an npz with a client array, or a table with a client column (dataset.columns.client)",
         )
         return num_domains * self.clients_per_domain
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names of the silos if every silo is a client."""
+        """Return the names of the client sites if each is one client."""
         names = arrays.domain_names if self.clients_per_domain == 1 else None
         return None if names is None else names[: arrays.num_domains]
 
@@ -55,29 +59,30 @@ class Domain:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign; ConfigError where the silos do not make num_clients clients."""
-        silo = np.empty(0, np.int64) if domain is None else domain  # [n]
-        num_domains = int(silo.max(initial=-1)) + 1
-        wanted = self.count(num_domains)
+        """Assign samples by their client site (see Partition.assign)."""
+        site = np.empty(0, np.int64) if domain is None else domain  # [n]
+        num_sites = int(site.max(initial=-1)) + 1
+        expected = self.default_num_clients(num_sites)
         require(
-            num_clients == wanted,
-            f"partition.num_clients={num_clients:,}, but {num_domains:,} natural silos of "
-            f"{self.clients_per_domain} client(s) each make {wanted:,}: set it to that or to null",
+            num_clients == expected,
+            f"partition.num_clients={num_clients:,}, but {num_sites:,} client sites with "
+            f"{self.clients_per_domain} client(s) each give {expected:,}: set it to that or to null",
         )
         if self.clients_per_domain == 1:
-            return [Ragged.from_owners(pool, silo[pool], num_clients) for pool in pools]
-        inside = [self._divide(labels, [p[silo[p] == d] for p in pools], d, rng) for d in range(num_domains)]
-        return [_chain([lists[i] for lists in inside]) for i in range(len(pools))]
+            return [Ragged.from_owners(pool, site[pool], num_clients) for pool in pools]
+        by_site = [self._divide_site(labels, [p[site[p] == d] for p in pools], d, rng) for d in range(num_sites)]
+        return [_concatenate([lists[i] for lists in by_site]) for i in range(len(pools))]
 
-    def _divide(self, labels: np.ndarray, pools: list[np.ndarray], d: int, rng: np.random.RandomState) -> list[Ragged]:
+    def _divide_site(
+        self, labels: np.ndarray, pools: list[np.ndarray], site: int, rng: np.random.RandomState
+    ) -> list[Ragged]:
         try:
-            return self.inside.assign(labels, pools, self.clients_per_domain, rng)
+            return self.site_partition.assign(labels, pools, self.clients_per_domain, rng)
         except ConfigError as error:
-            raise ConfigError(f"natural silo {d}: {error}") from error
+            raise ConfigError(f"client site {site}: {error}") from error
 
 
-def _chain(parts: list[Ragged]) -> Ragged:
-    """All clients of the first part, then of the second, and so on."""
-    return Ragged.from_sizes(
-        np.concatenate([part.indices for part in parts]), np.concatenate([part.sizes for part in parts])
-    )
+def _concatenate(parts: list[Ragged]) -> Ragged:
+    """Return the clients of all parts, one part after the other."""
+    indices = np.concatenate([part.indices for part in parts])
+    return Ragged.from_sizes(indices, np.concatenate([part.sizes for part in parts]))

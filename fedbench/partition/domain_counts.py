@@ -1,30 +1,34 @@
-"""A table of sample counts: so many of each natural silo (modality, hospital) to each client.
+"""A table of sample counts: how many samples of each client site (modality, hospital) each client gets.
 
-Source: pFedNet's code, whose federations of BraTS17 are such tables of clients and modalities, 90 each by default; a
-0 is a modality that a client lacks.
+Source: pFedNet's code, whose federations of BraTS17 are such tables of clients and modalities, 90 each by default.
+A count of 0 is a modality that a client does not have.
 """
 
 import numpy as np
 
 from fedbench.core.options import ConfigError, require
 from fedbench.core.split import Ragged
-from fedbench.partition.base import deal
+from fedbench.partition.base import assign_by_counts, floor_counts
 
 
 class DomainCounts:
-    """counts [N, D]: how many samples of each of the data set's D natural silos each client gets, of the pool that is
-    divided first; others (dataset.split=published) are divided in proportion, rounded down.  The rest stays out."""
+    """Assign samples by a table of counts.  Samples beyond the counts are not assigned.
 
-    leaves_out = True  # what the table does not ask for
+    Args:
+        counts: Samples of each of the D client sites for each client in the first pool, [N, D].  Other pools
+            (dataset.split=published) are divided in proportion, rounded down.
+    """
+
+    leaves_samples_out = True
 
     def __init__(self, counts: list[list[int]]):
         widths = {len(row) for row in counts}
-        fine = len(widths) == 1 and 0 not in widths and all(count >= 0 for row in counts for count in row)
-        require(fine, "partition.counts must hold a row for each client with a count >= 0 for each natural silo")
+        is_table = len(widths) == 1 and 0 not in widths and all(count >= 0 for row in counts for count in row)
+        require(is_table, "partition.counts must have a row for each client with a count >= 0 for each client site")
         self.counts = np.array(counts, np.int64).T  # [D, N]
 
-    def count(self, num_domains: int) -> int:
-        """N where partition.num_clients is null."""
+    def default_num_clients(self, num_domains: int) -> int:
+        """Return N if partition.num_clients is null: the rows of the table."""
         return self.counts.shape[1]
 
     def assign(
@@ -35,23 +39,26 @@ class DomainCounts:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign; ConfigError where the silos are not D, or hold too few samples."""
+        """Assign samples by the table (see Partition.assign)."""
         if domain is None:
-            raise ConfigError("partition=domain_counts needs a data set with natural silos, and this has none")
-        silos, (wanted, rows) = int(domain.max()) + 1, self.counts.shape
+            raise ConfigError("partition=domain_counts needs a data set with client sites, but this one has none")
+        num_sites = int(domain.max()) + 1
+        columns, rows = self.counts.shape
         require(num_clients == rows, f"partition.num_clients={num_clients}, but partition.counts has {rows} rows")
-        require(silos == wanted, f"partition.counts has {wanted} columns, and the data set {silos} natural silos")
-        first = np.bincount(domain[pools[0]], minlength=silos)  # [D]
-        short = self.counts.sum(1) > first
-        if short.any():
-            d = int(short.argmax())
-            raise ConfigError(
-                f"partition.counts asks for {self.counts[d].sum():,} samples of natural silo {d}, and there are "
-                f"{first[d]:,}"
+        require(
+            num_sites == columns,
+            f"partition.counts has {columns} columns, but the data set has {num_sites} client sites: give one each",
+        )
+        first_sizes = np.bincount(domain[pools[0]], minlength=num_sites)  # [D]
+        for site, total in enumerate(self.counts.sum(1)):
+            require(
+                total <= first_sizes[site],
+                f"partition.counts asks for {total:,} samples of client site {site}, but there are "
+                f"{first_sizes[site]:,}: lower them",
             )
-        dealt = []
+        assigned = []
         for pool in pools:
-            members = [rng.permutation(pool[domain[pool] == d]) for d in range(silos)]
-            share = np.array([len(m) for m in members]) / np.maximum(first, 1)  # [D], 1 for the first pool
-            dealt.append(deal(members, np.floor(self.counts * share[:, None] + 1e-9).astype(np.int64)))
-        return dealt
+            members = [rng.permutation(pool[domain[pool] == site]) for site in range(num_sites)]
+            fraction = np.array([len(m) for m in members]) / np.maximum(first_sizes, 1)  # [D], 1 for the first pool
+            assigned.append(assign_by_counts(members, floor_counts(self.counts * fraction[:, None])))
+        return assigned

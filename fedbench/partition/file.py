@@ -1,16 +1,16 @@
-"""An existing partition: of another run, or index lists of another program.
+"""A partition from a file: of another run, or index lists of another program.
 
 Formats by suffix:
-    .npz    partition.npz of a run (who trains, validates and tests on what), or an int array of samples for each client
-    .json   [[samples of client 0], ...] or {client: [samples]}; in the place of a list {"train": [...], "test": [...]}
-            (and "val"); or {"train": [[...], ...], "test": [[...], ...]}
-    .csv    columns index and client, and part (train, val or test) if wanted
-    .npy    [n] whole numbers: the client of each sample, -1 where nobody has it
-    .pkl    one of the forms of .json, pickled, as FL-bench's partition.pkl (data_indices).  A pickle that names more
-            than arrays may run code: it is refused unless `trust` names the file
+    .npz    partition.npz of a run (training, validation and test samples), or an int array of samples for each client
+    .json   [[samples of client 0], ...] or {client: [samples]}.  Instead of a list: {"train": [...], "test": [...],
+            "val": [...]}, where "val" is optional.  Or {"train": [[...], ...], "test": [[...], ...]}
+    .csv    columns index and client, and optionally part (train, val or test)
+    .npy    [n] integers: the client of each sample, or -1
+    .pkl    one of the forms of .json, pickled, for example FL-bench's partition.pkl (data_indices).  A pickle of other
+            objects than arrays may run code, and is only read if `trust` names the file
 
-Clients keep the names that a file gives them.  Samples are numbered as the data set has them.  Parts that a file gives
-are taken as they are; lists without parts are cut as dataset.split, test_fraction and val_fraction say.
+Names of clients in a file are kept.  Samples have the order of the data set.  Parts in a file are used unchanged; lists
+without parts are split by dataset.split, test_fraction and val_fraction.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import json
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,9 +34,19 @@ from fedbench.data._pickled import NotPlainError, not_plain, read_plain
 from fedbench.data.base import Arrays
 
 PARTS = ("train", "val", "test")
-OURS = {f"{part}_{field}" for part in PARTS for field in ("indices", "offsets")}
-Lists = dict[str, list[np.ndarray]]  # by part, or by "" where there are none: of each client, its samples
-Read = tuple[Lists, list[str] | None]  # and the names of the clients
+RUN_ARRAYS = {f"{part}_{field}" for part in PARTS for field in ("indices", "offsets")}
+
+
+class Content(NamedTuple):
+    """The content of a file.
+
+    Attributes:
+        lists: Samples of each client by part; the only part is "" if the file has no parts.
+        names: Names of the clients, or None.
+    """
+
+    lists: dict[str, list[np.ndarray]]
+    names: list[str] | None
 
 
 class File:
@@ -46,27 +57,34 @@ class File:
         trust: Name of a pickle that may run code.  None: no pickle may.
     """
 
-    leaves_out = True  # what the file names nowhere
+    leaves_samples_out = True  # those that the file does not contain
 
     def __init__(self, path: str | None = None, trust: str | None = None):
         require(path is not None, "partition=file needs partition.path=<partition.npz of a run, or index lists>")
-        self.path, self.trust = Path(str(path)), trust
-        self._found: Read | None = None
+        self.path = Path(str(path))
+        self.trust = trust
 
-    def count(self, num_domains: int) -> int:
-        """N: that of the file."""
-        return len(next(iter(self.lists().values())))
+    def default_num_clients(self, num_domains: int) -> int:
+        """Return the number of clients in the file."""
+        return len(next(iter(self.content.lists.values())))
 
-    def ready(self, arrays: Arrays) -> Split | None:
-        """The split, where the file says who tests on what; ConfigError where it is of other data."""
-        lists = self.lists()
-        for name, each in lists.items():
-            self._check(name, each, len(arrays))
+    def predefined_split(self, arrays: Arrays) -> Split | None:
+        """Return the split in the file, or None if the file has no parts.
+
+        Args:
+            arrays: The data set.
+
+        Raises:
+            ConfigError: The file is from another data set.
+        """
+        lists = self.content.lists
+        for part, client_samples in lists.items():
+            self._check_samples(part, client_samples, len(arrays))
         if "" in lists:
             return None
         self._check_run(arrays)
-        nothing = [np.empty(0, np.int64)] * len(lists["train"])
-        train, val, test = (Ragged.from_lists(lists.get(part, nothing)) for part in PARTS)
+        empty = [np.empty(0, np.int64)] * len(lists["train"])
+        train, val, test = (Ragged.from_lists(lists.get(part, empty)) for part in PARTS)
         return Split(train, val, test)
 
     def assign(
@@ -77,164 +95,167 @@ class File:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign: of each pool what each client's list holds of it."""
-        lists = self.lists()[""]
-        inside = np.zeros((len(pools), len(labels)), bool)  # [pools, n]
-        for pool, row in zip(pools, inside, strict=True):
-            row[pool] = True
-        return [Ragged.from_lists([samples[row[samples]] for samples in lists]) for row in inside]
-
-    def lists(self) -> Lists:
-        """What the file says, read once."""
-        return self._read()[0]
+        """Assign each client the samples of its list in each pool (see Partition.assign)."""
+        assigned = []
+        for pool in pools:
+            in_pool = np.zeros(len(labels), bool)  # [n]
+            in_pool[pool] = True
+            assigned.append(Ragged.from_lists([samples[in_pool[samples]] for samples in self.content.lists[""]]))
+        return assigned
 
     def client_names(self, arrays: Arrays) -> list[str] | None:
-        """Return the names that the file gives the clients."""
-        return self._read()[1]
+        """Return the names of the clients in the file."""
+        return self.content.names
 
-    def _read(self) -> Read:
-        if self._found is None:
-            self._found = self._read_file()
-        return self._found
-
-    def _read_file(self) -> Read:
-        readers: dict[str, Callable[[Path], Read]] = {
-            ".npz": _from_npz,
-            ".json": _from_json,
-            ".csv": _from_csv,
-            ".npy": _from_npy,
-            ".pkl": _from_trusted_pickle if self.trust == self.path.name else _from_pickle,
+    @cached_property
+    def content(self) -> Content:
+        """The content of the file."""
+        readers: dict[str, Callable[[Path], Content]] = {
+            ".npz": _read_npz,
+            ".json": lambda path: _parse(json.loads(path.read_text(encoding="utf-8"))),
+            ".csv": _read_csv,
+            ".npy": _read_npy,
+            ".pkl": _read_trusted_pickle if self.trust == self.path.name else _read_pickle,
         }
-        reader, said = readers.get(self.path.suffix.lower()), f"partition.path={self.path}"
-        require(reader is not None, f"{said} must end in {', '.join(readers)}")
-        require(self.path.is_file(), f"{said} is no file")
+        key = f"partition.path={self.path}"
+        reader = readers.get(self.path.suffix.lower())
+        if reader is None:
+            raise ConfigError(f"{key} must end in {', '.join(readers)}")
+        require(self.path.is_file(), f"{key} does not exist or is not a file")
         try:
-            lists, names = reader(self.path)  # type: ignore[misc]
+            content = reader(self.path)
         except ConfigError:
             raise
         except NotPlainError as refused:
-            raise ConfigError(not_plain(said, refused, f"partition.trust={self.path.name}")) from None
-        except Exception as error:  # of zip files, JSON, numbers, pickles: all mean the same to the user
-            raise ConfigError(f"{said} cannot be read as index lists: {type(error).__name__}: {error}") from error
-        sizes = {len(each) for each in lists.values()}
-        require(
-            len(sizes) == 1 and 0 not in sizes, f"{said} must give a list to each client, in every part that it has"
-        )
+            raise ConfigError(not_plain(key, refused, f"partition.trust={self.path.name}")) from None
+        except Exception as error:  # of zip files, JSON, numbers or pickles
+            raise ConfigError(f"{key} cannot be read as index lists: {type(error).__name__}: {error}") from error
+        lists = content.lists
+        sizes = {len(client_samples) for client_samples in lists.values()}
+        require(len(sizes) == 1 and 0 not in sizes, f"{key} must have a list for each client in each of its parts")
         require(
             lists.keys() == {""} or {"train", "test"} <= lists.keys() <= {*PARTS},
-            f"{said} has the parts {', '.join(map(str, lists))}: give train and test, and val if wanted, or none",
+            f"{key} has the parts {', '.join(map(str, lists))}, but must have train and test (and optionally val) or "
+            "no parts",
         )
-        check_spelling(names or (), f"{said}: the clients")
-        return lists, names
+        check_spelling(content.names or (), f"{key}: the clients")
+        return content
 
     def _check_run(self, arrays: Arrays) -> None:
-        """ConfigError where the file lies in the folder of a run, and that run was on other data."""
-        then = read_json(self.path.parent / "summary.json").get("data_hash") if self.path.suffix == ".npz" else None
+        """Refuse the partition of a run on other data, if the file is in the folder of a run."""
+        run_hash = read_json(self.path.parent / "summary.json").get("data_hash") if self.path.suffix == ".npz" else None
         require(
-            then in (None, arrays.digest),
-            f"partition.path={self.path} is of other data: its run was on {str(then)[:12]}, this data set is "
-            f"{arrays.digest[:12]} (summary.json); a copy of the file elsewhere is taken for any data that it fits",
+            run_hash in (None, arrays.digest),
+            f"partition.path={self.path} is from a run on other data (hash {str(run_hash)[:12]} in summary.json, this "
+            f"data set has {arrays.digest[:12]}): use the same data, or copy the file out of the run folder to skip "
+            "this check",
         )
 
-    def _check(self, part: str, lists: list[np.ndarray], n: int) -> None:
-        """ConfigError for numbers that no sample has."""
-        everything = np.concatenate(lists)
-        outside = everything[(everything < 0) | (everything >= n)]
-        require(
-            len(outside) == 0,
-            f"partition.path={self.path} is of other data: it names sample {outside[0] if len(outside) else ''}"
-            f"{f' in its part {part}' if part else ''}, and this data set has 0 to {n - 1:,}",
-        )
+    def _check_samples(self, part: str, lists: list[np.ndarray], n: int) -> None:
+        """Refuse indices that are not in the data set."""
+        samples = np.concatenate(lists)
+        invalid = samples[(samples < 0) | (samples >= n)]
+        if len(invalid):
+            in_part = f" in its part {part}" if part else ""
+            raise ConfigError(
+                f"partition.path={self.path} has sample {invalid[0]}{in_part}, but this data set has 0 to {n - 1:,}: "
+                "use a file for these data"
+            )
 
 
-def _numbers(values: Any) -> np.ndarray:
-    """Whole numbers as int64.  # [m]"""
-    found = np.asarray(values)
-    if found.size == 0:
+def _indices(values: Any) -> np.ndarray:
+    """Convert a list of integers to int64.  # [m]"""
+    array = np.asarray(values)
+    if array.size == 0:
         return np.empty(0, np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise ConfigError("a list of samples must hold whole numbers, as in [0, 5, 7]")
-    return found.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ConfigError("partition.path: a list of samples must have whole numbers only, such as [0, 5, 7]")
+    return array.astype(np.int64)
 
 
-def _from_npz(path: Path) -> Read:
+def _read_npz(path: Path) -> Content:
     with np.load(path, allow_pickle=False) as file:
-        if {*file.files} >= OURS:
+        if {*file.files} >= RUN_ARRAYS:
             split = Split.load(path)
-            parts = {part: [r[i] for i in range(len(r))] for part in PARTS if len((r := getattr(split, part)).indices)}
-            return parts, None if split.names is None else list(split.names)
-        names = _in_order(file.files)
-        unnamed = all(re.fullmatch(r"arr_\d+", name) for name in names)  # numpy.savez(path, *arrays)
-        return {"": [_numbers(file[name]) for name in names]}, None if unnamed else names
+            lists = {}
+            for part in PARTS:
+                ragged: Ragged = getattr(split, part)
+                if len(ragged.indices):
+                    lists[part] = [ragged[i] for i in range(len(ragged))]
+            return Content(lists, None if split.names is None else list(split.names))
+        names = _sorted_names(file.files)
+        are_unnamed = all(re.fullmatch(r"arr_\d+", name) for name in names)  # numpy.savez(path, *arrays)
+        return Content({"": [_indices(file[name]) for name in names]}, None if are_unnamed else names)
 
 
-def _from_json(path: Path) -> Read:
-    return _lists_of(json.loads(path.read_text(encoding="utf-8")))
+def _read_pickle(path: Path) -> Content:
+    return _parse(read_plain(path.read_bytes()))
 
 
-def _from_pickle(path: Path) -> Read:
-    return _lists_of(read_plain(path.read_bytes()))
-
-
-def _from_trusted_pickle(path: Path) -> Read:
+def _read_trusted_pickle(path: Path) -> Content:
     with path.open("rb") as file:
-        return _lists_of(pickle.load(file))
+        return _parse(pickle.load(file))
 
 
-def _from_npy(path: Path) -> Read:
-    owner = _numbers(np.load(path, allow_pickle=False))  # [n]
-    return {"": _by_client(np.flatnonzero(owner >= 0), owner[owner >= 0])}, None
+def _read_npy(path: Path) -> Content:
+    client = _indices(np.load(path, allow_pickle=False))  # [n]
+    return Content({"": _group_by_client(np.flatnonzero(client >= 0), client[client >= 0])}, None)
 
 
-def _from_csv(path: Path) -> Read:
+def _read_csv(path: Path) -> Content:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     if not rows or not {"index", "client"} <= rows[0].keys():
         raise ConfigError(f"partition.path={path} needs the columns index and client, and part if there are parts")
-    index, parts = _numbers([int(row["index"]) for row in rows]), np.array([row.get("part") or "" for row in rows])
-    number = {name: i for i, name in enumerate(_in_order({row["client"]: None for row in rows}))}
-    client = np.array([number[row["client"]] for row in rows])
-    n = len(number)
-    lists = {str(part): _by_client(index[parts == part], client[parts == part], n) for part in dict.fromkeys(parts)}
-    return lists, list(number)
+    names = _sorted_names(list(dict.fromkeys(row["client"] for row in rows)))
+    client_index = {name: i for i, name in enumerate(names)}
+    index = _indices([int(row["index"]) for row in rows])
+    client = np.array([client_index[row["client"]] for row in rows])
+    parts = np.array([row.get("part") or "" for row in rows])
+    lists = {}
+    for part in dict.fromkeys(parts.tolist()):
+        lists[part] = _group_by_client(index[parts == part], client[parts == part], len(names))
+    return Content(lists, names)
 
 
-def _by_client(samples: np.ndarray, client: np.ndarray, num_clients: int = 0) -> list[np.ndarray]:
+def _group_by_client(samples: np.ndarray, client: np.ndarray, num_clients: int = 0) -> list[np.ndarray]:
     ragged = Ragged.from_owners(samples, client, max(num_clients, int(client.max(initial=-1)) + 1))
     return [ragged[i] for i in range(len(ragged))]
 
 
-def _in_order(names: Mapping[str, Any] | Sequence[str]) -> list[Any]:
-    """Clients' names by number where all are numbers, else as they come."""
-    found = list(names)
-    return sorted(found, key=int) if all(str(name).isdecimal() for name in found) else found
+def _sorted_names(names: Mapping[str, Any] | Sequence[str]) -> list[Any]:
+    """Return the names of clients in numerical order if all are numbers, else in their order."""
+    listed = list(names)
+    return sorted(listed, key=int) if all(str(name).isdecimal() for name in listed) else listed
 
 
-def _lists_of(found: Any) -> Read:
-    """Of any form of JSON: by client, by client and part, or by part and client."""
-    if isinstance(found, Mapping) and "data_indices" in found:  # FL-bench
-        found = found["data_indices"]
-    if isinstance(found, Mapping) and {*found} <= {*PARTS}:
-        return _by_part(found)
-    names = _in_order(found) if isinstance(found, Mapping) else None
-    each = list(found) if names is None else [found[name] for name in names]
-    shown = None if names is None else list(map(str, names))
-    if not any(isinstance(of, Mapping) for of in each):
-        return {"": [_numbers(of) for of in each]}, shown
-    parts = dict.fromkeys(part for of in each for part in of if len(of[part]))
-    return {part: [_numbers(of.get(part, ())) for of in each] for part in parts}, shown
+def _parse(value: Any) -> Content:
+    """Parse one of the forms of .json: by client, by client and part, or by part and client."""
+    if isinstance(value, Mapping) and "data_indices" in value:  # FL-bench
+        value = value["data_indices"]
+    if isinstance(value, Mapping) and {*value} <= {*PARTS}:
+        return _parse_parts(value)
+    names = _sorted_names(value) if isinstance(value, Mapping) else None
+    clients = list(value) if names is None else [value[name] for name in names]
+    client_names = None if names is None else list(map(str, names))
+    if not any(isinstance(client, Mapping) for client in clients):
+        return Content({"": [_indices(client) for client in clients]}, client_names)
+    parts = dict.fromkeys(part for client in clients for part in client if len(client[part]))
+    return Content({part: [_indices(client.get(part, ())) for client in clients] for part in parts}, client_names)
 
 
-def _by_part(found: Mapping[str, Any]) -> Read:
-    """Read lists by part, then by client; parts with named clients may list them in any order."""
-    first = next(iter(found.values()))
-    names = _in_order(first) if isinstance(first, Mapping) else None
+def _parse_parts(value: Mapping[str, Any]) -> Content:
+    """Parse lists by part and client.  Parts with named clients may have them in any order."""
+    first = next(iter(value.values()))
+    names = _sorted_names(first) if isinstance(first, Mapping) else None
     lists = {}
-    for part, of in found.items():
-        if names is not None and isinstance(of, Mapping):
-            odd = sorted(map(str, {*of} ^ {*names}))
-            if odd:
-                raise ConfigError(f"the parts have different clients: {odd[0]} is not in all of them")
-            of = {name: of[name] for name in names}
-        lists[part] = _lists_of(of)[0][""]
-    return lists, None if names is None else list(map(str, names))
+    for part, clients in value.items():
+        if names is not None and isinstance(clients, Mapping):
+            different = sorted(map(str, {*clients} ^ {*names}))
+            if different:
+                raise ConfigError(
+                    f"partition.path: client {different[0]} is not in all parts: give each client a list in each part"
+                )
+            clients = {name: clients[name] for name in names}
+        lists[part] = _parse(clients).lists[""]
+    return Content(lists, None if names is None else list(map(str, names)))

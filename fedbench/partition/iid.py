@@ -1,4 +1,4 @@
-"""IID: a random permutation dealt out evenly (sizes differ by at most one)."""
+"""IID: all samples are shuffled and divided evenly."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from fedbench.core.split import Ragged
 
 
 class IID:
-    """Every client draws from the same distribution."""
+    """All clients have the same distribution.  Their sizes differ by at most one sample."""
 
     def assign(
         self,
@@ -16,12 +16,10 @@ class IID:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign; each pool is shuffled and cut into num_clients runs."""
-        return [self._deal(pool, num_clients, rng) for pool in pools]
-
-    @staticmethod
-    def _deal(pool: np.ndarray, num_clients: int, rng: np.random.RandomState) -> Ragged:
-        each, more = divmod(len(pool), num_clients)
-        sizes = np.full(num_clients, each, np.int64)  # [N]
-        sizes[:more] += 1
-        return Ragged.from_sizes(rng.permutation(pool), sizes)
+        """Shuffle each pool and divide it evenly (see Partition.assign)."""
+        lists = []
+        for pool in pools:
+            sizes = np.full(num_clients, len(pool) // num_clients, np.int64)  # [N]
+            sizes[: len(pool) % num_clients] += 1
+            lists.append(Ragged.from_sizes(rng.permutation(pool), sizes))
+        return lists

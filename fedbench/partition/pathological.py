@@ -1,26 +1,31 @@
-"""Pathological label skew: every client holds a few classes only, in random amounts.
+"""Pathological label skew: every client has samples of a few classes only, in random amounts.
 
-Source: APPLE (Luo and Wu, IJCAI 2022), its authors' code: random permutations of the classes, end to end,
-are dealt out ``classes_per_client`` at a time; each holder of a class draws u ~ U(0, 1) and gets the share
-u / sum(u), the same in the train and the test pool.  With ``seed: 42`` the draws are those of that code.
-A client whose classes straddle two permutations may be dealt the same class twice and then has one class
-less; the code keeps this, ``distinct`` swaps in the next class it lacks.
-Samples of classes that nobody was dealt (num_clients * classes_per_client < C), and the few that rounding
-leaves over, stay out.
+Source: the code of APPLE (Luo and Wu, IJCAI 2022).  Concatenated random permutations of the classes give each client
+``classes_per_client`` classes.  Each client of a class draws u ~ U(0, 1) and gets the share u / sum(u) of the training
+and of the test pool.  With ``seed: 42`` the random numbers are those of that code.  If a client's classes cross the end
+of a permutation, it may get the same class twice and thus one class less, as in that code.  ``distinct`` replaces the
+repeated class by the next other one.  Not assigned are the samples of classes without a client (num_clients *
+classes_per_client < C), and the few samples that rounding leaves.
 """
 
 import numpy as np
 
 from fedbench.core.options import Count, require
 from fedbench.core.split import Ragged
-from fedbench.partition.base import deal_shares
+from fedbench.partition.base import assign_by_shares
 
 
 class Pathological:
-    """classes_per_client: at most C.  distinct: no client is dealt a class twice."""
+    """A few classes for each client.
+
+    Args:
+        classes_per_client: Classes of each client, at most C.
+        distinct: Whether the classes of a client must be distinct.
+    """
 
     def __init__(self, classes_per_client: Count = 2, distinct: bool = False):
-        self.classes_per_client, self.distinct = classes_per_client, distinct
+        self.classes_per_client = classes_per_client
+        self.distinct = distinct
 
     def assign(
         self,
@@ -30,33 +35,33 @@ class Pathological:
         rng: np.random.RandomState,
         domain: np.ndarray | None = None,
     ) -> list[Ragged]:
-        """See Partition.assign; ConfigError where there are fewer classes than a client should have."""
+        """Assign random shares of each client's classes (see Partition.assign)."""
         num_classes = len(np.unique(labels))
         require(
             self.classes_per_client <= num_classes,
-            f"partition.classes_per_client={self.classes_per_client} is more than the {num_classes} classes "
-            "of the data set",
+            f"partition.classes_per_client={self.classes_per_client} must be at most {num_classes}, the number of "
+            "classes of the data set",
         )
-        held = self._deal_classes(num_classes, num_clients, rng)  # [N, classes_per_client]
+        client_classes = self._draw_classes(num_classes, num_clients, rng)  # [N, classes_per_client]
         shares = np.zeros((num_classes, num_clients))
-        shares[held, np.arange(num_clients)[:, None]] = 1
+        shares[client_classes, np.arange(num_clients)[:, None]] = 1
         for row in shares:
-            holders = np.flatnonzero(row)
-            if len(holders):
-                drawn = rng.random_sample(len(holders))
-                row[holders] = drawn / drawn.sum()
-        return deal_shares(labels, pools, shares, rng)
+            clients = np.flatnonzero(row)
+            if len(clients):
+                u = rng.random_sample(len(clients))
+                row[clients] = u / u.sum()
+        return assign_by_shares(labels, pools, shares, rng)
 
-    def _deal_classes(self, num_classes: int, num_clients: int, rng: np.random.RandomState) -> np.ndarray:
-        """Which classes each client holds, [N, classes_per_client]."""
-        each = self.classes_per_client
-        dealt: list[int] = []
-        for _ in range(num_clients * each // num_classes + 1):
+    def _draw_classes(self, num_classes: int, num_clients: int, rng: np.random.RandomState) -> np.ndarray:
+        """Return the classes of each client.  # [N, classes_per_client]"""
+        per_client = self.classes_per_client
+        classes: list[int] = []
+        for _ in range(num_clients * per_client // num_classes + 1):
             order = rng.permutation(num_classes).tolist()
-            begun = len(dealt) % each  # classes already dealt to a client who still lacks some
-            if self.distinct and begun:
-                has = set(dealt[-begun:])
-                new = [c for c in order if c not in has][: each - begun]
+            started = len(classes) % per_client  # classes of the client that crosses the end of the permutation
+            if self.distinct and started:
+                has = set(classes[-started:])
+                new = [c for c in order if c not in has][: per_client - started]
                 order = new + [c for c in order if c not in new]
-            dealt += order
-        return np.array(dealt[: num_clients * each]).reshape(num_clients, each)
+            classes += order
+        return np.array(classes[: num_clients * per_client]).reshape(num_clients, per_client)

@@ -33,7 +33,7 @@ from fedbench.engine.federation import Federation
 from fedbench.engine.host_inputs import stay_on_host
 from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import FlatModel
-from fedbench.partition._folds import hold_out
+from fedbench.partition._folds import hold_out_fold
 from fedbench.partition.base import build_split
 from fedbench.simulation import autotune
 from fedbench.simulation.autotune import use
@@ -169,7 +169,7 @@ def partition(cfg: DictConfig, arrays: Arrays) -> Split:
         d.val_fraction,
         d.get("subset", 1.0),
     )
-    return split if cfg.folds is None else hold_out(split, arrays, cfg.folds, cfg.fold, cfg.partition.seed)
+    return split if cfg.folds is None else hold_out_fold(split, arrays, cfg.folds, cfg.fold, cfg.partition.seed)
 
 
 def training_clients(with_new_clients: Federation, num_new: int) -> Federation:

@@ -15,7 +15,7 @@ from fedbench.core.error_text import describe_error
 from fedbench.core.options import ConfigError, require
 from fedbench.core.split import Ragged, Split
 from fedbench.data.base import TEST, TRAIN, Arrays
-from fedbench.partition.base import build_split, labels_for
+from fedbench.partition.base import build_split, partition_labels
 from fedbench.simulation.instantiate import make
 from fedbench.testing import _probes as probes
 from fedbench.testing._suite import Broken, Report, Skipped, Suite
@@ -46,7 +46,7 @@ class PartitionCase:
         """What its `assign` gives for these pools."""
         partition, rng = self.make(), np.random.RandomState(self.seed)
         n = partition.count(arrays.num_domains) if self.num_clients is None else self.num_clients
-        lists = partition.assign(labels_for(partition, arrays), pools, n, rng, arrays.domain)
+        lists = partition.assign(partition_labels(partition, arrays), pools, n, rng, arrays.domain)
         return [each if isinstance(each, Ragged) else Ragged.from_lists(each) for each in lists]
 
 
@@ -62,8 +62,8 @@ def check_partition(
 ) -> Report:
     """Check a partition: a class, its dotted path, or the name of an option of conf/partition.
 
-    options: of its constructor.  num_clients: that it is asked for; a partition by silos, with a method `count`, says
-    so itself.  only: the names of some checks.  ConfigError where it cannot be built.
+    options: of its constructor.  num_clients: that it is asked for; a partition with `default_num_clients` says so
+    itself.  only: the names of some checks.  ConfigError where it cannot be built.
     """
     case = case_for(target, options, num_clients)
     clients = "as many clients as it makes" if case.num_clients is None else f"{case.num_clients} clients"
@@ -80,7 +80,7 @@ def case_for(
     case = PartitionCase(values, wanted, seed)
     partition = case.make()
     require(callable(getattr(partition, "assign", None)), f"{path_of(target)} is no partition, which has assign(...)")
-    if wanted is not None and "num_clients" not in (options or {}) and hasattr(partition, "count"):
+    if wanted is not None and "num_clients" not in (options or {}) and hasattr(partition, "default_num_clients"):
         case.num_clients = None
     return case
 
@@ -118,10 +118,10 @@ def _once(case: PartitionCase, pool: np.ndarray, lists: Ragged) -> None:
     if len(twice):
         raise Broken(f"sample {twice[0]} is given away twice ({len(twice):,} such in all)")
     left, rounding = len(pool) - len(used), 2 * CLASSES * len(lists)
-    if left > rounding and not getattr(case.make(), "leaves_out", False):
+    if left > rounding and not getattr(case.make(), "leaves_samples_out", False):
         raise Broken(
             f"{left:,} of {len(pool):,} samples are given to nobody: deal them all, or say that this is meant by "
-            "leaves_out = True on the class"
+            "leaves_samples_out = True on the class"
         )
 
 

@@ -70,7 +70,7 @@ def test_the_larger_class_is_undersampled_at_random() -> None:
 
 
 def test_counts_beyond_the_balanced_pool_are_refused() -> None:
-    with pytest.raises(ConfigError, match="asks for 90 negatives, and there are 30 in the balanced pool"):
+    with pytest.raises(ConfigError, match="asks for 90 negatives, but the balanced pool has 30"):
         divided(table(90, 30), Delta(counts=[[60, 10], [30, 20]]), 2)
 
 
@@ -92,7 +92,7 @@ def test_a_published_test_part_is_divided_by_the_same_rule() -> None:
     [
         ({"counts": [[1, -1], [1, 1]]}, 2, "a pair of numbers"),
         ({"counts": [[9, 9], [9, 9]]}, 3, "partition.num_clients=3, but partition.counts has 2 rows"),
-        ({}, 1, "skews two clients"),
+        ({}, 1, "must be at least 2"),
     ],
 )
 def test_mistakes_are_one_sentence(options: dict, clients: int, said: str) -> None:
@@ -101,11 +101,11 @@ def test_mistakes_are_one_sentence(options: dict, clients: int, said: str) -> No
 
 
 def test_one_kind_alone_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lacks one kind"):
+    with pytest.raises(ConfigError, match="has only one of them"):
         divided(table(50, 0), Delta())
 
 
-def test_counts_of_natural_silos() -> None:
+def test_counts_of_client_sites() -> None:
     domain = np.arange(120) % 3
     arrays = table(60, 60, domain=domain)
     counts = [[30, 0, 10], [5, 40, 20]]
@@ -117,8 +117,8 @@ def test_counts_of_natural_silos() -> None:
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ([[41, 1, 1]], "asks for 41 samples of natural silo 0, and there are 40"),
-        ([[1, 1]], "has 2 columns, and the data set 3"),
+        ([[41, 1, 1]], "asks for 41 samples of client site 0, but there are 40"),
+        ([[1, 1]], "has 2 columns, but the data set has 3"),
         ([[1, 1, 1], [1, 1]], "a row for each client"),
         ([], "a row for each client"),
     ],
@@ -126,5 +126,5 @@ def test_counts_of_natural_silos() -> None:
 def test_counts_that_do_not_fit(counts: list, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         divided(table(60, 60, domain=np.arange(120) % 3), DomainCounts(counts), None)
-    with pytest.raises(ConfigError, match="needs a data set with natural silos"):
+    with pytest.raises(ConfigError, match="needs a data set with client sites"):
         divided(table(60, 60), DomainCounts([[9, 9]]), None)

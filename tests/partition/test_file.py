@@ -107,11 +107,11 @@ def test_parts_may_list_named_clients_in_any_order(tmp_path: Path) -> None:
     assert split.names == ("b", "a") and listed(split, "train") == [[0, 1], [2, 3]]
     assert listed(split, "test") == [[5], [4]]
     other = {"train": {"b": [0, 1], "a": [2, 3]}, "test": {"a": [4], "c": [5]}}
-    with pytest.raises(ConfigError, match="the parts have different clients: b is not in all of them"):
-        File(str(written(tmp_path, "other.json", other))).lists()
+    with pytest.raises(ConfigError, match="client b is not in all parts"):
+        _ = File(str(written(tmp_path, "other.json", other))).content
     twice = {"7": [0, 1], "007": [2, 3]}
     with pytest.raises(ConfigError, match="'007' and '7', which are equal numbers"):
-        File(str(written(tmp_path, "twice.json", twice))).lists()
+        _ = File(str(written(tmp_path, "twice.json", twice))).content
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_partition_of_a_run_on_other_data_is_refused(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"data_hash": data().digest}))
     again = File(str(tmp_path / "partition.npz"))
     assert build_split(data(), again, None, 1).hash == split.hash
-    with pytest.raises(ConfigError, match=r"is of other data: its run was on"):
+    with pytest.raises(ConfigError, match=r"is from a run on other data"):
         build_split(data(20), again, None, 1)
 
 
@@ -168,23 +168,23 @@ class Told(list):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("lists.json", [[0, 1], [2, 12]], r"is of other data: it names sample 12, and this data set has 0 to 11"),
-        ("lists.json", [{"train": [0], "test": [-1]}], r"it names sample -1 in its part test"),
+        ("lists.json", [[0, 1], [2, 12]], r"has sample 12, but this data set has 0 to 11"),
+        ("lists.json", [{"train": [0], "test": [-1]}], r"has sample -1 in its part test"),
         ("lists.json", [[0, 1, 2, 2], [3, 4]], r"sample 2 to client 0 \((train|test)\), client 0 \((train|test)\)$"),
         (
             "lists.json",
             [{"train": [0, 1], "test": [5]}, {"train": [3, 5], "test": [1]}],
-            r"File gives 2 samples to more than one client or part: sample 1 to client 0 \(train\), client 1 \(test\)$",
+            r"File assigned 2 samples to .*: sample 1 to client 0 \(train\), client 1 \(test\)$",
         ),
-        ("lists.json", [[0, 1], [2.5]], "must hold whole numbers"),
+        ("lists.json", [[0, 1], [2.5]], "must have whole numbers"),
         ("lists.json", [{"train": [0], "holdout": [1]}], "has the parts train, holdout"),
-        ("lists.json", {"train": [[0], [1]], "test": [[2]]}, "must give a list to each client, in every part"),
-        ("lists.json", [], "must give a list to each client"),
-        ("lists.json", [[0, 1], [2]], "fewer than 2 samples.*in partition.path=.*: give these more samples"),
+        ("lists.json", {"train": [[0], [1]], "test": [[2]]}, "must have a list for each client in each"),
+        ("lists.json", [], "must have a list for each client"),
+        ("lists.json", [[0, 1], [2]], "fewer than 2 samples.*give these clients more samples in partition.path="),
         ("rows.csv", "sample,client\n1,2\n", "needs the columns index and client"),
         ("rows.csv", "index,client\none,2\n", "cannot be read as index lists: ValueError"),
         ("lists.txt", "", r"must end in \.npz, \.json, \.csv, \.npy, \.pkl"),
-        ("gone.json", None, "gone.json is no file"),
+        ("gone.json", None, "gone.json does not exist"),
         ("lists.npy", np.array([[1], None], dtype=object), "cannot be read as index lists"),
         (
             "lists.pkl",
@@ -205,12 +205,12 @@ def test_what_is_no_partition_of_these_data(
 
 def test_a_trusted_pickle_may_run_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, "lists.pkl", {"data_indices": [np.array([0, 1]), [2, 3]], "separation": Told()})
-    assert [x.tolist() for x in File(str(path), trust="lists.pkl").lists()[""]] == [[0, 1], [2, 3]]
+    assert [x.tolist() for x in File(str(path), trust="lists.pkl").content.lists[""]] == [[0, 1], [2, 3]]
     assert "it ran" in capsys.readouterr().out
 
 
 def test_a_path_and_as_many_clients_are_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"partition=file needs partition\.path="):
         File()
-    with pytest.raises(ConfigError, match="gave 10 train lists for 7 clients"):
+    with pytest.raises(ConfigError, match="returned 10 train lists for 7 clients"):
         build_split(data(1797), File(str(Path(__file__).with_name("owners.npy"))), 7, 1)

@@ -13,7 +13,7 @@ from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash, plain, save_config
 from fedbench.core.split import Split
 from fedbench.data.base import EXTRA, TRAIN, Arrays
-from fedbench.partition._folds import hold_out
+from fedbench.partition._folds import hold_out_fold
 from fedbench.partition.base import build_split
 from fedbench.partition.iid import IID
 from fedbench.report.choose import choose
@@ -28,7 +28,7 @@ def table(n: int = 100, **more: np.ndarray) -> Arrays:
 
 
 def folds_of(arrays: Arrays, split: Split, folds: int = 5) -> list[Split]:
-    return [hold_out(split, arrays, folds, f, 0) for f in range(folds)]
+    return [hold_out_fold(split, arrays, folds, f, 0) for f in range(folds)]
 
 
 def test_every_training_sample_is_held_out_once() -> None:
@@ -43,8 +43,8 @@ def test_every_training_sample_is_held_out_once() -> None:
             assert abs(len(s.val[i]) - len(split.train[i]) / 5) < 1
             ones = arrays.targets[split.train[i]].sum() / 5
             assert abs(arrays.targets[s.val[i]].sum() - ones) < 1, "stratified"
-    assert hold_out(replace(split, names=("a", "b", "c")), arrays, 5, 0, 0).names == ("a", "b", "c")
-    assert len({s.hash for s in found}) == 5 and found[0].hash == hold_out(split, arrays, 5, 0, 0).hash
+    assert hold_out_fold(replace(split, names=("a", "b", "c")), arrays, 5, 0, 0).names == ("a", "b", "c")
+    assert len({s.hash for s in found}) == 5 and found[0].hash == hold_out_fold(split, arrays, 5, 0, 0).hash
 
 
 def test_a_subject_stays_whole() -> None:
@@ -69,13 +69,13 @@ def test_extra_samples_are_always_trained_on() -> None:
 def test_mistakes_are_one_sentence() -> None:
     arrays = table(20)
     split = build_split(arrays, IID(), 2, 0)
-    with pytest.raises(ConfigError, match="fold=5 is none of the 5 folds, 0 to 4"):
-        hold_out(split, arrays, 5, 5, 0)
+    with pytest.raises(ConfigError, match="fold=5 must be one of the 5 folds, 0 to 4"):
+        hold_out_fold(split, arrays, 5, 5, 0)
     with pytest.raises(ConfigError, match=r"set dataset\.val_fraction=0"):
-        hold_out(build_split(arrays, IID(), 2, 0, val_fraction=0.2), arrays, 5, 0, 0)
+        hold_out_fold(build_split(arrays, IID(), 2, 0, val_fraction=0.2), arrays, 5, 0, 0)
     tiny = build_split(table(4), IID(), 2, 0, test_fraction=0.5)
-    with pytest.raises(ConfigError, match=r"client 0 has 1 training sample\(s\), and fold 0 would hold out all"):
-        hold_out(tiny, table(4), 5, 0, 0)
+    with pytest.raises(ConfigError, match=r"client 0 has 1 training sample\(s\), and all would be in fold 0"):
+        hold_out_fold(tiny, table(4), 5, 0, 0)
 
 
 def test_without_folds_a_run_has_the_hash_that_it_had() -> None:

@@ -65,7 +65,7 @@ PINNED = {
 
 @pytest.fixture(scope="module")
 def digits() -> Arrays:
-    """scikit-learn's digits with four natural silos and every fifth sample published as test."""
+    """scikit-learn's digits with four client sites and every fifth sample published as test."""
     arrays = Digits().load()
     arrays.domain = np.arange(len(arrays)) % 4
     arrays.split[::5] = TEST
@@ -108,13 +108,6 @@ def test_ragged_keeps_lists_with_empty_ones():
     assert ragged.ranks().tolist() == [0, 1, 0]
     with pytest.raises(IndexError):
         ragged[3]
-
-
-def test_ragged_select_follows_the_ids():
-    ragged = Ragged.from_lists([np.array([4, 1]), np.array([], np.int64), np.array([7])])
-    picked = ragged.select([2, 0, 1, 2])
-    assert [picked[i].tolist() for i in range(4)] == [[7], [4, 1], [], [7]]
-    assert len(ragged.select([])) == 0
 
 
 def test_ragged_from_owners_keeps_the_order_within_a_client():
@@ -270,9 +263,22 @@ def test_dirichlet_is_skewed_by_alpha(digits: Arrays):
     assert largest(0.05) > 0.6 > 0.3 > largest(100.0)
 
 
+def assert_shares(split: Split, arrays: Arrays, share: np.ndarray, rng: np.random.RandomState) -> None:
+    """Training and then test samples are shuffled class by class, and divided by share [C, N] as in APPLE's code."""
+    for part, lists in ((TRAIN, split.train), (TEST, split.test)):
+        expected: list[list[int]] = [[] for _ in range(share.shape[1])]
+        for c, class_share in enumerate(share):
+            members = np.flatnonzero((arrays.targets == c) & (arrays.split == part))
+            rng.shuffle(members)
+            pieces = np.split(members, np.cumsum((class_share * len(members)).astype(int)))
+            for samples, piece in zip(expected, pieces):
+                samples.extend(piece)
+        assert [lists[i].tolist() for i in range(len(lists))] == expected
+
+
 def test_pathological_repeats_apples_code(digits: Arrays):
     """protocols.md 3.2: classes from permutations, shares per class, then train and test shuffles."""
-    rng, y = np.random.RandomState(42), digits.targets
+    rng = np.random.RandomState(42)
     order = np.concatenate([rng.permutation(10) for _ in range(24 // 10 + 1)])[:24]
     share = np.zeros((10, 12))
     for i, c in enumerate(order):
@@ -282,14 +288,7 @@ def test_pathological_repeats_apples_code(digits: Arrays):
         drawn = [rng.rand() for _ in holders]
         share[c, holders] = np.array(drawn) / np.sum(drawn)
     split = build_split(digits, Pathological(2), 12, 42, split="published")
-    for part, lists in ((TRAIN, split.train), (TEST, split.test)):
-        held: list[list[int]] = [[] for _ in range(12)]
-        for c in range(10):
-            members = np.flatnonzero((y == c) & (digits.split == part))
-            rng.shuffle(members)
-            for h, p in zip(held, np.split(members, np.cumsum((share[c] * len(members)).astype(int)))):
-                h.extend(p)
-        assert [lists[i].tolist() for i in range(12)] == held
+    assert_shares(split, digits, share, rng)
 
 
 def test_pathological_classes_per_client():
@@ -303,7 +302,7 @@ def test_pathological_classes_per_client():
 @pytest.mark.parametrize(("num_classes", "each"), [(9, 2), (11, 2), (10, 3), (5, 5), (4, 3)])
 def test_pathological_distinct(num_classes: int, each: int):
     for seed in range(50):
-        held = Pathological(each, distinct=True)._deal_classes(num_classes, 12, np.random.RandomState(seed))
+        held = Pathological(each, distinct=True)._draw_classes(num_classes, 12, np.random.RandomState(seed))
         assert held.shape == (12, each)
         assert all(len(set(row)) == each for row in held)
         assert np.ptp(np.bincount(held.ravel())) <= 1  # still whole permutations: evenly dealt
@@ -341,14 +340,7 @@ def test_practical_repeats_apples_code():
         rng.shuffle(vector)
         share.append(vector.copy())
     split = build_split(arrays, Practical(), 12, 42, split="published")
-    for part, lists in ((TRAIN, split.train), (TEST, split.test)):
-        held: list[list[int]] = [[] for _ in range(12)]
-        for c in range(5):
-            members = np.flatnonzero((arrays.targets == c) & (arrays.split == part))
-            rng.shuffle(members)
-            for h, p in zip(held, np.split(members, np.cumsum((share[c] * len(members)).astype(int)))):
-                h.extend(p)
-        assert [lists[i].tolist() for i in range(12)] == held
+    assert_shares(split, arrays, np.array(share), rng)
 
 
 def test_practical_for_other_numbers_of_clients():
@@ -458,7 +450,7 @@ def test_pachinko_follows_the_tree_when_a_class_runs_out():
     """Superclass 0 has classes 0 and 1, superclass 1 class 2.  Class 0 is gone after 10 samples: its superclass keeps
     its half of the draws, so class 1 doubles, which would be 2:1 for class 2 if all classes shared what is freed."""
     parent, left = np.array([0, 0, 1]), np.array([10, 10**6, 10**6])
-    drawn = Pachinko(1e6, 1e6)._draw(20_000, left, parent, np.random.RandomState(0))
+    drawn = Pachinko(1e6, 1e6)._draw_classes(20_000, left, parent, np.random.RandomState(0))
     assert np.bincount(drawn)[0] == 10
     assert np.bincount(drawn)[1] == pytest.approx(10_000, rel=0.03)
     assert left.tolist() == [10, 10**6, 10**6]
@@ -592,62 +584,62 @@ def test_a_tiny_subset_keeps_every_class(digits: Arrays):
     assert len(np.unique(digits.labels()[np.concatenate([result.train.indices, result.test.indices])])) == 10
 
 
-def test_multilabel_and_segmentation_are_partitioned_by_their_label():
-    for kind in ("multilabel", "segmentation", "dict"):
-        arrays = Synthetic(kind).load()
-        table, names = counts(arrays, build_split(arrays, Dirichlet(0.1), 5, 0))
-        assert table.sum() == len(arrays) and len(names) == table.shape[1]
-        assert (table.max(1) / table.sum(1)).mean() > 0.45
+@pytest.mark.parametrize("kind", ["multilabel", "segmentation", "dict"])
+def test_other_targets_are_partitioned_by_their_label(kind: str):
+    arrays = Synthetic(kind).load()
+    table, names = counts(arrays, build_split(arrays, Dirichlet(0.1), 5, 0))
+    assert table.sum() == len(arrays) and len(names) == table.shape[1]
+    assert (table.max(1) / table.sum(1)).mean() > 0.45
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("method", "num_clients", "options", "words"),
+    ("method", "num_clients", "options", "message"),
     [
-        (IID(), 1798, {}, "1,798 is more than the 1,797 samples"),
-        (IID(), 1000, {}, "too few to train and to test on: lower partition.num_clients"),
-        (IID(), 400, {"split": "published"}, "more than the 360 test samples"),
+        (IID(), 1798, {}, "1,798 must be at most the number of samples, 1,797"),
+        (IID(), 1000, {}, "too few for training and testing: lower partition.num_clients"),
+        (IID(), 400, {"split": "published"}, "at most the number of test samples, 360"),
         (IID(), 0, {}, "must be >= 1"),
         (IID(), None, {}, "needs a number"),
         (IID(), 10, {"test_fraction": 0.0}, "test_fraction=0.0"),
         (IID(), 10, {"val_fraction": 1.0}, "val_fraction=1.0"),
-        (IID(), 10, {"split": "official"}, "'official' is not one of"),
+        (IID(), 10, {"split": "official"}, "'official' must be one of"),
         (Dirichlet(0.1, 100), 20, {}, "need 2,000 samples, but there are 1,797"),
         (Dirichlet(0.1, 1, 20), 20, {"split": "published"}, "need 400 samples, but there are 360"),
         (Dirichlet(1e-4), 20, {}, "alpha=0.0001, num_clients=20"),
-        (Dirichlet(1e-300), 20, {}, "the smallest client had 0 at best"),
-        (Pathological(11), 5, {}, "classes_per_client=11 is more than the 10 classes"),
+        (Dirichlet(1e-300), 20, {}, "the smallest client had at most 0"),
+        (Pathological(11), 5, {}, "classes_per_client=11 must be at most 10,"),
         (Pathological(1), 1797, {}, "fewer than 2 samples"),
         (Practical(), 2, {}, "at least 3"),
-        (Practical([0.5, 0.5]), 3, {}, "2 numbers for partition.num_clients=3"),
+        (Practical([0.5, 0.5]), 3, {}, "2 values for partition.num_clients=3"),
         (Practical([0.9, 0.3]), 2, {}, "sum to at most 1"),
-        (ClassDisjoint(), 11, {}, "cannot share 10 classes"),
-        (ClassDisjoint(), 6, {}, "cannot share 10 classes"),
-        (ClassDisjoint(shots=4), 5, {}, "needs dataset.split=published"),
+        (ClassDisjoint(), 11, {}, "is not possible with 10 classes"),
+        (ClassDisjoint(), 6, {}, "is not possible with 10 classes"),
+        (ClassDisjoint(shots=4), 5, {}, "set dataset.split=published"),
         (ClassDisjoint(shots=200), 5, {"split": "published"}, "10 of 10 classes"),
-        (Pachinko(), 5, {}, "each of the 10 classes in partition.coarse, which knows CIFAR-100's alone"),
-        (Pachinko(coarse=[0, 1]), 5, {}, "of the 10 classes in partition.coarse, which has 2"),
+        (Pachinko(), 5, {}, "each of the 10 classes, but null means those of CIFAR-100"),
+        (Pachinko(coarse=[0, 1]), 5, {}, "of the 10 classes, but it has 2"),
         (Pachinko(coarse=[-1] * 10), 5, {}, "whole numbers >= 0"),
-        (Domain(), 5, {}, "4 natural silos"),
-        (Domain(5, 1e-4), None, {}, "natural silo 0: no Dirichlet partition"),
+        (Domain(), 5, {}, "4 client sites"),
+        (Domain(5, 1e-4), None, {}, "client site 0: no Dirichlet partition"),
     ],
 )
-def test_impossible_requests_are_refused_at_once(method, num_clients, options, words: str, digits: Arrays):
+def test_impossible_requests_are_refused_at_once(method, num_clients, options, message: str, digits: Arrays):
     def build():
         with pytest.raises(ConfigError) as refusal:
             build_split(digits, method, num_clients, 0, **options)
-        said.append(str(refusal.value))
+        messages.append(str(refusal.value))
 
-    said: list[str] = []
+    messages: list[str] = []
     assert calls(build) < 400_000  # 280,000 at most, for 2,000 draws
-    assert words in said[0]
-    assert "\n" not in said[0]
+    assert message in messages[0]
+    assert "\n" not in messages[0]
 
 
 def test_domain_needs_silos_and_published_needs_a_test_part():
-    with pytest.raises(ConfigError, match="natural silos"):
+    with pytest.raises(ConfigError, match="client sites"):
         build_split(labelled(9, 9), Domain(), None, 0)
     with pytest.raises(ConfigError, match="no published test part"):
         build_split(labelled(9, 9), IID(), 2, 0, split="published")
@@ -699,7 +691,7 @@ def test_command_prints_table_hash_and_figure(tmp_path: Path, capsys: pytest.Cap
     assert "5 clients, 1,797 samples" in printed
 
 
-def test_command_tells_mistakes_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_command_reports_mistakes_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").touch()
     for words in (
         ["partition.num_clients=9999"],
@@ -711,7 +703,7 @@ def test_command_tells_mistakes_in_one_sentence(tmp_path: Path, capsys: pytest.C
         assert error.startswith("fedbench: ") and error.count("\n") == 1
 
 
-def test_importing_the_rooms_is_light():
+def test_importing_data_and_partitions_is_light():
     code = (
         "import sys, fedbench.data.base, fedbench.partition.base, fedbench.partition.dirichlet\n"
         "print([m for m in ('torch', 'sklearn', 'matplotlib', 'PIL', 'rich') if m in sys.modules])"

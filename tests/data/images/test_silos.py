@@ -19,7 +19,7 @@ from fedbench.core.split import Ragged, Split
 from fedbench.data.base import EXTRA, Arrays
 from fedbench.data.images.image_folder import ImageFolder
 from fedbench.data.images.image_table import ImageTable
-from fedbench.partition._subjects import cut_subjects, rarest_label
+from fedbench.partition._subjects import rarest_label, split_by_subject
 from fedbench.partition.base import build_split
 from fedbench.partition.dirichlet import Dirichlet
 from fedbench.partition.domain import Domain
@@ -173,7 +173,7 @@ def test_large_and_shared_subjects() -> None:
     rng, labels = np.random.RandomState(0), np.zeros(20, np.int64)
     subject = np.array([0] * 8 + [1, 2] + [1] * 3 + [3] * 3 + [4] * 4)
     for _ in range(10):
-        off, kept = cut_subjects([np.arange(10), np.arange(10, 20)], 0.3, labels, subject, rng)
+        off, kept = split_by_subject([np.arange(10), np.arange(10, 20)], 0.3, labels, subject, rng)
         assert all(len(a) and len(b) for a, b in zip(off, kept))
         assert not set(subject[np.concatenate(off)]) & set(subject[np.concatenate(kept)])
 
@@ -189,7 +189,7 @@ def test_a_client_with_one_patient_is_refused(table: Path) -> None:
 def test_other_splits_that_divide_a_patient_are_refused(table: Path, how: str) -> None:
     arrays = load(table)
     arrays.split = (np.arange(len(arrays)) % 4 == 0).astype(np.int8) * 2
-    with pytest.raises(ConfigError, match=r"subjects \(patients\) would be in both.*use dataset\.split=merged"):
+    with pytest.raises(ConfigError, match=r"subjects \(patients\) have samples in both.*use dataset\.split=merged"):
         build_split(arrays, Domain(), None, 0, how, 0.15)
 
 

@@ -31,6 +31,8 @@ class APFL(Algorithm):
         a: Mixture weights, [N, 1].
     """
 
+    averages_server_model = True
+
     def __init__(self, alpha: Probability | list[Probability] = 0.5, adaptive: bool = False):
         self.alpha, self.adaptive = per_client(alpha), adaptive
 
@@ -56,7 +58,7 @@ class APFL(Algorithm):
         )
         self.v[cohort.ids], self.a[cohort.ids] = out.v, out.a
         up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]
-        self.w = cohort.mean(up.w)
+        self.w = cohort.mean(up.w, updates="w")
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one local step of Algorithm 1."""

@@ -44,7 +44,7 @@ class Ditto(FedAvg):
             how=LocalTraining(epochs=self.personal_epochs, buffers="v", throughput_weight=0, uploaded=False),
         ).theta  # throughput_weight=0: throughput counts each sample once
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})
-        self.w = cohort.mean(up.theta)
+        self.w = cohort.mean(up.theta, updates="w")
         self.v[cohort.ids] = v  # [K, P]
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:

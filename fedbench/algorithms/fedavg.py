@@ -24,6 +24,8 @@ class FedAvg(Algorithm):
         theta: Client models as last trained, [N, P] (deploy="local" only).
     """
 
+    averages_server_model = True
+
     def __init__(self, deploy: Literal["global", "local"] = "global"):
         self.deploy = deploy
 
@@ -37,7 +39,7 @@ class FedAvg(Algorithm):
         w = cohort.broadcast(w=self.w).w
         out = cohort.train(w)
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta)
+        self.w = cohort.mean(up.theta, updates="w")
         if self.theta is not None:
             self.theta[cohort.ids] = out.theta
 

@@ -30,6 +30,7 @@ class FedBABU(Algorithm):
         w: Server model [u, h], [P]; its head never changes.
     """
 
+    averages_server_model = True
     requires = ("head",)
     has_base = True
 
@@ -54,7 +55,7 @@ class FedBABU(Algorithm):
         u = cohort.broadcast(u=self.base.take(self.w)).u  # [|u|]
         out = cohort.train(self.base.put(self.w, u), columns=self.base)
         up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
-        self.w = self.base.put(self.w, cohort.mean(up.u))
+        self.w = self.base.put(self.w, cohort.mean(up.u, updates="u"))
 
     def personalized(self, cohort: Cohort, final: bool) -> Tensor:
         """Return [u, h] for every client; after the last round, fine-tuned by the client."""

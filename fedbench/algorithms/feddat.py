@@ -45,6 +45,7 @@ class FedDAT(Algorithm):
         head: Personal heads, and other trained columns outside the adapters, [N, |head|].
     """
 
+    averages_server_model = True
     requires = ("head",)
     has_base = True
 
@@ -79,7 +80,7 @@ class FedDAT(Algorithm):
         self.A0[cohort.ids], self.A2[cohort.ids] = self.first.take(out.A0), A1.expand(len(cohort), -1)
         self.head[cohort.ids] = self.rest.take(out.theta)
         up = cohort.upload(A1=self.first.take(out.theta), relative_to={"A1": "A1"})
-        self.A1 = cohort.mean(up.A1)
+        self.A1 = cohort.mean(up.A1, updates="A1")
 
     def rows(self, cohort: Cohort, first: Tensor, second: Tensor) -> Tensor:
         """Join the clients' heads with first and second bottlenecks, [A] or [K, A].  # [K, P]"""

@@ -43,6 +43,7 @@ class FedOTP(Algorithm):
         p_l: Personal prompts, [N, l d], of l tokens of width d.
     """
 
+    averages_server_model = True
     requires = ("prompt",)
     exclusive_columns = True
     reads = ("tokens",)
@@ -68,7 +69,7 @@ class FedOTP(Algorithm):
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.global_prompt))
         self.p_l[cohort.ids] = self.local_prompt.take(out.theta)
         up = cohort.upload(p_g=self.global_prompt.take(out.theta), relative_to={"p_g": "p_g"})  # [K, l d]
-        self.w = self.global_prompt.put(self.w, cohort.mean(up.p_g))
+        self.w = self.global_prompt.put(self.w, cohort.mean(up.p_g, updates="p_g"))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Return the loss of the logits of `predict`.  # [k, B]"""

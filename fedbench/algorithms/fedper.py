@@ -17,6 +17,7 @@ class FedPer(Algorithm):
         v: Personal heads as last trained, [N, |head|].
     """
 
+    averages_server_model = True
     requires = ("head",)
     has_base = True
 
@@ -33,7 +34,7 @@ class FedPer(Algorithm):
         u = cohort.broadcast(u=self.u).u
         out = cohort.train(self.with_heads(cohort, u), how=LocalTraining(uploaded=self.base))  # [K, P]
         up = cohort.upload(u=self.base.take(out.theta), relative_to={"u": "u"})  # [K, |u|]
-        self.u = cohort.mean(up.u)
+        self.u = cohort.mean(up.u, updates="u")
         self.v[cohort.ids] = self.head.take(out.theta)
 
     def with_heads(self, cohort: Cohort, u: Tensor) -> Tensor:

@@ -37,5 +37,5 @@ class FedRep(FedPer):
         ).theta
         theta = cohort.train(theta, columns=self.base, how=LocalTraining(epochs=self.body_epochs)).theta
         up = cohort.upload(u=self.base.take(theta), relative_to={"u": "u"})  # [K, |u|]
-        self.u = cohort.mean(up.u)
+        self.u = cohort.mean(up.u, updates="u")
         self.v[cohort.ids] = self.head.take(theta)

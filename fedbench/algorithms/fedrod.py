@@ -39,6 +39,7 @@ class FedRoD(Algorithm):
         g: Personal heads, [N, |head|].
     """
 
+    averages_server_model = True
     requires = ("head",)
     has_base = True
 
@@ -70,7 +71,7 @@ class FedRoD(Algorithm):
         out = cohort.train(start, loss=self.loss, how=LocalTraining(uploaded=self.shared), log_pi=log_pi)
         self.g[cohort.ids] = self.personal.take(out.theta)
         up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})
-        self.w = self.shared.put(self.w, cohort.mean(up.w))
+        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))
 
     def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
         """Return the balanced softmax loss of h(z) plus the cross-entropy of sg h(z) + g_i(sg z).  # [k, B]"""

@@ -58,7 +58,7 @@ class FedSLD(FedAvg):
             s.descend(s.grad(batch))
 
         up = cohort.upload(theta=cohort.train(w, step=step).theta, relative_to={"theta": "w"})
-        self.w = cohort.mean(up.theta)
+        self.w = cohort.mean(up.theta, updates="w")
 
     def prior(self, cohort: Cohort) -> Tensor:
         """Return Pt.  In the first round, all clients upload their counts and download Pt.  # [C]"""

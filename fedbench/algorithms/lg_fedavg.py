@@ -27,6 +27,7 @@ class LGFedAvg(Algorithm):
         theta: Client models as last trained, [N, P].
     """
 
+    averages_server_model = True
     requires = ("head",)
     has_base = True
 
@@ -49,7 +50,7 @@ class LGFedAvg(Algorithm):
             start, step=self.alternate if self.update == "alternate" else None, how=LocalTraining(uploaded=self.head)
         )
         up = cohort.upload(h=self.head.take(out.theta), relative_to={"h": "h"})  # [K, |h|]
-        self.h = cohort.mean(up.h)
+        self.h = cohort.mean(up.h, updates="h")
         self.theta[cohort.ids] = out.theta
 
     def alternate(self, s: Step, batch: Batch) -> None:

@@ -45,6 +45,8 @@ class PerFedAvg(Algorithm):
         w: Server model, [P].
     """
 
+    averages_server_model = True
+
     def __init__(
         self,
         mode: Literal["fo", "hf"] = "fo",
@@ -79,7 +81,7 @@ class PerFedAvg(Algorithm):
             ),
         )  # throughput_weight: throughput counts one of the sub-batches
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta)
+        self.w = cohort.mean(up.theta, updates="w")
 
     def step(self, s: Step, batch: Batch) -> None:
         """Take one step along the meta-gradient, estimated on independent sub-batches."""

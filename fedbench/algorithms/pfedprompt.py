@@ -31,6 +31,7 @@ class PFedPrompt(Algorithm):
         w: Shared prompt, as a row, [P].
     """
 
+    averages_server_model = True
     requires = ("prompt",)
     exclusive_columns = True
 
@@ -53,7 +54,7 @@ class PFedPrompt(Algorithm):
         """Run one round of FedAvg on the prompt."""
         w = cohort.broadcast(w=self.w).w
         up = cohort.upload(theta=cohort.train(w).theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta)
+        self.w = cohort.mean(up.theta, updates="w")
 
     def memory(self, cohort: Cohort) -> dict[str, Any]:
         """Return the features, labels and indices of each client's training samples, padded.

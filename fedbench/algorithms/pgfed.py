@@ -45,6 +45,8 @@ class PGFed(Algorithm):
         prev: Client indices of the last cohort, [K'].
     """
 
+    averages_server_model = True
+
     def __init__(
         self,
         mu: NonNegative | list[NonNegative] = 0.1,
@@ -72,10 +74,11 @@ class PGFed(Algorithm):
         out = cohort.train(w) if without_others else self.train(cohort, w)
         self.theta[cohort.ids] = out.theta
         if not self.mu:
-            self.w = cohort.mean(cohort.upload(theta=out.theta, relative_to={"theta": "w"}).theta)
+            up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})
+            self.w = cohort.mean(up.theta, updates="w")
             return
         up = self.upload(cohort, out)
-        self.w = cohort.mean(up.theta)
+        self.w = cohort.mean(up.theta, updates="w")
         mu = mean(self.mu)
         self.G, self.c, self.gbar, self.prev = up.g, mu * up.c, mu * (cohort.sum(up.g) / len(cohort)), cohort.index
 

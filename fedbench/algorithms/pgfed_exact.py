@@ -66,7 +66,7 @@ class PGFedExact(FedAvg):
         out = self.train(cohort, w) if self.mu else cohort.train(w)
         self.theta[cohort.ids] = out.theta
         up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
-        self.w = cohort.mean(up.theta)
+        self.w = cohort.mean(up.theta, updates="w")
 
     def train(self, cohort: Cohort, w: Tensor) -> SimpleNamespace:
         """Train for the local epochs, with all clients' samples in every step."""

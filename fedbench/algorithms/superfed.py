@@ -38,6 +38,8 @@ class SuPerFed(Algorithm):
         wl: Local models, [N, P].
     """
 
+    averages_server_model = True
+
     def __init__(
         self,
         mu: NonNegative = 0.01,
@@ -87,7 +89,7 @@ class SuPerFed(Algorithm):
             near = (lambda s: 2 * self.mu * (s.theta - w)) if self.mu else None
             out = cohort.train(w, extra_grad=near, how=LocalTraining(split=split))
         up = cohort.upload(w=out.theta, relative_to={"w": "w"})  # [K, P]
-        self.w = cohort.mean(up.w)
+        self.w = cohort.mean(up.w, updates="w")
 
     def step(self, s: Step, batch: Batch, w: Tensor) -> None:
         """Take one gradient step on w_f and w_l, both at their values before the step."""

@@ -28,15 +28,22 @@ def mean(
     Returns:
         The mean, or the mean of each group.  # [...] or [M, ...]
     """
-    if not isinstance(weights, Tensor):
-        uniform = torch.full((len(context),), 1 / len(context), device=uploads.device)
-        weights = context.mean_weights if weights == "samples" else uniform
+    weights = mean_weights(context, weights)
     if groups is not None:
         members = groups.to(weights) * weights  # [M, K]
         weights = members / members.sum(1, keepdim=True).clamp_min(torch.finfo(members.dtype).tiny)
     if uploads.dim() <= 2:
         return weights @ uploads
     return (weights @ uploads.flatten(1)).unflatten(-1, uploads.shape[1:])
+
+
+def mean_weights(context: RoundContext, weights: Literal["samples", "uniform"] | Tensor) -> Tensor:
+    """Return the weight of each client in a mean (see `mean`).  # [K]"""
+    if isinstance(weights, Tensor):
+        return weights
+    if weights == "samples":
+        return context.mean_weights
+    return torch.full((len(context),), 1 / len(context), device=context.device)
 
 
 def total(uploads: Tensor) -> Tensor:

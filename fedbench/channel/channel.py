@@ -190,8 +190,23 @@ class Channel:
 
     def _remember(self, name: str, payload: Payload) -> None:
         changes_uploads = self.privacy is not None or self.compression is not None
-        payload = payload if changes_uploads else payload._replace(seen=None, value=None)  # frees the tensors
+        if not changes_uploads:  # frees rows of clients; a server rule reads the value of a broadcast
+            payload = payload._replace(seen=None, value=None if payload.by_client else payload.value)
         self._payloads.setdefault(name, []).append(payload)
+
+    def broadcast_value(self, name: str) -> Tensor:
+        """Return the server's version of the last broadcast by this name.
+
+        Raises:
+            UnknownReference: The server did not broadcast such a tensor in this round.
+        """
+        for payload in reversed(self._payloads.get(name, [])):
+            if payload.value is not None and not payload.by_client:
+                return payload.value
+        raise UnknownReference(
+            f"mean(..., updates={name!r}): the server did not broadcast a tensor of this name in this round "
+            f"({', '.join(map(repr, self._payloads)) or 'it sent nothing'}); use the name in cohort.broadcast"
+        )
 
     def _payload(self, handle: str | None, context: RoundContext, name: str) -> Payload | None:
         """Return the last payload named `handle` that these clients received, for the upload of `name`."""

@@ -17,7 +17,7 @@ from fedbench.core.options import ConfigError
 
 GROUPS = (
     *("dataset", "task", "partition", "model", "adapter", "algorithm", "optimizer"),
-    *("compression", "hardware", "tracking", "callbacks", "experiment"),
+    *("server", "compression", "hardware", "tracking", "callbacks", "experiment"),
 )
 
 

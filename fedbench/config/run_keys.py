@@ -304,6 +304,7 @@ class RunConfig:
     adapter: dict
     algorithm: dict
     optimizer: dict
+    server: dict
     compression: dict
     hardware: HardwareConfig
     tracking: TrackingConfig
@@ -322,6 +323,7 @@ RESERVED: dict[str, type | None] = {
     "adapter": None,
     "optimizer": OptimizerKeys,
     "algorithm": None,
+    "server": None,
     "compression": None,
 }
 # group: dataclass of keys of the group
@@ -335,6 +337,7 @@ KINDS = {
     "adapter": ("Adapter", "fedbench.adapters.base.Adapter"),
     "optimizer": ("Optimizer", "fedbench.engine.optim.Optimizer"),
     "algorithm": ("Algorithm", "fedbench.algorithms.base.Algorithm"),
+    "server": ("ServerRule", "fedbench.server.base.ServerRule"),
     "compression": ("Compressor", "fedbench.compression.base.Compressor"),
 }
 # constructor arguments that are not options: they are set by the data set, or by the attribute `reads` of the method

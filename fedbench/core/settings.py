@@ -61,6 +61,7 @@ LATER_GROUPS = {
         {"_target_": "fedbench.compression.none.NoCompression", "error_feedback": True, "direction": "up"},
     ),
     "callbacks": ("none", {}),
+    "server": ("average", {"_target_": "fedbench.server.average.Average"}),
 }
 # Names in adapter.places, with the patterns that older versions stored for them.
 FORMER_PLACES = {"attention": "*.attn", "mlp": "*.mlp"}

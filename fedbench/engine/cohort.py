@@ -20,9 +20,11 @@ from torch import Tensor
 from fedbench.channel import aggregate
 from fedbench.channel.channel import Channel
 from fedbench.channel.cost import RoundCost
+from fedbench.channel.server_update import server_step
 from fedbench.core import rng
 from fedbench.core.options import RunError
 from fedbench.core.round_context import Mode, RoundContext
+from fedbench.core.split import Ragged
 from fedbench.engine import full_batch, local_work
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
@@ -32,6 +34,7 @@ from fedbench.engine.step import Loss, Step, StepFunction, default_step
 from fedbench.engine.training import BatchSchedule, CohortTraining, LocalTraining, check_states, rate_sums
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
+from fedbench.server.base import ServerRule, ServerStep
 from fedbench.tasks.base import SampleStatistics
 
 MAX_LOSS = 1e8  # a larger training loss counts as diverged
@@ -293,20 +296,35 @@ class Cohort:
         uploads: Tensor,
         weights: Literal["samples", "uniform"] | Tensor = "samples",
         groups: Tensor | None = None,
+        updates: str | None = None,
+        rule: ServerRule | None = None,
     ) -> Tensor:
         """Return the mean of the clients' uploads.
+
+        A server model is averaged by `self.w = cohort.mean(up.theta, updates="w")`.  The run's server rule (option
+        server) then replaces the mean.
 
         Args:
             uploads: One row for each client, as `upload` returned them.  # [K, ...]
             weights: "samples": by the number of training samples, or 1 / K with client_weights=uniform.  "uniform":
                 1 / K.  A tensor: these weights, not normalized.  # [K]
             groups: Whether each client is in each of M groups.  A group without clients has the mean 0.  # [M, K]
+            updates: Name by which the server broadcast, in this round, the tensor [n] whose new value is returned.
+            rule: The method's own server rule, instead of the run's.  It needs `updates`.
 
         Returns:
-            The mean, or the mean of each group.  # [...] or [M, ...]
+            The mean, the mean of each group, or the server's new value.  # [...] or [M, ...]
+
+        Raises:
+            UnknownReference: The server did not broadcast a tensor named `updates` in this round.
         """
         self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
-        return aggregate.mean(self.context, uploads, weights, groups)
+        mean, rule = aggregate.mean(self.context, uploads, weights, groups), rule or self.engine.server
+        if updates is None or rule is None:
+            return mean
+        w, weights = self._channel.broadcast_value(updates), aggregate.mean_weights(self.context, weights)
+        step = ServerStep(w, mean, uploads, weights, self.round)
+        return server_step(rule, step, updates, self.engine.rows, self.model, self.context.changes_state)
 
     def sum(self, uploads: Tensor) -> Tensor:
         """Return the sum of the clients' uploads.
@@ -461,6 +479,21 @@ class Cohort:
         if limit is not None:
             samples = full_batch.subsample(self.engine, self.context, split, limit, key)
         return full_batch.map_samples(self.engine, self.context, rows, outputs, samples, no_output)[""]
+
+    def subsample(self, split: str, fraction: float, key: str) -> Ragged:
+        """Sample a fraction of each client's samples, new in each round.
+
+        Args:
+            split: The split to sample from.
+            fraction: Fraction of the samples, in (0, 1].  Each client gets at least one sample, if it has one.
+            key: Calls of a round with the same key return the same samples.
+
+        Returns:
+            The samples, for LocalTraining(split=...).
+        """
+        sizes = self.federation.splits[split].sizes_of(self.ids)
+        limit = np.maximum((fraction * sizes).astype(np.int64), 1)
+        return full_batch.subsample(self.engine, self.context, split, limit, key)
 
     def sample_statistics(
         self, rows: Any, predict: Callable[[FlatModel, Any, Inputs], Tensor] | None, split: str

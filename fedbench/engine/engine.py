@@ -15,6 +15,7 @@ from fedbench.engine.executor import Executor
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import Optimizer
 from fedbench.nn.flat import FlatModel
+from fedbench.server.base import ServerRule
 from fedbench.tasks.base import Task
 
 
@@ -31,6 +32,7 @@ class Engine:
         rows: The stores of all clients' states: the method's, optimizer buffers, residuals of compression.
         privacy: What is done to uploads.
         compression: What is done to all messages.
+        server: How the server moves its model to the mean of the uploads.  None: it takes the mean.
         seed: The run's seed.
         rounds: Number of rounds of the run.
         epochs: local.epochs, one number for all or each client's.  # [N]
@@ -51,6 +53,7 @@ class Engine:
     rows: RowStore
     privacy: Privacy | None = None
     compression: Compression | None = None
+    server: ServerRule | None = None
     seed: int = 0
     rounds: int = 1
     epochs: int | np.ndarray = 1

@@ -188,8 +188,16 @@ def _each_sample_by_one_row(
     return each
 
 
-def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key: str) -> Ragged:
-    """At most limit samples of each client of the cohort, drawn by the key and the round; none of other clients."""
+def subsample(engine: Engine, context: RoundContext, split: str, limit: np.ndarray | int, key: str) -> Ragged:
+    """Return at most limit samples of each client of the cohort, and none of other clients.
+
+    Args:
+        engine: What all cohorts of the run share.
+        context: The clients and the round.
+        split: The split to sample from.
+        limit: Largest number of samples, one for all or each client's.  # [K]
+        key: Calls of a round with the same key return the same samples.
+    """
     whole = engine.federation.splits[split]
     sizes = np.zeros(len(whole), np.int64)
     sizes[context.ids] = np.minimum(whole.sizes_of(context.ids), limit)

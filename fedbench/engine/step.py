@@ -333,14 +333,18 @@ class Step:
             positions = np.flatnonzero(batch.counts == size)
             device_positions = to_device(positions, rows.device)
             some_rows = rows[device_positions]
-            grad[device_positions], losses[device_positions] = self._subset(positions, device_positions)._gradient(
+            part = self._subset(positions, device_positions)
+            grad[device_positions], losses[device_positions] = part._gradient(
                 batch.take_clients(positions, device_positions, int(size)), some_rows, loss, columns, index
             )
+            if loss is not None:  # a loss may change states, such as sums of its features
+                for name, values in vars(part.state).items():
+                    getattr(self.state, name)[device_positions] = values
             rows[device_positions] = some_rows  # the forward pass updated their running statistics
         return grad, losses
 
     def _subset(self, positions: np.ndarray, device_positions: Tensor) -> Step:
-        """Return a copy of this step for some of its clients.  It must only be read.
+        """Return a copy of this step for some of its clients.
 
         Args:
             positions: Positions of the clients, on the host.  # [n]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedbench.core import rng
 from fedbench.core.round_context import RoundContext
+from fedbench.core.split import Ragged
 from fedbench.engine.batch import BatchLoader
 from fedbench.engine.engine import Engine
 from fedbench.engine.local_work import epochs_of, first_rate, step_fraction
@@ -38,7 +39,7 @@ class LocalTraining:
         drop_last: Whether to drop a smaller last batch of an epoch.  Default: local.drop_last.
         lr: One learning rate, or one for each client [K, 1].  Default: the optimizer's in this round.
         optimizer: Optimizer that replaces the run's.
-        split: Split of the federation to train on.
+        split: Samples to train on: a split of the federation, or the result of `cohort.subsample`.
         key: Key of the batches.  Trainings with the same key in a round use the same batches.
         buffers: Name under which optimizer buffers are stored between rounds (optimizer.reset=never).  A second
             personal row needs another name.  If a step also descends on states, pass a dict from "theta" and the
@@ -55,7 +56,7 @@ class LocalTraining:
     drop_last: bool | None = None
     lr: Rate | None = None
     optimizer: Optimizer | None = None
-    split: str = "train"
+    split: str | Ragged = "train"
     key: str = "local"
     buffers: str | Mapping[str, str] = "theta"
     throughput_weight: float = 1.0
@@ -126,7 +127,7 @@ class BatchSchedule:
         Returns:
             The schedule.
         """
-        split = engine.federation.splits[how.split]
+        split = _samples(engine, how)
         sizes, batch_size, options = _schedule_options(engine, context, how)
         num_steps, num_samples = rng.lengths(sizes, batch_size, **options)  # [K] each
         ranks = engine.executor.ranks
@@ -142,6 +143,11 @@ class BatchSchedule:
         last_index = max(len(split.indices) - 1, 0)  # padding of a client without samples may point behind the end
         sample_index = split.indices[np.minimum(first[None, :, None] + index_in_split, last_index)]
         return cls(num_steps, num_samples, positions_by_rank, positions, sample_index, counts)
+
+
+def _samples(engine: Engine, how: LocalTraining) -> Ragged:
+    """Return the samples of all clients that a training uses."""
+    return engine.federation.splits[how.split] if isinstance(how.split, str) else how.split
 
 
 def _schedule_options(

@@ -14,6 +14,7 @@ from fedbench.core.options import ConfigError, require
 from fedbench.core.private_torch import BatchNorm
 from fedbench.nn.batched_operators import ForwardContext, Tap
 from fedbench.nn.chain import Chain
+from fedbench.nn.columns import Columns
 from fedbench.nn.forward import ForwardPass, Inputs
 from fedbench.nn.freezing import freeze as _freeze
 from fedbench.nn.freezing import is_frozen_by_name
@@ -114,6 +115,20 @@ class FlatModel(RowLayout):
                 }
             self._patterns[name] = [name] if isinstance(source, Tensor) else [f"{name}.*"]
         self._lay_out()
+
+    def add_group(self, name: str, patterns: Sequence[str]) -> Columns:
+        """Add a column group, which may be empty.
+
+        Args:
+            name: The name of the group.
+            patterns: Patterns of parameter names (fnmatch), or "type:*Norm*" for all tensors of such modules.
+
+        Returns:
+            The columns of the group.
+        """
+        self._patterns[name] = list(patterns)
+        self._lay_out()
+        return self.columns[name]
 
     def keyed(self, make: Callable[[], Any], *purpose: int | str) -> Any:
         """Return make() under torch's global generator, seeded by the run's seed and the purpose."""

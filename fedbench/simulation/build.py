@@ -35,6 +35,8 @@ from fedbench.models.frozen_encoder import FrozenEncoder
 from fedbench.nn.flat import FlatModel
 from fedbench.partition._folds import hold_out_fold
 from fedbench.partition.base import build_split
+from fedbench.server.average import Average
+from fedbench.server.base import ServerRule
 from fedbench.simulation import autotune
 from fedbench.simulation.autotune import use
 from fedbench.simulation.build_model import build_module, model, reads_inputs
@@ -249,6 +251,7 @@ def engine(
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
         check_method(built, method)
+        check_server_rule(cfg, built, method)
     if not stored and (len(plans) > 1 or flat.mapped):
         built = choose_executor(built, plans)
     return built
@@ -293,6 +296,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         rows=rows,
         privacy=privacy(cfg, rows),
         compression=compression(cfg, rows, flat),
+        server=server_rule(cfg),
         seed=int(cfg.seed),
         rounds=cfg.rounds,
         epochs=epochs(cfg, training.num_clients),
@@ -340,6 +344,12 @@ def privacy(cfg: DictConfig, rows: RowStore) -> Privacy | None:
     """Return the privacy mechanism for uploads; None with privacy.epsilon=null."""
     options = cfg.get("privacy")
     return None if options is None or options.epsilon is None else Privacy(rows, **options)
+
+
+def server_rule(cfg: DictConfig) -> ServerRule | None:
+    """Return the server rule; None with server=average."""
+    rule = part(cfg, "server")
+    return None if type(rule) is Average else rule
 
 
 def compression(cfg: DictConfig, rows: RowStore, model: FlatModel) -> Compression | None:
@@ -397,6 +407,24 @@ def check_method(engine: Engine, method: Algorithm) -> None:
         privacy.ratio == 0 or not engine.model.buffer_names,
         f"privacy.epsilon={privacy.epsilon:g}: noise could make the running variances of BatchNorm negative; use a "
         "model without BatchNorm, for example model.norm=group if the model has that option",
+    )
+
+
+def check_server_rule(cfg: DictConfig, engine: Engine, method: Algorithm) -> None:
+    """Check that the option server has an effect.
+
+    Args:
+        cfg: The checked configuration.
+        engine: The engine.
+        method: The method.
+
+    Raises:
+        ConfigError: A rule is chosen, and the method does not average a server model.
+    """
+    require(
+        engine.server is None or method.averages_server_model,
+        f"server={cfg.choices.server} has no effect on algorithm={cfg.choices.algorithm}, which has no server model "
+        "that is a plain mean of uploads: use server=average, or another algorithm such as fedavg, fedprox or fedper",
     )
 
 

@@ -18,6 +18,7 @@ from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import with_home
 from fedbench.data._known import DATASET_KEYS
 from fedbench.engine.optim import Optimizer
+from fedbench.server.base import ServerRule
 
 # group: (keys that are not passed to the constructor, description of the expected object, test for it)
 KINDS = {
@@ -31,6 +32,7 @@ KINDS = {
     "adapter": ((), "a fedbench.adapters.base.Adapter", lambda x: isinstance(x, Adapter)),
     "optimizer": ((), "a fedbench.engine.optim.Optimizer", lambda x: isinstance(x, Optimizer)),
     "algorithm": ((), "a fedbench.algorithms.base.Algorithm", lambda x: isinstance(x, Algorithm)),
+    "server": ((), "a fedbench.server.base.ServerRule", lambda x: isinstance(x, ServerRule)),
     "compression": ((), "a fedbench.compression.base.Compressor", lambda x: isinstance(x, Compressor)),
 }
 

@@ -46,6 +46,7 @@ def test_the_default_run_is_valid_and_names_its_choices(default: DictConfig) -> 
         **{
             "algorithm": "pgfed",
             "optimizer": "sgd",
+            "server": "average",
             "compression": "none",
             "hardware": "auto",
             "tracking": "auto",

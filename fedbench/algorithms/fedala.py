@@ -1,0 +1,166 @@
+"""FedALA: each client learns how much of the server's model to take, element by element, before it trains.
+
+Zhang et al., AAAI 2023, Algorithm 1.  Let h be the last parameter tensors of the model.  With the client's model
+theta_i, the server's model w, D = w - theta_i and weights A_i in [0, 1], the client starts from
+
+    w in all columns below h,    theta_i + D A_i in h
+
+A_i descends the loss of this model: on batches of s percent of the client's samples, with gradient g in h,
+A_i <- clip(A_i - eta_A g D, 0, 1).  It is one pass per round; the first time passes repeat until the losses of the last
+ten have a standard deviation below 0.1.  Then all columns train, and the server averages as FedAvg.
+Deployed: the model from which the client would start.
+Departs from the paper: s percent of the samples are drawn anew in each round, not a contiguous part.
+Reduces to: FedAvg with eta_A = 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Columns,
+    Federation,
+    FlatModel,
+    LocalTraining,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Count, Fraction, NonNegative
+
+WINDOW, LARGEST_DEVIATION = 10, 0.1  # losses that must agree before the first pass ends, and how well
+MOST_PASSES = 100
+
+
+class FedALA(Algorithm):
+    """FedALA.
+
+    Args:
+        eta_A: Learning rate of the weights A, >= 0.
+        fraction: Fraction s of a client's samples that A learns from, in (0, 1].
+        tensors: Number of last parameter tensors in h; 2 is a linear head with bias.
+        who: "cohort" initializes the sampled clients; "all" initializes all clients in each round, as PFLlib does.
+
+    State:
+        w: Server model, [P].
+        theta: Client models, [N, P].  A: Weights, [N, |h|].
+    """
+
+    averages_server_model = True
+
+    def __init__(
+        self,
+        eta_A: NonNegative = 1.0,
+        fraction: Fraction = 0.8,
+        tensors: Count = 2,
+        who: Literal["cohort", "all"] = "cohort",
+    ):
+        self.eta_A, self.fraction, self.tensors, self.who = eta_A, fraction, tensors, who
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from one initial model, with A = 1."""
+        trained = [span for name, span in model.spans.items() if name not in model.buffer_names]
+        self.h = Columns(trained[-self.tensors :])
+        self.w = model.init_row()  # [P]
+        self.theta = rows("theta", default=self.w)  # lazy [N, P]
+        self.A = rows("A", default=torch.ones(self.h.size, device=self.w.device))  # lazy [N, |h|]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        if self.who == "all":
+            everybody = cohort.all_clients()
+            self.theta[everybody.ids] = self.start(everybody)
+            out = cohort.train(self.theta[cohort.ids])
+        else:
+            out = cohort.train(self.start(cohort))
+        self.theta[cohort.ids] = out.theta
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})
+        self.w = cohort.mean(up.theta, updates="w")
+
+    def start(self, cohort: Cohort) -> Tensor:
+        """Send w, learn A_i, and return the rows from which the clients train.  # [K, P]"""
+        start, A, differs = self.initialize(cohort, cohort.broadcast(w=self.w).w)
+        learned = cohort.ids[differs]
+        self.A[learned] = A[torch.from_numpy(differs).to(A.device)]
+        return start
+
+    def initialize(self, cohort: Cohort, w: Tensor) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Learn the weights A_i.
+
+        Args:
+            cohort: The clients.
+            w: The server's model as the clients received it.  # [P]
+
+        Returns:
+            The rows to start from [K, P], A_i [K, |h|], and whether each client learned A_i [K].
+        """
+        theta, A = self.theta[cohort.ids], self.A[cohort.ids]  # [K, P], [K, |h|]
+        D = self.h.take(w) - self.h.take(theta)  # [K, |h|]
+        differs = (theta != w).any(1).cpu().numpy()  # [K]; a client whose model is w has nothing to learn
+        is_first = ~self.A.has(cohort.ids).cpu().numpy()  # [K]
+        A = self.learn(cohort, w, A, D, differs & ~is_first, passes=1)
+        A = self.learn(cohort, w, A, D, differs & is_first, passes=MOST_PASSES)
+        return self.h.put(w.expand(len(cohort), -1), self.h.take(theta) + D * A), A, differs
+
+    def learn(self, cohort: Cohort, w: Tensor, A: Tensor, D: Tensor, learns: np.ndarray, passes: int) -> Tensor:
+        """Train the weights of some clients until they converge, for at most so many passes.
+
+        Args:
+            cohort: The clients.
+            w: The server's model.  # [P]
+            A: The weights before.  # [K, |h|]
+            D: w - theta_i in h.  # [K, |h|]
+            learns: Which clients learn.  # [K] bool, host
+            passes: Largest number of passes.
+
+        Returns:
+            The weights.  # [K, |h|]
+        """
+        A, learns = A.clone(), learns.copy()
+        part = cohort.subsample("train", self.fraction, key="ala")
+        losses = np.zeros((len(cohort), 0))  # of the last batch of each pass  [K, passes]
+        for n in range(passes):
+            if not learns.any():
+                break
+            where = torch.from_numpy(np.flatnonzero(learns)).to(w.device)
+            how = LocalTraining(
+                epochs=1, drop_last=False, split=part, key=f"ala/{n}", uploaded=False, throughput_weight=0.0
+            )
+            out = cohort.subset(learns).train(
+                w,
+                step=self.step,
+                columns=self.h,
+                how=how,
+                A=A[where],
+                D=D[where],
+                last_loss=w.new_zeros(len(where)),
+            )
+            A[where] = out.A
+            losses = np.concatenate([losses, np.zeros((len(cohort), 1))], 1)
+            losses[learns, -1] = out.last_loss.cpu().numpy()
+            if n + 1 > WINDOW:
+                learns &= losses[:, -WINDOW:].std(1) >= LARGEST_DEVIATION
+        return A
+
+    def step(self, s: Step, batch: Batch) -> None:
+        """Take one gradient step on A.  s.theta is w, and h of the model is theta_i + D A = w - D (1 - A)."""
+        A, D = s.state.A, s.state.D  # [k, |h|]
+        before = s.summed_loss.clone()
+        mixed = self.h.put(s.theta, self.h.take(s.theta) - D * (1 - A))  # [k, P]
+        g = self.h.take(s.grad(batch, rows=mixed))  # [k, |h|]
+        A.copy_((A - self.eta_A * g * D).clamp(0, 1))
+        s.state.last_loss.copy_(s.summed_loss - before)
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return the models from which the clients would start, given the server's new model."""
+        return self.initialize(cohort, cohort.broadcast(w=self.w).w)[0]
+
+    def global_row(self) -> Tensor:
+        """Return w."""
+        return self.w

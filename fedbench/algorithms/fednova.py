@@ -1,0 +1,104 @@
+"""FedNova: updates are normalized by the number of local steps before they are averaged.
+
+Wang et al., NeurIPS 2020.  Client i with T_i steps uploads its change and the norm a_i of its accumulation vector:
+
+    a_i = T_i                                              (plain SGD)
+    a_i = sum over steps of c_t,  c_t = rho c_{t-1} + 1    (momentum rho)
+    a_i <- a_i (1 - eta mu) + 1 at each step               (proximal term mu)
+    tau_eff = sum p_i a_i,  with mu: sum p_i T_i
+    G = tau_eff sum p_i (w - theta_i) / a_i
+    w <- w - G,   or with server momentum gamma:  v <- gamma v + G / eta,  w <- w - eta v
+
+Departs from the paper: with momentum and mu, the proximal term also enters the momentum buffer and a_i follows the
+released code, which applies both recursions in turn.  Running statistics of batch norm are averaged without a_i.
+Reduces to: FedAvg if all clients take equally many steps.
+Limits: SGD with buffers reset in each round, without weight decay, dampening or Nesterov momentum.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbench.algorithms.base import Cohort, Federation, FlatModel, Optimizer, RowStore
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.core.options import NonNegative, UnitInterval, require
+from fedbench.engine.optim import SGD
+
+
+class FedNova(FedAvg):
+    """FedNova.
+
+    Args:
+        mu: Weight of the proximal term mu/2 |theta - w|^2, >= 0.
+        server_momentum: Momentum gamma of the server, in [0, 1).
+
+    State:
+        w: Server model, [P].  v: Server momentum, [P].
+    """
+
+    averages_server_model = False  # it has its own rule
+
+    def __init__(self, mu: NonNegative = 0.0, server_momentum: UnitInterval = 0.0):
+        super().__init__()
+        self.mu, self.server_momentum = mu, server_momentum
+
+    def check_settings(self, num_clients: int | None, groups: Collection[str], optimizer: Optimizer) -> None:
+        """Require an optimizer whose accumulation vector is known."""
+        super().check_settings(num_clients, groups, optimizer)
+        is_sgd = isinstance(optimizer, SGD)
+        require(
+            is_sgd and not optimizer.nesterov and not optimizer.weight_decay,
+            "algorithm=fednova needs optimizer=sgd with nesterov=false and weight_decay=0: it normalizes by the "
+            "accumulation vector of SGD with momentum",
+        )
+        require(
+            not optimizer.buffers or optimizer.reset == "round",
+            "algorithm=fednova needs optimizer.reset=round, because momentum must start at 0 in each round",
+        )
+        require(
+            not self.server_momentum or not isinstance(optimizer.lr, list),
+            "algorithm.server_momentum needs one optimizer.lr for all clients, because the server divides by it",
+        )
+        self.rho = optimizer.momentum if is_sgd else 0.0
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Initialize w, and the server momentum to zero."""
+        super().setup(federation, model, rows)
+        self.v = torch.zeros_like(self.w)  # [P]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round."""
+        w = cohort.broadcast(w=self.w).w
+        out = cohort.train(w, extra_grad=(lambda s: self.mu * (s.theta - w)) if self.mu else None)
+        a = self.accumulation(out.steps, out.lr)  # [K]
+        counts = {"a": a, "T": out.steps} if self.mu else {"a": a}  # [K] each
+        up = cohort.upload(
+            theta=out.theta,
+            **counts,
+            relative_to={"theta": "w"},
+            replaces=dict.fromkeys(counts),
+            uncompressed=[*counts],
+        )
+        tau_eff = cohort.mean(up.T if self.mu else up.a)  # []
+        normalized = (self.w - up.theta) * (tau_eff / up.a.clamp_min(1e-12))[:, None]  # [K, P], 0 without steps
+        G = cohort.mean(normalized)  # [P]
+        if self.server_momentum:
+            self.v = self.server_momentum * self.v + G / cohort.rate()
+            G = cohort.rate() * self.v
+        statistics = cohort.model.trained.rest(cohort.model.size)
+        self.w = statistics.put(self.w - G, statistics.take(cohort.mean(up.theta)))
+
+    def accumulation(self, steps: Tensor, lr: float | Tensor) -> Tensor:
+        """Return a_i after T_i steps at learning rate eta.  # [K]"""
+        T = steps.long().cpu().numpy()
+        eta = np.broadcast_to(torch.as_tensor(lr).double().cpu().numpy().reshape(-1), T.shape)
+        a, c = np.zeros(len(T)), np.zeros(len(T))
+        for t in range(int(T.max(initial=0))):
+            c = self.rho * c + 1
+            after = a + c if self.rho or not self.mu else a
+            if self.mu:
+                after = after * (1 - eta * self.mu) + 1
+            a = np.where(t < T, after, a)
+        return torch.from_numpy(a).to(steps)

@@ -1,0 +1,121 @@
+"""FedProto: clients share class means of features (prototypes) instead of parameters.
+
+Tan et al., AAAI 2022, Algorithm 1.  With features z of theta_i and the server's prototypes G [C, F]:
+
+    loss = CE + lam mean of (z - G[y])^2             classes without a prototype count as 0
+    prototype of class c at client i: mean of z over its samples of c in this round's training
+    G[c] = mean of the clients' prototypes, weighted by their samples of c
+
+Prediction: the class of the nearest prototype.
+Departs from the paper: prototypes are means over all batches of the round, as in PFLlib, so they need no further pass.
+Released codes weight clients equally (weights=uniform).  A class that no client of the round has loses its prototype.
+An upload shows which classes a client has.
+Reduces to: Local with lam = 0, but for the prediction.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms._features import features_and_logits, num_features, require_features, require_labels
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    Inputs,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import NonNegative
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class FedProto(Algorithm):
+    """FedProto.
+
+    Args:
+        lam: Weight of the distance to the prototypes, >= 0, or a list with one per client.
+        weights: How the server averages prototypes: "samples" of the class, as in the paper, or "uniform".
+        predict_by: "prototypes", the class of the nearest prototype, or "head", the local classifier.
+
+    State:
+        theta: Client models, [N, P].
+        G: Prototypes, [C, F].  has: Whether each class has one, [C].
+    """
+
+    requires = ("head",)
+
+    def __init__(
+        self,
+        lam: NonNegative | list[NonNegative] = 1.0,
+        weights: Literal["samples", "uniform"] = "samples",
+        predict_by: Literal["prototypes", "head"] = "prototypes",
+    ):
+        self.lam: float | PerClient = per_client(lam)
+        self.weights, self.predict_by = weights, predict_by
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample, and a linear head."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start all clients from one initial model, without prototypes."""
+        self.theta = rows("theta", default=model.init_row())  # lazy [N, P]
+        self.num_classes = federation.num_classes
+        self.G = torch.zeros(self.num_classes, num_features(model), device=federation.device)  # [C, F]
+        self.has = torch.zeros(self.num_classes, device=federation.device)  # [C], 0 or 1
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        server = cohort.broadcast(G=self.G, has=self.has, uncompressed=["has"])
+        sums = self.G.new_zeros(len(cohort), *self.G.shape)  # [K, C, F]
+        counts = sums.new_zeros(len(cohort), self.num_classes)  # [K, C]
+
+        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
+            z, logits = features_and_logits(s, theta, batch)  # [k, B, F], [k, B, C]
+            one_hot = self.one_hot(batch)  # [k, B, C], 0 for padding
+            s.state.sums.add_(one_hot.mT @ z.detach())
+            s.state.counts.add_(one_hot.sum(1))
+            distance = (z - server.G[batch.y]).square().mean(2) * server.has[batch.y]  # [k, B]
+            return s.task_loss(logits, batch) + s.value(self.lam) * distance
+
+        start, how = self.theta[cohort.ids], LocalTraining(uploaded=False)
+        out = cohort.train(start, loss=loss, how=how, sums=sums, counts=counts)
+        self.theta[cohort.ids] = out.theta
+        means = out.sums / out.counts.clamp_min(1)[..., None]  # [K, C, F]
+        up = cohort.upload(
+            means=means, counts=out.counts, replaces={"means": None, "counts": None}, uncompressed=["counts"]
+        )
+        shares = up.counts.clamp_min(0) if self.weights == "samples" else (up.counts > 0).float()  # [K, C]
+        total = cohort.sum(shares)  # [C]
+        self.G = cohort.sum(shares[..., None] * up.means) / total.clamp_min(1e-12)[:, None]
+        self.has = (total > 0).float()
+
+    def one_hot(self, batch: Batch) -> Tensor:
+        """Return the classes of the samples, and zeros for padding.  # [k, B, C]"""
+        classes = torch.nn.functional.one_hot(batch.y, self.num_classes).to(self.G)
+        return classes * (batch.weight > 0)[..., None]
+
+    def personalized(self, cohort: Cohort, final: bool) -> Any:
+        """Return theta_i and, to predict by them, the prototypes."""
+        theta = self.theta[cohort.ids]
+        if self.predict_by == "head" or not bool(self.has.any()):
+            return {"theta": theta}
+        server = cohort.broadcast(G=self.G, has=self.has, uncompressed=["has"])
+        K = len(cohort)
+        return {"theta": theta, "G": server.G.expand(K, -1, -1), "has": server.has.expand(K, -1)}
+
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """Return minus the squared distances to the prototypes, or the logits of the head.  # [k, b, C]"""
+        if "G" not in rows:
+            return model.predict(rows["theta"], inputs)
+        z = model.features(rows["theta"], inputs)  # [k, b, F]
+        distances = torch.cdist(z, rows["G"]).square()  # [k, b, C]
+        return -distances.masked_fill(rows["has"][:, None] == 0, torch.finfo(distances.dtype).max)

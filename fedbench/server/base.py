@@ -1,0 +1,59 @@
+"""Base class of server rules.
+
+A method averages uploads by `cohort.mean(up.theta, updates="w")`.  The rule then computes the new value of w from the
+old one and from this mean.  Running statistics of batch norm are averaged, whatever the rule.
+
+Letters: K clients of the cohort, p trained parameters of a server row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """What a rule may use in one round.
+
+    Attributes:
+        w: The server's parameters before the round.  # [p]
+        mean: Weighted mean of the uploaded parameters.  # [p]
+        uploads: The uploaded parameters.  # [K, p]
+        weights: Weights of the mean.  # [K]
+        round: The round, from 0.
+    """
+
+    w: Tensor
+    mean: Tensor
+    uploads: Tensor
+    weights: Tensor
+    round: int
+
+    @property
+    def delta(self) -> Tensor:
+        """The mean change of the clients, Delta = mean - w.  # [p]"""
+        return self.mean - self.w
+
+
+class ServerRule:
+    """Base class of server rules.
+
+    Attributes:
+        states: Names of the tensors [p] that the server keeps between rounds, with their initial values.
+    """
+
+    states: dict[str, float] = {}
+
+    def step(self, s: ServerStep, state: dict[str, Tensor]) -> Tensor:
+        """Compute the server's new parameters.
+
+        Args:
+            s: The old parameters and the uploads.
+            state: The tensors in `states`, by name.  The rule replaces them: state["v"] = ...  # [p] each
+
+        Returns:
+            The new parameters.  # [p]
+        """
+        raise NotImplementedError

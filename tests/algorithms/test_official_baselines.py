@@ -1,0 +1,261 @@
+"""Trajectories of released code of further baselines, followed by our classes, in every round, to rounding.
+
+tests/golden/baselines.npz has what the released classes computed on the problem of tests/golden/problem.py in float32
+on a CPU, with data, cohorts, initial weights and batch orders given from outside.  Sources: TsingZ0/PFLlib d832e76,
+Flower 1.42.0, KarhouTam/FL-bench 06e658b, JYWa/FedNova 47b4e09, makgyver/fluke a0bd26a.
+Cases are named method_schedule_batch, as in test_official.py.  Long rows have every 34th column.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import HEAD, all_clients, engine
+from torch import Tensor, nn
+
+from fedbench.algorithms.base import Algorithm
+from fedbench.algorithms.fedadagrad import FedAdagrad
+from fedbench.algorithms.fedadam import FedAdam
+from fedbench.algorithms.fedala import FedALA
+from fedbench.algorithms.fedavgm import FedAvgM
+from fedbench.algorithms.fedbn import FedBN
+from fedbench.algorithms.fedexp import FedExP
+from fedbench.algorithms.fednova import FedNova
+from fedbench.algorithms.fedproto import FedProto
+from fedbench.algorithms.fedyogi import FedYogi
+from fedbench.algorithms.moon import Moon
+from fedbench.core import rng
+from fedbench.core.round_context import RoundContext
+from fedbench.core.split import Ragged
+from fedbench.engine import full_batch
+from fedbench.engine.cohort import Cohort
+from fedbench.engine.engine import Engine
+from fedbench.engine.optim import SGD
+from fedbench.models.mlp import MLP
+from fedbench.simulation import evaluate
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+sys.path.insert(0, str(GOLDEN))
+import problem  # noqa: E402
+
+ARRAYS = problem.digits()
+SPLIT = problem.clients(ARRAYS.targets)
+EVERYBODY = np.array(problem.EVERYBODY)
+
+Found = dict[str, Tensor | np.ndarray]
+ALL = ("full_10", "part_10", "full_1000", "part_1000")
+FULL = ("full_10", "full_1000")
+TOLERANCE = 3e-6
+
+
+class NormMLP(nn.Module):
+    """The network 64-32-10 with batch norm before the ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU())
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.flatten(1)))
+
+
+def mlp() -> nn.Module:
+    module = MLP((64,), 10, [32])
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(problem.first_row()), module.parameters())
+    return module
+
+
+def norm_mlp() -> nn.Module:
+    module, plain = NormMLP(), mlp().state_dict()
+    draw = np.random.default_rng(200)
+    gamma, beta = 1 + 0.1 * draw.standard_normal(32), 0.1 * draw.standard_normal(32)
+    weights = dict(zip(["body.0.weight", "body.0.bias", "head.weight", "head.bias"], plain.values()))
+    norm = {"body.1.weight": torch.from_numpy(gamma).float(), "body.1.bias": torch.from_numpy(beta).float()}
+    module.load_state_dict(module.state_dict() | weights | norm)
+    return module
+
+
+# -- what is compared ------------------------------------------------------------------------------------
+def global_model(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    return {"glob": algorithm.global_row()[::34]}
+
+
+def deployed(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    rows = algorithm.personalized(all_clients(e, round, "evaluation"), False)
+    rows = rows["theta"] if isinstance(rows, dict) else rows
+    accuracy = evaluate.personal(algorithm, e, EVERYBODY, round, False)["accuracy"]
+    return {"rows": rows.expand(6, -1)[:, e.model.trained.slices[0][0] : e.model.trained.size : 34], "acc": accuracy}
+
+
+def norm_layers(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    rows = algorithm.personalized(all_clients(e, round, "evaluation"), False)
+    return deployed(algorithm, e, round) | {"stats": rows[:, e.model.trained.size :]}
+
+
+def prototypes(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    G = torch.where(algorithm.has[:, None] > 0, algorithm.G, torch.nan)
+    return deployed(algorithm, e, round) | {"protos": G}
+
+
+def mixing(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    A = torch.where(algorithm.A.has(EVERYBODY)[:, None], algorithm.A.whole(), torch.nan)
+    return global_model(algorithm, e, round) | {"weights": A[:, ::34]}
+
+
+def initialized(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    rows = algorithm.personalized(all_clients(e, round, "evaluation"), False)
+    return {"sent": rows[:, ::34]}
+
+
+# -- what is given from outside --------------------------------------------------------------------------
+def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int, int], np.ndarray]) -> None:
+    """Let clients take their samples in a given order.
+
+    order(key, round, client, epoch, size) returns the order for a training with LocalTraining(key=key).
+    """
+    keys = {
+        rng.key(0, "batches", key, r): (key, r) for r in range(6) for key in ("local", *(f"ala/{n}" for n in range(60)))
+    }
+
+    def given(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:
+        key, round = keys[base]
+        out = np.zeros((len(ids), longest), np.int64)
+        for row, client, size in zip(out, ids.tolist(), sizes.tolist()):
+            row[:size] = order(key, round, client, epoch, size)
+        return out
+
+    monkeypatch.setattr(rng, "_permutations", given)
+
+
+def local_order(key: str, round: int, client: int, epoch: int, size: int) -> np.ndarray:
+    """Return the problem's order in local training, and the samples' own order elsewhere."""
+    return problem.order(client, round, epoch, size) if key == "local" else np.arange(size)
+
+
+def ala_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let FedALA learn from the contiguous samples that the released run used."""
+
+    def window(e: Engine, context: RoundContext, split: str, limit: np.ndarray, key: str) -> Ragged:
+        whole, parts = e.federation.splits[split], [np.empty(0, np.int64)] * 6
+        for client in context.ids.tolist():
+            n = len(whole[client])
+            m = int(80 / 100 * n)
+            start = int(np.random.default_rng([313, client, context.round]).integers(0, n - m + 1))
+            parts[client] = whole[client][start : start + m]
+        return Ragged.from_lists(parts)
+
+    monkeypatch.setattr(full_batch, "subsample", window)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with its options.
+
+    Attributes:
+        make: Returns the method.
+        compare: Returns what is compared after each round.
+        before: Returns what is compared before each round.
+        runs: Schedules and batch sizes.
+        momentum: Local momentum.
+        module: Returns the model.
+        patch: Fixes more draws.
+        tolerance: Largest difference.
+    """
+
+    make: Callable[[], Algorithm]
+    compare: Callable[[Algorithm, Engine, int], Found] = global_model
+    before: Callable[[Algorithm, Engine, int], Found] | None = None
+    runs: tuple[str, ...] = ALL
+    momentum: float = 0.0
+    module: Callable[[], nn.Module] = mlp
+    patch: Callable[[pytest.MonkeyPatch], None] | None = None
+    tolerance: float = TOLERANCE
+    order: Callable[[str, int, int, int, int], np.ndarray] = field(default=local_order)
+
+
+ADAPTIVE = {"weights": "samples", "initial_v": 0.0}
+CASES = {
+    "bn": Case(FedBN, norm_layers, module=norm_mlp),
+    "avgm": Case(FedAvgM),
+    "avgmlr": Case(partial(FedAvgM, server_lr=0.5)),
+    "avgmnest": Case(partial(FedAvgM, nesterov=True)),
+    "adam": Case(partial(FedAdam, 0.03, **ADAPTIVE)),
+    "adamflwr": Case(partial(FedAdam, 0.03, bias_correction="flower", **ADAPTIVE)),
+    "yogi": Case(partial(FedYogi, 0.03, **ADAPTIVE)),
+    "yogiflwr": Case(partial(FedYogi, 0.03, **ADAPTIVE)),
+    "adagrad": Case(partial(FedAdagrad, **ADAPTIVE), tolerance=2e-5),
+    "adagradflwr": Case(partial(FedAdagrad, **ADAPTIVE), tolerance=2e-5),
+    "nova": Case(FedNova),
+    "novamom": Case(FedNova, momentum=0.9),
+    "novaprox": Case(partial(FedNova, mu=0.1)),
+    "novagmf": Case(partial(FedNova, server_momentum=0.5), runs=FULL),
+    "moon": Case(Moon),
+    "moon0": Case(partial(Moon, mu=0.0)),
+    "proto": Case(partial(FedProto, weights="uniform"), prototypes),
+    "ala": Case(partial(FedALA, who="all"), mixing, before=initialized, patch=ala_windows),
+    "exp": Case(partial(FedExP, eps=1e-4, deploy="last")),
+}
+
+
+@pytest.fixture(scope="module")
+def released() -> Iterator[dict[str, np.ndarray]]:
+    with np.load(GOLDEN / "baselines.npz") as file:
+        yield dict(file)
+
+
+def compare(found: Found, released: dict[str, np.ndarray], round: int, tolerance: float) -> None:
+    for name, values in found.items():
+        if name in released and round < len(released[name]):
+            torch.testing.assert_close(
+                torch.as_tensor(values).double(),
+                torch.as_tensor(released[name][round]).double(),
+                rtol=0,
+                atol=tolerance,
+                equal_nan=True,
+                msg=lambda text, name=name: f"{name}, round {round}: {text}",
+            )
+
+
+@pytest.mark.parametrize("run, name", [(run, name) for name, case in CASES.items() for run in case.runs])
+@torch.no_grad()
+def test_every_round_equals_released_code(
+    run: str, name: str, released: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, (schedule, size) = CASES[name], run.split("_")
+    orders(monkeypatch, case.order)
+    if case.patch is not None:
+        case.patch(monkeypatch)
+    expected = {key.split("/")[1]: a for key, a in released.items() if key.startswith(f"{name}_{run}/")}
+    cohorts = problem.COHORTS[schedule]
+    e = engine(
+        ARRAYS,
+        SPLIT,
+        case.module(),
+        SGD(0.1, case.momentum),
+        columns=HEAD,
+        cohort_size=len(cohorts[0]),
+        batch_size=int(size),
+        epochs=2,
+        drop_last=True,
+        rounds=len(cohorts),
+    )
+    algorithm = case.make()
+    algorithm.check(e.federation, e.model, e.optimizer)
+    algorithm.setup(e.federation, e.model, e.rows)
+    compared = set()
+    for round, ids in enumerate(cohorts):
+        if case.before is not None:
+            found = case.before(algorithm, e, round)
+            compare(found, expected, round, case.tolerance)
+            compared |= found.keys()
+        algorithm.round(Cohort(e, np.array(ids), round))
+        found = case.compare(algorithm, e, round)
+        compare(found, expected, round, case.tolerance)
+        compared |= found.keys()
+    assert compared & expected.keys(), f"nothing was compared: {sorted(expected)}"

@@ -100,8 +100,8 @@ class FedProto(Algorithm):
 
     def one_hot(self, batch: Batch) -> Tensor:
         """Return the classes of the samples, and zeros for padding.  # [k, B, C]"""
-        classes = torch.nn.functional.one_hot(batch.y, self.num_classes).to(self.G)
-        return classes * (batch.weight > 0)[..., None]
+        classes = torch.arange(self.num_classes, device=batch.y.device)
+        return ((batch.y[..., None] == classes) & batch.real[..., None]).to(self.G)
 
     def personalized(self, cohort: Cohort, final: bool) -> Any:
         """Return theta_i and, to predict by them, the prototypes."""

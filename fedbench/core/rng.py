@@ -241,6 +241,22 @@ def batches(
     return np.where(is_real, sample, 0), is_real.sum(-1)
 
 
+def subsets(base: int, ids: np.ndarray, sizes: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Draw a random subset of each client's samples.
+
+    Args:
+        base: The key of the draws.
+        ids: The clients [K].
+        sizes: Their numbers of samples [K].
+        counts: The number of samples to draw [K], at most sizes.
+
+    Returns:
+        Ascending positions of the drawn samples in each client's list, one array per client.
+    """
+    order = _permutations(base, ids, sizes, int(sizes.max(initial=0)), 0)  # [K, n]
+    return [np.sort(row[:count]) for row, count in zip(order, counts.tolist())]
+
+
 def _permutations(base: int, ids: np.ndarray, sizes: np.ndarray, max_size: int, epoch: int) -> np.ndarray:
     """Draw the order of each client's samples in an epoch, with padding last.  # [K, max_size]"""
     position = np.arange(max_size)

@@ -491,9 +491,7 @@ class Cohort:
         Returns:
             The samples, for LocalTraining(split=...).
         """
-        sizes = self.federation.splits[split].sizes_of(self.ids)
-        limit = np.maximum((fraction * sizes).astype(np.int64), 1)
-        return full_batch.subsample(self.engine, self.context, split, limit, key)
+        return full_batch.fraction_of(self.engine, self.context, split, fraction, key)
 
     def sample_statistics(
         self, rows: Any, predict: Callable[[FlatModel, Any, Inputs], Tensor] | None, split: str

@@ -188,14 +188,14 @@ def _each_sample_by_one_row(
     return each
 
 
-def subsample(engine: Engine, context: RoundContext, split: str, limit: np.ndarray | int, key: str) -> Ragged:
+def subsample(engine: Engine, context: RoundContext, split: str, limit: int, key: str) -> Ragged:
     """Return at most limit samples of each client of the cohort, and none of other clients.
 
     Args:
         engine: What all cohorts of the run share.
         context: The clients and the round.
         split: The split to sample from.
-        limit: Largest number of samples, one for all or each client's.  # [K]
+        limit: Largest number of samples.
         key: Calls of a round with the same key return the same samples.
     """
     whole = engine.federation.splits[split]
@@ -210,6 +210,21 @@ def subsample(engine: Engine, context: RoundContext, split: str, limit: np.ndarr
         for client in sorted(context.ids.tolist())  # as they lie in a Ragged
     ]
     return Ragged.from_sizes(np.concatenate([np.empty(0, np.int64), *drawn]), sizes)
+
+
+def fraction_of(engine: Engine, context: RoundContext, split: str, fraction: float, key: str) -> Ragged:
+    """Return a fraction of the samples of each client of the cohort, and none of other clients.
+
+    Arguments are those of `Cohort.subsample`.
+    """
+    whole = engine.federation.splits[split]
+    sizes = whole.sizes_of(context.ids)  # [K]
+    counts = np.minimum(np.maximum((fraction * sizes).astype(np.int64), 1), sizes)  # [K]
+    base = rng.key(engine.seed, "fraction", key, context.round)
+    parts = [np.empty(0, np.int64) for _ in range(len(whole))]
+    for client, positions in zip(context.ids.tolist(), rng.subsets(base, context.ids, sizes, counts)):
+        parts[client] = whole[client][positions]
+    return Ragged.from_lists(parts)
 
 
 def _run_chunks(

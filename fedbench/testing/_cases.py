@@ -248,10 +248,13 @@ def tensors(value: Any, name: str = "") -> dict[str, Tensor]:
 
 
 def everything(sim: Simulation, deploy: bool = True) -> dict[str, Tensor]:
-    """State of server and of all clients, optimizer buffers included, and what everybody would deploy."""
+    """State of server and of all clients, optimizer buffers included, and what everybody would deploy.
+
+    The states of server rules are left out, because they have one row and are created in the first round.
+    """
     state: dict[str, Any] = {
         "algorithm": sim.algorithm.state_dict(),
-        "rows": {name: rows.whole() for name, rows in sim.engine.rows.all.items()},
+        "rows": {name: rows.whole() for name, rows in sim.engine.rows.all.items() if not name.startswith("server/")},
     }
     if deploy:
         state |= {"deployed": deployed(sim.engine, sim.algorithm, sim.done - 1, sim.done == ROUNDS)}

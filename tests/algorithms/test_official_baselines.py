@@ -141,16 +141,16 @@ def local_order(key: str, round: int, client: int, epoch: int, size: int) -> np.
 def ala_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let FedALA learn from the contiguous samples that the released run used."""
 
-    def window(e: Engine, context: RoundContext, split: str, limit: np.ndarray, key: str) -> Ragged:
+    def window(e: Engine, context: RoundContext, split: str, fraction: float, key: str) -> Ragged:
         whole, parts = e.federation.splits[split], [np.empty(0, np.int64)] * 6
         for client in context.ids.tolist():
             n = len(whole[client])
-            m = int(80 / 100 * n)
+            m = int(fraction * n)
             start = int(np.random.default_rng([313, client, context.round]).integers(0, n - m + 1))
             parts[client] = whole[client][start : start + m]
         return Ragged.from_lists(parts)
 
-    monkeypatch.setattr(full_batch, "subsample", window)
+    monkeypatch.setattr(full_batch, "fraction_of", window)
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def _schedule_options(
         "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
         "step_fraction": step_fraction(engine, context),
     }
-    sizes = engine.federation.splits[how.split].sizes_of(context.ids)
+    sizes = _samples(engine, how).sizes_of(context.ids)
     return sizes, how.batch_size or engine.batch_size, options
 
 

@@ -29,8 +29,6 @@ class FedOpt(FedAvg):
         w: Server model, [P].  The rule keeps m and v, [p].
     """
 
-    averages_server_model = False  # it has its own rule
-
     def __init__(self, rule: ServerRule, weights: Weights):
         super().__init__()
         self.rule = rule

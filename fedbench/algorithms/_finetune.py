@@ -60,7 +60,6 @@ class FineTuned(Wrapper):
     def __init__(self, inner: Algorithm, epochs: int, lr: float | Sequence[float] | None, when: str, part: str):
         self.inner, self.epochs, self.lr, self.when, self.part = inner, epochs, per_client(lr), when, part
         self.bypasses_upload = inner.bypasses_upload
-        self.averages_server_model = inner.averages_server_model
         self.fine_tunes_after_training = inner.fine_tunes_after_training or when == "end"
 
     def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:

@@ -31,8 +31,6 @@ class APFL(Algorithm):
         a: Mixture weights, [N, 1].
     """
 
-    averages_server_model = True
-
     def __init__(self, alpha: Probability | list[Probability] = 0.5, adaptive: bool = False):
         self.alpha, self.adaptive = per_client(alpha), adaptive
 

@@ -74,7 +74,6 @@ class Algorithm:
             last value is then reported separately.
         syncs_with_device: Reason why a local step reads a value back from the device, or None.  On a GPU each read
             synchronizes.
-        averages_server_model: Whether `round` calls cohort.mean(..., updates=...), so that the option server applies.
     """
 
     requires: tuple[str, ...] = ()
@@ -85,7 +84,6 @@ class Algorithm:
     bypasses_upload: str | None = None
     depends_on_client_order: str | None = None
     syncs_with_device: str | None = None
-    averages_server_model: bool = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -52,8 +52,6 @@ class FedALA(Algorithm):
         theta: Client models, [N, P].  A: Weights, [N, |h|].
     """
 
-    averages_server_model = True
-
     def __init__(
         self,
         eta_A: NonNegative = 1.0,

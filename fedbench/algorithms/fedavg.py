@@ -24,8 +24,6 @@ class FedAvg(Algorithm):
         theta: Client models as last trained, [N, P] (deploy="local" only).
     """
 
-    averages_server_model = True
-
     def __init__(self, deploy: Literal["global", "local"] = "global"):
         self.deploy = deploy
 

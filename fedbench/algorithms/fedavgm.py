@@ -24,8 +24,6 @@ class FedAvgM(FedAvg):
         w: Server model, [P].  v: Momentum buffer, [p] (kept with the rule).
     """
 
-    averages_server_model = False  # it has its own rule
-
     def __init__(self, beta: UnitInterval = 0.9, server_lr: Positive = 1.0, nesterov: bool = False):
         super().__init__()
         self.rule = Momentum(beta, server_lr, nesterov)

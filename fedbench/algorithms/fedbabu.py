@@ -30,7 +30,6 @@ class FedBABU(Algorithm):
         w: Server model [u, h], [P]; its head never changes.
     """
 
-    averages_server_model = True
     requires = ("head",)
     has_base = True
 

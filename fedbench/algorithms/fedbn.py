@@ -29,8 +29,6 @@ class FedBN(Algorithm):
         b: Personal columns as last trained, [N, |b|].
     """
 
-    averages_server_model = True
-
     def __init__(self, norms: Literal["batch", "all"] = "batch"):
         self.norms = norms
 

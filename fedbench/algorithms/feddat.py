@@ -45,7 +45,6 @@ class FedDAT(Algorithm):
         head: Personal heads, and other trained columns outside the adapters, [N, |head|].
     """
 
-    averages_server_model = True
     requires = ("head",)
     has_base = True
 

@@ -38,8 +38,6 @@ class FedNova(FedAvg):
         w: Server model, [P].  v: Server momentum, [P].
     """
 
-    averages_server_model = False  # it has its own rule
-
     def __init__(self, mu: NonNegative = 0.0, server_momentum: UnitInterval = 0.0):
         super().__init__()
         self.mu, self.server_momentum = mu, server_momentum

@@ -43,7 +43,6 @@ class FedOTP(Algorithm):
         p_l: Personal prompts, [N, l d], of l tokens of width d.
     """
 
-    averages_server_model = True
     requires = ("prompt",)
     exclusive_columns = True
     reads = ("tokens",)

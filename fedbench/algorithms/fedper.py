@@ -17,7 +17,6 @@ class FedPer(Algorithm):
         v: Personal heads as last trained, [N, |head|].
     """
 
-    averages_server_model = True
     requires = ("head",)
     has_base = True
 

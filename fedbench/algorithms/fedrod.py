@@ -39,7 +39,6 @@ class FedRoD(Algorithm):
         g: Personal heads, [N, |head|].
     """
 
-    averages_server_model = True
     requires = ("head",)
     has_base = True
 

@@ -27,7 +27,6 @@ class LGFedAvg(Algorithm):
         theta: Client models as last trained, [N, P].
     """
 
-    averages_server_model = True
     requires = ("head",)
     has_base = True
 

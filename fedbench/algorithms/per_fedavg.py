@@ -45,8 +45,6 @@ class PerFedAvg(Algorithm):
         w: Server model, [P].
     """
 
-    averages_server_model = True
-
     def __init__(
         self,
         mode: Literal["fo", "hf"] = "fo",

@@ -31,7 +31,6 @@ class PFedPrompt(Algorithm):
         w: Shared prompt, as a row, [P].
     """
 
-    averages_server_model = True
     requires = ("prompt",)
     exclusive_columns = True
 

@@ -45,8 +45,6 @@ class PGFed(Algorithm):
         prev: Client indices of the last cohort, [K'].
     """
 
-    averages_server_model = True
-
     def __init__(
         self,
         mu: NonNegative | list[NonNegative] = 0.1,

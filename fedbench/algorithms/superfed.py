@@ -38,8 +38,6 @@ class SuPerFed(Algorithm):
         wl: Local models, [N, P].
     """
 
-    averages_server_model = True
-
     def __init__(
         self,
         mu: NonNegative = 0.01,

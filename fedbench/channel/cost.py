@@ -21,6 +21,7 @@ class RoundCost:
         loss: Mean training loss of the last call of `train`.
         losses: Training loss of each client.  # [K]
         takes_means: Whether the server averaged clients by the option `client_weights`.
+        takes_server_steps: Whether the server moved its model by the option `server`.
     """
 
     steps: int = 0
@@ -32,3 +33,4 @@ class RoundCost:
     loss: float = float("nan")
     losses: Tensor | None = None
     takes_means: bool = False
+    takes_server_steps: bool = False

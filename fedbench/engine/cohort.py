@@ -319,6 +319,7 @@ class Cohort:
             UnknownReference: The server did not broadcast a tensor named `updates` in this round.
         """
         self.cost.takes_means |= isinstance(weights, str) and weights == "samples"
+        self.cost.takes_server_steps |= updates is not None and rule is None
         mean, rule = aggregate.mean(self.context, uploads, weights, groups), rule or self.engine.server
         if updates is None or rule is None:
             return mean

@@ -251,7 +251,6 @@ def engine(
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
         check_method(built, method)
-        check_server_rule(cfg, built, method)
     if not stored and (len(plans) > 1 or flat.mapped):
         built = choose_executor(built, plans)
     return built
@@ -407,24 +406,6 @@ def check_method(engine: Engine, method: Algorithm) -> None:
         privacy.ratio == 0 or not engine.model.buffer_names,
         f"privacy.epsilon={privacy.epsilon:g}: noise could make the running variances of BatchNorm negative; use a "
         "model without BatchNorm, for example model.norm=group if the model has that option",
-    )
-
-
-def check_server_rule(cfg: DictConfig, engine: Engine, method: Algorithm) -> None:
-    """Check that the option server has an effect.
-
-    Args:
-        cfg: The checked configuration.
-        engine: The engine.
-        method: The method.
-
-    Raises:
-        ConfigError: A rule is chosen, and the method does not average a server model.
-    """
-    require(
-        engine.server is None or method.averages_server_model,
-        f"server={cfg.choices.server} has no effect on algorithm={cfg.choices.algorithm}, which has no server model "
-        "that is a plain mean of uploads: use server=average, or another algorithm such as fedavg, fedprox or fedper",
     )
 
 

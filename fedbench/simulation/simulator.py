@@ -201,7 +201,7 @@ def run_round(sim: Simulation, callbacks: Sequence[Callback]) -> dict[str, float
 
 
 def check_used(sim: Simulation, cost: RoundCost) -> None:
-    """Check after the first round that the options `client_weights` and `compression` had an effect.
+    """Check after the first round that the options `client_weights`, `server` and `compression` had an effect.
 
     A round without local steps may send nothing.  Then compression is checked after the next round.
 
@@ -215,6 +215,11 @@ def check_used(sim: Simulation, cost: RoundCost) -> None:
         engine.client_weights == "samples" or sim.takes_means,
         f"client_weights={engine.client_weights} has no effect: algorithm={choices.algorithm} does not "
         "average clients by number of samples; remove client_weights",
+    )
+    require(
+        engine.server is None or cost.takes_server_steps or check_later,
+        f"server={choices.server} has no effect: algorithm={choices.algorithm} does not replace its server model by "
+        "the mean of uploads, or has a rule of its own; use server=average, or another algorithm such as fedavg",
     )
     require(
         engine.compression is None or engine.compression.acted or check_later,

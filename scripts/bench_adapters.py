@@ -56,7 +56,7 @@ def ways(name: str, k: int) -> dict[str, Callable[[], Any]]:
     """One gradient of k clients, on batches of B each, by every rival."""
     module, shape = adapted(name)
     model = FlatModel(module, {}, DEVICE)
-    assert model.program is not None
+    assert model.traced_graph is not None
     rows = model.init_row().repeat(k, 1)
     x = torch.randn(k, B, *shape, device=DEVICE)
     modules: list[nn.Module] = []
@@ -221,7 +221,7 @@ def programs(k: int = 5) -> None:
         program = FlatModel(copy.deepcopy(module), {}, DEVICE)
         module.head.register_forward_hook(lambda *_: None)  # a layer with a hook is in no program
         mapped = FlatModel(module, {}, DEVICE)
-        assert program.program is not None and mapped.mapped
+        assert program.traced_graph is not None and mapped.uses_vmap
         x, rows = torch.randn(k, batch, 3, size, size, device=DEVICE), program.init_row().repeat(k, 1)
 
         def gradient(model: FlatModel, rows: Tensor = rows, x: Tensor = x) -> Tensor:

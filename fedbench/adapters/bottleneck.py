@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fedbench.adapters.base import Adapter, takes_more
 from fedbench.core.options import Count, Positive
+from fedbench.nn.hidden_units import HiddenUnits, hidden_units_between
 from fedbench.nn.stream import Stream
-from fedbench.nn.units import Units, units_between
 
 INITIAL = 0.02  # standard deviation of init=normal
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
@@ -141,9 +141,9 @@ class Behind(Added):
         super().__init__(layer, scale)
         self.adapter, self.twin = network, twin
 
-    def units(self) -> Units | None:
+    def hidden_units(self) -> HiddenUnits | None:
         """Return the hidden units between D and U."""
-        return units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
+        return hidden_units_between(self.adapter.down, self.adapter.up, "adapter")  # type: ignore[arg-type]
 
     def added(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the bottleneck of the layer's output."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedbench.adapters.bottleneck import ACTIVATIONS, Bottleneck, named_network
 from fedbench.core.options import Count, require
-from fedbench.nn.units import Parts
+from fedbench.nn.hidden_units import UnitAxes
 
 INITIAL = 0.01  # initial standard deviation of A
 
@@ -110,16 +110,16 @@ class PHMLinear(nn.Module):
         return _written_out(self._rule[0].A, self.s, self.t)
 
     # -- hidden units: unit c is position c of all n blocks, because only such a reordering keeps the form of H ----
-    def units_given(self) -> tuple[int, int, Parts]:
+    def output_units(self) -> tuple[int, int, UnitAxes]:
         """Return the units per block, the number of blocks, and what is reordered: t's columns and the bias."""
         n, rank, size = self.t.shape
         return size, n, {"t": ((n, rank, size), 2), "bias": ((n, size), 1)}
 
-    def units_read(self) -> Parts:
+    def input_units(self) -> UnitAxes:
         """Return what is reordered with the units that this layer reads: the rows of s."""
         return {"s": (tuple(self.s.shape), 1)}
 
-    def incoming(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
+    def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
         """Return the incoming weights of each unit c: the columns (a, c) of H for all a.  # [k, m / n, n in]"""
         which = ".twin." if ".twin." in prefix else ".adapter."
         (A,) = (t for name, t in named.items() if name.endswith(f"{which}down.rule.A"))  # [k, n, n, n]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedbench.nn.columns import Columns
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.units import HasUnits, Units
+from fedbench.nn.hidden_units import HasHiddenUnits, HiddenUnits
 
 STAY = 1e-7  # cost of moving a unit, relative to the largest cost, so ties keep the order
 
@@ -34,7 +34,7 @@ class Site:
     """
 
     name: str
-    units: Units
+    units: HiddenUnits
     columns: Columns
 
     @property
@@ -47,10 +47,10 @@ def sites_of(model: FlatModel, within: Columns) -> list[Site]:
     """Return the bottlenecks of the model whose parameters are all within the given columns."""
     sites = []
     for name, module in model.module.named_modules():
-        units = module.units() if isinstance(module, HasUnits) else None
+        units = module.hidden_units() if isinstance(module, HasHiddenUnits) else None
         if units is None:
             continue
-        names = [f"{name}.{member}" if name else member for member in units.members]
+        names = [f"{name}.{member}" if name else member for member in units.parameter_names]
         if all(n in model.spans for n in names):
             columns = Columns([model.spans[n] for n in names])
             if (columns & within).size == columns.size:
@@ -83,7 +83,7 @@ def assign(cost: np.ndarray) -> np.ndarray:
 # -- rows ------------------------------------------------------------------------------------------------
 def incoming(model: FlatModel, rows: Tensor, site: Site) -> Tensor:
     """Return the incoming weights of each unit of rows [K, P].  # [K, m, d]"""
-    return site.units.incoming(model.named(rows), site.prefix)
+    return site.units.incoming_weights(model.named(rows), site.prefix)
 
 
 def renumber(model: FlatModel, rows: Tensor, site: Site, orders: Tensor) -> None:
@@ -96,7 +96,7 @@ def renumber(model: FlatModel, rows: Tensor, site: Site, orders: Tensor) -> None
         orders: Order of the units of each row.  # [K, m] int64
     """
     named = model.named(rows)
-    for parameter, (shape, axis) in site.units.parts.items():
+    for parameter, (shape, axis) in site.units.axes.items():
         values = named[site.prefix + parameter].view(len(rows), *shape)  # a view of rows
         ones = [1] * len(shape)
         ones[axis] = site.units.size

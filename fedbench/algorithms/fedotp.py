@@ -54,7 +54,7 @@ class FedOTP(Algorithm):
     def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
         """Add columns for p_l to the model, and start all clients from one draw of both prompts."""
         clip: Any = model.module
-        model.extend(local=model.keyed(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
+        model.extend(local=model.seeded(lambda: 0.02 * torch.randn(clip.length, clip.width), "fedotp"))
         self.global_prompt, self.local_prompt = model.columns["prompt"], model.columns["local"]
         self.w = model.init_row()  # [P]
         self.p_l = rows("p_l", default=self.local_prompt.take(self.w))  # lazy [N, l d]

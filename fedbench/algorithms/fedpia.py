@@ -193,7 +193,7 @@ class FedPIA(Algorithm):
         return [activations for sites in passes for activations in self._activations_at(cohort, rows, sites)]
 
     def _activations_at(self, cohort: Cohort, rows: Tensor, sites: list[alignment.Site]) -> list[Tensor]:
-        layers = [s.prefix + s.units.before for s in sites]
+        layers = [s.prefix + s.units.layer for s in sites]
 
         def activations(model: FlatModel, rows: Tensor, inputs: Inputs) -> Tensor:
             _, captured = model.capture(rows, inputs, layers)
@@ -205,11 +205,11 @@ class FedPIA(Algorithm):
 
         each = cohort.forward(rows, activations, split="train", limit=self.samples, key="fedpia")  # [n_i, D] each
         width = max(
-            (e.shape[1] for e in each if e.dim() > 1), default=sum(s.units.blocks * s.units.size for s in sites)
+            (e.shape[1] for e in each if e.dim() > 1), default=sum(s.units.num_blocks * s.units.size for s in sites)
         )
         each = [e if e.dim() > 1 else e.new_zeros(0, width) for e in each]  # clients without samples
         padded = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)  # [K, n, D]
-        sizes = [width] if len(sites) == 1 else [s.units.blocks * s.units.size for s in sites]
+        sizes = [width] if len(sites) == 1 else [s.units.num_blocks * s.units.size for s in sites]
         by_site = zip(sites, padded.split(sizes, 2))
         return [a.unflatten(2, (-1, s.units.size)).flatten(1, 2).transpose(1, 2) for s, a in by_site]
 

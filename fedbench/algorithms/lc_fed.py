@@ -91,11 +91,11 @@ class LCFed(Algorithm):
         head: Any = model.module.head
         classes, features = head.weight.shape[:2]
         model.extend(
-            pcs=model.keyed(lambda: pcs_layers(n, channels), "lc_fed"),
-            hc=model.keyed(lambda: self.hc_layers(classes, features), "lc_fed hc"),
+            pcs=model.seeded(lambda: pcs_layers(n, channels), "lc_fed"),
+            hc=model.seeded(lambda: self.hc_layers(classes, features), "lc_fed hc"),
             client=torch.zeros(n),
         )
-        model.tap(place, calibrated)
+        model.add_hook(place, calibrated)
         self.head_columns = Columns(span for name, span in model.spans.items() if name.startswith("head."))
         self.hc_columns, self.client_columns = model.columns["hc"], model.columns["client"]
         personal = self.head_columns | self.hc_columns | self.client_columns

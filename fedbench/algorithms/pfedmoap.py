@@ -120,7 +120,7 @@ class PFedMoAP(Algorithm):
         n = federation.num_clients
         self.d = self.width(self.clip.dim)
         self.num_others = (self.num_experts or min(MOST_EXPERTS, n)) - 1  # K_e
-        model.extend(gate=model.keyed(self.new_gate, "gate"))
+        model.extend(gate=model.seeded(self.new_gate, "gate"))
         self.prompt_columns, self.gate_columns = model.columns["prompt"], model.columns["gate"]
         self.w = model.init_row()  # [P]
         P_g, gate = self.prompt_columns.take(self.w), self.gate_columns.take(self.w)

@@ -21,7 +21,7 @@ from fedbench.core.split import Ragged
 from fedbench.engine.batch import Batch, BatchLoader, to_device
 from fedbench.engine.engine import Engine
 from fedbench.engine.federation import Inputs
-from fedbench.engine.gradients import add_extra_losses, chain_gradient
+from fedbench.engine.gradients import add_extra_losses, manual_gradient
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
 from fedbench.tasks.base import SampleStatistics
@@ -63,8 +63,8 @@ def _block_gradient(engine: Engine, rows: Tensor, block: Batch, out: Tensor) -> 
     must come with zeros there.
     """
     model, task = engine.model, engine.task
-    if model.chain is not None:
-        return chain_gradient(model, task, model.named(rows), block, model.named(out))
+    if model.manual_backward is not None:
+        return manual_gradient(model, task, model.named(rows), block, model.named(out))
     named = model.named(rows.detach())
     leaves = {n: p.requires_grad_() for n, p in named.items() if n not in model.buffer_names}
     with torch.enable_grad():

@@ -46,7 +46,7 @@ class DifferentiatedParameters(NamedTuple):
     @classmethod
     def of(cls, model: FlatModel, columns: Columns) -> DifferentiatedParameters:
         """The parameters that have numbers in these (trained) columns."""
-        mask = tuple(columns.meets(*span) for span in model.spans.values())
+        mask = tuple(columns.overlaps(*span) for span in model.spans.values())
         names = tuple(name for name, wanted in zip(model.spans, mask) if wanted)
         size = sum(b - a for name, (a, b) in model.spans.items() if name in names)
         return cls(mask, columns.slices == model.trained.slices, names, bool(names) and size == columns.size)
@@ -89,7 +89,7 @@ class DirectGradients:
 
     def __call__(self, request: GradientRequest) -> tuple[Tensor, Tensor]:
         """The gradient [k, P], zero outside the columns, valid until the next step; the losses [k]."""
-        if request.model.chain is not None and request.parameters.complete:
+        if request.model.manual_backward is not None and request.parameters.complete:
             return _by_chain(request)
         return _by_autograd(request)
 
@@ -100,26 +100,26 @@ def _by_chain(request: GradientRequest) -> tuple[Tensor, Tensor]:
         gradient.zero_()
     params, grads = request.views(request.rows), request.views(gradient)
     out = {name: grads[name] for name in names}
-    return gradient, chain_gradient(model, request.task, params, request.batch, out)
+    return gradient, manual_gradient(model, request.task, params, request.batch, out)
 
 
-def chain_gradient(
+def manual_gradient(
     model: FlatModel, task: Task, named: dict[str, Tensor], batch: Batch, out: dict[str, Tensor]
 ) -> Tensor:
     """Fill out with the gradient of each client's weighted batch loss; returns the losses.  # [k]
 
     named, out: parameters and their gradients by name, [k, ...] each.  One client takes the plain, unbatched kernels.
     """
-    many = len(batch.weight) > 1
+    batched = len(batch.weight) > 1
     x, params = batch.x, named
-    if not many:
+    if not batched:
         params, x, out = {n: p[0] for n, p in named.items()}, x[0], {n: o[0] for n, o in out.items()}  # type: ignore
-    assert model.chain is not None and isinstance(x, Tensor)
-    params = model.forward_pass.complete(params, many)
-    logits, tape = model.chain.forward(params, x, many)
-    logits = logits if many else logits[None]
+    assert model.manual_backward is not None and isinstance(x, Tensor)
+    params = model.forward_pass.with_frozen(params, batched)
+    logits, tape = model.manual_backward.forward(params, x, batched)
+    logits = logits if batched else logits[None]
     losses, grad = task.loss_and_gradient(logits, batch.y, batch.weight, batch.class_mask)
-    model.chain.backward(params, tape, grad if many else grad[0], many, out)
+    model.manual_backward.backward(params, tape, grad if batched else grad[0], batched, out)
     return (losses.detach() * batch.weight).sum(1)
 
 

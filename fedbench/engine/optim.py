@@ -44,7 +44,7 @@ class ParameterIndex:
         """Return the parameters that have a number in these columns.  # int64"""
         key = tuple(columns.slices)
         if key not in self._within:
-            numbers = [i for i, span in enumerate(self._spans) if columns.meets(*span)]
+            numbers = [i for i, span in enumerate(self._spans) if columns.overlaps(*span)]
             self._within[key] = torch.tensor(numbers, device=self._device)
         return self._within[key]
 

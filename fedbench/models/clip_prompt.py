@@ -32,8 +32,9 @@ from fedbench.data._files import cached
 from fedbench.data.base import Arrays
 from fedbench.models import clip as towers
 from fedbench.models.tiny_clip import TINY, pretrain
+from fedbench.nn.batched_layers import BatchedLayers
 from fedbench.nn.batched_operators import ForwardContext
-from fedbench.nn.program import Layers, never_called
+from fedbench.nn.traced_graph import missing_layer_message
 
 log = logging.getLogger(__name__)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -95,7 +96,7 @@ class CLIPPrompt(MoveListener):
         self.dim = towers.joint_width(clip)  # D
         self.images = towers.ImageTower(clip)
         self._last = threading.local()
-        self._layers: tuple[Layers, ...] = ()  # what calls those that adapters change; in a tuple: no submodule
+        self._layers: tuple[BatchedLayers, ...] = ()  # what calls those that adapters change; in a tuple: no submodule
         self._views: Tensor | None = None  # [images with views, V, ...]
         self._scaling: tuple[Tensor, Tensor] | None = None  # for norm=official
         self._from_bytes = True  # whether images are bytes (or those / 255)
@@ -118,22 +119,22 @@ class CLIPPrompt(MoveListener):
         self,
         prompts: Tensor,
         params: dict[str, Tensor] | None = None,
-        many: bool = False,
+        batched: bool = False,
         context: ForwardContext | None = None,
     ) -> Tensor:
         """L2-normalized text features of prompts [..., l, d]; remembered where no gradient is wanted, since an
         evaluation asks for the same ones batch after batch.  # [..., C, D]
 
-        params, many, context: as `run` has them, of which a tower that is adapted takes its layers' numbers.
+        params, batched, context: as `run` has them, of which a tower that is adapted takes its layers' numbers.
         """
         context, params = context or ForwardContext(), params if params is not None and self._layers else {}
 
         def layer(name: str, x: Tensor) -> Tensor:
-            return self._layers[0].apply(f"blocks.{name}", x, params, many, context)
+            return self._layers[0].apply(f"blocks.{name}", x, params, batched, context)
 
         own = [prompts, *(p for n, p in params.items() if n.startswith("blocks.") and n not in context.frozen)]
         tower = functools.partial(self.tower, prompts, layer if params else None)
-        if context.looks or (torch.is_grad_enabled() and any(t.requires_grad for t in own)):
+        if context.observes_layers or (torch.is_grad_enabled() and any(t.requires_grad for t in own)):
             return tower()
         last, features = getattr(self._last, "of", None), getattr(self._last, "text", None)
         if last is not None and features is not None and _begins_with(last, own, prompts.dim() > 2):
@@ -148,7 +149,7 @@ class CLIPPrompt(MoveListener):
         beside it.  They share the backbone's numbers, but each run may say which of them learn."""
         twin = {id(p): nn.Parameter(p.detach(), False) for p in self.tower.blocks.parameters()}
         self.blocks = self.tower.blocks = copy.deepcopy(self.tower.blocks, twin)
-        self._layers = (Layers(self),)
+        self._layers = (BatchedLayers(self),)
         return ["shared", "own"]
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
@@ -164,12 +165,12 @@ class CLIPPrompt(MoveListener):
 
     # -- the batched forward pass that FlatModel calls -----------------------------------------------------
     def run(
-        self, params: dict[str, Tensor], inputs: tuple, many: bool, context: ForwardContext, until: str | None = None
+        self, params: dict[str, Tensor], inputs: tuple, batched: bool, context: ForwardContext, until: str | None = None
     ) -> Tensor:
         """Logits of one prompt [l, d] on [B, D], or of k prompts on [k, B, D]."""
         if until is not None:
-            raise ConfigError(never_called(until))
-        text = self.text(self.context(params), params, many, context)
+            raise ConfigError(missing_layer_message(until))
+        text = self.text(self.context(params), params, batched, context)
         return self.scale * self.image(inputs[0]) @ text.transpose(-1, -2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -329,9 +330,9 @@ class CLIPPrompt(MoveListener):
         return features if len(features) > 1 else features["image"]
 
 
-def _begins_with(last: Sequence[Tensor], tensors: Sequence[Tensor], many: bool) -> bool:
-    """Whether what was remembered is these tensors, or, if many, begins with them."""
-    n = len(tensors[0]) if many else None
+def _begins_with(last: Sequence[Tensor], tensors: Sequence[Tensor], batched: bool) -> bool:
+    """Whether what was remembered is these tensors, or, if batched, begins with them."""
+    n = len(tensors[0]) if batched else None
     return len(last) == len(tensors) and all(
         a.dim() == b.dim() and a[:n].shape == b.shape and torch.equal(a[:n], b) for a, b in zip(last, tensors)
     )

@@ -1,11 +1,13 @@
-"""A layer's forward pass on many parameter sets at once: one operator for every kind of layer in a traced graph.
+"""Batched operators: the forward pass of a kind of layer for the parameters of several clients at once.
 
-Each operator has two forms: for one parameter set, the plain torch call; for k parameter sets, the batched one (a
-linear layer is one baddbmm, a convolution one grouped convolution).  A layer that is
-frozen has one parameter set for all clients, who are then part of the batch: it is never multiplied by k.  All are pure
-functions of their arguments, so that threads can share them.
+An operator has two cases.  For the parameters of one client, it calls the usual torch function.  For those of k
+clients, it calls a batched one: a linear layer is one `baddbmm`, a convolution is one grouped convolution.  The
+parameters of a frozen layer are shared by all clients, whose samples then form one large batch.
 
-Letters: k parameter sets (clients), B batch.
+Operators are pure functions, except that batch norms in training mode update running statistics in place.  Threads can
+share them.
+
+Letters: k clients, B batch size, C channels.
 """
 
 from __future__ import annotations
@@ -21,60 +23,78 @@ from torch import Tensor, nn
 from fedbench.core.options import require
 from fedbench.core.rng import RowRandom, key
 
-LOW = torch.bfloat16  # what autocast computes in
-ONEDNN_BLOCK = 16  # channels that oneDNN handles at once, at most
+AUTOCAST_DTYPE = torch.bfloat16
+ONEDNN_BLOCK = 16  # the largest number of channels that oneDNN processes at once
 
 Params = dict[str, Tensor]
-Tap = Callable[[Tensor, Params], Tensor]  # (a layer's output [B, ...], a client's row by name) -> what goes on [B, ...]
+OutputHook = Callable[[Tensor, Params], Tensor]  # (output of a layer [B, ...], parameters) -> new output [B, ...]
 
 
 @dataclass
 class ForwardContext:
-    """What an operation may need besides its input, and what a pass leaves beside its logits.
+    """Options of a forward pass, and its results other than the logits.
 
-    train: training mode, of all layers but the `resting` ones.  keys [k] int64: of the clients' dropout.  frozen:
-    names of parameters and statistics that are one for all, without an axis k.  taps: by layer, what changes its
-    output.  wanted: layers whose outputs are to be left in `captured` ([k, B, ...] if many).
-    extra_losses: what a module that returns (logits, extra loss [B]) has left, [k, B] if many.
+    Attributes:
+        train: Whether layers are in training mode, except for `eval_layers`.
+        keys: Key of each client for dropout.  # [k] int64
+        frozen: Names of the parameters and statistics that all clients share, without an axis k.
+        eval_layers: Names of the layers that always stay in evaluation mode.
+        hooks: Functions that change the output of a layer, by its name.
+        recorded_layers: Names of the layers whose outputs are stored in `activations`.
+        activations: Outputs of the recorded layers, by name.  # [B, ...] or [k, B, ...] each
+        extra_losses: Additional losses of a module that returns (logits, loss).  # [B] or [k, B] each
     """
 
     train: bool = False
     keys: Tensor | None = None
     frozen: Collection[str] = ()
-    resting: Collection[str] = ()
-    taps: Mapping[str, Tap] = field(default_factory=dict)
-    wanted: Collection[str] = ()
-    captured: dict[str, Tensor] = field(default_factory=dict)
+    eval_layers: Collection[str] = ()
+    hooks: Mapping[str, OutputHook] = field(default_factory=dict)
+    recorded_layers: Collection[str] = ()
+    activations: dict[str, Tensor] = field(default_factory=dict)
     extra_losses: list[Tensor] = field(default_factory=list)
 
     @property
-    def looks(self) -> bool:
-        """Whether anything looks at the outputs of single layers."""
-        return bool(self.taps or self.wanted)
+    def observes_layers(self) -> bool:
+        """Whether the outputs of some layers are changed or recorded."""
+        return bool(self.hooks or self.recorded_layers)
 
-    def passed(self, name: str, y: Tensor, params: Params, many: bool) -> Tensor:
-        """The output of a layer as those behind it see it: tapped, and captured where it is wanted."""
-        if name in self.taps:
-            row = {n: p for n, p in params.items() if n not in self.frozen}
-            y = torch.vmap(self.taps[name])(y, row) if many else self.taps[name](y, row)
-        if name in self.wanted:
-            self.captured[name] = y
+    def process_output(self, name: str, y: Tensor, params: Params, batched: bool) -> Tensor:
+        """Apply the hook of a layer, and record the result.
+
+        Args:
+            name: Name of the layer.
+            y: Output of the layer.  # [B, ...], or [k, B, ...] if batched
+            params: All parameters by name.
+            batched: Whether tensors have an axis k of clients.
+
+        Returns:
+            The output for the next layer.
+        """
+        if name in self.hooks:
+            own_params = {n: p for n, p in params.items() if n not in self.frozen}
+            hook = self.hooks[name]
+            y = torch.vmap(hook)(y, own_params) if batched else hook(y, own_params)
+        if name in self.recorded_layers:
+            self.activations[name] = y
         return y
 
 
 BATCH_OF_ONE = (
-    "a batch of one sample has no statistics for the model's batch norm: local.drop_last=true leaves out a last batch "
-    "of one; if it is set, local.batch_size is 1 or a client has one sample: take a larger local.batch_size, clients "
-    "with more samples, or another norm"
+    "the model's batch norm cannot be trained on a batch of one sample; set local.drop_last=true to drop a last batch "
+    "of one sample, or use a larger local.batch_size, clients with more samples, or another norm"
 )
+
+# (layer, its name, parameters of all layers by name, input, batched, context) -> output.  Parameters that are not
+# frozen and the input have a leading axis k if batched.
 Operator = Callable[[nn.Module, str, Params, Tensor, bool, ForwardContext], Tensor]
 
 
-class _ManyLinear(torch.autograd.Function):
-    """x [k, M, in], weight [k, out, in], bias [k, out] -> [k, M, out].
+class _BatchedLinear(torch.autograd.Function):
+    """A linear layer of several clients: x [k, M, in], weight [k, out, in], bias [k, out] -> [k, M, out].
 
-    baddbmm whose gradient of the weight comes out in the weight's own layout: 1.2 (20 clients) to 1.5 times (100)
-    as fast as autograd's, a step of the 64-64-10 network on a CPU, since nothing is copied across strides.
+    Its gradient of the weight has the memory layout of the weight.  Autograd's gradient of `baddbmm` would have the
+    transposed layout and needs a copy.
     """
 
     @staticmethod
@@ -84,44 +104,51 @@ class _ManyLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (x, weight), needs = grads, ctx.saved_tensors, ctx.needs_input_grad
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            torch.bmm(grad, weight) if needs[0] else None,
-            torch.bmm(grad.transpose(1, 2), x) if needs[1] else None,
-            grad.sum(1) if needs[2] else None,
+            torch.bmm(grad, weight) if needs_x else None,
+            torch.bmm(grad.transpose(1, 2), x) if needs_weight else None,
+            grad.sum(1) if needs_bias else None,
         )
 
 
-def _linear(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _linear(m: nn.Module, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
-    if not many:
+    if not batched:
         return F.linear(x, weight, bias)
-    if f"{name}.weight" in context.frozen:  # one large product for all clients
-        shared, own = _split_bias(bias, f"{name}.bias", context)
-        return _plus(F.linear(x, weight, shared), own, 0)
-    bias = _for_each(bias, f"{name}.bias", len(x), context)
+    if f"{name}.weight" in context.frozen:  # one matrix product for all clients
+        shared_bias, client_bias = _split_bias(bias, f"{name}.bias", context)
+        return _add_client_bias(F.linear(x, weight, shared_bias), client_bias, spatial_axes=0)
+    bias = _expand_frozen(bias, f"{name}.bias", len(x), context)
     flat = x if x.dim() == 3 else x.flatten(1, -2)  # [k, M, in]
-    y = torch.bmm(flat, weight.transpose(1, 2)) if bias is None else _ManyLinear.apply(*as_autocast(flat, weight, bias))
+    y = (
+        torch.bmm(flat, weight.transpose(1, 2))
+        if bias is None
+        else _BatchedLinear.apply(*cast_for_autocast(flat, weight, bias))
+    )
     return y if x.dim() == 3 else y.unflatten(1, x.shape[1:-1])
 
 
-def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _conv2d(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
-    if not many:
+    if not batched:
         if x.device.type == "cpu":
-            x = x.contiguous(memory_format=layout(weight, m.stride))
+            x = x.contiguous(memory_format=conv_memory_format(weight, m.stride))
         return F.conv2d(x, weight, bias, m.stride, m.padding, m.dilation, m.groups)
     k = len(x)
-    if f"{name}.weight" in context.frozen:  # clients are part of the batch
-        shared, own = _split_bias(bias, f"{name}.bias", context)
-        parameters = (
-            {f"{name}.weight": weight} if shared is None else {f"{name}.weight": weight, f"{name}.bias": shared}
-        )
-        return _plus(_conv2d(m, name, parameters, x.flatten(0, 1), False, context).unflatten(0, (k, -1)), own, 2)
-    bias = _for_each(bias, f"{name}.bias", k, context)
-    side_by_side = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
+    if f"{name}.weight" in context.frozen:  # one batch of all clients' samples
+        shared_bias, client_bias = _split_bias(bias, f"{name}.bias", context)
+        shared = {f"{name}.weight": weight}
+        if shared_bias is not None:
+            shared[f"{name}.bias"] = shared_bias
+        y = _conv2d(m, name, shared, x.flatten(0, 1), False, context).unflatten(0, (k, -1))
+        return _add_client_bias(y, client_bias, spatial_axes=2)
+    bias = _expand_frozen(bias, f"{name}.bias", k, context)
+    clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
     y = F.conv2d(
-        side_by_side,
+        clients_as_channels,
         weight.flatten(0, 1),
         None if bias is None else bias.flatten(),
         m.stride,
@@ -132,83 +159,97 @@ def _conv2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Forwar
     return y.unflatten(1, (k, -1)).transpose(0, 1)  # [k, B, out, H', W']
 
 
-def _conv_transpose2d(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _conv_transpose2d(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")  # [in, out / groups, kh, kw]
 
-    def plain(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         return F.conv_transpose2d(x, weight, bias, m.stride, m.padding, m.output_padding, groups, m.dilation)
 
-    if not many:
-        return plain(x, weight, bias, m.groups)
+    if not batched:
+        return convolve(x, weight, bias, m.groups)
     k = len(x)
     if f"{name}.weight" in context.frozen:
-        shared, own = _split_bias(bias, f"{name}.bias", context)
-        return _plus(plain(x.flatten(0, 1), weight, shared, m.groups).unflatten(0, (k, -1)), own, 2)
-    bias = _for_each(bias, f"{name}.bias", k, context)
-    side_by_side = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
-    y = plain(side_by_side, weight.flatten(0, 1), None if bias is None else bias.flatten(), k * m.groups)
+        shared_bias, client_bias = _split_bias(bias, f"{name}.bias", context)
+        y = convolve(x.flatten(0, 1), weight, shared_bias, m.groups).unflatten(0, (k, -1))
+        return _add_client_bias(y, client_bias, spatial_axes=2)
+    bias = _expand_frozen(bias, f"{name}.bias", k, context)
+    clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, H, W]
+    y = convolve(clients_as_channels, weight.flatten(0, 1), None if bias is None else bias.flatten(), k * m.groups)
     return y.unflatten(1, (k, -1)).transpose(0, 1)
 
 
 def _split_bias(bias: Tensor | None, name: str, context: ForwardContext) -> tuple[Tensor | None, Tensor | None]:
-    """The bias of a layer whose weight is frozen, as one for all [C], or as each client's own [k, C]."""
+    """Return (shared bias [C], bias of each client [k, C]) of a layer with a frozen weight.  One of them is None."""
     return (bias, None) if name in context.frozen else (None, bias)
 
 
-def _plus(y: Tensor, bias: Tensor | None, after: int) -> Tensor:
-    """y [k, B, ..., C, *after axes] with each client's bias [k, C] added to its channels."""
-    return y if bias is None else y + bias.view(len(y), *(1,) * (y.dim() - 2 - after), -1, *(1,) * after)
+def _add_client_bias(y: Tensor, bias: Tensor | None, spatial_axes: int) -> Tensor:
+    """Add each client's bias [k, C] to y [k, B, ..., C, *spatial axes]."""
+    if bias is None:
+        return y
+    return y + bias.view(len(y), *(1,) * (y.dim() - 2 - spatial_axes), -1, *(1,) * spatial_axes)
 
 
-def _for_each(t: Tensor | None, name: str, k: int, context: ForwardContext) -> Tensor | None:
-    """A parameter of a layer that is not frozen as a whole, with an axis k whether it is frozen itself or not."""
+def _expand_frozen(t: Tensor | None, name: str, k: int, context: ForwardContext) -> Tensor | None:
+    """Return a parameter with an axis k.  A frozen one is expanded."""
     return t.expand(k, *t.shape) if t is not None and name in context.frozen else t
 
 
-def layout(weight: Tensor, stride: Any) -> torch.memory_format:
-    """The order of memory in which a convolution on a CPU should find its arguments.
+def conv_memory_format(weight: Tensor, stride: Any) -> torch.memory_format:
+    """Return the memory format of the arguments of a convolution on a CPU.
 
-    Channels last is 1.25 times as fast, and wrong for a pointwise convolution with a stride and few channels: oneDNN's
-    gradient of its weight [out, C, 1, 1] then writes past its workspace (its issue 6035), which ends the process.
+    Channels last is faster.  It is unsafe for a pointwise convolution with a stride and few channels: oneDNN's gradient
+    of such a weight [out, C, 1, 1] writes outside of its memory (oneDNN issue 6035).
+
+    Args:
+        weight: The weight.  # [out, C, kh, kw]
+        stride: The strides of both axes.
+
+    Returns:
+        channels_last, or contiguous_format where it is unsafe.
     """
-    strided_pointwise = weight.shape[2:] == (1, 1) and max(stride) > 1
-    few = weight.shape[1] < ONEDNN_BLOCK
-    return torch.contiguous_format if strided_pointwise and few else torch.channels_last
+    is_strided_pointwise = weight.shape[2:] == (1, 1) and max(stride) > 1
+    has_few_channels = weight.shape[1] < ONEDNN_BLOCK
+    return torch.contiguous_format if is_strided_pointwise and has_few_channels else torch.channels_last
 
 
-def as_autocast(*tensors: Any) -> Any:
-    """Tensors (or None) in the precision of torch.autocast, for operations that it does not know."""
+def cast_for_autocast(*tensors: Any) -> Any:
+    """Cast tensors (or None) as torch.autocast would, for custom autograd functions."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
-    return [t if t is None else t.to(LOW) for t in tensors]
+    return [t if t is None else t.to(AUTOCAST_DTYPE) for t in tensors]
 
 
-def _write_back(flat: Tensor, statistic: Tensor) -> None:
-    """Copy what was reshaped for a kernel to where it came from, unless it is a view of that."""
-    if flat.data_ptr() != statistic.data_ptr():
-        statistic.copy_(flat.view_as(statistic))
+def _write_back(reshaped: Tensor, statistic: Tensor) -> None:
+    """Copy updated statistics back to the tensor that was reshaped, unless both share memory."""
+    if reshaped.data_ptr() != statistic.data_ptr():
+        statistic.copy_(reshaped.view_as(statistic))
 
 
-def _batch_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _batch_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     mean, var = p.get(f"{name}.running_mean"), p.get(f"{name}.running_var")
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
-    is_frozen = f"{name}.running_mean" in context.frozen  # then it is in evaluation mode, and the same for all
+    is_frozen = f"{name}.running_mean" in context.frozen  # a frozen norm is in evaluation mode
     batch_statistics = (context.train and not is_frozen) or mean is None
-    axis = 2 if many else 1  # of channels
-    values = x.shape[axis - 1] * x.shape[axis + 1 :].numel()  # per client and channel
-    require(values != 1 or not batch_statistics, BATCH_OF_ONE)
-    if not many:
+    channel_axis = 2 if batched else 1
+    values_per_channel = x.shape[channel_axis - 1] * x.shape[channel_axis + 1 :].numel()  # of one client
+    require(values_per_channel != 1 or not batch_statistics, BATCH_OF_ONE)
+    if not batched:
         return F.batch_norm(x, mean, var, weight, bias, batch_statistics, m.momentum or 0.0, m.eps)
     k, channels = len(x), x.shape[2]
     if is_frozen:
         return F.batch_norm(x.flatten(0, 1), mean, var, weight, bias, False, 0.0, m.eps).unflatten(0, (k, -1))
-    weight, bias = (_for_each(t, f"{name}.{n}", k, context) for n, t in (("weight", weight), ("bias", bias)))
-    flat = [None if t is None else t.reshape(-1) for t in (mean, var, weight, bias)]  # of k * C channels
-    y = F.batch_norm(
-        x.transpose(0, 1).flatten(1, 2), flat[0], flat[1], flat[2], flat[3], batch_statistics, m.momentum or 0.0, m.eps
+    weight, bias = (_expand_frozen(t, f"{name}.{n}", k, context) for n, t in (("weight", weight), ("bias", bias)))
+    flat_mean, flat_var, flat_weight, flat_bias = (
+        None if t is None else t.reshape(-1)
+        for t in (mean, var, weight, bias)  # [k * C] each
     )
-    for statistic, updated in ((mean, flat[0]), (var, flat[1])):
+    clients_as_channels = x.transpose(0, 1).flatten(1, 2)  # [B, k * C, ...]
+    y = F.batch_norm(
+        clients_as_channels, flat_mean, flat_var, flat_weight, flat_bias, batch_statistics, m.momentum or 0.0, m.eps
+    )
+    for statistic, updated in ((mean, flat_mean), (var, flat_var)):
         if context.train and statistic is not None and updated is not None:
             _write_back(updated, statistic)
     return y.unflatten(1, (k, channels)).transpose(0, 1)
@@ -217,7 +258,7 @@ def _batch_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: Fo
 def _affine(
     y: Tensor, name: str, weight: Tensor | None, bias: Tensor | None, shape: tuple, context: ForwardContext
 ) -> Tensor:
-    """y times weight plus bias, each of shape (k, ...), or, frozen, (1, ...)."""
+    """Return y times weight plus bias, where each client's parameters are reshaped to this shape."""
     for t, kind in ((weight, "weight"), (bias, "bias")):
         if t is not None:
             t = t.view(1 if f"{name}.{kind}" in context.frozen else len(y), *shape)
@@ -225,70 +266,78 @@ def _affine(
     return y
 
 
-def _group_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _group_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
-    if not many:
+    if not batched:
         return F.group_norm(x, m.num_groups, weight, bias, m.eps)
     y = F.group_norm(x.flatten(0, 1), m.num_groups, None, None, m.eps).view_as(x)
     return _affine(y, name, weight, bias, (1, -1) + (1,) * (x.dim() - 3), context)
 
 
-def _layer_norm(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _layer_norm(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     weight, bias = p.get(f"{name}.weight"), p.get(f"{name}.bias")
-    if not many:
+    if not batched:
         return F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
     if f"{name}.weight" in context.frozen and (bias is None or f"{name}.bias" in context.frozen):
         return F.layer_norm(x, m.normalized_shape, weight, bias, m.eps)
     y = F.layer_norm(x, m.normalized_shape, None, None, m.eps)
-    middle = (1,) * (x.dim() - 1 - len(m.normalized_shape))
-    return _affine(y, name, weight, bias, (*middle, *m.normalized_shape), context)
+    other_axes = (1,) * (x.dim() - 1 - len(m.normalized_shape))
+    return _affine(y, name, weight, bias, (*other_axes, *m.normalized_shape), context)
 
 
-def _embedding(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _embedding(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     weight = p[f"{name}.weight"]
-    if not many or f"{name}.weight" in context.frozen:
+    if not batched or f"{name}.weight" in context.frozen:
         return F.embedding(x, weight)
-    k, entries = weight.shape[:2]  # one table of all clients' entries
-    first = entries * torch.arange(k, device=x.device)
-    return F.embedding(x + first.view(k, *(1,) * (x.dim() - 1)), weight.flatten(0, 1))
+    k, num_embeddings = weight.shape[:2]
+    offsets = num_embeddings * torch.arange(k, device=x.device)  # in one table of all clients' embeddings
+    return F.embedding(x + offsets.view(k, *(1,) * (x.dim() - 1)), weight.flatten(0, 1))
 
 
-def is_plain_table(m: nn.Embedding) -> bool:
-    """Whether an embedding does nothing but look up, and its gradient is that of all its entries."""
+def has_default_options(m: nn.Embedding) -> bool:
+    """Return whether an embedding only looks up vectors, without padding_idx, max_norm and the like."""
     return m.padding_idx is None and m.max_norm is None and not m.scale_grad_by_freq and not m.sparse
 
 
-def _per_image(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
-    return m(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if many else m(x)
+def _per_image(m: nn.Module, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    return m(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if batched else m(x)
 
 
-def _elementwise(m: nn.Module, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
+def _elementwise(m: nn.Module, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
     return m(x)
 
 
-def _flatten(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
-    return x.flatten(2) if many else x.flatten(1)
+def _flatten(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    return x.flatten(2) if batched else x.flatten(1)
 
 
-def _dropout(m: Any, name: str, p: Params, x: Tensor, many: bool, context: ForwardContext) -> Tensor:
-    if not context.train or m.p == 0 or name in context.resting:
+def _dropout(m: Any, name: str, p: Params, x: Tensor, batched: bool, context: ForwardContext) -> Tensor:
+    if not context.train or m.p == 0 or name in context.eval_layers:
         return x
     keys = context.keys if context.keys is not None else torch.zeros(1, dtype=torch.int64, device=x.device)
-    draw = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if many else x.shape))
-    stays = (draw if many else draw[0]) >= m.p
-    return x * stays / (1 - m.p)
+    uniform = RowRandom(keys ^ (key("dropout", name) >> 1)).uniform(*(x.shape[1:] if batched else x.shape))
+    is_kept = (uniform if batched else uniform[0]) >= m.p
+    return x * is_kept / (1 - m.p)
 
 
-class KeyedDropout(nn.Module):
-    """What a mapped module has in place of nn.Dropout: `_dropout` with a key that is set before the forward pass."""
+class ClientDropout(nn.Module):
+    """Dropout with random numbers of one client.  It replaces nn.Dropout in modules that torch.vmap computes.
+
+    Args:
+        p: Probability that a value becomes 0.
+        name: Name of the layer, which is part of the key.
+
+    Attributes:
+        key: Key of the client, set before each forward pass.  # [] int64
+    """
 
     def __init__(self, p: float, name: str):
         super().__init__()
         self.p, self.name = p, name
-        self.key: Tensor | None = None  # int64, one client's
+        self.key: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x with some numbers 0 and the others scaled, in training."""
+        """Return x with random values set to 0 and the others scaled, in training mode."""
         keys = None if self.key is None else self.key[None]
         return _dropout(self, self.name, {}, x, False, ForwardContext(self.training, keys))
 

@@ -1,14 +1,17 @@
-"""Random numbers of a mapped module, keyed by the client, and fused layers in a form that vmap and autograd follow.
+"""Random numbers and fused layers of modules that run their own forward pass, for torch.vmap and autograd.
 
-A module outside the table of program.py runs its own forward pass.  Its random numbers must be those of the client's
-key, not of torch's global generator: otherwise a run does not repeat itself, and depends on the executor.
-`ClientRandom` stands between the module and torch for the time of a pass and answers what draws: dropout in all its
-forms (attention and recurrent layers included), Bernoulli masks (stochastic depth), uniform and normal noise.  What
-draws otherwise is noticed before round 1 (autotune.py).
+A module that is not traced calls torch's functions itself.  Its random numbers must depend on the client's key, not on
+torch's global generator.  Otherwise results would depend on the executor.  `ClientRandom` is a mode that replaces torch
+functions with random numbers during a forward pass: all kinds of dropout (in attention and recurrent layers too),
+Bernoulli masks, uniform and normal noise.  `simulation/autotune.py` finds other random functions before round 1.
 
-Recurrent layers run in training mode, without torch's own dropout (cuDNN has a gradient in that mode alone), and are
-written out for several clients.  While the mode is active, PyTorch's encoder layers take no fast path of evaluation,
-which neither vmap nor autograd can follow.
+The mode also replaces fused functions that torch.vmap does not support.  Attention and recurrent layers of several
+clients are computed by elementary operations.  Recurrent layers run in training mode without torch's dropout, because
+cuDNN has gradients only in this mode.  While a mode is active, PyTorch's encoder layers do not use their fast path for
+evaluation, which has neither a gradient nor a batching rule.
+
+Letters: B batch size, C channels, N samples, H heads, L queries, S keys and values, E embedding size, d head size,
+D directions of a recurrent layer.
 """
 
 from __future__ import annotations
@@ -26,35 +29,45 @@ from torch.overrides import TorchFunctionMode
 from fedbench.core.options import ConfigError
 from fedbench.core.rng import RowRandom, key
 
-RandomFunction = Callable[..., Any]  # (mode, torch's function, *its arguments) -> what it returns
+Replacement = Callable[..., Any]  # (mode, torch function, *its arguments) -> its result
 ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
 class ClientRandom(TorchFunctionMode):
-    """The mode in which a mapped module's pass runs: the i-th draw is a function of the client's key and i.
+    """A mode in which random numbers depend only on the client's key and on the number of earlier random calls.
 
-    client_key: int64 [] (None: nothing is in training).  many: whether torch.vmap maps the pass.
+    Args:
+        client_key: Key of the client, or None in evaluation mode.  # [] int64
+        vmapped: Whether torch.vmap computes several clients.
     """
 
-    def __init__(self, client_key: Tensor | None, many: bool):
+    def __init__(self, client_key: Tensor | None, vmapped: bool):
         super().__init__()
-        self.client_key, self.many, self.draws = client_key, many, 0
+        self.client_key, self.vmapped, self.num_calls = client_key, vmapped, 0
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        function = RANDOM_FUNCTIONS.get(func)
-        return func(*args, **(kwargs or {})) if function is None else function(self, func, *args, **(kwargs or {}))
+        replacement = REPLACEMENTS.get(func)
+        if replacement is None:
+            return func(*args, **(kwargs or {}))
+        return replacement(self, func, *args, **(kwargs or {}))
 
     def random(self, like: Tensor) -> RowRandom:
-        """The next draw, of one row."""
-        self.draws += 1
-        unkeyed = torch.zeros((), dtype=torch.int64, device=like.device)
-        client_key = unkeyed if self.client_key is None else self.client_key
-        return RowRandom(client_key[None] ^ (key("draw", self.draws) >> 1))
+        """Return new random numbers with one row, on the device of a tensor."""
+        self.num_calls += 1
+        default_key = torch.zeros((), dtype=torch.int64, device=like.device)
+        client_key = default_key if self.client_key is None else self.client_key
+        return RowRandom(client_key[None] ^ (key("draw", self.num_calls) >> 1))
 
-    def masked(self, x: Tensor, p: float, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        """Dropout: x times a mask of this shape, 0 with probability p and else 1 / (1 - p)."""
-        stays = self.random(x).uniform(*shape)[0] >= p
-        return x * stays / (1 - p) if p < 1 else x * 0
+    def dropout(self, x: Tensor, p: float, mask_shape: tuple[int, ...] | torch.Size) -> Tensor:
+        """Return x times a random mask, which is 0 with probability p and else 1 / (1 - p).
+
+        Args:
+            x: The values.
+            p: Probability of 0.
+            mask_shape: Shape of the mask, which is broadcast to that of x.
+        """
+        is_kept = self.random(x).uniform(*mask_shape)[0] >= p
+        return x * is_kept / (1 - p) if p < 1 else x * 0
 
 
 # -- dropout ---------------------------------------------------------------------------------------------------
@@ -67,23 +80,23 @@ def _dropout(
     inplace: bool = False,
     train: bool = True,
 ) -> Tensor:
-    return mode.masked(input, p, input.shape) if training and train and p > 0 else input
+    return mode.dropout(input, p, input.shape) if training and train and p > 0 else input
 
 
-def _channels(axes: int) -> RandomFunction:
-    """Return dropout of whole channels of [B, C, ...], or of [C, ...] where the input has so many axes."""
+def _channel_dropout(unbatched_axes: int) -> Replacement:
+    """Return dropout of whole channels of [B, C, ...], or of [C, ...] if the input has `unbatched_axes` axes."""
 
-    def drawn(
+    def channel_dropout(
         mode: ClientRandom, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        lead = 1 if input.dim() == axes else 2
-        shape = (*input.shape[:lead], *(1,) * (input.dim() - lead))
-        return mode.masked(input, p, shape) if training and p > 0 else input
+        num_leading = 1 if input.dim() == unbatched_axes else 2
+        mask_shape = (*input.shape[:num_leading], *(1,) * (input.dim() - num_leading))
+        return mode.dropout(input, p, mask_shape) if training and p > 0 else input
 
-    return drawn
+    return channel_dropout
 
 
-def _product_attention(
+def _dot_product_attention(
     mode: ClientRandom,
     func: Any,
     query: Tensor,
@@ -95,160 +108,210 @@ def _product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """scaled_dot_product_attention; written out where it drops, or is mapped."""
-    if enable_gqa or (dropout_p == 0 and not mode.many):
+    """Compute scaled_dot_product_attention, by elementary operations if it has dropout or is vmapped."""
+    if enable_gqa or (dropout_p == 0 and not mode.vmapped):
         return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal:
         shape = query.shape[-2], key.shape[-2]
         attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = _additive(~attn_mask, query)
-    return _attend(mode, query, key, value, attn_mask, dropout_p, scale)[0]
+        attn_mask = _additive_mask(~attn_mask, query)
+    return _weighted_values(mode, query, key, value, attn_mask, dropout_p, scale)[0]
 
 
-def _additive(hidden: Tensor, like: Tensor) -> Tensor:
-    """-inf where hidden, else 0; a mask that is added already stays."""
-    if hidden.dtype != torch.bool:
-        return hidden
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill(hidden, float("-inf"))
+def _additive_mask(is_masked: Tensor, like: Tensor) -> Tensor:
+    """Return -inf where masked, else 0.  A mask that is not Boolean is additive already."""
+    if is_masked.dtype != torch.bool:
+        return is_masked
+    return torch.zeros(is_masked.shape, dtype=like.dtype, device=like.device).masked_fill(is_masked, float("-inf"))
 
 
-def _attend(
-    mode: ClientRandom, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, p: float, scale: float | None = None
+def _weighted_values(
+    mode: ClientRandom, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Values [..., L, d] of queries [..., L, d] on S keys and values, and the weights [..., L, S]."""
+    """Return the output [..., L, d] and the weights [..., L, S] of attention.
+
+    Args:
+        mode: Random numbers of dropout.
+        q: Queries.  # [..., L, d]
+        k: Keys.  # [..., S, d]
+        v: Values.  # [..., S, d]
+        mask: Added to the scores, or None.  # [..., L, S]
+        p: Probability of dropout of the weights.
+        scale: Factor of the scores.  Default: 1 / sqrt(d).
+    """
     scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
-    weights = (scores if added is None else scores + added).softmax(-1)
-    weights = mode.masked(weights, p, weights.shape) if p > 0 else weights
+    weights = (scores if mask is None else scores + mask).softmax(-1)
+    weights = mode.dropout(weights, p, weights.shape) if p > 0 else weights
     return weights @ v, weights
 
 
 def _attention(mode: ClientRandom, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """multi_head_attention_forward; written out where it drops, or is mapped."""
+    """Compute multi_head_attention_forward, by elementary operations if it has dropout or is vmapped."""
     bound = ATTENTION.bind(*args, **kwargs)
     bound.apply_defaults()
     a = SimpleNamespace(**bound.arguments)
     p = a.dropout_p if a.training else 0.0
-    if p == 0 and not mode.many:
+    if p == 0 and not mode.vmapped:
         return func(*args, **kwargs)
     if a.bias_k is not None or a.add_zero_attn or a.static_k is not None or a.static_v is not None:
         raise ConfigError(
-            "attention with add_bias_kv or add_zero_attn has no keyed dropout, and no form for several "
-            "clients at once: leave them at False"
+            "attention with add_bias_kv=True or add_zero_attn=True has no dropout by client and cannot be computed "
+            "for several clients at once; set both to False"
         )
-    single = a.query.dim() == 2
-    given = [t.unsqueeze(1) if single else t for t in (a.query, a.key, a.value)]  # [L or S, N, E]
-    weights = (
-        (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight) if a.use_separate_proj_weight else a.in_proj_weight.chunk(3)
-    )
+    is_unbatched = a.query.dim() == 2
+    inputs = [t.unsqueeze(1) if is_unbatched else t for t in (a.query, a.key, a.value)]  # [L or S, N, E]
+    if a.use_separate_proj_weight:
+        weights = a.q_proj_weight, a.k_proj_weight, a.v_proj_weight
+    else:
+        weights = a.in_proj_weight.chunk(3)
     biases = (None,) * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
     q, k, v = (
         F.linear(t, w, b).unflatten(-1, (a.num_heads, -1)).permute(1, 2, 0, 3)  # [N, H, L or S, d]
-        for t, w, b in zip(given, weights, biases)
+        for t, w, b in zip(inputs, weights, biases)
     )
-    out, shares = _attend(mode, q, k, v, _hidden(a, q), p)
+    out, attention_weights = _weighted_values(mode, q, k, v, _attention_mask(a, q), p)
     out = F.linear(out.permute(2, 0, 1, 3).flatten(2), a.out_proj_weight, a.out_proj_bias)  # [L, N, E]
-    shares = (shares.mean(1) if a.average_attn_weights else shares) if a.need_weights else None
-    return (out.squeeze(1), None if shares is None else shares.squeeze(0)) if single else (out, shares)
+    if is_unbatched:
+        out = out.squeeze(1)
+    if not a.need_weights:
+        return out, None
+    if a.average_attn_weights:
+        attention_weights = attention_weights.mean(1)
+    return out, attention_weights.squeeze(0) if is_unbatched else attention_weights
 
 
-def _hidden(a: SimpleNamespace, q: Tensor) -> Tensor | None:
-    """What is added to the scores [N, H, L, S]: the mask of pairs [L, S] or [N * H, L, S], and that of keys [N, S]."""
-    added = None
+def _attention_mask(a: SimpleNamespace, q: Tensor) -> Tensor | None:
+    """Return the mask that is added to the scores [N, H, L, S], or None.
+
+    It is the sum of the attention mask [L, S] or [N * H, L, S] and the key padding mask [N, S] or [S].
+    """
+    mask = None
     if a.attn_mask is not None:
-        added = _additive(a.attn_mask, q)
-        added = added.unflatten(0, q.shape[:2]) if added.dim() == 3 else added
+        mask = _additive_mask(a.attn_mask, q)
+        mask = mask.unflatten(0, q.shape[:2]) if mask.dim() == 3 else mask
     if a.key_padding_mask is not None:
-        padding = _additive(a.key_padding_mask, q)
+        padding = _additive_mask(a.key_padding_mask, q)
         padding = (padding if padding.dim() == 2 else padding[None])[:, None, None, :]
-        added = padding if added is None else added + padding
-    return added
+        mask = padding if mask is None else mask + padding
+    return mask
 
 
 # -- recurrent layers ------------------------------------------------------------------------------------------
 def _recurrent(mode: ClientRandom, func: Any, *args: Any) -> tuple[Tensor, ...]:
-    """torch.lstm, torch.gru, ...: (x, state, weights, biases?, layers, dropout, train, both ways?, batch first?); of a
-    packed sequence (data, sizes, state, weights, biases?, layers, dropout, train, both ways?)."""
-    packed = isinstance(args[3], list | tuple)
-    at = 6 if packed else 5
-    dropout, train = args[at : at + 2]
-    if not mode.many and not (dropout and train):
-        return func(*args[:at], 0.0, True, *args[at + 2 :])
-    if packed:
+    """Compute torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu, with dropout by client.
+
+    Args:
+        mode: Random numbers of dropout.
+        func: The torch function.
+        *args: Its arguments: (input, state, weights, has_biases, num_layers, dropout, train, bidirectional,
+            batch_first), or for packed sequences (data, batch_sizes, state, weights, has_biases, num_layers, dropout,
+            train, bidirectional).
+
+    Returns:
+        The output, and the last states.
+
+    Raises:
+        ConfigError: Packed sequences are combined with dropout or torch.vmap.
+    """
+    is_packed = isinstance(args[3], list | tuple)
+    dropout_position = 6 if is_packed else 5
+    dropout, train = args[dropout_position : dropout_position + 2]
+    if not mode.vmapped and not (dropout and train):
+        return func(*args[:dropout_position], 0.0, True, *args[dropout_position + 2 :])
+    if is_packed:
         raise ConfigError(
-            "a recurrent layer on packed sequences has no dropout between its layers here, and no form "
-            "for several clients at once: pad the sequences, or set its dropout to 0"
+            "a recurrent layer on packed sequences has no dropout by client and cannot be computed for several "
+            "clients at once; pad the sequences, or set its dropout to 0"
         )
-    x, state, weights, biases, layers, _, _, both, batch_first = args
-    states = state if isinstance(state, tuple | list) else (state,)  # each [layers * D, ...]
-    each, ways, lasts = len(weights) // layers, 1 + both, []
-    for i in range(layers):
-        start, parts = [s[i * ways : (i + 1) * ways] for s in states], weights[i * each : (i + 1) * each]
-        x = mode.masked(x, dropout, x.shape) if i and dropout and train else x
-        if mode.many:
-            x, *last = _unrolled(CELLS[func], x, start, parts, biases, ways, batch_first)
-        else:
-            x, *last = func(
-                x,
-                tuple(start) if isinstance(state, tuple | list) else start[0],
-                parts,
-                biases,
-                1,
-                0.0,
-                True,
-                both,
-                batch_first,
+    x, state, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args
+    has_several_states = isinstance(state, tuple | list)
+    states = state if has_several_states else (state,)  # [num_layers * D, ...] each
+    weights_per_layer = len(weights) // num_layers
+    num_directions = 2 if bidirectional else 1
+    last_states = []
+    for i in range(num_layers):
+        layer_states = [s[i * num_directions : (i + 1) * num_directions] for s in states]
+        layer_weights = weights[i * weights_per_layer : (i + 1) * weights_per_layer]
+        if i and dropout and train:
+            x = mode.dropout(x, dropout, x.shape)
+        if mode.vmapped:
+            x, *last = _unrolled_layer(
+                CELLS[func], x, layer_states, layer_weights, has_biases, num_directions, batch_first
             )
-        lasts.append(last)
-    return x, *(torch.cat(parts) for parts in zip(*lasts))
+        else:
+            layer_state = tuple(layer_states) if has_several_states else layer_states[0]
+            x, *last = func(x, layer_state, layer_weights, has_biases, 1, 0.0, True, bidirectional, batch_first)
+        last_states.append(last)
+    return x, *(torch.cat(layers) for layers in zip(*last_states))
 
 
-def _unrolled(
+def _unrolled_layer(
     cell: Callable[..., tuple],
     x: Tensor,
     states: list[Tensor],
     weights: Any,
-    biases: bool,
-    ways: int,
+    has_biases: bool,
+    num_directions: int,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """One layer in plain operations: outputs, and the last states, each [D, ...].  One product for all inputs."""
-    axis, each, outputs, lasts = int(batch_first and x.dim() == 3), len(weights) // ways, [], []
-    for way in range(ways):
-        w_input, w_state, *others = weights[way * each : (way + 1) * each]
-        b_input, b_state = others[:2] if biases else (None, None)
-        projection = others[-1].t() if len(others) > 2 * biases else None  # of an LSTM
-        inputs, state, hidden = F.linear(x, w_input, b_input).unbind(axis), tuple(s[way] for s in states), []
-        for from_input in reversed(inputs) if way else inputs:
-            state = cell(from_input, F.linear(state[0], w_state, b_state), *state)
+    """Compute one recurrent layer by elementary operations.
+
+    Args:
+        cell: (input term, state term, *states) -> new states.
+        x: The input sequence.
+        states: The first states.  # [D, ...] each
+        weights: Weights of both terms, their biases, and the projection of an LSTM, for each direction.
+        has_biases: Whether there are biases.
+        num_directions: D.
+        batch_first: Whether the batch axis of x is before the time axis.
+
+    Returns:
+        The output sequence, and the last states [D, ...].
+    """
+    time_axis = int(batch_first and x.dim() == 3)
+    weights_per_direction = len(weights) // num_directions
+    outputs, last_states = [], []
+    for direction in range(num_directions):
+        is_reverse = direction == 1
+        first = direction * weights_per_direction
+        w_input, w_state, *others = weights[first : first + weights_per_direction]
+        b_input, b_state = others[:2] if has_biases else (None, None)
+        projection = others[-1].t() if len(others) > 2 * has_biases else None
+        input_terms = F.linear(x, w_input, b_input).unbind(time_axis)  # one product for all times
+        state = tuple(s[direction] for s in states)
+        hidden = []
+        for input_term in reversed(input_terms) if is_reverse else input_terms:
+            state = cell(input_term, F.linear(state[0], w_state, b_state), *state)
             state = state if projection is None else (state[0] @ projection, *state[1:])
             hidden.append(state[0])
-        outputs.append(torch.stack(hidden[::-1] if way else hidden, axis))
-        lasts.append(state)
-    return torch.cat(outputs, -1), *(torch.stack(parts) for parts in zip(*lasts))
+        outputs.append(torch.stack(hidden[::-1] if is_reverse else hidden, time_axis))
+        last_states.append(state)
+    return torch.cat(outputs, -1), *(torch.stack(directions) for directions in zip(*last_states))
 
 
-def _lstm(from_input: Tensor, from_state: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    input_gate, forget_gate, new, output_gate = (from_input + from_state).chunk(4, -1)
+def _lstm(input_term: Tensor, state_term: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    input_gate, forget_gate, new, output_gate = (input_term + state_term).chunk(4, -1)
     c = forget_gate.sigmoid() * c + input_gate.sigmoid() * new.tanh()
     return output_gate.sigmoid() * c.tanh(), c
 
 
-def _gru(from_input: Tensor, from_state: Tensor, h: Tensor) -> tuple[Tensor]:
-    (reset, update, new), (r, u, n) = from_input.chunk(3, -1), from_state.chunk(3, -1)
-    new = (new + (reset + r).sigmoid() * n).tanh()
-    return (new + (update + u).sigmoid() * (h - new),)
+def _gru(input_term: Tensor, state_term: Tensor, h: Tensor) -> tuple[Tensor]:
+    reset_input, update_input, new_input = input_term.chunk(3, -1)
+    reset_state, update_state, new_state = state_term.chunk(3, -1)
+    new = (new_input + (reset_input + reset_state).sigmoid() * new_state).tanh()
+    return (new + (update_input + update_state).sigmoid() * (h - new),)
 
 
-CELLS: dict[Any, Callable[..., tuple]] = {  # (from the input, from the state, *states) -> new states
+CELLS: dict[Any, Callable[..., tuple]] = {  # (input term, state term, *states) -> new states
     torch.lstm: _lstm,
     torch.gru: _gru,
-    torch.rnn_tanh: lambda from_input, from_state, h: ((from_input + from_state).tanh(),),
-    torch.rnn_relu: lambda from_input, from_state, h: ((from_input + from_state).relu(),),
+    torch.rnn_tanh: lambda input_term, state_term, h: ((input_term + state_term).tanh(),),
+    torch.rnn_relu: lambda input_term, state_term, h: ((input_term + state_term).relu(),),
 }
 
 
-# -- the rest --------------------------------------------------------------------------------------------------
+# -- embeddings and noise ----------------------------------------------------------------------------------------
 def _embedding(
     mode: ClientRandom,
     func: Any,
@@ -260,11 +323,14 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """embedding, its gradient dense; torch.vmap forgets that nothing is learned at padding_idx."""
-    if not mode.many:
+    """Compute F.embedding with a dense gradient.  torch.vmap ignores padding_idx, so that it is implemented here."""
+    if not mode.vmapped:
         return func(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, False)
     if max_norm is not None or scale_grad_by_freq:
-        raise ConfigError("an embedding with max_norm or scale_grad_by_freq has no form for several clients at once")
+        raise ConfigError(
+            "an embedding with max_norm or scale_grad_by_freq cannot be computed for several clients at once; "
+            "construct it without them"
+        )
     vectors = func(input, weight)
     if padding_idx is None:
         return vectors
@@ -291,37 +357,40 @@ def _normal_(
     return x.copy_(mean + std * mode.random(x).normal(*x.shape)[0])
 
 
-def _like(law: str) -> RandomFunction:
-    """rand_like, randn_like."""
+def _random_like(distribution: str) -> Replacement:
+    """Return the replacement of torch.rand_like ("uniform") or torch.randn_like ("normal")."""
 
-    def drawn(mode: ClientRandom, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return getattr(mode.random(x), law)(*x.shape)[0].to(dtype or x.dtype)
+    def random_like(mode: ClientRandom, func: Any, x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return getattr(mode.random(x), distribution)(*x.shape)[0].to(dtype or x.dtype)
 
-    return drawn
+    return random_like
 
 
-def _fresh(law: str) -> RandomFunction:
-    """rand, randn: on the device of the client's key, if none is named."""
+def _random_tensor(distribution: str) -> Replacement:
+    """Return the replacement of torch.rand ("uniform") or torch.randn ("normal").
 
-    def drawn(
+    The default device is that of the client's key.
+    """
+
+    def random_tensor(
         mode: ClientRandom, func: Any, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any
     ) -> Tensor:
         shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-        like = torch.empty(
-            0, device=device if device is not None or mode.client_key is None else mode.client_key.device
-        )
-        return getattr(mode.random(like), law)(*shape)[0].to(dtype or torch.get_default_dtype())
+        if device is None and mode.client_key is not None:
+            device = mode.client_key.device
+        random = mode.random(torch.empty(0, device=device))
+        return getattr(random, distribution)(*shape)[0].to(dtype or torch.get_default_dtype())
 
-    return drawn
+    return random_tensor
 
 
-RANDOM_FUNCTIONS: dict[Any, RandomFunction] = {
+REPLACEMENTS: dict[Any, Replacement] = {
     F.dropout: _dropout,
     torch.dropout: _dropout,
-    F.dropout1d: _channels(2),
-    F.dropout2d: _channels(0),
-    F.dropout3d: _channels(4),
-    F.scaled_dot_product_attention: _product_attention,
+    F.dropout1d: _channel_dropout(2),
+    F.dropout2d: _channel_dropout(0),
+    F.dropout3d: _channel_dropout(4),
+    F.scaled_dot_product_attention: _dot_product_attention,
     F.multi_head_attention_forward: _attention,
     F.embedding: _embedding,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
@@ -330,8 +399,8 @@ RANDOM_FUNCTIONS: dict[Any, RandomFunction] = {
     Tensor.bernoulli_: _bernoulli_,
     Tensor.uniform_: _uniform_,
     Tensor.normal_: _normal_,
-    torch.rand_like: _like("uniform"),
-    torch.randn_like: _like("normal"),
-    torch.rand: _fresh("uniform"),
-    torch.randn: _fresh("normal"),
+    torch.rand_like: _random_like("uniform"),
+    torch.randn_like: _random_like("normal"),
+    torch.rand: _random_tensor("uniform"),
+    torch.randn: _random_tensor("normal"),
 }

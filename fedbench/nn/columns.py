@@ -1,4 +1,4 @@
-"""Columns of a row: which of a model's numbers a method shares, trains or keeps.
+"""Columns of a row: the parameters that a method shares, trains or keeps on the clients.
 
 FedPer shares model.columns["base"] and keeps model.columns["head"].
 """
@@ -15,35 +15,68 @@ from fedbench.core.options import MissingColumns
 
 
 class Columns:
-    """A set of columns of a row, as merged slices [(start, stop), ...].  Empty sets are allowed and mean no column."""
+    """A set of columns of a row [P].  It may be empty.
+
+    Args:
+        slices: (start, stop) of each slice.  Overlapping and adjacent slices are merged.
+
+    Attributes:
+        slices: The merged slices, ascending.
+        size: Number of columns.
+    """
 
     def __init__(self, slices: Iterable[tuple[int, int]]):
         self.slices = _merge(slices)
         self.size = sum(b - a for a, b in self.slices)
 
     def take(self, rows: Tensor) -> Tensor:
-        """The chosen columns.  [..., P] -> [..., size], a copy unless it is one slice."""
+        """Return these columns of rows.
+
+        Args:
+            rows: The rows.  # [..., P]
+
+        Returns:
+            The columns: a view of rows if they are one slice, else a copy.  # [..., size]
+        """
         if len(self.slices) == 1:
             return rows[..., self.slices[0][0] : self.slices[0][1]]
         return torch.cat([rows[..., a:b] for a, b in self.slices] or [rows[..., :0]], dim=-1)
 
     def view(self, rows: Tensor) -> Tensor:
-        """The chosen columns as a view, to write into rows; ValueError unless they are one slice, or none.
+        """Return these columns as a view, through which rows can be changed.
 
-        [..., P] -> [..., size].
+        Args:
+            rows: The rows.  # [..., P]
+
+        Returns:
+            The view.  # [..., size]
+
+        Raises:
+            ValueError: The columns are more than one slice.
         """
         if len(self.slices) > 1:
-            raise ValueError(f"{len(self.slices)} slices of a row are no view of it, take and put them: {self.slices}")
+            raise ValueError(
+                f"columns of {len(self.slices)} slices {self.slices} cannot be a view of rows; use take and put"
+            )
         a, b = self.slices[0] if self.slices else (0, 0)
         return rows[..., a:b]
 
     def put(self, rows: Tensor, values: Tensor) -> Tensor:
-        """A copy of rows [..., P] with the chosen columns replaced by values [..., size]."""
-        lead = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])  # torch's own imports sympy: seconds
-        out, taken = rows.expand(*lead, rows.shape[-1]).clone(), 0
+        """Return a copy of rows in which these columns are replaced.  Leading axes are broadcast.
+
+        Args:
+            rows: The rows.  # [..., P]
+            values: The new values of the columns.  # [..., size]
+
+        Returns:
+            The changed copy.  # [..., P]
+        """
+        lead = np.broadcast_shapes(rows.shape[:-1], values.shape[:-1])  # torch.broadcast_shapes imports sympy: slow
+        out = rows.expand(*lead, rows.shape[-1]).clone()
+        start = 0
         for a, b in self.slices:
-            out[..., a:b] = values[..., taken : taken + b - a]
-            taken += b - a
+            out[..., a:b] = values[..., start : start + b - a]
+            start += b - a
         return out
 
     def __and__(self, other: Columns) -> Columns:
@@ -52,12 +85,12 @@ class Columns:
     def __or__(self, other: Columns) -> Columns:
         return Columns([*self.slices, *other.slices])
 
-    def meets(self, a: int, b: int) -> bool:
-        """Whether any of the columns a to b is among these."""
-        return any(max(a, c) < min(b, d) for c, d in self.slices)
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Return whether any column from start to stop (exclusive) is in this set."""
+        return any(max(start, a) < min(stop, b) for a, b in self.slices)
 
     def rest(self, size: int) -> Columns:
-        """The columns of a row of `size` numbers that are not among these."""
+        """Return the columns of a row of this size that are not in this set."""
         edges = [0, *(edge for span in self.slices for edge in span), size]
         return Columns(zip(edges[::2], edges[1::2]))
 
@@ -66,7 +99,7 @@ class Columns:
 
 
 def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The slices in order, those that touch as one."""
+    """Return the slices in ascending order, with overlapping and adjacent ones merged."""
     merged: list[tuple[int, int]] = []
     for a, b in sorted(s for s in slices if s[0] < s[1]):
         if merged and a <= merged[-1][1]:
@@ -77,7 +110,16 @@ def _merge(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def require_group(name: str, needed_by: str, groups: Iterable[str]) -> None:
-    """Refuse a model that does not declare a group of columns; groups: those that it does."""
+    """Check that a model declares a column group.
+
+    Args:
+        name: Name of the group.
+        needed_by: What needs the group, for the error message.
+        groups: Names of the groups that the model declares.
+
+    Raises:
+        MissingColumns: The model does not declare the group.
+    """
     if name not in groups:
         raise MissingColumns(
             f"{needed_by} needs the column group {name!r}, which this model does not declare: "

@@ -1,4 +1,7 @@
-"""A model as rows: a module with P numbers is a row [P], a cohort of k models is [k, P]."""
+"""A model whose parameters are a row: one model is a row [P], the models of k clients are rows [k, P].
+
+Letters: k clients, P length of a row, B batch size, C classes, F features.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +15,41 @@ from torch import Tensor, nn
 from fedbench.core import rng
 from fedbench.core.options import ConfigError, require
 from fedbench.core.private_torch import BatchNorm
-from fedbench.nn.batched_operators import ForwardContext, Tap
-from fedbench.nn.chain import Chain
+from fedbench.nn.batched_operators import ForwardContext, OutputHook
 from fedbench.nn.columns import Columns
 from fedbench.nn.forward import ForwardPass, Inputs
-from fedbench.nn.freezing import freeze as _freeze
-from fedbench.nn.freezing import is_frozen_by_name
-from fedbench.nn.program import Program, never_called
-from fedbench.nn.row_layout import RowLayout, refuse_dead_patterns
+from fedbench.nn.freezing import freeze_parameters, is_frozen_by_name
+from fedbench.nn.manual_backward import ManualBackward
+from fedbench.nn.row_layout import RowLayout, check_patterns
+from fedbench.nn.traced_graph import TracedGraph, missing_layer_message
 
 
 class FlatModel(RowLayout):
-    """A module, the layout of its rows, and its forward pass on rows.
+    """A module, the layout of its rows, and its forward pass with rows as parameters.
 
-    Frozen parameters and integer counters are in no row.
+    Frozen parameters and integer counters are not in rows.
 
     Args:
         module: The module.
-        columns: Groups of columns: patterns of parameter names (fnmatch), or "type:*Norm*" for all parameters of
-            modules of such a class.
-        device: The device that computes.
-        draw: draw(*purpose, j) returns the module with its j-th independent initialization for a purpose, for methods
-            whose clients do not start from one point.
-        seed: The run's seed, for `keyed`.
-        freeze: Patterns of parameters and buffers that stay outside the row.  Layers whose parameters they would match
-            stay in evaluation mode.
+        columns: For each group of columns, patterns of parameter names (fnmatch).  "type:*Norm*" matches all
+            parameters of modules whose class name matches *Norm*.
+        device: The compute device.
+        new_module: new_module(*purpose, j) returns the module with its j-th independent initialization for a purpose.
+            `init_rows` needs it.
+        seed: The run's seed, for `seeded`.
+        freeze: Patterns of parameters and buffers that are not in rows.  Layers with a matching weight stay in
+            evaluation mode.
 
     Attributes:
+        module: The module, in evaluation mode.
+        device: The compute device.
         forward_pass: Computes the module with given parameters.
         has_dropout: Whether a forward pass in training mode may need keys for dropout.
-        batch_statistics: Whether batches must not be padded, because the module takes statistics over them.
+        batch_statistics: Whether the module computes statistics of a batch (BatchNorm), so that batches must not be
+            padded.
+
+    Raises:
+        ConfigError: A batch norm has no running statistics with a momentum, or a pattern matches nothing.
     """
 
     def __init__(
@@ -49,156 +57,179 @@ class FlatModel(RowLayout):
         module: nn.Module,
         columns: Mapping[str, Sequence[str]] | None = None,
         device: torch.device | str = "cpu",
-        draw: Callable[..., nn.Module] | None = None,
+        new_module: Callable[..., nn.Module] | None = None,
         seed: int = 0,
         freeze: Sequence[str] = (),
     ):
         self.module, self.device = module.to(device).eval(), torch.device(device)
-        self._draw, self._seed, self._freeze = draw, seed, list(freeze)
+        self._new_module, self._seed, self._freeze = new_module, seed, list(freeze)
         self._patterns = {name: list(patterns) for name, patterns in (columns or {}).items()}
         self._extras: dict[str, Tensor] = {}
-        self._eval_layers = _freeze(module, self._freeze)
+        self._eval_layers = freeze_parameters(module, self._freeze)
         self.forward_pass = ForwardPass(module, self._eval_layers, self.device)
-        self.has_dropout = self.mapped or any(isinstance(m, nn.Dropout) for m in module.modules())
-        self._lay_out()
+        self.has_dropout = self.uses_vmap or any(isinstance(m, nn.Dropout) for m in module.modules())
+        self._set_layout()
         norms = {n: m for n, m in module.named_modules() if isinstance(m, BatchNorm)}
         require(
             all(m.track_running_stats and m.momentum is not None for m in norms.values()),
-            "the model's batch norm must keep running statistics with a momentum (track_running_stats=True and "
-            "momentum=0.1, PyTorch's defaults): a cumulative mean needs a counter, which is no part of a row",
+            "the model's batch norm must have running statistics with a momentum; construct it with "
+            "track_running_stats=True and momentum=0.1, PyTorch's defaults",
         )
         self.batch_statistics = bool(norms.keys() - self._eval_layers) or bool(self.buffer_names)
 
     # -- layout ------------------------------------------------------------------------------------------
-    def _lay_out(self) -> None:
-        """Sort the module's tensors into trained, extras, buffers and frozen ones."""
+    def _set_layout(self) -> None:
+        """Set the layout of rows, the column groups, and the tensors that are not in rows."""
         module = self.module
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        saved = module.state_dict()  # a buffer that is not saved is a constant (a causal mask)
+        saved = module.state_dict()  # buffers that are not in it are constants, such as causal masks
         statistics = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in saved}
-        fixed = {n for n in statistics if n.rpartition(".")[0] in self._eval_layers or self._is_frozen_by_name(n)}
-        buffers = {n: b for n, b in statistics.items() if n not in fixed}
+        frozen_statistics = {
+            n for n in statistics if n.rpartition(".")[0] in self._eval_layers or is_frozen_by_name(n, self._freeze)
+        }
+        buffers = {n: b for n, b in statistics.items() if n not in frozen_statistics}
         super().__init__(dict(trained), self._extras, buffers)
         frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
-        read = fixed | (self.program.shapes.keys() if self.program is not None else set())  # constants, too
-        frozen |= {n: b for n, b in module.named_buffers() if n in read and n not in buffers}
+        graph_names = self.traced_graph.shapes.keys() if self.traced_graph is not None else set()
+        used_buffers = frozen_statistics | graph_names
+        frozen |= {n: b for n, b in module.named_buffers() if n in used_buffers and n not in buffers}
         self.forward_pass.frozen = frozen
         self.group_columns(self._patterns, self._class_of)
         modules = [name for name, _ in module.named_modules()]
-        refuse_dead_patterns(self._patterns, [*self.spans, *frozen], self._class_of, modules, list(self.spans))
-
-    def _is_frozen_by_name(self, name: str) -> bool:
-        return is_frozen_by_name(name, self._freeze)
+        check_patterns(self._patterns, [*self.spans, *frozen], self._class_of, modules, list(self.spans))
 
     def _class_of(self, name: str) -> str:
         """Return the class name of the module that a tensor belongs to, or "" for a column that a method added."""
         return "" if name in self._extras else type(self.module.get_submodule(name.rpartition(".")[0])).__name__
 
     def extend(self, **extras: str | Tensor | nn.Module) -> None:
-        """Add columns, which form a group of the same name.
+        """Add columns to rows.  Each argument becomes a column group of its name.
 
         Args:
-            **extras: By name, "copy:prefix" to copy the parameters under prefix, a module for its parameters, or a
-                tensor.  extend(head2="copy:head") adds head2.weight and head2.bias.
+            **extras: The initial values, by name: "copy:prefix" for a copy of the parameters whose names begin with
+                prefix, a module for its parameters, or a tensor.  extend(head2="copy:head") adds head2.weight and
+                head2.bias.
         """
         for name, source in extras.items():
             if isinstance(source, Tensor):
                 self._extras[name] = source.detach().clone().to(self.device)
             else:
-                owner, prefix = (
-                    (source, "") if isinstance(source, nn.Module) else (self.module, source.removeprefix("copy:") + ".")
-                )
+                owner, prefix = self.module, ""
+                if isinstance(source, nn.Module):
+                    owner = source
+                else:
+                    prefix = source.removeprefix("copy:") + "."
                 self._extras |= {
                     f"{name}.{n.removeprefix(prefix)}": p.detach().clone().to(self.device)
                     for n, p in owner.named_parameters()
                     if n.startswith(prefix)
                 }
             self._patterns[name] = [name] if isinstance(source, Tensor) else [f"{name}.*"]
-        self._lay_out()
+        self._set_layout()
 
     def add_group(self, name: str, patterns: Sequence[str]) -> Columns:
         """Add a column group, which may be empty.
 
         Args:
-            name: The name of the group.
-            patterns: Patterns of parameter names (fnmatch), or "type:*Norm*" for all tensors of such modules.
+            name: Name of the group.
+            patterns: Patterns of parameter names (fnmatch), or "type:*Norm*" for all tensors of modules whose class
+                name matches *Norm*.
 
         Returns:
             The columns of the group.
         """
         self._patterns[name] = list(patterns)
-        self._lay_out()
+        self._set_layout()
         return self.columns[name]
 
-    def keyed(self, make: Callable[[], Any], *purpose: int | str) -> Any:
-        """Return make() under torch's global generator, seeded by the run's seed and the purpose."""
+    def seeded(self, make: Callable[[], Any], *purpose: int | str) -> Any:
+        """Return make(), computed with torch's global random numbers seeded by the run's seed and the purpose.
+
+        Args:
+            make: A function that uses random numbers, for example to initialize a module.
+            *purpose: Parts of the key, which separate different uses.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.key(self._seed, *purpose) >> 1)
             return make()
 
-    def init_rows(self, numbers: int | np.ndarray, *purpose: str | int) -> Tensor:
-        """Return independent initializations; pretrained weights and extras are equal in all.  # [k, P]
+    def init_rows(self, keys: int | np.ndarray, *purpose: str | int) -> Tensor:
+        """Return independent initializations.  Pretrained weights and added columns are the same in all rows.
 
         Args:
-            numbers: How many rows, or the numbers [k] that key them, such as client ids.
+            keys: How many rows to return, or an integer key for each, such as client ids [k].
             *purpose: Use of the rows.  Rows of different uses are independent.
+
+        Returns:
+            The rows.  # [k, P]
         """
-        if self._draw is None:
-            raise ValueError("independent initializations need FlatModel(..., draw=)")
-        which = range(numbers) if isinstance(numbers, int) else numbers.tolist()
-        out = self.init_row().repeat(len(which), 1)
-        for row, module in zip(out, (self._draw(*purpose, number) for number in which)):
-            drawn = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        if self._new_module is None:
+            raise ValueError("init_rows needs a model with FlatModel(..., new_module=)")
+        row_keys = range(keys) if isinstance(keys, int) else keys.tolist()
+        out = self.init_row().repeat(len(row_keys), 1)
+        for row, row_key in zip(out, row_keys):
+            module = self._new_module(*purpose, row_key)
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             for name, (a, b) in self.spans.items():
-                row[a:b] = drawn.get(name, row[a:b]).detach().reshape(-1)
+                row[a:b] = tensors.get(name, row[a:b]).detach().reshape(-1)
         return out
 
     # -- single layers -----------------------------------------------------------------------------------
-    def tap(self, name: str, change: Tap) -> None:
+    def add_hook(self, name: str, hook: OutputHook) -> None:
         """Change the output of a layer from now on.
 
         Args:
-            name: The layer.
-            change: change(output, row) returns a tensor of the shape of the output [B, ...].  row: the client's
-                parameters by name, those that a method added included; gradients reach them.  It is written for one
-                client, and computed for many by torch.vmap.
+            name: Name of the layer.
+            hook: hook(output, params) returns a tensor of the shape of the output [B, ...].  params are the client's
+                parameters by name, including those that a method added.  Gradients reach them.  The hook is written
+                for one client.  torch.vmap computes it for several.
 
         Raises:
             ConfigError: The model has no such layer.
         """
-        self.forward_pass.tap(name, change)
+        self.forward_pass.add_hook(name, hook)
 
     @property
-    def tapped(self) -> bool:
-        """Whether the output of any layer is changed."""
-        return self.forward_pass.tapped
+    def has_hooks(self) -> bool:
+        """Whether the output of any layer is changed by a hook."""
+        return self.forward_pass.has_hooks
 
-    def capture(self, rows: Tensor, inputs: Inputs, places: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the logits and, by name, the outputs of layers [B, ...] or [k, B, ...].
+    def capture(self, rows: Tensor, inputs: Inputs, layers: Sequence[str]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the logits, and the outputs of layers in evaluation mode.
 
-        places: patterns of layers' names (fnmatch).  Of a layer that is called more than once, its last output.
+        Args:
+            rows: A row [P], or rows [k, P].
+            inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
+            layers: Patterns of layer names (fnmatch).
+
+        Returns:
+            The logits, and the outputs by layer name.  If a layer is called more than once, its last output.
+                # [B, ...] or [k, B, ...] each
+
+        Raises:
+            ConfigError: A pattern matches no layer that the forward pass calls.
         """
-        return self.forward_pass.capture(self.named(rows), inputs, rows.dim() == 2, places)
+        return self.forward_pass.capture(self.named(rows), inputs, rows.dim() == 2, layers)
 
     # -- forward -----------------------------------------------------------------------------------------
     @property
-    def program(self) -> Program | None:
+    def traced_graph(self) -> TracedGraph | None:
         """The module's traced graph, or None."""
-        return self.forward_pass.program
+        return self.forward_pass.traced_graph
 
     @property
-    def chain(self) -> Chain | None:
-        """The model's written-out gradient, or None."""
-        return self.forward_pass.chain
+    def manual_backward(self) -> ManualBackward | None:
+        """The manual backward pass of the module, or None if it needs autograd."""
+        return self.forward_pass.manual_backward
 
     @property
-    def mapped(self) -> bool:
-        """Whether torch.vmap computes many clients."""
-        return self.forward_pass.mapped
+    def uses_vmap(self) -> bool:
+        """Whether several clients are computed by torch.vmap."""
+        return self.forward_pass.uses_vmap
 
     @property
     def autocast(self) -> bool:
-        """Whether to compute in bfloat16.  It can be set at any time."""
+        """Whether to compute in bfloat16.  It can be changed at any time."""
         return self.forward_pass.autocast
 
     @autocast.setter
@@ -208,37 +239,74 @@ class FlatModel(RowLayout):
     def forward(
         self, rows: Tensor, inputs: Inputs, context: ForwardContext | None = None, until: str | None = None
     ) -> Tensor:
-        """Return the logits of row [P] on [B, ...], or of rows [k, P] on [k, B, ...].  until="head": its input."""
+        """Return the logits.
+
+        Args:
+            rows: A row [P], or rows [k, P].
+            inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
+            context: Options of the pass.  Default: evaluation mode.
+            until: Name of a layer.  Its input is returned instead of the logits.
+
+        Returns:
+            The logits.  # [B, C] or [k, B, C]
+        """
         return self.apply(self.named(rows), inputs, rows.dim() == 2, context or ForwardContext(), until)
 
     def apply(
-        self, params: dict[str, Tensor], inputs: Inputs, many: bool, context: ForwardContext, until: str | None = None
+        self,
+        params: dict[str, Tensor],
+        inputs: Inputs,
+        batched: bool,
+        context: ForwardContext,
+        until: str | None = None,
     ) -> Tensor:
         """Return the logits with named parameters.  See `ForwardPass.apply`."""
-        return self.forward_pass.apply(params, inputs, many, context, until)
+        return self.forward_pass.apply(params, inputs, batched, context, until)
 
     def predict(self, rows: Tensor, inputs: Inputs) -> Tensor:
-        """Return the logits in evaluation mode: [B, ...] of row [P], [k, B, ...] of rows [k, P]."""
+        """Return the logits in evaluation mode.
+
+        Args:
+            rows: A row [P], or rows [k, P].
+            inputs: The inputs.  # [B, ...], or [k, B, ...] for rows [k, P]
+
+        Returns:
+            The logits.  # [B, C] or [k, B, C]
+        """
         return self.forward_pass.predict(self.named(rows), inputs, rows.dim() == 2)
 
     def features(self, rows: Tensor, inputs: Inputs, context: ForwardContext | None = None) -> Tensor:
-        """Return the input of the module named head: [B, F] or [k, B, F], of a segmentation [..., F, H, W]."""
+        """Return the input of the module named head.  Arguments as in `forward`.
+
+        Returns:
+            The features.  # [B, F] or [k, B, F]; for segmentation [..., F, H, W]
+        """
         return self.forward(rows, inputs, context, until="head")
 
     def head(self, rows: Tensor, features: Tensor, name: str = "head") -> Tensor:
-        """Apply the layer `name` (head, or an extra copy of it) of row [P] or rows [k, P] to features.
+        """Apply the head, or an added copy of it, to features.
 
-        It is a linear layer, or a convolution of single pixels, which is a linear layer over channels.
+        Args:
+            rows: A row [P], or rows [k, P].
+            features: The features, as `features` returns them.  # [B, F] or [k, B, F]; [..., F, H, W]
+            name: Name of the head: a linear layer, or a convolution with kernel size 1.
+
+        Returns:
+            The output of the head.  # [B, C] or [k, B, C]; [..., C, H, W]
+
+        Raises:
+            ConfigError: The model has no layer of this name.
         """
         named = self.named(rows)
         if f"{name}.weight" not in named:
-            raise ConfigError(never_called(name))
+            raise ConfigError(missing_layer_message(name))
         weight, bias = named[f"{name}.weight"], named.get(f"{name}.bias")
-        if pixels := weight.dim() > rows.dim() + 1:  # [..., C, F, 1, 1]
-            weight, features = weight[..., 0, 0], features.movedim(-3, -1)  # [..., B, H, W, F]
-            places = features.shape[-3:-1]
-            features = features.flatten(-4, -2)  # [..., B H W, F]
+        is_convolution = weight.dim() > rows.dim() + 1  # [..., C, F, 1, 1]
+        image_size = features.shape[-2:]
+        if is_convolution:  # a linear layer over the channels of each pixel
+            weight = weight[..., 0, 0]
+            features = features.movedim(-3, -1).flatten(-4, -2)  # [..., B H W, F]
         with self.forward_pass.precision():
             out = (features @ weight.transpose(-1, -2)).to(features.dtype)
         out = out if bias is None else out + bias.unsqueeze(-2)
-        return out.unflatten(-2, (-1, *places)).movedim(-1, -3) if pixels else out  # type: ignore[possibly-unbound]
+        return out.unflatten(-2, (-1, *image_size)).movedim(-1, -3) if is_convolution else out

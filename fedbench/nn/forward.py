@@ -1,9 +1,9 @@
-"""The forward pass of a module on named parameters, for one client or for many at once.
+"""The forward pass of a module with named parameters, for one client or for several at once.
 
-A module computes many clients by its traced graph (program.py), by a forward pass that it writes itself (`Batched`), or
-else by torch.vmap (vmapped.py).
+Several clients are computed by the module's traced graph (traced_graph.py), by a batched forward pass that the module
+itself defines (`BatchedModule`), or else by torch.vmap (vmapped.py).
 
-Letters: k clients, B batch, C classes, F features.
+Letters: k clients, B batch size, C classes.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from torch import Tensor, nn
 
 from fedbench.core.inputs import map_inputs
 from fedbench.core.options import listed, require
-from fedbench.nn.batched_operators import LOW, ForwardContext, Tap
-from fedbench.nn.chain import Chain, LowChain
-from fedbench.nn.program import layers_of, trace
+from fedbench.nn.batched_layers import find_batched_layers
+from fedbench.nn.batched_operators import AUTOCAST_DTYPE, ForwardContext, OutputHook
+from fedbench.nn.manual_backward import BFloat16ManualBackward, ManualBackward
+from fedbench.nn.traced_graph import trace
 from fedbench.nn.vmapped import VmappedModule
 
 Inputs = Tensor | dict[str, Tensor]
 
 
 @runtime_checkable
-class Batched(Protocol):
-    """A module that writes its forward pass for many parameter sets at once: a prompt with a frozen tower, say."""
+class BatchedModule(Protocol):
+    """A module that defines its own forward pass for several clients, such as prompts of a frozen encoder."""
 
     def run(
-        self, params: dict[str, Tensor], inputs: tuple, many: bool, context: ForwardContext, until: str | None = None
+        self, params: dict[str, Tensor], inputs: tuple, batched: bool, context: ForwardContext, until: str | None = None
     ) -> Tensor:
-        """Compute the logits.  `program.Layers` computes single layers.
+        """Compute the logits.  Use `batched_layers.BatchedLayers` to compute single layers.
 
         Args:
-            params: The parameters by name, [k, ...] each if many; frozen ones (context.frozen) without the axis k.
-                Names that the module does not know are ignored.
-            inputs: The inputs.
-            many: Whether there are many parameter sets.
-            context: See there.
+            params: The parameters by name.  If batched, [k, ...] each, except for frozen ones (context.frozen).
+                Unknown names must be ignored.
+            inputs: The inputs of the module.  If batched, [k, B, ...] each, else [B, ...].
+            batched: Whether to compute k clients at once.
+            context: Options of the pass, and its other results.
             until: Name of a layer.  Its input is returned instead of the logits.
 
         Returns:
-            Logits.  # [k, B, C] if many, else [B, C]
+            The logits.  # [k, B, C] if batched, else [B, C]
         """
         ...
 
@@ -56,47 +57,56 @@ class ForwardPass:
     Args:
         module: The module, in evaluation mode.
         eval_layers: Names of layers that always stay in evaluation mode.
-        device: The device that computes.
+        device: The compute device.
 
     Attributes:
+        module: The module.
         autocast: Whether to compute in bfloat16.  Logits, features and gradients stay float32.
-        frozen: Parameters and constants that are in no row, by name.
-        program: The module's traced graph, or None.
-        mapped: Whether torch.vmap computes many clients.
+        frozen: Parameters and constants that are not in rows, by name.
+        traced_graph: The module's traced graph, or None.
+        uses_vmap: Whether several clients are computed by torch.vmap.
     """
 
     def __init__(self, module: nn.Module, eval_layers: Collection[str], device: torch.device):
         self.module, self._eval_layers, self._device = module, eval_layers, device
-        self._batched = isinstance(module, Batched)  # the check is slow
-        self.program = None if self._batched else trace(module)
-        if layers := layers_of(module):
+        self._is_batched_module = isinstance(module, BatchedModule)  # stored because this check is slow
+        self.traced_graph = None if self._is_batched_module else trace(module)
+        if layers := find_batched_layers(module):
             layers.trace_all()
         self._vmapped = VmappedModule(module, eval_layers)
-        self._chain, self._low_chain = Chain.of(self.program), LowChain.of(self.program)
-        self._taps: dict[str, Tap] = {}
+        self._manual_backward = ManualBackward.of(self.traced_graph)
+        self._bfloat16_manual_backward = BFloat16ManualBackward.of(self.traced_graph)
+        self._hooks: dict[str, OutputHook] = {}
         self.frozen: dict[str, Tensor] = {}
         self.autocast = False
-        self.mapped = self.program is None and not self._batched
+        self.uses_vmap = self.traced_graph is None and not self._is_batched_module
 
     @property
-    def chain(self) -> Chain | None:
-        """The model's written-out gradient, or None if there is none."""
-        if self._taps:
+    def manual_backward(self) -> ManualBackward | None:
+        """The manual backward pass of the module, or None if it needs autograd."""
+        if self._hooks:
             return None
-        return self._low_chain if self.autocast else self._chain
+        return self._bfloat16_manual_backward if self.autocast else self._manual_backward
 
     @property
-    def tapped(self) -> bool:
-        """Whether the output of any layer is changed."""
-        return bool(self._taps)
+    def has_hooks(self) -> bool:
+        """Whether the output of any layer is changed by a hook."""
+        return bool(self._hooks)
 
-    def tap(self, name: str, change: Tap) -> None:
-        """Change the output of the layer `name` from now on."""
-        self.layers_at(name)
-        self._taps[name] = change
+    def add_hook(self, name: str, hook: OutputHook) -> None:
+        """Change the output of a layer from now on.  See `FlatModel.add_hook`."""
+        self.match_layers(name)
+        self._hooks[name] = hook
 
-    def layers_at(self, *patterns: str) -> list[str]:
-        """Return the names of the layers that match the patterns, each of which must match one."""
+    def match_layers(self, *patterns: str) -> list[str]:
+        """Return the names of the layers that match any of the patterns (fnmatch).
+
+        Args:
+            *patterns: The patterns.
+
+        Raises:
+            ConfigError: A pattern matches no layer.
+        """
         names = [name for name, _ in self.module.named_modules() if name]
         for pattern in patterns:
             require(
@@ -106,70 +116,103 @@ class ForwardPass:
         return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
     def capture(
-        self, params: dict[str, Tensor], inputs: Inputs, many: bool, patterns: Sequence[str]
+        self, params: dict[str, Tensor], inputs: Inputs, batched: bool, patterns: Sequence[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the logits, and the outputs of the layers that match the patterns, by name."""
-        context = ForwardContext(wanted=self.layers_at(*patterns))
-        logits = self.apply(params, inputs, many, context)
-        missing = sorted(set(context.wanted) - context.captured.keys())
-        require(not missing, f"the model never calls a layer named {(missing or [''])[0]!r}, which is to be captured")
-        return logits, context.captured
+        """Return the logits, and the outputs of layers in evaluation mode.
+
+        Args:
+            params: The parameters by name.  # [k, ...] each if batched
+            inputs: The inputs.  # [k, B, ...] if batched, else [B, ...]
+            batched: Whether to compute k clients at once.
+            patterns: Patterns of layer names (fnmatch).
+
+        Returns:
+            The logits, and the outputs by layer name.
+
+        Raises:
+            ConfigError: A pattern matches no layer, or the forward pass does not call a matching layer.
+        """
+        context = ForwardContext(recorded_layers=self.match_layers(*patterns))
+        logits = self.apply(params, inputs, batched, context)
+        missing = sorted(set(context.recorded_layers) - context.activations.keys())
+        require(
+            not missing,
+            f"the model never calls the layer {(missing or [''])[0]!r}, so that its output cannot be captured; "
+            "name another layer",
+        )
+        return logits, context.activations
 
     def precision(self) -> AbstractContextManager:
-        """Return the context in which matrix products are computed."""
-        # no cache of casts: it would keep tensors of one CUDA graph for the next
-        return torch.autocast(self._device.type, LOW, cache_enabled=False) if self.autocast else nullcontext()
+        """Return the context manager in which matrix products are computed."""
+        # a cache of casts would share tensors between CUDA graphs
+        return (
+            torch.autocast(self._device.type, AUTOCAST_DTYPE, cache_enabled=False) if self.autocast else nullcontext()
+        )
 
     def apply(
         self,
         params: dict[str, Tensor],
         inputs: Inputs,
-        many: bool,
+        batched: bool,
         context: ForwardContext,
         until: str | None = None,
     ) -> Tensor:
-        """Compute the logits, or the input of the layer `until`.
+        """Compute the logits, or the input of a layer.
 
-        Float buffers among the parameters are updated in place if context.train.  Captured outputs and extra losses of
-        the module are left in the context.
+        Args:
+            params: The parameters and running statistics by name.  In training mode, statistics are updated in place.
+                # [k, ...] each if batched
+            inputs: The inputs.  # [k, B, ...] if batched, else [B, ...]
+            batched: Whether to compute k clients at once.
+            context: Options of the pass.  It receives recorded activations and additional losses.
+            until: Name of a layer.  Its input is returned instead of the logits.
+
+        Returns:
+            The logits, or the input of the layer, as float32.
         """
-        if self.frozen or self._taps:
-            context = replace(context, frozen=self.frozen, resting=self._eval_layers, taps=self._taps)
+        if self.frozen or self._hooks:
+            context = replace(context, frozen=self.frozen, eval_layers=self._eval_layers, hooks=self._hooks)
         with self.precision():
-            out = self._apply(params, inputs, many, context, until)
+            out = self._apply(params, inputs, batched, context, until)
         if isinstance(out, tuple):
-            out, extra = out
-            context.extra_losses.append(extra.float() if self.autocast else extra)
+            out, extra_loss = out
+            context.extra_losses.append(extra_loss.float() if self.autocast else extra_loss)
         return out.float() if self.autocast else out
 
     def _apply(
-        self, params: dict[str, Tensor], inputs: Inputs, many: bool, context: ForwardContext, until: str | None
+        self, params: dict[str, Tensor], inputs: Inputs, batched: bool, context: ForwardContext, until: str | None
     ) -> Any:
-        if many and len(next(iter(params.values()))) == 1:  # one client: the plain kernels
+        if batched and len(next(iter(params.values()))) == 1:  # one client: unbatched kernels are faster
             single = {n: p.squeeze(0) for n, p in params.items()}  # p[0] would copy gradients into zeros
             out = self._apply(single, map_inputs(lambda x: x[0], inputs), False, context, until)
-            context.captured.update({n: t[None] for n, t in context.captured.items()})
+            context.activations.update({n: t[None] for n, t in context.activations.items()})
             return tuple(t[None] for t in out) if isinstance(out, tuple) else out[None]
-        if self._batched:
+        if self._is_batched_module:
             module: Any = self.module
-            return module.run(params | self.frozen, (inputs,), many, context, until)
-        shown = self.program is not None and self.program.named >= {*context.taps, *context.wanted}
-        if self.program is not None and shown:
-            return self.program.run(params | self.frozen, (inputs,), many, context, until)
-        return self._vmapped.run(params, inputs, many, context, until)
+            return module.run(params | self.frozen, (inputs,), batched, context, until)
+        graph, observed_layers = self.traced_graph, {*context.hooks, *context.recorded_layers}
+        if graph is not None and graph.named_outputs >= observed_layers:
+            return graph.run(params | self.frozen, (inputs,), batched, context, until)
+        return self._vmapped.run(params, inputs, batched, context, until)
 
-    def predict(self, params: dict[str, Tensor], inputs: Inputs, many: bool) -> Tensor:
-        """Compute the logits in evaluation mode, by the chain if there is one."""
-        if self.chain is None or torch.is_grad_enabled() or not isinstance(inputs, Tensor):
-            return self.apply(params, inputs, many, ForwardContext())
-        if many and len(inputs) == 1:  # one client: the plain kernels
+    def predict(self, params: dict[str, Tensor], inputs: Inputs, batched: bool) -> Tensor:
+        """Compute the logits in evaluation mode, without autograd where possible.  Arguments as in `apply`."""
+        network = self.manual_backward
+        if network is None or torch.is_grad_enabled() or not isinstance(inputs, Tensor):
+            return self.apply(params, inputs, batched, ForwardContext())
+        if batched and len(inputs) == 1:  # one client: unbatched kernels are faster
             single = {n: p[0] for n, p in params.items()}
-            return self.chain.predict(self.complete(single, False), inputs[0], False).unsqueeze(0)
-        return self.chain.predict(self.complete(params, many), inputs, many)
+            return network.predict(self.with_frozen(single, False), inputs[0], False).unsqueeze(0)
+        return network.predict(self.with_frozen(params, batched), inputs, batched)
 
-    def complete(self, params: dict[str, Tensor], many: bool) -> dict[str, Tensor]:
-        """Return params, [k, ...] each if many, together with the frozen ones."""
-        if not many or not self.frozen:
+    def with_frozen(self, params: dict[str, Tensor], batched: bool) -> dict[str, Tensor]:
+        """Return the parameters together with the frozen ones.
+
+        Args:
+            params: The parameters by name.  # [k, ...] each if batched
+            batched: Whether parameters have an axis k.  Frozen ones are then expanded.
+        """
+        if not batched or not self.frozen:
             return params | self.frozen
         k = len(next(iter(params.values())))
         return params | {n: p.expand(k, *p.shape) for n, p in self.frozen.items()}

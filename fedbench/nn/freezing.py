@@ -1,4 +1,4 @@
-"""Frozen parameters, and the layers that stay in evaluation mode with them."""
+"""Frozen parameters, and the layers that stay in evaluation mode because of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from fedbench.core.options import listed, require
 from fedbench.core.private_torch import BatchNorm
 
 
-def freeze(module: nn.Module, patterns: Sequence[str]) -> set[str]:
-    """Freeze the parameters that match a pattern (model.freeze).
+def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> set[str]:
+    """Freeze the parameters that match a pattern.
+
+    Args:
+        module: The module, whose parameters' requires_grad changes.
+        patterns: Patterns of names of parameters and buffers (fnmatch), from model.freeze.
 
     Returns:
-        The layers that stay in evaluation mode: those of the patterns, and batch norms without a trained parameter.
+        Names of the layers that stay in evaluation mode: those whose weight matches a pattern, and batch norms whose
+        parameters are all frozen.
 
     Raises:
-        ConfigError: A pattern matches nothing, or no parameter is left to train.
+        ConfigError: A pattern matches nothing, or all parameters are frozen.
     """
     names = {n for n, _ in (*module.named_parameters(), *module.named_buffers())}
     for pattern in patterns:
@@ -32,7 +37,7 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> set[str]:
             p.requires_grad_(False)
     require(
         any(p.requires_grad for p in module.parameters()) or not patterns,
-        f"model.freeze={list(patterns)} leaves no parameter to train",
+        f"model.freeze={list(patterns)} freezes all parameters; leave at least one to train",
     )
     return {
         name

@@ -1,8 +1,10 @@
-"""The layout of a row: the names, shapes and columns of a model's numbers.
+"""The layout of a row: the names, shapes and columns of a model's parameters and running statistics.
 
-A row [P] is [trained | extras | buffers].  Trained: the module's parameters that require a gradient, in order.
-Extras: columns that a method adds.  Buffers: float buffers such as BatchNorm's running statistics; they are sent and
-averaged, and never differentiated.
+A row [P] is the concatenation of three parts:
+  - trained: the module's parameters that require a gradient, in their order;
+  - extras: columns that a method added;
+  - buffers: float buffers such as BatchNorm's running statistics.  They are sent and averaged like parameters, but
+    have no gradient.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from fedbench.nn.columns import Columns, require_group
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """The parameters in a message: a whole row, or some of its columns.
+    """The parameters in a message, which is a row or some of its columns.
 
     Attributes:
-        spans: First column of each parameter, the column after its last, and its shape.
-        parameters: Numbers of all parameters.  Buffers, such as running variances, come behind them.
+        spans: Start column, stop column (exclusive) and shape of each parameter, by name.
+        parameters: Total size of all parameters.  Columns after them are buffers.
     """
 
     spans: Mapping[str, tuple[int, int, tuple[int, ...]]]
@@ -35,18 +37,18 @@ class RowLayout:
     """The layout of rows.
 
     Args:
-        trained: The module's parameters that learn.
-        extras: The columns that a method added.
-        buffers: The module's running statistics.
+        trained: The module's parameters that require a gradient, by name.
+        extras: The tensors that a method added, by name.
+        buffers: The module's running statistics, by name.
 
     Attributes:
-        shapes: Shape of each named tensor.
-        sizes: Its number of columns.
-        spans: Its first column, and the column after its last.
-        size: P.
-        trained: The columns that learn.
+        shapes: Shape of each tensor, by name.
+        sizes: Number of elements of each tensor.
+        spans: Start and stop column (exclusive) of each tensor, by name.
+        size: Length of a row, P.
+        trained: The columns with a gradient: trained parameters and extras.
         all: All columns.
-        columns: The named groups of columns.
+        columns: The groups of columns, by name.
         buffer_names: Names of the running statistics.
     """
 
@@ -59,28 +61,37 @@ class RowLayout:
         self.buffer_names = list(buffers)
         ends = torch.tensor(self.sizes).cumsum(0).tolist()
         self.spans = {n: (end - size, end) for n, end, size in zip(self.shapes, ends, self.sizes)}
-        learns = sum(t.numel() for t in {**trained, **extras}.values())
-        self.trained, self.all = Columns([(0, learns)]), Columns([(0, self.size)])
+        num_trained = sum(t.numel() for t in {**trained, **extras}.values())
+        self.trained, self.all = Columns([(0, num_trained)]), Columns([(0, self.size)])
         self.columns: dict[str, Columns] = {}
 
     def group_columns(self, patterns: Mapping[str, Sequence[str]], class_of: Callable[[str], str]) -> None:
-        """Make the named groups of columns.
+        """Set the groups of columns.
 
         Args:
-            patterns: Of each group, patterns of names (fnmatch), or "type:*Norm*" for the parameters of such modules.
+            patterns: For each group, patterns of names (fnmatch), or "type:*Norm*" for the parameters of modules whose
+                class name matches *Norm*.
             class_of: Returns the class name of the module that a tensor belongs to, or "".
         """
         self.columns = {
-            group: Columns(span for n, span in self.spans.items() if matches(n, class_of(n), some))
-            for group, some in patterns.items()
+            group: Columns(span for n, span in self.spans.items() if matches(n, class_of(n), group_patterns))
+            for group, group_patterns in patterns.items()
         }
 
     def without(self, name: str) -> Columns:
-        """Return every column, buffers included, that is not in the group: without("head") is the base."""
+        """Return all columns, including buffers, that are not in a group.  without("head") is the base."""
         return self.columns[name].rest(self.size)
 
     def group(self, name: str, needed_by: str) -> Columns:
-        """Return columns[name], or raise one sentence that this model declares no such group."""
+        """Return the columns of a group.
+
+        Args:
+            name: Name of the group.
+            needed_by: What needs the group, for the error message.
+
+        Raises:
+            MissingColumns: The model does not declare the group.
+        """
         require_group(name, needed_by, self.columns)
         return self.columns[name]
 
@@ -90,73 +101,89 @@ class RowLayout:
         return bool(self._extra_names)
 
     def init_row(self) -> Tensor:
-        """Return the module's own initialization as a row.  # [P]"""
+        """Return the module's initial parameters as a row.  # [P]"""
         return torch.cat([t.detach().reshape(-1).float() for t in self._initial.values()])
 
-    def parameter_spans(self, width: int) -> list[tuple[int, int]]:
-        """Return the spans of the parameters in rows of this width: the model's, or one span of another width."""
-        return list(self.spans.values()) if width == self.size else [(0, width)]
+    def parameter_spans(self, length: int) -> list[tuple[int, int]]:
+        """Return the spans of the parameters in rows of this length.  Rows that are not the model's have one span."""
+        return list(self.spans.values()) if length == self.size else [(0, length)]
 
     def named(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return views of rows [..., P] by name, each [..., *shape]."""
-        lead = rows.shape[:-1]
-        parts = rows.split(self.sizes, dim=-1)
-        return {n: part.view((*lead, *shape)) for (n, shape), part in zip(self.shapes.items(), parts)}
+        """Return views of rows by name.
+
+        Args:
+            rows: The rows.  # [..., P]
+
+        Returns:
+            The views.  # [..., *shape] each
+        """
+        leading_shape = rows.shape[:-1]
+        flat_views = rows.split(self.sizes, dim=-1)
+        return {n: view.view((*leading_shape, *shape)) for (n, shape), view in zip(self.shapes.items(), flat_views)}
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """Return a row [P] as the module's state_dict, for module.load_state_dict(..., strict=False)."""
+        """Return a row [P] as a state_dict for module.load_state_dict(..., strict=False)."""
         return {n: t.clone() for n, t in self.named(row).items() if n not in self._extra_names}
 
-    def message_layout(self, width: int) -> MessageLayout | None:
-        """Return the layout of messages of this width, or None if it is ambiguous.
+    def message_layout(self, length: int) -> MessageLayout | None:
+        """Return the layout of messages of a length, or None if it is ambiguous.
 
-        A message may be a row, a group of columns, all columns without those of a group, or the trained columns of one
+        A message can be a row, a group of columns, all columns that are not in a group, or the trained columns of one
         of these.
         """
-        parts = [self.all, *self.columns.values(), *(self.without(name) for name in self.columns)]
-        parts += [part & self.trained for part in parts]
-        names = {tuple(self._names_in(part)) for part in parts if part.size == width}
+        candidates = [self.all, *self.columns.values(), *(self.without(name) for name in self.columns)]
+        candidates += [columns & self.trained for columns in candidates]
+        names = {tuple(self._names_in(columns)) for columns in candidates if columns.size == length}
         if len(names) != 1:
             return None
-        spans, at = {}, 0
+        spans, start = {}, 0
         for name in names.pop():
             if name in self.buffer_names:
-                break  # they are the last ones of every row
+                break  # buffers are last
             a, b = self.spans[name]
-            spans[name] = (at, at + b - a, tuple(self.shapes[name]))
-            at += b - a
-        return MessageLayout(spans, at)
+            spans[name] = (start, start + b - a, tuple(self.shapes[name]))
+            start += b - a
+        return MessageLayout(spans, start)
 
-    def _names_in(self, part: Columns) -> list[str]:
-        return [name for name, span in self.spans.items() if part.meets(*span)]
+    def _names_in(self, columns: Columns) -> list[str]:
+        return [name for name, span in self.spans.items() if columns.overlaps(*span)]
 
 
 def matches(name: str, owner: str, patterns: Sequence[str]) -> bool:
-    """Return whether a tensor's name, or the class name of its module (`type:`), matches one of the patterns."""
+    """Return whether a tensor matches any of the patterns.
+
+    Args:
+        name: Name of the tensor.
+        owner: Class name of the module that it belongs to.
+        patterns: Patterns of names, or of class names after "type:" (fnmatch).
+    """
     return any(
         fnmatch.fnmatch(owner, p.removeprefix("type:")) if p.startswith("type:") else fnmatch.fnmatch(name, p)
         for p in patterns
     )
 
 
-def refuse_dead_patterns(
+def check_patterns(
     patterns: Mapping[str, Sequence[str]],
     names: Sequence[str],
     class_of: Callable[[str], str],
     modules: Sequence[str],
     spans: Sequence[str],
 ) -> None:
-    """Raise ConfigError for a pattern of model.columns that matches nothing.
+    """Check that each pattern of model.columns matches something.
 
     Args:
         patterns: The patterns of each group.
-        names: Names of all tensors, frozen ones included, because a group may be frozen.
-        class_of: As in `RowLayout.group_columns`.
-        modules: Names of all modules.  "body.*" may match a body without parameters.
-        spans: The names that the error message lists.
+        names: Names of all tensors, including frozen ones, because a group may be frozen.
+        class_of: Returns the class name of the module that a tensor belongs to, or "".
+        modules: Names of all modules.  "body.*" may match a module without parameters.
+        spans: Names that the error message lists.
+
+    Raises:
+        ConfigError: A pattern matches nothing.
     """
-    for group, some in patterns.items():
-        for pattern in some:
+    for group, group_patterns in patterns.items():
+        for pattern in group_patterns:
             is_empty_module = pattern.endswith(".*") and pattern[:-2] in modules
             require(
                 any(matches(n, class_of(n), [pattern]) for n in names)

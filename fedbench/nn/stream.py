@@ -6,7 +6,11 @@ from torch import nn
 
 
 class Stream(nn.Identity):
-    """[..., width] -> [..., width], unchanged: a layer for hooks, captures and adapters to name."""
+    """Returns its input [..., width].  Hooks, activations and adapters can refer to it by name.
+
+    Args:
+        width: Length of the last axis of its input.
+    """
 
     def __init__(self, width: int):
         super().__init__()

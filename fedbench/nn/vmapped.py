@@ -1,4 +1,4 @@
-"""Any module, for one or for many parameter sets: by functional_call, mapped over clients by torch.vmap."""
+"""The forward pass of any module, for one client or for several at once by torch.vmap."""
 
 from __future__ import annotations
 
@@ -13,91 +13,125 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
-from fedbench.nn.batched_operators import ForwardContext, KeyedDropout, Params
+from fedbench.nn.batched_operators import ClientDropout, ForwardContext, Params
 from fedbench.nn.client_random import ClientRandom
-from fedbench.nn.program import never_called
+from fedbench.nn.traced_graph import missing_layer_message
 
 
 class VmappedModule:
-    """resting: names of layers that stay in evaluation mode."""
+    """Computes a module by torch.func.functional_call.
 
-    def __init__(self, module: nn.Module, resting: Collection[str]):
-        self._module, self._resting = module, resting
+    Args:
+        module: The module.
+        eval_layers: Names of layers that always stay in evaluation mode.
+    """
+
+    def __init__(self, module: nn.Module, eval_layers: Collection[str]):
+        self._module, self._eval_layers = module, eval_layers
         self._names = {n for n, _ in (*module.named_parameters(), *module.named_buffers())}
-        self._local = threading.local()
+        self._local = threading.local()  # attributes module, dropouts and eval_layers: see _thread_copy
 
     def run(
-        self, params: Params, inputs: Tensor | dict[str, Tensor], many: bool, context: ForwardContext, until: str | None
+        self,
+        params: Params,
+        inputs: Tensor | dict[str, Tensor],
+        batched: bool,
+        context: ForwardContext,
+        until: str | None,
     ) -> Any:
-        """What the module returns, or what enters its layer `until`; params may have others than its own, for taps."""
-        module = self._copy_of_thread(context.train)
+        """Compute the output of the module.
 
-        def one(row: Params, x: Tensor | dict[str, Tensor], key: Tensor | None) -> tuple[Any, dict[str, Tensor]]:
+        Args:
+            params: Parameters and buffers by name.  Names that the module does not have are passed to hooks only.
+                # [k, ...] each if batched
+            inputs: The inputs.  # [k, B, ...] if batched, else [B, ...]
+            batched: Whether to compute k clients at once.
+            context: Options of the pass, and its other results.
+            until: Name of a layer.  Its input is returned instead of the output of the module.
+
+        Returns:
+            The output of the module, or the input of the layer `until`.
+        """
+        module = self._thread_copy(context.train)
+
+        def run_client(
+            client_params: Params, x: Tensor | dict[str, Tensor], key: Tensor | None
+        ) -> tuple[Any, dict[str, Tensor]]:
             for dropout in self._local.dropouts:
                 dropout.key = key
-            own = {n: p for n, p in row.items() if n in self._names}
-            seen = replace(context, captured={})
-            with ClientRandom(key, many), _looking(module, seen, row):
-                if until is None:
-                    return torch.func.functional_call(module, own, (x,)), seen.captured
-                return _until(module, until, lambda: torch.func.functional_call(module, own, (x,))), seen.captured
+            module_params = {n: p for n, p in client_params.items() if n in self._names}
+            client_context = replace(context, activations={})
+
+            def call() -> Any:
+                return torch.func.functional_call(module, module_params, (x,))
+
+            with ClientRandom(key, batched), _observed_layers(module, client_context, client_params):
+                out = call() if until is None else _input_of_layer(module, until, call)
+            return out, client_context.activations
 
         keys = context.keys
-        if many:
-            mapped = torch.vmap(one, (0, 0, None if keys is None else 0), randomness="error")
-            out, captured = mapped(params, inputs, keys)
+        if batched:
+            run_clients = torch.vmap(run_client, (0, 0, None if keys is None else 0), randomness="error")
+            out, activations = run_clients(params, inputs, keys)
         else:
-            out, captured = one(params, inputs, None if keys is None else keys[0])
-        context.captured.update(captured)
+            out, activations = run_client(params, inputs, None if keys is None else keys[0])
+        context.activations.update(activations)
         return out
 
-    def _copy_of_thread(self, train: bool) -> nn.Module:
-        """This thread's copy: functional_call swaps parameters in the module, which threads cannot share.  Frozen
-        parameters are not copied."""
+    def _thread_copy(self, train: bool) -> nn.Module:
+        """Return this thread's copy of the module, because functional_call temporarily changes a module's parameters.
+
+        Frozen parameters are shared by all copies.
+        """
         if not hasattr(self._local, "module"):
             frozen = {id(p): p for p in self._module.parameters() if not p.requires_grad}
-            self._local.module, self._local.dropouts = copy.deepcopy(self._module, frozen), []
-            for name, m in list(self._local.module.named_modules()):
+            module = copy.deepcopy(self._module, frozen)
+            dropouts = []
+            for name, m in list(module.named_modules()):
                 if getattr(m, "num_batches_tracked", None) is not None:
-                    m.register_buffer("num_batches_tracked", None)  # an integer counter is not part of the row
+                    m.register_buffer("num_batches_tracked", None)  # integer counters are not in rows
                 if type(m) is nn.Dropout:
-                    self._local.dropouts.append(KeyedDropout(m.p, name))
-                    self._local.module.set_submodule(name, self._local.dropouts[-1])
-            self._local.resting = [self._local.module.get_submodule(name) for name in self._resting]
+                    dropouts.append(ClientDropout(m.p, name))
+                    module.set_submodule(name, dropouts[-1])
+            self._local.module, self._local.dropouts = module, dropouts
+            self._local.eval_layers = [module.get_submodule(name) for name in self._eval_layers]
         self._local.module.train(train)
-        for m in self._local.resting:
+        for m in self._local.eval_layers:
             m.eval()
         return self._local.module
 
 
-class _Reached(Exception):
-    """Carries the input of the module at which a forward pass was to stop."""
+class _LayerReached(Exception):
+    """Stops a forward pass at a layer.  Its argument is the input of the layer."""
 
 
-def _until(module: nn.Module, name: str, run: Callable[[], Any]) -> Tensor:
+def _input_of_layer(module: nn.Module, name: str, call: Callable[[], Any]) -> Tensor:
+    """Return the input of the layer `name` in a call of the module, which stops there."""
+
     def stop(m: nn.Module, args: tuple) -> None:
-        raise _Reached(args[0])
+        raise _LayerReached(args[0])
 
     if name not in dict(module.named_modules()):
-        raise ConfigError(never_called(name))
+        raise ConfigError(missing_layer_message(name))
     handle = module.get_submodule(name).register_forward_pre_hook(stop)
     try:
-        run()
-    except _Reached as reached:
+        call()
+    except _LayerReached as reached:
         return reached.args[0]
     finally:
         handle.remove()
-    raise ConfigError(never_called(name))
+    raise ConfigError(missing_layer_message(name))
 
 
 @contextmanager
-def _looking(module: nn.Module, context: ForwardContext, row: Params) -> Iterator[None]:
-    """While it lasts, what is tapped or captured of a module's layers passes the context."""
+def _observed_layers(module: nn.Module, context: ForwardContext, params: Params) -> Iterator[None]:
+    """Within the context manager, apply the context's hooks to layers of the module, and record activations."""
 
-    def passed(name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
-        return lambda m, args, y: context.passed(name, y, row, False)
+    def forward_hook(name: str) -> Callable[[nn.Module, tuple, Tensor], Tensor]:
+        return lambda m, args, y: context.process_output(name, y, params, batched=False)
 
-    handles = [module.get_submodule(n).register_forward_hook(passed(n)) for n in {*context.taps, *context.wanted}]
+    observed = {*context.hooks, *context.recorded_layers}
+    handles = [module.get_submodule(name).register_forward_hook(forward_hook(name)) for name in observed]
     try:
         yield
     finally:

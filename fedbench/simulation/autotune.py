@@ -72,7 +72,7 @@ def usable_plans(engine: Engine, plans: Sequence[Plan]) -> list[Plan]:
     Raises:
         ConfigError: No plan supports the model.
     """
-    if not engine.model.mapped:
+    if not engine.model.uses_vmap:
         return list(plans)
     fault, gradient = try_training(engine, many=False)
     if fault is not None:

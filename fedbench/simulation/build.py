@@ -251,7 +251,7 @@ def engine(
     check_outputs(flat, training, f"model._target_={cfg.model._target_}")
     if method is not None:
         check_method(built, method)
-    if not stored and (len(plans) > 1 or flat.mapped):
+    if not stored and (len(plans) > 1 or flat.uses_vmap):
         built = choose_executor(built, plans)
     return built
 

@@ -18,9 +18,9 @@ from fedbench.data.base import Arrays
 from fedbench.data.spec import DataSpec
 from fedbench.engine.federation import Federation
 from fedbench.models.frozen_encoder import FrozenEncoder
+from fedbench.nn.batched_layers import find_batched_layers
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.forward import Batched
-from fedbench.nn.program import layers_of
+from fedbench.nn.forward import BatchedModule
 from fedbench.simulation.instantiate import make, part, target_of
 from fedbench.simulation.output_checks import check_parameters
 
@@ -52,9 +52,10 @@ def model(cfg: DictConfig, federation: Federation) -> FlatModel:
 
     module, new = draw()
     require(
-        not new or not isinstance(module, Batched) or layers_of(module) is not None,
+        not new or not isinstance(module, BatchedModule) or find_batched_layers(module) is not None,
         f"adapter={cfg.choices.adapter}: model={cfg.choices.model} has its own batched forward pass, which does not "
-        "call the layers with adapters; use adapter=none, or call the layers by fedbench.nn.program.Layers",
+        "call the layers with adapters; use adapter=none, or call the layers by "
+        "fedbench.nn.batched_layers.BatchedLayers",
     )
     check_parameters(module, f"model._target_={cfg.model._target_}")
     columns: Any = OmegaConf.to_container(cfg.model.columns, resolve=True) if cfg.model.get("columns") else {}

@@ -22,7 +22,7 @@ from fedbench.core.options import ConfigError, require
 from fedbench.engine.federation import Federation, Inputs
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.forward import Batched
+from fedbench.nn.forward import BatchedModule
 
 
 def check_parameters(module: Any, name: str) -> None:
@@ -111,7 +111,7 @@ def _outputs(model: FlatModel, x: Inputs, train: bool, failing: str, watch: Call
     module: Any = model.module
     try:
         with torch.set_grad_enabled(train):
-            if isinstance(module, Batched):
+            if isinstance(module, BatchedModule):
                 return model.forward(model.init_row().requires_grad_(train), x, ForwardContext(train))
             frozen = {id(p): p for p in module.parameters() if not p.requires_grad}
             module = copy.deepcopy(module, memo=frozen)  # frozen parameters are shared, not copied

@@ -159,7 +159,7 @@ def what_is_added_learns(case: AdapterCase) -> None:
     if "adapter" not in model.columns:
         raise Skipped("it adds nothing")
     start = model.init_row()
-    spans = [(n, a, b) for n, (a, b) in model.spans.items() if model.columns["adapter"].meets(a, b)]
+    spans = [(n, a, b) for n, (a, b) in model.spans.items() if model.columns["adapter"].overlaps(a, b)]
     still = [n for n, a, b in spans if torch.equal(theta[:, a:b], start[a:b].expand(K, -1))]
     if still:
         raise Broken(f"{still[0]} has no gradient: is it used in `forward`, and not detached?")

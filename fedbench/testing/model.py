@@ -1,7 +1,7 @@
-"""What every model keeps: a row computes what the module does, whichever way many clients are computed.
+"""Checks of a model: a row computes what the module does, in each way in which several clients can be computed.
 
-There are four ways through a model: a traced program, a written-out chain of it, a module that computes many clients
-itself, and torch.vmap of the module as it is.  A model is tried in those that it can be computed by.
+There are four ways: a traced graph, a manual backward pass, a batched forward pass of the module itself, and
+torch.vmap.  A model is tried in the ways that it supports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedbench.engine.federation import Federation, Inputs
 from fedbench.engine.optim import SGD
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.forward import Batched
+from fedbench.nn.forward import BatchedModule
 from fedbench.simulation import autotune, build
 from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.output_checks import check_outputs
@@ -103,12 +103,12 @@ class ModelCase:
 
     @property
     def way(self) -> str:
-        """In words, how many clients are computed at once."""
-        if isinstance(self.model.module, Batched):
-            return "it computes many clients itself"
-        if self.model.mapped:
-            return "mapped over clients by torch.vmap"
-        return "a traced program" + (" with a written-out gradient" if self.model.chain is not None else "")
+        """How several clients are computed at once, for reports."""
+        if isinstance(self.model.module, BatchedModule):
+            return "its own batched forward pass"
+        if self.model.uses_vmap:
+            return "torch.vmap"
+        return "a traced graph" + (" with a manual backward pass" if self.model.manual_backward is not None else "")
 
 
 SUITE: Suite[ModelCase] = Suite("model")
@@ -190,7 +190,7 @@ def _logits(model: FlatModel, rows: Tensor, x: Inputs, train: bool = False, keys
 
 def _plain(model: FlatModel, row: Tensor) -> nn.Module:
     """A copy of the module itself with the numbers of a row."""
-    if isinstance(model.module, Batched):
+    if isinstance(model.module, BatchedModule):
         raise Skipped("the module computes rows itself, so that there is no plain module to compare with")
     module = copy.deepcopy(model.module)
     module.load_state_dict(model.state_dict(row), strict=False)
@@ -287,7 +287,7 @@ def _gradient_of_the_module(case: ModelCase, row: Tensor, i: int) -> Tensor:
     index = torch.from_numpy(case.federation.splits["train"][i])
     x, y = case.federation.gather(index)
     loss = case.federation.task.loss
-    if isinstance(case.model.module, Batched):
+    if isinstance(case.model.module, BatchedModule):
         leaf = row.detach().clone().requires_grad_()
         loss(case.model.forward(leaf, x), y).mean().backward()
         assert leaf.grad is not None
@@ -308,7 +308,7 @@ def _or_zero(parameter: nn.Parameter) -> Tensor:
 def _ways(case: ModelCase) -> dict[str, FlatModel]:
     """The model as it is computed, and mapped: a layer with a hook is not traced."""
     ways = {"as it is": case.flat()}
-    if case.model.program is not None:
+    if case.model.traced_graph is not None:
         module = copy.deepcopy(case.model.module)
         next(m for m in module.modules() if not list(m.children())).register_forward_hook(lambda *call: None)
         ways["by torch.vmap"] = FlatModel(module)

@@ -64,7 +64,7 @@ def mapped(model: FlatModel) -> FlatModel:
     """The same, computed by torch.vmap: a layer with a hook is in no program."""
     model.module.get_submodule("norm").register_forward_hook(lambda *_: None)
     again = FlatModel(model.module, {})
-    assert again.program is None and again.mapped
+    assert again.traced_graph is None and again.uses_vmap
     return again
 
 
@@ -134,7 +134,7 @@ def test_independent_draws_share_the_backbone() -> None:
 def test_a_program_and_a_mapped_module_agree(adapter: str) -> None:
     """Logits, features and gradients of three clients: the program, torch.vmap, and a loop."""
     model = model_of(adapter)
-    assert model.program is not None and model.chain is None
+    assert model.traced_graph is not None and model.manual_backward is None
     rows, x = spread(model), torch.randn(3, 5, 1, 4, 4)
     other = mapped(model_of(adapter))
 
@@ -298,7 +298,7 @@ def test_an_adapter_of_ones_own() -> None:
     cfg: Any = compose(["algorithm=fedavg", *TINY]).copy()
     cfg.adapter = {"_target_": "own_adapter.Rescale"}
     model = build.model(cfg, federation())
-    assert model.program is not None and model.columns["adapter"].size == 2 * (24 + 8 + 16 + 8)
+    assert model.traced_graph is not None and model.columns["adapter"].size == 2 * (24 + 8 + 16 + 8)
     rows, x = spread(model), torch.randn(3, 5, 1, 4, 4)
     many = model.predict(rows, x)
     for i in range(3):

@@ -86,7 +86,7 @@ def test_what_learns_acts(words: str) -> None:
     logits = model.forward(rows, many)
     grad = torch.autograd.grad(logits.square().sum(), rows)[0]
     idle = [n for n, (a, b) in model.spans.items() if not bool(grad[:, a:b].any()) and not n.endswith("key.bias")]
-    assert not idle and model.mapped == ("compacter" in words)
+    assert not idle and model.uses_vmap == ("compacter" in words)
     for i in range(3):
         close(logits[i], model.forward(rows[i], {name: t[i] for name, t in many.items()}), 1e-5)
 

@@ -129,7 +129,7 @@ def test_what_learns_acts(overrides: list[str]) -> None:
     model, x = adapted(overrides), batch()
     own = bare().spans.keys() if overrides[0] not in ("adapter=bias", "adapter=layernorm") else set()
     assert model.spans.keys() & own == {"head.weight", "head.bias"} & own
-    assert model.mapped == (overrides[0] == "adapter=compacter")
+    assert model.uses_vmap == (overrides[0] == "adapter=compacter")
     rows = model.init_row() + 0.3 * torch.randn(3, model.size, generator=torch.Generator().manual_seed(0))
     rows.requires_grad_()
     many = {name: torch.stack([t, t.flip(0), t.roll(2, 0)]) for name, t in x.items()}

@@ -213,14 +213,14 @@ def test_independent_cores_come_from_the_seed() -> None:
     clusters = models[0].init_rows(2, "clusters")
     equal(clusters, models[1].init_rows(2, "clusters"))
     assert not any(torch.equal(c, row) for c in clusters for row in rows)
-    with pytest.raises(ValueError, match="draw="):
+    with pytest.raises(ValueError, match="new_module="):
         FlatModel(mlp()).init_rows(2)
 
 
 def test_apple_keeps_batch_statistics_its_own() -> None:
     """Weights of either sign mix the trained columns only: variances stay positive, and the core carries its own."""
     arrays, split = ragged()
-    model = FlatModel(seeded(Normed), draw=lambda j: seeded(Normed, j + 1))
+    model = FlatModel(seeded(Normed), new_module=lambda j: seeded(Normed, j + 1))
     e = engine(arrays, split, model, SGD(lr=0.05), drop_last=True)  # type: ignore[arg-type]
     a = play(e, APPLE(), rounds=0)
     a.d[np.arange(6)] = torch.linspace(-1, 1, 36).view(6, 6)

@@ -128,7 +128,7 @@ def test_renumbering_clients_permutes_rows(name: str) -> None:
     for ids in (np.arange(6), order):
         parts = Ragged.from_lists([split.train[i] for i in ids])
         optimizer = SGD(lr=0.1) if name == "scaffold" else SGD(lr=0.1, momentum=0.5)
-        model = FlatModel(mlp(), HEAD, draw=lambda *_: mlp())
+        model = FlatModel(mlp(), HEAD, new_module=lambda *_: mlp())
         e = engine(arrays, Split(parts, split.val, parts), model, optimizer, epochs=2)
         a = play(e, method(name, **options), 3)
         runs.append((deployed(e, a, 1), a.global_row()))

@@ -72,7 +72,7 @@ def test_weights_by_distance_by_hand(weights: str) -> None:
     anchor = rows.mean(0) if weights == "uniform" else all_clients(e).weights @ rows
     assert not method.moved_server.any() and torch.allclose(method.q.sum(0), torch.ones(4))
     for s, site in enumerate(method.sites):
-        names = [site.prefix + n for n in site.units.members]
+        names = [site.prefix + n for n in site.units.parameter_names]
         w = torch.cat([torch.stack([e.model.named(r)[n].flatten() for r in rows]) for n in names], 1)
         mean = torch.cat([e.model.named(anchor)[n].flatten() for n in names])
         q = torch.softmax(-2.0 * (w - mean).norm(dim=1), 0)
@@ -218,7 +218,7 @@ def test_activations_by_hand() -> None:
     rows, cohort = spread(e.model, 3), all_clients(e)
     for i in range(3):
         x, _ = e.federation.gather(torch.from_numpy(e.federation.splits["train"][i]))
-        layers = [s.prefix + s.units.before for s in a.sites]
+        layers = [s.prefix + s.units.layer for s in a.sites]
         _, captured = e.model.capture(rows[i], x, layers)
         for layer, values in zip(layers, a.unit_activations(cohort, rows)):
             n = len(x)
@@ -261,7 +261,7 @@ def test_a_client_without_training_samples_has_zeros() -> None:
     a = play(e, FedPIA(), 0)
     assert isinstance(a, FedPIA)
     for site, values in zip(a.sites, a.unit_activations(all_clients(e), spread(e.model, 3)), strict=True):
-        assert values.shape == (3, site.units.size, site.units.blocks * 7)
+        assert values.shape == (3, site.units.size, site.units.num_blocks * 7)
         assert not values[1].any() and values[0].any() and values[2].any()
     play(e, a, 2, begin=1)
     assert a.G.isfinite().all()

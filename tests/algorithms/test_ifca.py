@@ -94,7 +94,7 @@ def test_new_clients_start_from_the_model_that_suits_them() -> None:
 def test_models_that_begin_equal_are_refused() -> None:
     """A zero initialization: every client would pick the first model for ever."""
     arrays, split = ragged()
-    model = FlatModel(OnlyHead(16, 3), draw=lambda *key: OnlyHead(16, 3))
+    model = FlatModel(OnlyHead(16, 3), new_module=lambda *key: OnlyHead(16, 3))
     e = engine(arrays, split, model)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"algorithm\.clusters=2: this model always has the same initial"):
         play(e, IFCA(clusters=2), rounds=0)

@@ -333,7 +333,7 @@ def test_every_round_of_apple_is_the_released_codes(
     e = engine(
         IMAGES,
         SPLIT,
-        FlatModel(networks[0], HEAD, draw=networks.__getitem__),
+        FlatModel(networks[0], HEAD, new_module=networks.__getitem__),
         SGD(momentum=0.9, **optimizer),
         batch_size=batch,
         epochs=epochs,

@@ -143,7 +143,7 @@ def test_before_the_start_clients_deploy_the_global_model() -> None:
 
 def test_both_models_keep_the_statistics_that_the_mixture_saw() -> None:
     arrays, split = ragged((12, 15))
-    model = FlatModel(seeded(Normed, 0), HEAD, draw=lambda *key: seeded(Normed, key[-1] + 9))
+    model = FlatModel(seeded(Normed, 0), HEAD, new_module=lambda *key: seeded(Normed, key[-1] + 9))
     e = engine(arrays, split, model, SGD(lr=0.1))  # type: ignore[arg-type]
     m = play(e, fixed(), 1)
     buffers = model.trained.rest(model.size)

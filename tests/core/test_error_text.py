@@ -11,7 +11,7 @@ from torch import nn
 from fedbench.core.error_text import is_raised_here, is_raised_outside_layers
 from fedbench.core.options import ConfigError
 from fedbench.models._backbone import Backbone, classifier_of
-from fedbench.nn import program
+from fedbench.nn import traced_graph
 from fedbench.nn.flat import FlatModel
 from fedbench.simulation.output_checks import _outputs
 
@@ -47,10 +47,10 @@ def test_a_mistake_in_tracing_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x
 
-    assert program.trace(Asks()) is None
-    monkeypatch.setattr(program, "OPERATORS", None)
+    assert traced_graph.trace(Asks()) is None
+    monkeypatch.setattr(traced_graph, "OPERATORS", None)
     with pytest.raises(TypeError):
-        program.trace(nn.Sequential(nn.Linear(2, 2)))
+        traced_graph.trace(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_a_mistake_in_building_a_network_is_raised() -> None:

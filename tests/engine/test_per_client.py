@@ -102,7 +102,7 @@ def method(case: Case, value: float | list[float]) -> Algorithm:
 
 
 def network(plan: str = "vmap") -> Engine:
-    model = FlatModel(mlp(), HEAD, draw=lambda *_: mlp())  # APPLE's cores start from one point
+    model = FlatModel(mlp(), HEAD, new_module=lambda *_: mlp())  # APPLE's cores start from one point
     return engine(*ragged(), model, SGD(lr=0.1, momentum=0.9), plan=plan, epochs=2, cohort_size=len(IDS))
 
 

@@ -112,7 +112,7 @@ def test_frozen_layers_of_a_chain_stay_where_they_are(plan: str) -> None:
     for layer in (module[1], module[5]):
         layer.requires_grad_(False)
     e = engine(arrays, split, module, SGD(lr=0.1), plan=plan, epochs=2)
-    assert e.model.chain is not None and e.model.size == 8 * 8 + 8
+    assert e.model.manual_backward is not None and e.model.size == 8 * 8 + 8
     start = e.model.init_row()
     out, scores = all_clients(e).train(start), all_clients(e).forward(start.expand(len(IDS), -1).clone())
     for i in IDS:
@@ -133,7 +133,7 @@ def test_linear_layers_on_flat_inputs_are_a_chain(name: str, plan: str) -> None:
     """They need no nn.Flatten for their written-out gradient, which is that of the same layers behind one."""
     arrays, split = ragged(shape=(16,))
     e = engine(arrays, split, seeded(FLAT[name]), SGD(lr=0.1), plan=plan, epochs=2)
-    assert e.model.chain is not None
+    assert e.model.manual_backward is not None
     start = e.model.init_row()
     out, scores = all_clients(e).train(start), all_clients(e).forward(start.expand(len(IDS), -1).clone())
     behind = engine(arrays, split, nn.Sequential(nn.Flatten(), *e.model.module), SGD(lr=0.1), plan=plan, epochs=2)
@@ -152,7 +152,7 @@ def test_layers_that_have_several_axes_to_flatten_are_no_chain() -> None:
         nn.Sequential(nn.ReLU()),
         nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
     ):
-        assert FlatModel(module).chain is None
+        assert FlatModel(module).manual_backward is None
 
 
 @pytest.mark.parametrize(
@@ -769,7 +769,7 @@ def test_a_batch_of_one_under_batch_norm_is_named(native: bool) -> None:
 
     arrays, split = ragged(sizes=(6, 4))  # batches of 5 and 1
     e = engine(arrays, split, seeded(Net))
-    with pytest.raises(ConfigError, match=r"one sample.*local.drop_last=true leaves out.*if it is set"):
+    with pytest.raises(ConfigError, match=r"one sample; set local.drop_last=true.*larger local.batch_size"):
         all_clients(e).train(e.model.init_row())
     assert all_clients(e).train(e.model.init_row(), how=LocalTraining(drop_last=True)).steps.tolist() == [1, 1]
 

@@ -38,7 +38,7 @@ def six_clients(
 ) -> Engine:
     """Ragged classification, a network of two layers, of which there are independent draws."""
     arrays, split = ragged(sizes)
-    model = FlatModel(mlp(), columns or HEAD, draw=lambda *key: mlp(seed=key[-1] + (1 if len(key) == 1 else 100)))
+    model = FlatModel(mlp(), columns or HEAD, new_module=lambda *key: mlp(seed=key[-1] + (1 if len(key) == 1 else 100)))
     return engine(arrays, split, model, optimizer or SGD(lr=LR), **options)  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def points(
     """Client i's samples are targets[i], numbers or vectors; rows begin at `start`."""
     begin = [start] if isinstance(start, float) else start
     federation = targets_federation([np.array(t, float).reshape(-1, len(begin)) for t in targets])
-    model = FlatModel(Point(begin), draw=lambda *key: Point([b + 1 + key[-1] for b in begin]))
+    model = FlatModel(Point(begin), new_module=lambda *key: Point([b + 1 + key[-1] for b in begin]))
     return engine_on(federation, model, SGD(lr=lr, momentum=momentum), **{"batch_size": 100, **options})
 
 

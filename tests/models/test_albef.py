@@ -174,11 +174,11 @@ def test_grey_images_are_shown_in_all_channels() -> None:
 def test_a_program_as_the_module_and_mapped() -> None:
     """Three clients at once: the traced program, and torch.vmap."""
     model = FlatModel(albef())
-    assert model.program is not None and not model.mapped and model.chain is None
+    assert model.traced_graph is not None and not model.uses_vmap and model.manual_backward is None
     rows = model.init_row() + 0.1 * torch.randn(3, model.size, generator=torch.Generator().manual_seed(2))
     x = {name: torch.stack([t, t.flip(0), t.roll(1, 0)]) for name, t in samples().items()}
     found = model.forward(rows, x)
-    model.forward_pass.program = None
+    model.forward_pass.traced_graph = None
     close(found, model.forward(rows, x), 1e-5)
     module = albef()
     for i in range(3):

@@ -38,7 +38,7 @@ ADAPTERS = {
     "layernorm": [],
 }
 REFUSED = {
-    "compacter": r"the layer blocks\.\d+\.\w+ does more than fedbench can compute for many clients at once",
+    "compacter": r"the layer blocks\.\d+\.\w+ \(\w+\) cannot be computed for several clients at once",
     "prompt": r"adapter\.places=\['blocks'\]: the model has no layer 'blocks' that this adapter can adapt",
 }
 
@@ -175,7 +175,7 @@ def test_a_tap_and_a_capture_reach_the_tower() -> None:
     logits, seen = model.capture(rows, x, ["blocks.0.attn"])
     close(logits, plain, 1e-5)
     assert seen["blocks.0.attn"].shape[0] == 3
-    model.tap("blocks.0.attn", lambda y, row: y * 2)
+    model.add_hook("blocks.0.attn", lambda y, row: y * 2)
     assert not torch.allclose(model.predict(rows, x), plain, atol=1e-3)
 
 
@@ -247,6 +247,6 @@ def test_fedpia_matches_units_by_what_they_make_of_class_names() -> None:
     assert (method.moved_client > 0).all()
     # by hand: the mean over tokens of each class, again and again
     site = method.sites[0]
-    _, captured = e.model.capture(rows[0], x[:1], [site.prefix + site.units.before])
-    of_class = captured[site.prefix + site.units.before][0].mean(1)  # [C, m]
+    _, captured = e.model.capture(rows[0], x[:1], [site.prefix + site.units.layer])
+    of_class = captured[site.prefix + site.units.layer][0].mean(1)  # [C, m]
     close(method.unit_activations(everybody, rows)[0][0], of_class.T.repeat(1, 4), 1e-5)

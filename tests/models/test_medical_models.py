@@ -83,7 +83,7 @@ def test_three_clients_at_once_are_each_one(name: str) -> None:
     torch.manual_seed(0)
     module = make()
     model = FlatModel(module, {})
-    assert (model.program is not None) == is_program
+    assert (model.traced_graph is not None) == is_program
     rows = model.init_row() + 0.05 * torch.randn(3, model.size)
     for n in model.buffer_names:  # variances stay positive
         a, b = model.spans[n]

@@ -85,7 +85,7 @@ def test_many_clients_at_once_train_as_each_one(kind: type[Recurrent]) -> None:
     for plan in ("loop", "vmap", "threaded pairs"):
         module = seeded(lambda: kind({"text": (6,)}, 80, hidden=7))
         e = engine(arrays, split, module, plan=plan, epochs=2)
-        assert e.model.mapped
+        assert e.model.uses_vmap
         rows[plan] = all_clients(e).train(e.model.init_row()).theta
     assert (rows["loop"] - rows["loop"][0]).abs().max() > 1e-3
     for plan in ("vmap", "threaded pairs"):

@@ -178,11 +178,11 @@ def test_the_head_of_feddat() -> None:
 def test_a_program_as_the_module_and_mapped() -> None:
     """Three clients at once: the traced program, and torch.vmap."""
     model = FlatModel(vilt())
-    assert model.program is not None and not model.mapped and model.chain is None
+    assert model.traced_graph is not None and not model.uses_vmap and model.manual_backward is None
     rows = model.init_row() + 0.1 * torch.randn(3, model.size, generator=torch.Generator().manual_seed(2))
     x = {name: torch.stack([t, t.flip(0), t.roll(1, 0)]) for name, t in samples().items()}
     found = model.forward(rows, x)
-    model.forward_pass.program = None
+    model.forward_pass.traced_graph = None
     close(found, model.forward(rows, x), 1e-5)
     module = vilt()
     for i in range(3):
@@ -196,8 +196,8 @@ def test_layers_can_be_captured_and_tapped() -> None:
     assert {name: tuple(t.shape) for name, t in found.items()} == {
         f"blocks.{i}.{layer}": (3, 13, 32) for i in range(2) for layer in ("attn", "ffn.mlp")
     }
-    assert model.program is not None and model.program.named >= found.keys()
-    model.tap("blocks.1.ffn.mlp", lambda y, row: 0 * y)
+    assert model.traced_graph is not None and model.traced_graph.named_outputs >= found.keys()
+    model.add_hook("blocks.1.ffn.mlp", lambda y, row: 0 * y)
     assert (model.forward(model.init_row(), x) - logits).abs().max() > 1e-3
 
 

@@ -9,10 +9,10 @@ from tiny import close, equal, seeded
 from torch import Tensor, nn
 
 from fedbench.engine.batch import Batch
-from fedbench.engine.gradients import chain_gradient
+from fedbench.engine.gradients import manual_gradient
 from fedbench.models.resnet import ResNet
-from fedbench.nn import chain
-from fedbench.nn.batched_operators import layout
+from fedbench.nn import manual_backward
+from fedbench.nn.batched_operators import conv_memory_format
 from fedbench.nn.flat import FlatModel
 from fedbench.tasks.classification import Classification
 
@@ -50,11 +50,11 @@ def problem(model: FlatModel, shape: tuple = (2, 9, 7)) -> tuple[Tensor, Batch]:
     return rows, Batch(x, y, torch.full((K, B), 1 / B, dtype=torch.float64), np.full(K, B))
 
 
-def by_chain(model: FlatModel, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def by_hand(model: FlatModel, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Losses [k] and gradient [k, P], written out."""
     out = torch.zeros_like(rows)
     with torch.no_grad():
-        losses = chain_gradient(model, Classification(), model.named(rows), batch, model.named(out))
+        losses = manual_gradient(model, Classification(), model.named(rows), batch, model.named(out))
     return losses, out
 
 
@@ -76,7 +76,7 @@ def one_by_one(model: FlatModel, rows: Tensor, batch: Batch, way=by_autograd) ->
     return torch.cat([loss for loss, _ in found]), torch.cat([grad for _, grad in found])
 
 
-@pytest.mark.parametrize("way", [by_chain, by_autograd])
+@pytest.mark.parametrize("way", [by_hand, by_autograd])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_many_clients_are_a_loop(layer: str, bias: bool, way) -> None:
@@ -90,11 +90,11 @@ def test_the_first_layer_alone_learns() -> None:
     """Then the gradient goes on through the second one, and stops at the images."""
     model = net(**LAYERS["stride"])
     rows, batch = problem(model)
-    whole = by_chain(model, rows, batch)[1]
+    whole = by_hand(model, rows, batch)[1]
     part = torch.zeros_like(rows)
     into = {n: t for n, t in model.named(part).items() if n.startswith("0.")}
     with torch.no_grad():
-        chain_gradient(model, Classification(), model.named(rows), batch, into)
+        manual_gradient(model, Classification(), model.named(rows), batch, into)
     size = model.spans["0.bias"][1]
     close(part[:, :size], whole[:, :size], 1e-12)
     assert part[:, size:].abs().max() == 0
@@ -103,59 +103,64 @@ def test_the_first_layer_alone_learns() -> None:
 @pytest.mark.parametrize("pool", [{"kernel_size": 2}, {"kernel_size": 3, "stride": 2, "padding": 1}])
 def test_pooling_goes_before_relu(pool: dict) -> None:
     """The same bits as in the order written, where maxima are tied and where whole windows are below 0 too."""
-    links = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(**pool), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.MaxPool2d(2)
-    size = nn.Sequential(*links)(torch.zeros(1, 2, 12, 10)).numel()
-    model = FlatModel(nn.Sequential(*links, nn.Flatten(), nn.Linear(size, 3)))
+    layers = nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(**pool), nn.Conv2d(4, 4, 2), nn.ReLU(), nn.MaxPool2d(2)
+    size = nn.Sequential(*layers)(torch.zeros(1, 2, 12, 10)).numel()
+    model = FlatModel(nn.Sequential(*layers, nn.Flatten(), nn.Linear(size, 3)))
     rows, batch = problem(model, (2, 12, 10))
     rows, batch.x, batch.weight = rows.float().round(decimals=1), batch.x.float().round(), batch.weight.float()
-    found, alone = by_chain(model, rows, batch), one_by_one(model, rows, batch, by_chain)
+    found, alone = by_hand(model, rows, batch), one_by_one(model, rows, batch, by_hand)
     close(found[1], by_autograd(model, rows, batch)[1], 1e-5)
-    assert model.chain is not None
-    written = model.chain.links
-    assert [type(link).__name__ for link in written[:6]] == ["Conv2d", "MaxPool2d", "ReLU"] * 2
+    assert model.manual_backward is not None
+    written = model.manual_backward.layers
+    assert [type(layer).__name__ for layer in written[:6]] == ["Conv2d", "MaxPool2d", "ReLU"] * 2
     written[1:6] = [written[i] for i in (2, 1, 3, 5, 4)]
-    equal(by_chain(model, rows, batch)[1], found[1])
-    equal(one_by_one(model, rows, batch, by_chain)[1], alone[1])
+    equal(by_hand(model, rows, batch)[1], found[1])
+    equal(one_by_one(model, rows, batch, by_hand)[1], alone[1])
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_large_weights_are_read_the_other_way_round(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal losses and gradients, taken only with as many samples as pay; one result's memory is laid out as the
     other's, which what follows is faster on."""
-    x, link = torch.randn(B, 12), chain.Linear("0", nn.Linear(12, 5, bias))
+    x, layer = torch.randn(B, 12), manual_backward.Linear("0", nn.Linear(12, 5, bias))
     weights = {"0.weight": torch.randn(5, 12), "0.bias": torch.randn(5)}
     model = double(nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias), nn.ReLU(), nn.Linear(5, 3, bias)))
     rows, batch = problem(model, (3, 4))
-    plain, calls, real = link.forward(weights, x, False)[0], [], chain.F.linear
-    before = one_by_one(model, rows, batch, by_chain)
-    monkeypatch.setattr(chain, "LARGE", 5 * 12)
-    monkeypatch.setattr(chain, "NARROW", 5)
-    monkeypatch.setattr(chain.F, "linear", lambda *args: calls.append(len(args[0])) or real(*args))
+    plain, calls, real = layer.forward(weights, x, False)[0], [], manual_backward.F.linear
+    before = one_by_one(model, rows, batch, by_hand)
+    monkeypatch.setattr(manual_backward, "LARGE_WEIGHT", 5 * 12)
+    monkeypatch.setattr(manual_backward, "MIN_WEIGHT_SIDE", 5)
+    monkeypatch.setattr(manual_backward.F, "linear", lambda *args: calls.append(len(args[0])) or real(*args))
     for few, taken in (([B], []), ([B - 1, B + 1], [B])):
-        monkeypatch.setattr(chain, "FEW", few)
+        monkeypatch.setattr(manual_backward, "FEW_SAMPLES", few)
         calls.clear()
-        found = link.forward(weights, x, False)[0]
+        found = layer.forward(weights, x, False)[0]
         assert calls == taken and found.stride() == plain.stride()
         close(found, plain, 1e-6)
-    monkeypatch.setattr(chain, "FEW", [B])
-    close(one_by_one(model, rows, batch, by_chain), before, 1e-12)
-    assert chain.weight_goes_first(weights["0.weight"], x)
-    assert not chain.weight_goes_first(weights["0.weight"].bfloat16(), x.bfloat16())
-    monkeypatch.setattr(chain, "NARROW", 6)
-    assert not chain.weight_goes_first(weights["0.weight"], x)
+    monkeypatch.setattr(manual_backward, "FEW_SAMPLES", [B])
+    close(one_by_one(model, rows, batch, by_hand), before, 1e-12)
+    assert manual_backward.weight_goes_first(weights["0.weight"], x)
+    assert not manual_backward.weight_goes_first(weights["0.weight"].bfloat16(), x.bfloat16())
+    monkeypatch.setattr(manual_backward, "MIN_WEIGHT_SIDE", 6)
+    assert not manual_backward.weight_goes_first(weights["0.weight"], x)
 
 
 def test_networks_that_are_no_chain() -> None:
     """Residual connections and norms: the same layers under autograd, strides and 1x1 shortcuts among them."""
     model = double(seeded(lambda: ResNet((3, 8, 8), 3, [4, 6], "group")))
-    assert model.chain is None
+    assert model.manual_backward is None
     rows, batch = problem(model, (3, 8, 8))
     rows = rows * 0.1 + model.init_row().double()
     close(by_autograd(model, rows, batch), one_by_one(model, rows, batch), 1e-10)
 
 
-def test_strided_pointwise_convolutions_of_few_channels_stay_in_the_ordinary_layout() -> None:
-    """On any CPU: without AVX-512 their gradient in channels last writes past its workspace."""
-    few, many, wide = torch.zeros(8, 4, 1, 1), torch.zeros(8, 16, 1, 1), torch.zeros(8, 4, 3, 3)
-    assert layout(few, (2, 2)) is layout(few, (1, 2)) is torch.contiguous_format
-    assert {layout(few, (1, 1)), layout(many, (2, 2)), layout(wide, (2, 2))} == {torch.channels_last}
+def test_strided_pointwise_convolutions_of_few_channels_are_contiguous() -> None:
+    """Their gradient in channels last writes outside of its memory on a CPU without AVX-512."""
+    few_channels = torch.zeros(8, 4, 1, 1)
+    many_channels = torch.zeros(8, 16, 1, 1)
+    large_kernel = torch.zeros(8, 4, 3, 3)
+    assert conv_memory_format(few_channels, (2, 2)) is torch.contiguous_format
+    assert conv_memory_format(few_channels, (1, 2)) is torch.contiguous_format
+    assert conv_memory_format(few_channels, (1, 1)) is torch.channels_last
+    assert conv_memory_format(many_channels, (2, 2)) is torch.channels_last
+    assert conv_memory_format(large_kernel, (2, 2)) is torch.channels_last

@@ -158,7 +158,7 @@ def test_added_columns_stand_before_the_buffers() -> None:
 def test_fedavg_cnn_has_the_papers_size(shape: tuple, classes: int, size: int) -> None:
     model = FlatModel(FedAvgCNN(shape, classes), {"base": ["body.*"], "head": ["head.*"]})
     assert model.size == size and model.columns["head"].size == 513 * classes
-    assert model.program is not None
+    assert model.traced_graph is not None
 
 
 # -- the batched forward pass ----------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_every_operation_for_many_clients_is_the_module_for_each(name: str, trai
     make, shape = MODULES[name]
     module = seeded(make)
     model = FlatModel(module)
-    assert model.program is not None, "this module must be computed natively"
+    assert model.traced_graph is not None, "this module must be computed natively"
     rows, x = spread(model), torch.randn(K, 5, *shape, generator=torch.Generator().manual_seed(2))
     many = {n: p.clone() for n, p in model.named(rows).items()}
     held = rows.clone()  # its named views are strided
@@ -389,7 +389,7 @@ def test_frozen_parameters_are_one_for_all(name: str, every: int) -> None:
     logits, many = gradient(rows, x)
     module.get_submodule(next(n for n, m in module.named_modules() if n)).register_forward_hook(lambda *_: None)
     native, model = model, FlatModel(module)
-    assert model.mapped and model.spans == native.spans
+    assert model.uses_vmap and model.spans == native.spans
     by_vmap = gradient(rows, x)
     close(by_vmap[0], logits, 2e-5 * float(logits.detach().abs().max() + 1))
     close(by_vmap[1] / many.abs().max(), many / many.abs().max(), 2e-5)
@@ -425,7 +425,7 @@ def test_what_the_table_does_not_know_is_mapped(how: str) -> None:
     module = Uncertain(how)
     model, x = FlatModel(module), torch.randn(K, 5, 2, 3)
     rows = spread(model)
-    assert model.program is None
+    assert model.traced_graph is None
     found = model.predict(rows, x)
     for i in range(K):
         module.load_state_dict(model.state_dict(rows[i]))
@@ -507,7 +507,7 @@ class Untraceable(nn.Module):
 def test_a_module_outside_the_table_is_mapped(norm: bool, train: bool) -> None:
     module = seeded(lambda: Untraceable(norm))
     model = FlatModel(module)
-    assert model.program is None
+    assert model.traced_graph is None
     rows, x = spread(model), torch.randn(K, 5, 6)
     many = {n: p.clone() for n, p in model.named(rows).items()}
     with torch.no_grad():
@@ -538,7 +538,7 @@ def test_options_the_rules_do_not_know_are_mapped_too(part: str) -> None:
     }[part]
     module = seeded(make)
     model = FlatModel(module)
-    assert model.program is None
+    assert model.traced_graph is None
     rows, x = spread(model), torch.randn(K, 5, *IMAGE)
     with torch.no_grad():
         out = model.predict(rows, x)
@@ -563,7 +563,7 @@ def test_a_module_that_asks_whether_it_is_in_training_is_not_traced() -> None:
 
     module = seeded(Two)
     model = FlatModel(module)
-    assert model.program is None and module.calls == 0 and not module.training
+    assert model.traced_graph is None and module.calls == 0 and not module.training
     rows, x = spread(model), torch.randn(K, 5, 6)
     with torch.no_grad():
         for train in (True, False):
@@ -577,7 +577,7 @@ def test_a_module_that_asks_whether_it_is_in_training_is_not_traced() -> None:
 def test_frozen_parameters_take_part_and_stay() -> None:
     module = seeded(Mixed)
     model = FlatModel(module)
-    assert model.program is not None
+    assert model.traced_graph is not None
     rows, x = spread(model), torch.randn(K, 5, 4)
     with torch.no_grad():
         for i in range(K):
@@ -591,8 +591,8 @@ def test_a_frozen_backbone_is_held_once() -> None:
             self.body.requires_grad_(False)
 
     model = FlatModel(seeded(Backbone))
-    assert model.program is None
-    module = model.forward_pass._vmapped._copy_of_thread(True)
+    assert model.traced_graph is None
+    module = model.forward_pass._vmapped._thread_copy(True)
     assert module.body.weight is model.module.body.weight and module.head.weight is not model.module.head.weight
 
 
@@ -661,7 +661,7 @@ def test_features_of_a_model_without_the_module_head(traceable: bool) -> None:
             return self.fc(self.body(x if traceable else x[:, torch.arange(6)]))
 
     model = FlatModel(seeded(Odd), {"head": ["fc.*"]})
-    assert (model.program is not None) == traceable
+    assert (model.traced_graph is not None) == traceable
     with pytest.raises(ConfigError, match=r"head"):
         model.features(model.init_row(), torch.randn(3, 6))
     with pytest.raises(ConfigError, match=r"head"):
@@ -715,7 +715,7 @@ def test_constant_tables_stay_outside_the_row() -> None:
 def test_dropout_of_a_mapped_module_is_keyed_too() -> None:
     """No global generator: the same masks whatever ran before, and whoever else is computed."""
     model = FlatModel(seeded(lambda: Untraceable(dropout=0.5)))
-    assert model.program is None
+    assert model.traced_graph is None
     rows, x, keys = spread(model), torch.randn(K, 5, 6), torch.tensor([5, 6, 7])
     state = torch.random.get_rng_state()
     many = model.apply(model.named(rows), x, True, ForwardContext(True, keys))

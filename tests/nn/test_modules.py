@@ -150,7 +150,7 @@ def make(name: str, plan: str | Plan = "loop", **options: Any) -> Engine:
 
 def drawn(network: Callable[[], nn.Module]) -> Any:
     """A model with an initialization for everybody, as APPLE begins."""
-    return FlatModel(seeded(network), draw=lambda number=0: seeded(network, number))
+    return FlatModel(seeded(network), new_module=lambda number=0: seeded(network, number))
 
 
 def auto(e: Engine) -> Engine:
@@ -448,7 +448,7 @@ def test_dropout_in_attention_with_added_keys_is_refused() -> None:
             super().__init__()
             self.body = nn.MultiheadAttention(6, 2, 0.1, batch_first=True, add_bias_kv=True)
 
-    with pytest.raises(ConfigError, match=r"body \(MultiheadAttention\) cannot be trained: .*leave them at False"):
+    with pytest.raises(ConfigError, match=r"body \(MultiheadAttention\) cannot be trained: .*set both to False"):
         auto(engine(*data("x"), Added()))
 
 

@@ -63,8 +63,8 @@ def gradients(e: Engine, autocast: bool, custom: bool = False) -> Tensor:
 
 def test_a_way_for_every_kind_of_model() -> None:
     e = {name: build_engine(name).model for name in (*MODELS, "prompt")}
-    assert {n for n, m in e.items() if m.chain is not None} == {"mlp", "cnn"}
-    assert {n for n, m in e.items() if m.program is None} == {"mapped", "prompt"}
+    assert {n for n, m in e.items() if m.manual_backward is not None} == {"mlp", "cnn"}
+    assert {n for n, m in e.items() if m.traced_graph is None} == {"mapped", "prompt"}
 
 
 @pytest.mark.parametrize("custom", [False, True])

@@ -18,10 +18,10 @@ from fedbench.engine.federation import Federation
 from fedbench.engine.gradients import training_pass
 from fedbench.engine.optim import SGD
 from fedbench.engine.step import Step
+from fedbench.nn.batched_layers import BatchedLayers
 from fedbench.nn.batched_operators import ForwardContext
 from fedbench.nn.flat import FlatModel
-from fedbench.nn.forward import Batched
-from fedbench.nn.program import Layers
+from fedbench.nn.forward import BatchedModule
 from fedbench.simulation.output_checks import check_outputs
 
 K, B = 3, 5
@@ -51,13 +51,13 @@ class BatchedNet(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = (Layers(self),)  # in a tuple: no submodule
+        self.layers = (BatchedLayers(self),)  # in a tuple: no submodule
 
     def run(
-        self, params: dict[str, Tensor], inputs: tuple, many: bool, context: ForwardContext, until: str | None = None
+        self, params: dict[str, Tensor], inputs: tuple, batched: bool, context: ForwardContext, until: str | None = None
     ) -> Tensor:
         def layer(name: str, x: Tensor) -> Tensor:
-            return self.layers[0].apply(name, x, params, many, context)
+            return self.layers[0].apply(name, x, params, batched, context)
 
         h = layer("stem", inputs[0]).relu()
         features = layer("norm", h + layer("block", h))
@@ -74,7 +74,7 @@ def flat(way: str, adapter: str = "none") -> FlatModel:
     if way == "mapped":  # a layer with a hook is in no program
         module.norm.register_forward_hook(lambda *_: None)
     model = FlatModel(module, {"head": ["head.*"]})
-    assert {"program": model.program, "batched": isinstance(module, Batched), "mapped": model.mapped}[way]
+    assert {"program": model.traced_graph, "batched": isinstance(module, BatchedModule), "mapped": model.uses_vmap}[way]
     return model
 
 
@@ -97,7 +97,7 @@ def seen(way: str, adapter: str, tapped: bool) -> tuple[Tensor, Tensor, dict[str
     model = flat(way, adapter)
     model.extend(gate=torch.ones(8))
     if tapped:
-        model.tap("block", gate)
+        model.add_hook("block", gate)
     rows, x = rows_of(model), torch.randn(K, B, 6, generator=torch.Generator().manual_seed(9))
     leaf = rows.clone().requires_grad_()
     logits, captured = model.capture(leaf, x, ["stem", "block*"])
@@ -134,13 +134,13 @@ def test_the_chain_agrees_and_a_tap_switches_it_off() -> None:
     model = FlatModel(mlp(), {})
     rows = model.init_row() + 0.3 * torch.randn(K, model.size, generator=torch.Generator().manual_seed(0))
     x = torch.randn(K, B, 16)
-    assert model.chain is not None
+    assert model.manual_backward is not None
     by_chain = model.predict(rows, x)
     logits, captured = model.capture(rows, x, ["body"])
     close(by_chain, logits, 1e-5)
     close(model.head(rows, captured["body"]), logits, 1e-5)
-    model.tap("body", lambda y, row: 0 * y)
-    assert model.chain is None and model.tapped
+    model.add_hook("body", lambda y, row: 0 * y)
+    assert model.manual_backward is None and model.has_hooks
     close(model.predict(rows, x), model.named(rows)["head.bias"][:, None].expand(-1, B, -1), 1e-6)
 
 
@@ -148,7 +148,7 @@ def test_a_tap_by_hand() -> None:
     """head(norm(h + 2 block(h))) of a gate of 2, and its gradient is the block's share."""
     model, x = flat("program"), torch.randn(B, 6)
     model.extend(gate=torch.full((8,), 2.0))
-    model.tap("block", gate)
+    model.add_hook("block", gate)
     net: Any = model.module
     h = net.stem(x).relu()
     close(model.forward(model.init_row(), x), net.head(net.norm(h + 2 * net.block(h))), 1e-6)
@@ -157,7 +157,7 @@ def test_a_tap_by_hand() -> None:
 def test_features_stop_behind_taps() -> None:
     for way in ("program", "batched", "mapped"):
         model, x = flat(way), torch.randn(K, B, 6)
-        model.tap("norm", lambda y, row: y + 1)
+        model.add_hook("norm", lambda y, row: y + 1)
         rows = rows_of(model)
         close(model.head(rows, model.features(rows, x)), model.forward(rows, x), 1e-5)
 
@@ -183,11 +183,11 @@ class Around(Net):
 
 def test_a_tap_on_a_layer_that_does_nothing_changes_its_output_alone() -> None:
     model = FlatModel(seeded(Around, 0), {})
-    assert model.program is not None
+    assert model.traced_graph is not None
     x = torch.randn(K, B, 6)
     rows = model.init_row().repeat(K, 1)
     net: Any = model.module
-    model.tap("nothing", lambda y, row: 2 * y)
+    model.add_hook("nothing", lambda y, row: 2 * y)
     close(model.forward(rows, x), net.head(3 * net.stem(x)), 1e-5)
     assert model.capture(rows, x, ["nothing"])[1]["nothing"].shape == (K, B, 8)
 
@@ -197,7 +197,7 @@ def test_what_is_no_layer_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="no layer named 'blok'; its layers are stem, block,"):
         model.capture(model.init_row(), torch.randn(B, 6), ["blok"])
     with pytest.raises(ConfigError, match="no layer named 'x'"):
-        model.tap("x", gate)
+        model.add_hook("x", gate)
 
 
 # -- an extra loss ---------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_an_extra_loss_is_of_the_training_pass(hooked: bool) -> None:
     if hooked:
         module.block.register_forward_hook(lambda *_: None)
     model = FlatModel(module, {"head": ["head.*"]})
-    assert model.mapped == hooked and model.chain is None
+    assert model.uses_vmap == hooked and model.manual_backward is None
     rows, x = rows_of(model), torch.randn(K, B, 6)
     for k in (1, K):
         logits, _, extra = training_pass(model, model.named(rows[:k]), x[:k], None)
@@ -321,5 +321,5 @@ def test_frozen_layers_rest(hooked: bool) -> None:
 def test_a_pattern_that_freezes_nothing_or_all_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.freeze=\['x'\]: the pattern 'x' matches none"):
         FlatModel(mlp(), {}, freeze=["x"])
-    with pytest.raises(ConfigError, match=r"model\.freeze=\['\*'\] leaves no parameter to train"):
+    with pytest.raises(ConfigError, match=r"model\.freeze=\['\*'\] freezes all parameters"):
         FlatModel(mlp(), {}, freeze=["*"])

@@ -50,7 +50,7 @@ def crowd(clients: int) -> Engine:
         task_for("classification")(),
         3,
     )
-    return engine_on(f, FlatModel(mlp(), HEAD, draw=lambda *_: mlp()), cohort_size=COHORT)
+    return engine_on(f, FlatModel(mlp(), HEAD, new_module=lambda *_: mlp()), cohort_size=COHORT)
 
 
 class Numbers(TorchDispatchMode):

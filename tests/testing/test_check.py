@@ -511,7 +511,7 @@ def test_a_quantile_loss_holds() -> None:
 def test_a_module_holds() -> None:
     report = check_model("right_things.Net", {"width": 5}, columns={"base": ["body.*"], "head": ["head.*"]})
     report.raise_if_broken()
-    assert report.skipped == {} and "traced program" in report.setting
+    assert report.skipped == {} and "traced graph" in report.setting
 
 
 # -- broken ones -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedbench.nn import batched_operators
 from fedbench.nn.batched_operators import ForwardContext
-from fedbench.nn.program import trace
+from fedbench.nn.traced_graph import trace
 
 
 class Residual(nn.Module):
@@ -32,7 +32,7 @@ def test_outputs_that_nothing_reads_any_more_are_let_go(monkeypatch: pytest.Monk
     alive: list[int] = []  # earlier outputs, when a layer begins
 
     def tanh(
-        m: nn.Module, name: str, p: batched_operators.Params, x: Tensor, many: bool, context: ForwardContext
+        m: nn.Module, name: str, p: batched_operators.Params, x: Tensor, batched: bool, context: ForwardContext
     ) -> Tensor:
         alive.append(sum(one() is not None for one in made))
         y = x.tanh()

@@ -1,0 +1,73 @@
+"""Layers of a module that writes its own batched forward pass."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedbench.core.options import require
+from fedbench.nn.batched_operators import OPERATORS, ForwardContext, Params
+from fedbench.nn.traced_graph import TracedGraph, trace
+
+
+class BatchedLayers:
+    """Computes the layers of a `BatchedModule` (forward.py) for several clients.
+
+    A layer is computed by its operator, or by its traced graph.  Adapters, hooks and recorded activations then work in
+    the module.  Store it in a tuple as an attribute of the module, so that it is not a submodule.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+        self._graphs: dict[str, TracedGraph | None] = {}
+
+    def apply(self, name: str, x: Tensor, params: Params, batched: bool, context: ForwardContext) -> Tensor:
+        """Return the output of a layer.
+
+        Args:
+            name: Name of the layer.
+            x: Its input.  # [k, ...] if batched
+            params: Parameters of all layers by name.  If batched, [k, ...] each, except for frozen ones.
+            batched: Whether to compute k clients at once.
+            context: Options of the pass, and its other results.
+
+        Returns:
+            The output.  # [k, ...] if batched
+
+        Raises:
+            ConfigError: The layer cannot be computed for several clients.
+        """
+        layer = self.module.get_submodule(name)
+        if type(layer) in OPERATORS:
+            y = OPERATORS[type(layer)](layer, name, params, x, batched, context)
+        else:
+            if name not in self._graphs:
+                self._trace(name)
+            graph = self._graphs[name]
+            require(
+                graph is not None,
+                f"the layer {name} ({type(layer).__name__}) cannot be computed for several clients at once; "
+                "use another layer, or another adapter",
+            )
+            y = graph.run(params, (x,), batched, context)  # type: ignore[union-attr]
+        return context.process_output(name, y, params, batched) if context.observes_layers else y
+
+    def trace_all(self) -> None:
+        """Trace every layer now, because torch.fx is not thread-safe."""
+        for name, layer in self.module.named_modules():
+            if name and type(layer) not in OPERATORS:
+                self._trace(name)
+
+    def _trace(self, name: str) -> None:
+        self._graphs[name] = trace(self.module.get_submodule(name), f"{name}.")
+
+
+def find_batched_layers(module: nn.Module) -> BatchedLayers | None:
+    """Return the `BatchedLayers` among the attributes of a module, or in a tuple among them, or None."""
+    for value in vars(module).values():
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, BatchedLayers):
+                return item
+    return None

@@ -1,0 +1,119 @@
+"""Hidden units that can be reordered without changing the function of a network.
+
+W2 s(W1 h + b1) + b2 with m hidden units and an elementwise nonlinearity s is the same function for all m! orders of the
+rows of W1, the entries of b1 and the columns of W2.
+
+Letters: m hidden units, k clients, d weights that lead to a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+# by the name of a parameter: the shape to reshape it to, and the axis of the hidden units in this shape
+UnitAxes = dict[str, tuple[tuple[int, ...], int]]
+
+
+@dataclass(frozen=True)
+class HiddenUnits:
+    """The m hidden units of a module.  Names are relative to the module.
+
+    Attributes:
+        size: Number of hidden units, m.
+        axes: The parameters to reorder.
+        parameter_names: Names of all parameters of the bottleneck.  No other module uses them.
+        layer: Name of the layer whose output, before the nonlinearity, is the units' values, in blocks of m.
+        incoming_weights: incoming_weights(named, prefix) returns the weights that lead to each unit.  # [k, m, d]
+        num_blocks: Number of blocks.
+    """
+
+    size: int
+    axes: UnitAxes
+    parameter_names: tuple[str, ...]
+    layer: str
+    incoming_weights: Callable[[Mapping[str, Tensor], str], Tensor]
+    num_blocks: int = 1
+
+
+@runtime_checkable
+class HasHiddenUnits(Protocol):
+    """A module with hidden units."""
+
+    def hidden_units(self) -> HiddenUnits | None:
+        """Return the hidden units, or None if reordering them would change the function of the module."""
+        ...
+
+
+@runtime_checkable
+class HiddenUnitLayer(Protocol):
+    """A layer other than nn.Linear that can be before or after hidden units."""
+
+    def output_units(self) -> tuple[int, int, UnitAxes]:
+        """Return the number of units m, the number of blocks, and the parameters to reorder with the output units."""
+        ...
+
+    def input_units(self) -> UnitAxes:
+        """Return the parameters to reorder with the input units."""
+        ...
+
+    def incoming_weights(self, named: Mapping[str, Tensor], prefix: str) -> Tensor:
+        """Return the weights that lead to each output unit, with those of all blocks concatenated.
+
+        Args:
+            named: Parameters of k clients, by name.  # [k, ...] each
+            prefix: Prefix of the names of this layer's parameters.
+
+        Returns:
+            The weights.  # [k, m, d]
+        """
+        ...
+
+
+def hidden_units_between(down: nn.Module, up: nn.Module, prefix: str) -> HiddenUnits | None:
+    """Return the hidden units between two layers of a bottleneck.
+
+    Args:
+        down: The layer before the units, with the name prefix.down.
+        up: The layer after the units, with the name prefix.up.
+        prefix: Name of the bottleneck.
+
+    Returns:
+        The hidden units, or None if one of the layers is neither nn.Linear nor a `HiddenUnitLayer`.
+    """
+    output, input_axes = _output_units(down), _input_units(up)
+    if output is None or input_axes is None:
+        return None
+    size, num_blocks, output_axes = output
+    axes = {f"{prefix}.down.{name}": axis for name, axis in output_axes.items()}
+    axes |= {f"{prefix}.up.{name}": axis for name, axis in input_axes.items()}
+    parameter_names = [
+        f"{prefix}.{layer_name}.{name}"
+        for layer_name, layer in (("down", down), ("up", up))
+        for name, _ in layer.named_parameters(recurse=False)
+    ]
+
+    def incoming_weights(named: Mapping[str, Tensor], module_prefix: str) -> Tensor:
+        if isinstance(down, HiddenUnitLayer):
+            return down.incoming_weights(named, f"{module_prefix}{prefix}.down.")
+        return named[f"{module_prefix}{prefix}.down.weight"]
+
+    return HiddenUnits(size, axes, tuple(parameter_names), f"{prefix}.down", incoming_weights, num_blocks)
+
+
+def _output_units(layer: nn.Module) -> tuple[int, int, UnitAxes] | None:
+    if isinstance(layer, HiddenUnitLayer):
+        return layer.output_units()
+    if type(layer) is not nn.Linear:
+        return None
+    bias: UnitAxes = {} if layer.bias is None else {"bias": ((layer.out_features,), 0)}
+    return layer.out_features, 1, {"weight": (tuple(layer.weight.shape), 0), **bias}
+
+
+def _input_units(layer: nn.Module) -> UnitAxes | None:
+    if isinstance(layer, HiddenUnitLayer):
+        return layer.input_units()
+    return {"weight": (tuple(layer.weight.shape), 1)} if type(layer) is nn.Linear else None

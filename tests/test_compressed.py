@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import ARRAYS, METHODS, everything, no_learning, ready, rounds, same, tensors
+from cases import ARRAYS, METHODS, assert_same, run_rounds, set_up, state_of, tensors, without_learning
 from compressed import TWO, all_pairs, compressed, sampled, simulated, without_compression
 from torch import Tensor
 
@@ -40,14 +40,14 @@ def all_messages_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def uncompressed(method: str) -> dict[str, Tensor]:
-    return everything(rounds(simulated(method, ""), ROUNDS))
+    return state_of(run_rounds(simulated(method, ""), ROUNDS))
 
 
 @pytest.mark.parametrize("method, compressor", EXACTLY)
 def test_at_full_precision_nothing_changes(method: str, compressor: str) -> None:
     """Not a bit where the compressor is exact; else what adding to a reference and subtracting it rounds."""
-    found = without_compression(everything(rounds(simulated(method, compressor), ROUNDS)))
-    same(found, uncompressed(method), 1e-5 if compressor.startswith("lowrank") else None)
+    found = without_compression(state_of(run_rounds(simulated(method, compressor), ROUNDS)))
+    assert_same(found, uncompressed(method), 1e-5 if compressor.startswith("lowrank") else None)
 
 
 # -- the stream, and the memory --------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_what_is_seen_is_what_a_decoder_makes_of_the_stream(
         return seen, bits
 
     monkeypatch.setattr(Compression, "_send", send)
-    rounds(sim, 2)
+    run_rounds(sim, 2)
     assert messages or (sim.engine.compression is not None and not sim.engine.compression.acted)
 
 
@@ -105,19 +105,19 @@ def test_what_is_sent_and_what_is_remembered_is_what_was_due(
         return received
 
     monkeypatch.setattr(Compression, "upload", upload)
-    rounds(sim, 4)
+    run_rounds(sim, 4)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method, compressor", PAIRS)
 def test_a_checkpoint_holds_all_of_it(method: str, compressor: str, tmp_path: Path) -> None:
-    whole = rounds(simulated(method, compressor), 4)
-    first, second = rounds(simulated(method, compressor), 2), ready(simulated(method, compressor))
+    whole = run_rounds(simulated(method, compressor), 4)
+    first, second = run_rounds(simulated(method, compressor), 2), set_up(simulated(method, compressor))
     checkpoint.save(tmp_path, first.state())
     second.load(checkpoint.load(tmp_path))
-    rounds(second, 4)
-    same(without_compression(everything(second)), without_compression(everything(whole)))
-    same(tensors(second.state()["rows"]), tensors(whole.state()["rows"]))
+    run_rounds(second, 4)
+    assert_same(without_compression(state_of(second)), without_compression(state_of(whole)))
+    assert_same(tensors(second.state()["rows"]), tensors(whole.state()["rows"]))
 
 
 # -- privacy ------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_the_same_noise_is_drawn_and_the_same_epsilon_spent(
 
         with monkeypatch.context() as patch:
             patch.setattr(privacy, "noisy", noisy)
-            sim = rounds(private(simulated(method, words)), ROUNDS)
+            sim = run_rounds(private(simulated(method, words)), ROUNDS)
         assert sim.engine.privacy is not None
         return draws, sim.engine.privacy.spent()
 
@@ -176,7 +176,7 @@ def test_what_is_sent_depends_on_what_privacy_released_alone(
     told = []
     for arrays in (ARRAYS, other_data()):
         sent.clear()
-        rounds(private(simulated(method, compressor, arrays=arrays)), ROUNDS)
+        run_rounds(private(simulated(method, compressor, arrays=arrays)), ROUNDS)
         told.append(list(sent))
     assert len(told[0]) == len(told[1])
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
@@ -193,13 +193,13 @@ SERVERS = ("w", "u", "h", "x")  # rows that a server has one of, by the papers' 
 )
 def test_what_a_broadcast_lacked_stays_due(method: str) -> None:
     """Clients that learn nothing leave the server's row where it is, however far what they saw of it lags behind."""
-    state, servers = rounds(simulated(method, LOSSY), 3).state(), []
+    state, servers = run_rounds(simulated(method, LOSSY), 3).state(), []
     for words in (LOSSY, WHOLE):
-        sim = ready(compressed(method, words).simulation(change=no_learning))
+        sim = set_up(compressed(method, words).simulation(change=without_learning))
         sim.load(state)
-        kept = rounds(sim, 4).algorithm.state_dict()
+        kept = run_rounds(sim, 4).algorithm.state_dict()
         servers.append({name: kept[name] for name in SERVERS if name in kept})
-    same(*servers, 1e-6)
+    assert_same(*servers, 1e-6)
 
 
 SENT = {  # as topk in both directions knows it: name -> its reference, and whether it accumulates
@@ -255,17 +255,17 @@ def test_every_method_says_what_its_messages_add_to(method: str, monkeypatch: py
     for name in told:
         monkeypatch.setattr(Compression, name, tell(name))
     monkeypatch.setattr(Compression, "upload", upload)
-    rounds(sim, 3)
+    run_rounds(sim, 3)
     assert found == SENT[method]
 
 
 def test_a_global_model_is_evaluated_as_clients_see_it() -> None:
-    sim = rounds(simulated("fedavg", LOSSY), 3)
+    sim = run_rounds(simulated("fedavg", LOSSY), 3)
     assert not one_model(sim)
-    deployed = everything(sim)["/deployed"]
+    deployed = state_of(sim)["/deployed"]
     w, known = sim.algorithm.w, sim.engine.rows.all["compression/down/w/reference"].whole()[0]
     assert 0 < (deployed[0] - w).norm() < (known - w).norm()
-    assert one_model(rounds(simulated("fedavg", WHOLE), 1))
+    assert one_model(run_rounds(simulated("fedavg", WHOLE), 1))
 
 
 def one_model(sim: Simulation) -> bool:
@@ -293,7 +293,7 @@ def test_what_an_operator_learned_is_there_after_a_resume(tmp_path: Path) -> Non
         sim = simulated("fedavg", LOSSY)
         e = sim.engine
         sim.engine = replace(e, compression=Compression(Counting(), e.rows, e.model, e.seed))
-        return ready(sim)
+        return set_up(sim)
 
     def play(sim: Simulation, stop: int) -> Simulation:
         while sim.done < stop:
@@ -306,13 +306,13 @@ def test_what_an_operator_learned_is_there_after_a_resume(tmp_path: Path) -> Non
     play(second, 4)
     compressor = second.engine.compression.compressor  # type: ignore[union-attr]
     assert float(compressor.told) > 3 and compressor.num_values(Message("w", 100, np.arange(1))) < 20  # type: ignore[union-attr]
-    same(everything(second), everything(whole))
+    assert_same(state_of(second), state_of(whole))
     assert second.cost["bytes_up"] == whole.cost["bytes_up"]
 
 
 def test_losses_that_are_told_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def bytes_up() -> float:
-        sim = ready(simulated("fedavg", LOSSY))
+        sim = set_up(simulated("fedavg", LOSSY))
         run_round(sim, [])
         return sim.cost["bytes_up"]
 

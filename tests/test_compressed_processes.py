@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import case, everything, ready, rounds, same, tensors
+from cases import assert_same, case, run_rounds, set_up, state_of, tensors
 from compressed import ON_CLIP, TWO, all_pairs, sampled, simulated, without_compression
 from conftest import ROOT
 from tiny import once
@@ -40,10 +40,10 @@ def killed(folder: Path, name: str) -> None:
     """Play with a checkpoint after every round, and die in the middle of the third one's first upload."""
     sim = simulated(*name.split(","))
     for done in (1, 2):
-        checkpoint.save(folder, rounds(sim, done).state())
+        checkpoint.save(folder, run_rounds(sim, done).state())
     if sim.engine.compression is not None:
         sim.engine.compression.upload = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
-    rounds(sim, 3)
+    run_rounds(sim, 3)
     os.kill(os.getpid(), signal.SIGKILL)  # of a method that uploads nothing
 
 
@@ -83,7 +83,7 @@ def in_pair(folder: Path, names: list[str], rank: int, port: int) -> None:
 def shared(name: str, together: Ranks | None) -> dict[str, torch.Tensor]:
     sim = simulated(*name.split(","), plan="loop")
     sim.engine.executor.ranks = together or Ranks()
-    return everything(rounds(sim, 2))
+    return state_of(run_rounds(sim, 2))
 
 
 # -- what came of it -------------------------------------------------------------------------------------
@@ -121,18 +121,18 @@ def test_a_killed_run_goes_on_to_the_same_bytes(method: str, compressor: str, fo
     def went_on(sim: Simulation) -> Simulation:
         sim.load(checkpoint.load(found / name_of(method, compressor)))
         assert sim.done == 2
-        return rounds(sim, ROUNDS)
+        return run_rounds(sim, ROUNDS)
 
-    again, whole = went_on(ready(simulated(method, compressor))), rounds(simulated(method, compressor), ROUNDS)
-    same(without_compression(everything(again)), without_compression(everything(whole)))
-    same(tensors(again.state()["rows"]), tensors(whole.state()["rows"]))
+    again, whole = went_on(set_up(simulated(method, compressor))), run_rounds(simulated(method, compressor), ROUNDS)
+    assert_same(without_compression(state_of(again)), without_compression(state_of(whole)))
+    assert_same(tensors(again.state()["rows"]), tensors(whole.state()["rows"]))
 
 
 @pytest.mark.parametrize("method, compressor", PAIRS)
 def test_two_processes_have_the_rows_of_one(method: str, compressor: str, found: Path) -> None:
     expected = shared(name_of(method, compressor), None)
     for rank in range(2):
-        same(torch.load(found / f"{rank}.pt", weights_only=False)[name_of(method, compressor)], expected)
+        assert_same(torch.load(found / f"{rank}.pt", weights_only=False)[name_of(method, compressor)], expected)
 
 
 if __name__ == "__main__":

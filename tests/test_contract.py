@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from cases import METHODS, case
-from contract import require_held, skipped
+from contract import require_passed, skipped
 
 from fedbench.config.conf_tree import group_options
 from fedbench.testing import adapter, algorithm, callback, compression, model, partition, task
@@ -108,19 +108,19 @@ METHOD_CHECKS = [
 @pytest.mark.parametrize("check, name", METHOD_CHECKS)
 def test_a_method_keeps(check: str, name: str) -> None:
     assert case(name).reason is None, "no model of conf/model suits it"
-    require_held(algorithm.SUITE, check, name, case(name))
+    require_passed(algorithm.SUITE, check, name, case(name))
 
 
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("check", model.SUITE.checks)
 def test_a_model_keeps(check: str, name: str) -> None:
-    require_held(model.SUITE, check, name, model_case(name))
+    require_passed(model.SUITE, check, name, model_case(name))
 
 
 @pytest.mark.parametrize("words", TASKS)
 @pytest.mark.parametrize("check", task.SUITE.checks)
 def test_a_task_keeps(check: str, words: str) -> None:
-    require_held(task.SUITE, check, words.split()[0], task.case_for(*parsed(words)))
+    require_passed(task.SUITE, check, words.split()[0], task.case_for(*parsed(words)))
 
 
 def parsed(words: str) -> tuple[str, dict[str, Any]]:
@@ -132,7 +132,7 @@ def parsed(words: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("words", COMPRESSIONS)
 @pytest.mark.parametrize("check", compression.SUITE.checks)
 def test_an_operator_keeps(check: str, words: str) -> None:
-    require_held(compression.SUITE, check, words, compression.case_for(*parsed(words)))
+    require_passed(compression.SUITE, check, words, compression.case_for(*parsed(words)))
 
 
 @functools.cache
@@ -143,19 +143,19 @@ def callback_case(name: str) -> Any:
 @pytest.mark.parametrize("check", callback.SUITE.checks)
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_a_callback_keeps(check: str, name: str) -> None:
-    require_held(callback.SUITE, check, name, callback_case(name))
+    require_passed(callback.SUITE, check, name, callback_case(name))
 
 
 @pytest.mark.parametrize("words", ADAPTERS)
 @pytest.mark.parametrize("check", adapter.SUITE.checks)
 def test_an_adapter_keeps(check: str, words: str) -> None:
-    require_held(adapter.SUITE, check, words, adapter.case_for(*parsed(words)))
+    require_passed(adapter.SUITE, check, words, adapter.case_for(*parsed(words)))
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
 @pytest.mark.parametrize("check", partition.SUITE.checks)
 def test_a_partition_keeps(check: str, name: str) -> None:
-    require_held(partition.SUITE, check, name, partition.case_for(name, FITTING.get(name)))
+    require_passed(partition.SUITE, check, name, partition.case_for(name, FITTING.get(name)))
 
 
 def test_what_is_skipped_is_counted() -> None:

@@ -1,6 +1,6 @@
-"""The contract of methods, models, adapters, tasks, partitions, operators and callbacks, checked for your own.
+"""Checks for methods, models, adapters, tasks, partitions, compressors and callbacks of users.
 
-``check_algorithm(MyMethod).raise_if_broken()`` in a test, or ``fedbench check my_package.MyMethod``.
+``check_algorithm(MyMethod).raise_if_failed()`` in a test, or ``fedbench check my_package.MyMethod``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A method ready to be played on the tiny federation, 4 of 6 clients a round, with the smallest model that suits it.
+"""A method on the small federation: 4 of 6 clients per round, with the smallest suitable model.
 
-Momentum is kept from round to round where the method allows momentum.
+If the method allows momentum, the clients' optimizer has momentum and keeps its buffers between rounds.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from fedbench.testing._federation import CPU, deployed, engine_on, ragged
 
 COHORTS = ([0, 1, 3, 5], [1, 2, 3, 4], [0, 2, 4, 5], [0, 1, 2, 5])
 ROUNDS = len(COHORTS)
-ARRAYS, SPLIT = ragged(sizes=(7, 21, 12, 4, 16, 9), val=(3,) * 6)
-EVERYBODY = np.arange(6)
+TRAIN_SIZES, VAL_SIZES = (7, 21, 12, 4, 16, 9), (3,) * 6
+ARRAYS, SPLIT = ragged(TRAIN_SIZES, val=VAL_SIZES)
+ALL_IDS = np.arange(6)
 OPTIMIZERS = (["optimizer.momentum=0.9", "optimizer.reset=never"], ["optimizer.momentum=0"])
-RANDOM_CLIP = ["model.backbone=tiny-clip", "model.pretrained=null", "model.context=4"]  # nothing is loaded
+RANDOM_CLIP = ["model.backbone=tiny-clip", "model.pretrained=null", "model.context=4"]  # without stored weights
 TINY = {  # options of conf/model that make a model small
     "mlp": ["model.hidden=[8]"],
     "resnet": ["model.widths=[4]"],
@@ -50,13 +51,13 @@ TINY = {  # options of conf/model that make a model small
     "clip_prompt": RANDOM_CLIP,
     "clip_prompt_tiny": RANDOM_CLIP,
 }
-SMALL = ("mlp", "resnet", "vit_tiny", "dnet")  # tried first: the others take seconds to import or to build
+SMALL = ("mlp", "resnet", "vit_tiny", "dnet")  # tried first: other models take seconds to import or to build
 CLIP = "clip_prompt_tiny"
-ADAPTED = ["model=vit_tiny", *TINY["vit_tiny"], "adapter=houlsby", "adapter.width=3"]  # for whom no bare model suits
+ADAPTED = ["model=vit_tiny", *TINY["vit_tiny"], "adapter=houlsby", "adapter.width=3"]
 TWINS = [*ADAPTED, "adapter.twin=true"]
 BASE = ("rounds=4", "clients_per_round=4", "local.epochs=1", "local.batch_size=5", "optimizer.lr=0.1")
-RATES = re.compile(r"(^|_)lr$|^eta")  # options of a method that are learning rates of its clients ...
-SERVERS = ("server_lr",)  # ... but for these
+CLIENT_RATES = re.compile(r"(^|_)lr$|^eta")  # options of methods that are learning rates, except SERVER_RATES
+SERVER_RATES = ("server_lr",)
 
 
 @functools.cache
@@ -66,17 +67,21 @@ def _composer() -> Composer:
 
 @functools.cache
 def composed(*overrides: str) -> DictConfig:
-    """Hydra's configuration of a small run (a fifth of a second: once for the same overrides)."""
+    """Return Hydra's configuration of a small run, composed once for the same overrides."""
     full = _composer().compose([*BASE, *overrides])
     return with_choices(full, full.hydra)
 
 
 @dataclass
 class Case:
-    """A method, and the model and the optimizer that it runs on.
+    """A method with a model and an optimizer.
 
-    name: of an option of conf/algorithm.  overrides: those of model and optimizer.  target: the method itself where it
-    is none of conf, as ``{"_target_": ..., option: value}``.  reason: why it cannot run at all.
+    Args:
+        name: The option of conf/algorithm.
+        overrides: The overrides of model and optimizer.
+        optimizer: Those of the optimizer only.
+        reason: Why the method cannot run on any model; None if it can.
+        target: The options of the method, with `_target_` if its class is not an option of conf/algorithm.
     """
 
     name: str
@@ -86,7 +91,7 @@ class Case:
     target: Mapping[str, Any] | None = None
 
     def config(self, **values: Any) -> DictConfig:
-        """The configuration, with further values by dotted key."""
+        """Return the configuration with further values by dotted key."""
         cfg = composed(f"algorithm={self.name}", *self.overrides).copy()
         if self.target is not None and "_target_" in self.target:
             cfg.algorithm = OmegaConf.create(dict(self.target))
@@ -97,8 +102,8 @@ class Case:
         return cfg
 
     def on(self, overrides: list[str]) -> Case:
-        """The same method on another model."""
-        return Case(self.name, overrides, self.optimizer, None, self.target)
+        """Return the case of the same method on another model."""
+        return replace(self, overrides=overrides, reason=None)
 
     def simulation(
         self,
@@ -109,7 +114,16 @@ class Case:
         change: Callable[[DictConfig], None] | None = None,
         **values: Any,
     ) -> Simulation:
-        """A new run, before its first round.  change: of its configuration; values: likewise, by dotted key."""
+        """Return a new run before its first round.
+
+        Args:
+            plan: How clients are computed, or its name in PLANS.
+            split: The partition over the clients.
+            arrays: The data set.
+            limits: The bytes of client states in memory; more are stored in files.
+            change: A function that changes the configuration.
+            **values: Values of the configuration by dotted key.
+        """
         cfg = self.config(**values)
         if change is not None:
             change(cfg)
@@ -132,43 +146,49 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """In words, on what it is tried."""
+        """Return a description of model and data."""
         return f"on {' '.join(self.overrides)}; 6 clients of 4 to 21 samples, 4 a round"
 
     @functools.cached_property
-    def played(self) -> list[dict[str, Tensor]]:
-        """One run, all clients at once, evaluated after every round: everything after 0, 1, 2, 3 and 4 rounds."""
-        sim = ready(self.simulation())
-        states = [everything(sim)]
+    def states(self) -> list[dict[str, Tensor]]:
+        """Return the states of one run after 0, 1, 2, 3 and 4 rounds, each of which is evaluated."""
+        sim = set_up(self.simulation())
+        states = [state_of(sim)]
         for r in range(ROUNDS):
-            states.append(everything(go_on(sim, r + 1, evaluated=True)))
+            states.append(state_of(continue_rounds(sim, r + 1, evaluated=True)))
         return states
 
     @functools.cached_property
     def after_two_rounds(self) -> Simulation:
-        """Return a run after two rounds, for checks that only read it."""
-        return rounds(self.simulation(), 2)
+        """Return a run after two rounds, for checks that do not change it."""
+        return run_rounds(self.simulation(), 2)
 
 
 def case_of(name: str, target: Mapping[str, Any] | None = None, model: str | None = None) -> Case:
-    """Return the method with the first model and optimizer that its check accepts."""
-    tried = Case(name, [], reason="no model", target=target)
-    for option in models() if model is None else [_small(model)]:
+    """Return the method with the first model and optimizer that it accepts.
+
+    Args:
+        name: The option of conf/algorithm.
+        target: See Case.
+        model: The option of conf/model; default: small models are tried.
+    """
+    case = Case(name, [], reason="there is no model", target=target)
+    for overrides in _models() if model is None else [_small(model)]:
         for optimizer in OPTIMIZERS:
-            tried = Case(name, [*option, *optimizer], optimizer, target=target)
+            case = Case(name, [*overrides, *optimizer], optimizer, target=target)
             try:
-                ready(tried.simulation())
-                return tried
+                set_up(case.simulation())
+                return case
             except (ConfigError, ImportError) as refused:
-                tried.reason = str(refused)
-    return tried
+                case.reason = str(refused)
+    return case
 
 
-def models() -> Iterator[list[str]]:
-    """Yield the overrides of small models, of one with adapters, of a prompt, and of the others by size."""
+def _models() -> Iterator[list[str]]:
+    """Yield overrides: small models, a model with adapters, a prompt, and the other models by size."""
     yield from map(_small, SMALL)
     yield from (ADAPTED, TWINS, _small(CLIP))
-    yield from map(_small, _others())
+    yield from map(_small, _other_models())
 
 
 def _small(model: str) -> list[str]:
@@ -176,68 +196,77 @@ def _small(model: str) -> list[str]:
 
 
 @functools.cache
-def _others() -> list[str]:
-    """Return the models of conf/model but SMALL and CLIP that can be built here, by their number of parameters."""
+def _other_models() -> list[str]:
+    """Return the other models of conf/model that can be built, sorted by their number of parameters."""
     federation, sizes = Federation.build(ARRAYS, SPLIT, CPU), {}
     for model in group_options("model"):
         if model in (*SMALL, CLIP):
             continue
         try:
-            cfg = composed("algorithm=fedavg", *_small(model))
-            sizes[model] = build_model(cfg, federation).size
+            sizes[model] = build_model(composed("algorithm=fedavg", *_small(model)), federation).size
         except (ConfigError, ImportError):
             continue
     return sorted(sizes, key=sizes.__getitem__)
 
 
-def with_rates(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's target: its options, and its constructor's defaults that are learning rates, so that the checks can
-    set them.  ConfigError where there is no such class, or it is no method."""
+def target_of(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `_target_` and options of a method, including the default learning rates of its constructor.
+
+    Raises:
+        ConfigError: There is no such class, or it is not a method.
+    """
     cls = find_target(path, "check")
-    kind = "a method (a subclass of fedbench.algorithms.base.Algorithm)"
-    require(isinstance(cls, type) and issubclass(cls, Algorithm), f"{path} is not {kind}")
-    taken = inspect.signature(cls).parameters.values()
-    rates = {p.name: p.default for p in taken if RATES.search(p.name) and isinstance(p.default, float)}
+    is_method = isinstance(cls, type) and issubclass(cls, Algorithm)
+    require(is_method, f"{path} is not a method (a subclass of fedbench.algorithms.base.Algorithm)")
+    parameters = inspect.signature(cls).parameters.values()
+    rates = {p.name: p.default for p in parameters if CLIENT_RATES.search(p.name) and isinstance(p.default, float)}
     return {"_target_": path, **rates, **options}
 
 
-# -- playing ---------------------------------------------------------------------------------------------
-def ready(sim: Simulation) -> Simulation:
-    """Let the method check what it runs on, and make its state."""
+# -- running ---------------------------------------------------------------------------------------------
+def set_up(sim: Simulation) -> Simulation:
+    """Check the settings of the method, and initialize its state."""
     e = sim.engine
     sim.algorithm.check(e.federation, e.model, e.optimizer)
     sim.algorithm.setup(e.federation, e.model, e.rows)
     return sim
 
 
-def rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluated: bool = False) -> Simulation:
-    """Go on up to round `stop`, setting the method up first if nothing was played or loaded yet."""
-    return go_on(ready(sim) if sim.done == 0 else sim, stop, cohorts, evaluated)
+def run_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluated: bool = False) -> Simulation:
+    """Set up a method if no round is done, and run it as `continue_rounds` does."""
+    return continue_rounds(set_up(sim) if sim.done == 0 else sim, stop, cohorts, evaluated)
 
 
-def go_on(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluated: bool = False) -> Simulation:
-    """Play a method that is set up on to round `stop`.  evaluated: after every round."""
+def continue_rounds(sim: Simulation, stop: int, cohorts: Any = COHORTS, evaluated: bool = False) -> Simulation:
+    """Run a method that is set up.
+
+    Args:
+        sim: The run.
+        stop: The number of rounds that are done at the end.
+        cohorts: The client indices of each round.
+        evaluated: Whether to evaluate after every round.
+    """
     while sim.done < stop:
         sim.algorithm.round(Cohort(sim.engine, np.array(cohorts[sim.done]), sim.done))
         sim.done += 1
         if evaluated:
-            evaluate.personal(sim.algorithm, sim.engine, EVERYBODY, sim.done - 1, sim.done == ROUNDS)
+            evaluate.personal(sim.algorithm, sim.engine, ALL_IDS, sim.done - 1, sim.done == ROUNDS)
     return sim
 
 
-def no_learning(cfg: DictConfig) -> None:
-    """Set every learning rate that the method's YAML has, and the optimizer's, as good as to 0."""
+def without_learning(cfg: DictConfig) -> None:
+    """Set the learning rates of the method's clients and of the optimizer to 1e-30."""
     cfg.optimizer.lr = 1e-30
     for key, value in cfg.algorithm.items():
-        if RATES.search(str(key)) and isinstance(value, float) and key not in SERVERS:
+        if CLIENT_RATES.search(str(key)) and isinstance(value, float) and key not in SERVER_RATES:
             cfg.algorithm[key] = 1e-30
 
 
 # -- comparing -------------------------------------------------------------------------------------------
 def tensors(value: Any, name: str = "") -> dict[str, Tensor]:
-    """Nested dicts, lists and arrays as tensors by path."""
+    """Convert nested dicts, lists, arrays and numbers to tensors by path."""
     if isinstance(value, dict):
-        return {k: t for key, v in value.items() for k, t in tensors(v, f"{name}/{key}").items()}
+        return {path: t for key, v in value.items() for path, t in tensors(v, f"{name}/{key}").items()}
     if isinstance(value, list | tuple):
         return tensors(dict(enumerate(value)), name)
     if isinstance(value, np.ndarray):
@@ -247,59 +276,80 @@ def tensors(value: Any, name: str = "") -> dict[str, Tensor]:
     return {name: value} if isinstance(value, Tensor) else {}
 
 
-def everything(sim: Simulation, deploy: bool = True) -> dict[str, Tensor]:
-    """State of server and of all clients, optimizer buffers included, and what everybody would deploy.
+def state_of(sim: Simulation, deploy: bool = True) -> dict[str, Tensor]:
+    """Return all tensors of a run by path.
 
-    The states of server rules are left out, because they have one row and are created in the first round.
+    Args:
+        sim: The run.
+        deploy: Whether to include what clients deploy, and the global model.
+
+    Returns:
+        The state of the server, and the states of the clients with their optimizer buffers.  States of server rules
+        are omitted, because they have one row and are created in the first round.
     """
     state: dict[str, Any] = {
         "algorithm": sim.algorithm.state_dict(),
         "rows": {name: rows.whole() for name, rows in sim.engine.rows.all.items() if not name.startswith("server/")},
     }
     if deploy:
-        state |= {"deployed": deployed(sim.engine, sim.algorithm, sim.done - 1, sim.done == ROUNDS)}
+        state["deployed"] = deployed(sim.engine, sim.algorithm, sim.done - 1, sim.done == ROUNDS)
         row = sim.algorithm.global_row()
-        state |= {} if row is None else {"global": row}
+        if row is not None:
+            state["global"] = row
     return tensors(state)
 
 
 def difference(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0.0) -> str | None:
-    """In words, where two states differ by more than the tolerance, absolutely and relatively; None: nowhere."""
+    """Describe the first difference of two states.
+
+    Args:
+        a: Tensors by path.
+        b: Tensors by path.
+        tolerance: The absolute and relative tolerance.
+
+    Returns:
+        The description; None if the states are equal.
+    """
     if a.keys() != b.keys():
-        return f"{in_words(min(a.keys() ^ b.keys()))} is there in one of them only"
+        return f"{label_of(min(a.keys() ^ b.keys()))} exists in only one of them"
     for name, x in a.items():
         y = b[name]
         if x.shape != y.shape or x.dtype != y.dtype:
-            return f"{in_words(name)} is {x.dtype} {tuple(x.shape)} in one and {y.dtype} {tuple(y.shape)} in the other"
-        if not _close(x, y, tolerance):
-            return f"{in_words(name)} differs{_how_much(x, y)}"
+            return f"{label_of(name)} is {x.dtype} {tuple(x.shape)} in one and {y.dtype} {tuple(y.shape)} in the other"
+        bound = tolerance if x.is_floating_point() else 0.0
+        if not torch.allclose(x, y, rtol=bound, atol=bound, equal_nan=True):
+            largest = (x.double() - y.double()).abs().nan_to_num(torch.inf).max()
+            return f"{label_of(name)} differs by up to {float(largest):.2g}"
     return None
 
 
-def _close(x: Tensor, y: Tensor, tolerance: float) -> bool:
-    if not x.dtype.is_floating_point:
-        return torch.equal(x, y)
-    return torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0.0, message: str = "{}") -> None:
+    """Assert that two states are equal.
+
+    Args:
+        a: Tensors by path.
+        b: Tensors by path.
+        tolerance: The absolute and relative tolerance.
+        message: The error message, in which {} stands for the difference.
+    """
+    found = difference(a, b, tolerance)
+    assert found is None, message.format(found)
 
 
-def _how_much(x: Tensor, y: Tensor) -> str:
-    apart = (x.double() - y.double()).abs()
-    return f" by up to {float(apart.nan_to_num(float('inf')).max()):.2g}"
-
-
-def in_words(name: str) -> str:
-    """A path of `everything` as a user knows it: /rows/c_i is the store c_i."""
-    _, kind, *rest = name.split("/")
+def label_of(path: str) -> str:
+    """Describe a path of `state_of`: /rows/c_i is the clients' state 'c_i'."""
+    _, kind, *rest = path.split("/")
     inner = "/".join(rest)
     if kind == "rows":
         return f"the clients' state {inner!r}"
     if kind == "algorithm":
         return f"the server's state self.{inner}"
-    return "what clients deploy" if kind == "deployed" else "the server's row"
+    return "what clients deploy" if kind == "deployed" else "the global model"
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float | None = None) -> None:
-    """AssertionError unless two states are equal, up to the tolerance or (None) bit for bit."""
-    found = difference(a, b, tolerance or 0.0)
-    if found is not None:
-        raise AssertionError(found)
+def require_finite(state: dict[str, Tensor]) -> None:
+    """Assert that all tensors except numbers are finite."""
+    for name, value in state.items():
+        assert value.dim() == 0 or bool(torch.isfinite(value).all()), (
+            f"{label_of(name)} contains values that are not finite after two rounds"
+        )

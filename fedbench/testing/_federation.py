@@ -1,7 +1,4 @@
-"""The tiny ragged federation that checks run on, and the engines that compute it.
-
-Six clients of 4 to 21 samples: some have fewer than a batch, some no multiple of it, and they are not sorted.
-"""
+"""The small federation that checks run on, and engines that train on it."""
 
 from __future__ import annotations
 
@@ -32,13 +29,19 @@ PLANS = {
     "pairs": Plan("vmap", 2, 1, 1),
     "threaded pairs": Plan("threads", 2, 2, 1),
 }
-Shape = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a sample, or of each input by name
-VOCAB = 32  # tokens of an input that is named text
-SIZES = (7, 21, 12, 4, 18, 9)  # ragged, unsorted, some below and some no multiple of the batch
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]]  # of a sample, or of each named input
+VOCAB = 32  # tokens of an input named text
+SIZES = (7, 21, 12, 4, 18, 9)  # unsorted; some below the batch size, some not a multiple of it
 
 
 def split_of(sizes: Sequence[int], test: Sequence[int] | None = None, val: Sequence[int] | None = None) -> Split:
-    """Consecutive samples: all clients' train parts, then their test parts, then validation."""
+    """Return a split of consecutive samples: training, then test, then validation samples of all clients.
+
+    Args:
+        sizes: The number of training samples of each client.
+        test: The number of test samples of each client; None: as for training.
+        val: The number of validation samples of each client; None: 0.
+    """
     parts, start = [], 0
     for counts in (sizes, sizes if test is None else test, [0] * len(sizes) if val is None else val):
         parts.append(Ragged.from_sizes(np.arange(start, start + sum(counts)), np.array(counts)))
@@ -46,9 +49,9 @@ def split_of(sizes: Sequence[int], test: Sequence[int] | None = None, val: Seque
     return Split(parts[0], parts[2], parts[1])
 
 
-def arrays_of(x: Any, y: np.ndarray, num_classes: int, **more: Any) -> Arrays:
-    """A data set of inputs x [n, ...] and targets y [n, ...] without published parts."""
-    return Arrays(x, y, np.zeros(len(y), np.int8), num_classes, **more)
+def arrays_of(x: Any, y: np.ndarray, num_classes: int, **options: Any) -> Arrays:
+    """Return a data set of inputs x [n, ...] and targets y [n, ...] without a published split."""
+    return Arrays(x, y, np.zeros(len(y), np.int8), num_classes, **options)
 
 
 def ragged(
@@ -59,26 +62,33 @@ def ragged(
     test: Sequence[int] | None = None,
     val: Sequence[int] | None = None,
 ) -> tuple[Arrays, Split]:
-    """Learnable classification: a noisy linear teacher of Gaussian inputs, or of the first of several by name, of which
-    the one named text has tokens, 0 behind its end."""
+    """Return a classification problem: normal inputs, labelled by a noisy linear function of the first input.
+
+    Args:
+        sizes: The number of training samples of each client.
+        shape: The shape of a sample, or of each named input.  An input named text contains tokens, padded by 0.
+        classes: The number of classes.
+        seed: The seed of the samples.
+        test: The number of test samples of each client; None: as for training.
+        val: The number of validation samples of each client; None: 0.
+    """
     rng = np.random.default_rng(seed)
     split = split_of(sizes, test, val)
-    n = sum(len(r.indices) for r in (split.train, split.test, split.val))
-    parts = {
-        name: _tokens(rng, n, *of) if name == "text" else _normal(rng, n, of) for name, of in wrap_inputs(shape).items()
-    }
-    x = next(iter(parts.values()))
-    teacher = rng.normal(size=(x[0].size, classes))
-    y = (x.reshape(n, -1) @ teacher + 0.5 * rng.normal(size=(n, classes))).argmax(1)
-    return arrays_of(unwrap_inputs(parts, shape), y.astype(np.int64), classes), split
-
-
-def _normal(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
-    return rng.normal(size=(n, *shape)).astype(np.float32)
+    n = sum(len(part.indices) for part in (split.train, split.test, split.val))
+    inputs = {}
+    for name, sample_shape in wrap_inputs(shape).items():
+        if name == "text":
+            inputs[name] = _tokens(rng, n, *sample_shape)
+        else:
+            inputs[name] = rng.normal(size=(n, *sample_shape)).astype(np.float32)
+    x = next(iter(inputs.values()))
+    weight = rng.normal(size=(x[0].size, classes))
+    y = (x.reshape(n, -1) @ weight + 0.5 * rng.normal(size=(n, classes))).argmax(1)
+    return arrays_of(unwrap_inputs(inputs, shape), y.astype(np.int64), classes), split
 
 
 def _tokens(rng: np.random.Generator, n: int, length: int) -> np.ndarray:
-    """Texts of one token to all [n, length] int64, and 0 behind them."""
+    """Return token sequences of random lengths, padded by 0.  # [n, length] int64"""
     ends = rng.integers(1, length + 1, size=(n, 1))
     return np.where(np.arange(length) < ends, rng.integers(1, VOCAB, size=(n, length)), 0)
 
@@ -94,7 +104,18 @@ def engine_on(
     cohort_size: int | None = None,
     **options: Any,
 ) -> Engine:
-    """An engine on the CPU; limits: bytes of state in memory; options: seed, rounds, epochs, batch_size, ..."""
+    """Return an engine on the CPU.
+
+    Args:
+        federation: The samples of all clients.
+        module: The model.
+        optimizer: The optimizer of clients; default: SGD with learning rate 0.1.
+        plan: How clients are computed, or its name in PLANS.
+        columns: The column groups of the model.
+        limits: The bytes of client states in memory; more are stored in files.
+        cohort_size: The number of clients per round; default: all.
+        **options: Other fields of Engine, such as seed, rounds, epochs and batch_size.
+    """
     federation.cohort_size = cohort_size or federation.num_clients
     model = module if isinstance(module, FlatModel) else FlatModel(module, columns)
     return Engine(
@@ -108,19 +129,19 @@ def engine_on(
 
 
 def all_clients(e: Engine, round: int = 0, mode: Mode = "round") -> Cohort:
-    """The cohort of everybody."""
+    """Return the cohort of all clients."""
     return Cohort(e, np.arange(e.federation.num_clients), round, mode)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A module whose initialization does not depend on what ran before."""
+    """Return a module that is initialized with a seed of torch's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
 
 
 def deployed(e: Engine, algorithm: Any, round: int = 0, final: bool = True) -> Any:
-    """What every client would deploy: [N, P] (or a dict of such)."""
+    """Return the row that each client deploys [N, P], or a dict of such tensors."""
     with torch.no_grad():
         rows = algorithm.personalized(all_clients(e, round, "evaluation"), final)
     if isinstance(rows, Tensor) and rows.dim() == 1:

@@ -1,4 +1,4 @@
-"""The kinds of things that can be checked, and how a kind is told from the class: one entry for each."""
+"""The kinds of classes that can be checked, and the kind of a class."""
 
 from __future__ import annotations
 
@@ -17,77 +17,81 @@ from fedbench.config.find_target import find_target
 from fedbench.core.options import ConfigError
 from fedbench.simulation.callbacks.base import Callback
 from fedbench.tasks.base import Task
+from fedbench.testing import adapter, algorithm, callback, compression, model, partition, task
 from fedbench.testing._suite import Report, Suite
-from fedbench.testing.adapter import SUITE as ADAPTER
-from fedbench.testing.adapter import check_adapter
-from fedbench.testing.algorithm import SUITE as ALGORITHM
-from fedbench.testing.algorithm import check_algorithm
-from fedbench.testing.callback import SUITE as CALLBACK
-from fedbench.testing.callback import check_callback
-from fedbench.testing.compression import SUITE as COMPRESSION
-from fedbench.testing.compression import check_compression
-from fedbench.testing.model import SUITE as MODEL
-from fedbench.testing.model import check_model
-from fedbench.testing.partition import SUITE as PARTITION
-from fedbench.testing.partition import check_partition
-from fedbench.testing.task import SUITE as TASK
-from fedbench.testing.task import check_task
 
 
 @dataclass(frozen=True)
 class Kind:
-    """check: check_algorithm or its like; fits: whether an imported object is of the kind.  The kind's name is that of
-    its group of conf."""
+    """A kind of classes, with the name of its group of conf.
+
+    Args:
+        suite: The checks.
+        check: The function that runs them.
+        includes: Return whether an imported object is a class of this kind.
+        description: What a class of this kind is.
+    """
 
     suite: Suite[Any]
     check: Callable[..., Report]
-    fits: Callable[[Any], bool]
-    words: str
+    includes: Callable[[Any], bool]
+    description: str
 
 
-def _is_subclass(base: type) -> Callable[[Any], bool]:
+def _subclass_of(base: type) -> Callable[[Any], bool]:
     return lambda found: inspect.isclass(found) and issubclass(found, base)
 
 
+def _has_assign(found: Any) -> bool:
+    return inspect.isclass(found) and callable(getattr(found, "assign", None))
+
+
 KINDS = {
-    "algorithm": Kind(ALGORITHM, check_algorithm, _is_subclass(Algorithm), "a subclass of Algorithm"),
-    "model": Kind(MODEL, check_model, _is_subclass(nn.Module), "a torch.nn.Module"),
-    "adapter": Kind(ADAPTER, check_adapter, _is_subclass(Adapter), "a subclass of fedbench.adapters.base.Adapter"),
-    "task": Kind(TASK, check_task, _is_subclass(Task), "a subclass of Task"),
+    "algorithm": Kind(
+        algorithm.SUITE, algorithm.check_algorithm, _subclass_of(Algorithm), "a subclass of algorithms.base.Algorithm"
+    ),
+    "model": Kind(model.SUITE, model.check_model, _subclass_of(nn.Module), "a subclass of torch.nn.Module"),
+    "adapter": Kind(adapter.SUITE, adapter.check_adapter, _subclass_of(Adapter), "a subclass of adapters.base.Adapter"),
+    "task": Kind(task.SUITE, task.check_task, _subclass_of(Task), "a subclass of tasks.base.Task"),
     "compression": Kind(
-        COMPRESSION, check_compression, _is_subclass(Compressor), "a subclass of fedbench.compression.base.Compressor"
+        compression.SUITE,
+        compression.check_compression,
+        _subclass_of(Compressor),
+        "a subclass of compression.base.Compressor",
     ),
     "callbacks": Kind(
-        CALLBACK, check_callback, _is_subclass(Callback), "a subclass of fedbench.simulation.callbacks.base.Callback"
+        callback.SUITE,
+        callback.check_callback,
+        _subclass_of(Callback),
+        "a subclass of simulation.callbacks.base.Callback",
     ),
-    "partition": Kind(
-        PARTITION,
-        check_partition,
-        lambda found: inspect.isclass(found) and callable(getattr(found, "assign", None)),
-        "a class with assign(...)",
-    ),
+    "partition": Kind(partition.SUITE, partition.check_partition, _has_assign, "a class with a method assign(...)"),
 }
 
 
 def kind_of(target: str) -> tuple[str, str]:
-    """The kind of a target, and its path or name: ``my_package.MyMethod``, or ``algorithm=pgfed`` of conf.
+    """Return the kind of a target, and its path or option.
 
-    ConfigError where it cannot be told.
+    Args:
+        target: A dotted path, such as ``my_package.MyMethod``, or an option, such as ``algorithm=pgfed``.
+
+    Raises:
+        ConfigError: The target does not exist, or belongs to none of the kinds.
     """
     group, equals, name = target.partition("=")
     if equals:
         if group not in KINDS:
-            raise ConfigError(f"{target}: {group} is none of {', '.join(KINDS)}")
+            raise ConfigError(f"{target}: {group} cannot be checked, choose from {', '.join(KINDS)}")
         if "." not in name and name not in group_options(group):
             raise ConfigError(f"{target}: conf/{group} has {', '.join(group_options(group))}")
         return group, name
     if "." not in target:
-        owners = [kind for kind in KINDS if target in group_options(kind)]
-        meant = f": did you mean {' or '.join(f'{owner}={target}' for owner in owners)}?" if owners else ""
-        raise ConfigError(f"{target} is no dotted path of a class, such as my_package.MyMethod{meant}")
+        groups = [kind for kind in KINDS if target in group_options(kind)]
+        hint = f": did you mean {' or '.join(f'{group}={target}' for group in groups)}?" if groups else ""
+        raise ConfigError(f"{target} is not the dotted path of a class, such as my_package.MyMethod{hint}")
     found = find_target(target, "check")
-    kinds = [kind for kind, k in KINDS.items() if k.fits(found)]
+    kinds = [name for name, kind in KINDS.items() if kind.includes(found)]
     if not kinds:
-        said = "; ".join(f"{kind}={target} for {k.words}" for kind, k in KINDS.items())
-        raise ConfigError(f"{target} is of no kind that can be checked; say which, as in {said}")
+        choices = "; ".join(f"{name}={target} for {kind.description}" for name, kind in KINDS.items())
+        raise ConfigError(f"{target} belongs to none of the kinds that can be checked; name the kind, as in {choices}")
     return kinds[0], target

@@ -1,7 +1,4 @@
-"""Looking into a run while a method is played: what it trains, draws, sends, and reads.
-
-Every probe is a context manager that replaces one function of the engine for as long as it is open.
-"""
+"""Context managers that observe or change training, messages and random numbers while a method runs."""
 
 from __future__ import annotations
 
@@ -28,181 +25,183 @@ from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.step import default_step
 
-# -- what is trained -------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------------
 Training = Callable[..., SimpleNamespace]
 
 
 @contextlib.contextmanager
 def trained_by(wrapper: Callable[[Training, Cohort, Tensor, dict[str, Any]], SimpleNamespace]) -> Iterator[None]:
-    """Every cohort.train(start, **given) becomes wrapper(train, cohort, start, given)."""
-    real = Cohort.train
+    """Replace cohort.train(start, **arguments) by wrapper(train, cohort, start, arguments)."""
+    train = Cohort.train
 
-    def train(self: Cohort, start: Tensor, **given: Any) -> SimpleNamespace:
-        return wrapper(functools.partial(real, self), self, start, given)
+    def wrapped(self: Cohort, start: Tensor, **arguments: Any) -> SimpleNamespace:
+        return wrapper(functools.partial(train, self), self, start, arguments)
 
-    with patch.object(Cohort, "train", train):
+    with patch.object(Cohort, "train", wrapped):
         yield
 
 
 @contextlib.contextmanager
 def other_padding() -> Iterator[None]:
-    """Batches whose padding, the slots of weight 0, holds other samples."""
+    """Replace the padding of batches by other samples."""
 
-    def train(real: Training, cohort: Cohort, start: Tensor, given: dict[str, Any]) -> SimpleNamespace:
-        step = given.pop("step", None) or default_step(given.pop("extra_grad", None))
-        given.pop("extra_grad", None)
-        return real(start, step=lambda s, batch: step(s, _refilled(batch)), **given)
+    def wrapper(train: Training, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
+        extra_grad = arguments.pop("extra_grad", None)
+        step = arguments.pop("step", None) or default_step(extra_grad)
+        return train(start, step=lambda s, batch: step(s, _with_other_padding(batch)), **arguments)
 
-    with trained_by(train):
+    with trained_by(wrapper):
         yield
 
 
-def _refilled(batch: Batch) -> Batch:
-    """The batch with its padding replaced by the samples, changed, that are in front in other slots."""
+def _with_other_padding(batch: Batch) -> Batch:
+    """Replace the padding of a batch by changed samples of its other positions."""
     padding = ~batch.real  # [k, B]
 
-    def mixed(values: Tensor) -> Tensor:
+    def fill(values: Tensor) -> Tensor:
         other = values.roll(1, 1)
         if values.is_floating_point():
             other = 1 - 2 * other
         return torch.where(padding.view(*padding.shape, *[1] * (values.dim() - 2)), other, values)
 
-    return replace(batch, x=map_inputs(mixed, batch.x), y=mixed(batch.y))
+    return replace(batch, x=map_inputs(fill, batch.x), y=fill(batch.y))
 
 
-# -- what a step function holds --------------------------------------------------------------------------
-def held_by(function: Any, size: int) -> set[str]:
-    """The names under which a function that is handed to `train` holds a tensor or array with `size` rows: variables
-    around it, defaults, arguments of a partial, and what it reads of namespaces and of its method."""
+def cohort_tensors(function: Any, size: int) -> set[str]:
+    """Return the names of tensors and arrays with `size` rows that a function reads without receiving them.
+
+    Args:
+        function: A function that a method passes to `cohort.train`, also a partial or a bound method.
+        size: The number of clients of the cohort.
+
+    Returns:
+        Names of closure variables, default arguments, arguments of a partial, and attributes.
+    """
     if isinstance(function, functools.partial):
-        given = {**function.keywords, **{f"argument {i + 1}": v for i, v in enumerate(function.args)}}
-        return _rows(given, (), size) | held_by(function.func, size)
+        arguments = {**function.keywords, **{f"argument {i + 1}": v for i, v in enumerate(function.args)}}
+        return _with_rows(arguments, (), size) | cohort_tensors(function.func, size)
     if isinstance(function, MethodType):
-        return held_by(function.__func__, size) | _rows({"self": function.__self__}, function.__code__.co_names, size)
+        names = function.__code__.co_names
+        return _with_rows({"self": function.__self__}, names, size) | cohort_tensors(function.__func__, size)
     if not isinstance(function, FunctionType):
         return set()
-    code, cells = function.__code__, function.__closure__ or ()
-    held = {name: _content(cell) for name, cell in zip(code.co_freevars, cells)}
-    optional = code.co_varnames[: code.co_argcount][-len(function.__defaults__ or ()) or code.co_argcount :]
-    held |= dict(zip(optional, function.__defaults__ or ())) | (function.__kwdefaults__ or {})
-    inner = [value for value in held.values() if isinstance(value, FunctionType | MethodType | functools.partial)]
-    return _rows(held, code.co_names, size).union(*(held_by(f, size) for f in inner if f is not function))
+    code = function.__code__
+    values = {name: _content(cell) for name, cell in zip(code.co_freevars, function.__closure__ or ())}
+    defaults = function.__defaults__ or ()
+    arguments = code.co_varnames[: code.co_argcount]
+    values |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults)) | (function.__kwdefaults__ or {})
+    found = _with_rows(values, code.co_names, size)
+    for value in values.values():
+        if isinstance(value, FunctionType | MethodType | functools.partial) and value is not function:
+            found |= cohort_tensors(value, size)
+    return found
 
 
 def _content(cell: CellType) -> Any:
+    """Return the value of a closure variable; None if it is not assigned yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # not yet bound
+    except ValueError:
         return None
 
 
-def _rows(held: dict[str, Any], read: tuple[str, ...], size: int) -> set[str]:
-    """Of these values, and of what is `read` of namespaces and methods among them, those with `size` rows."""
+def _with_rows(values: dict[str, Any], attributes: tuple[str, ...], size: int) -> set[str]:
+    """Return the names of values with `size` rows, also among these attributes of namespaces and methods."""
     names = set()
-    for name, value in held.items():
+    for name, value in values.items():
         if isinstance(value, SimpleNamespace | Algorithm):
-            inner = {f"{name}.{n}": v for n, v in vars(value).items() if n in read}
-            names |= _rows(inner, (), size)
+            inner = {f"{name}.{n}": v for n, v in vars(value).items() if n in attributes}
+            names |= _with_rows(inner, (), size)
         elif isinstance(value, Tensor | np.ndarray) and value.ndim and len(value) == size:
             names.add(name)
     return names
 
 
-# -- what is sent ----------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------------
 @contextlib.contextmanager
-def uploads_of_nothing(sent: list[Tensor]) -> Iterator[None]:
-    """What the server gets of every client is random and has nothing to do with its data; all that anybody is sent, or
-    asks for, is added to the list."""
+def random_uploads(messages: list[Tensor]) -> Iterator[None]:
+    """Replace uploads by random values, and append all tensors that clients receive or request to `messages`."""
 
     def upload(
         self: Cohort, *, relative_to: Any = None, replaces: Any = None, uncompressed: Any = (), **tensors: Tensor
     ) -> SimpleNamespace:
-        def draw(name: str, t: Tensor) -> Tensor:
+        def sample(name: str, t: Tensor) -> Tensor:
             keys = torch.from_numpy(rng.client_keys(rng.key(name, self.round), self.ids))
             return rng.RowRandom(keys).uniform(*t.shape[1:])
 
-        return SimpleNamespace(**{n: draw(n, t) for n, t in tensors.items()})
+        return SimpleNamespace(**{name: sample(name, t) for name, t in tensors.items()})
 
-    def spy(name: str) -> Any:
-        real = getattr(Cohort, name)
+    def recorded(name: str) -> Any:
+        function = getattr(Cohort, name)
 
         def send(self: Cohort, *args: Tensor, **tensors: Any) -> SimpleNamespace:
-            sent.extend(t.clone() for t in (*args, *tensors.values()) if isinstance(t, Tensor))
-            return real(self, *args, **tensors)
+            messages.extend(t.clone() for t in (*args, *tensors.values()) if isinstance(t, Tensor))
+            return function(self, *args, **tensors)
 
         return send
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(Cohort, "upload", upload))
-        for name in ("broadcast", "download", "fetch"):
-            stack.enter_context(patch.object(Cohort, name, spy(name)))
+    replaced = {name: recorded(name) for name in ("broadcast", "download", "fetch")}
+    with patch.multiple(Cohort, upload=upload, **replaced):
         yield
 
 
-# -- what is drawn ---------------------------------------------------------------------------------------
-def global_generators() -> dict[str, Any]:
-    """The states of the generators that all of a process share, which nothing may touch."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    return {"torch": torch.random.get_rng_state(), "numpy": numpy[1:], "random": random.getstate()}
+# -- random numbers --------------------------------------------------------------------------------------
+def global_random_states() -> dict[str, Any]:
+    """Return the states of the global random generators, which no class may use, in a form to compare."""
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.random.get_rng_state().tolist(),
+        "NumPy": (numpy_state[1].tolist(), *numpy_state[2:]),
+        "Python": random.getstate(),
+    }
 
 
-def moved_generators(before: dict[str, Any]) -> list[str]:
-    """Which of them have moved since."""
-    now = global_generators()
-    return [name for name, state in before.items() if repr(_listed(state)) != repr(_listed(now[name]))]
-
-
-def _listed(state: Any) -> Any:
-    """A state whose repr says everything."""
-    if isinstance(state, Tensor | np.ndarray):
-        return state.tolist()
-    return [_listed(part) for part in state] if isinstance(state, tuple) else state
+def generators_used_since(states: dict[str, Any]) -> list[str]:
+    """Return the names of the global random generators whose states have changed."""
+    now = global_random_states()
+    return [name for name, state in states.items() if state != now[name]]
 
 
 @contextlib.contextmanager
-def other_generators(seed: int) -> Iterator[None]:
-    """The global generators in another state, and back to what they were."""
-    torch_state, numpy_state, python_state = (
-        torch.random.get_rng_state(),
-        np.random.get_state(),  # noqa: NPY002
-        random.getstate(),
-    )
+def other_global_seed(seed: int) -> Iterator[None]:
+    """Seed the global random generators, and restore their states at the end."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        random.seed(seed)
-        yield
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
+            yield
     finally:
-        torch.random.set_rng_state(torch_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
 
 
 @contextlib.contextmanager
-def draws_follow(permuted: np.ndarray, engine: Engine) -> Iterator[None]:
-    """Client j draws what client permuted[j] would."""
+def permuted_random_numbers(order: np.ndarray, engine: Engine) -> Iterator[None]:
+    """Give client j the random numbers of client order[j]."""
     bits, generator, model = rng.bits, federation_module.generator, engine.model
-    init_rows, everybody = model.init_rows, len(permuted)
+    init_rows, num_clients = model.init_rows, len(order)
 
     def permuted_bits(base: int, *counters: np.ndarray) -> np.ndarray:
-        return bits(base, permuted[np.asarray(counters[0])], *counters[1:])
+        return bits(base, order[np.asarray(counters[0])], *counters[1:])
 
-    def permuted_rows(numbers: int | np.ndarray, *purpose: str | int) -> Tensor:
-        """By number, or without a purpose, they are the clients', otherwise the server's."""
-        if not isinstance(numbers, int):
-            return init_rows(permuted[numbers], *purpose)
-        return init_rows(numbers, *purpose) if purpose else init_rows(everybody)[permuted[:numbers]]
+    def permuted_rows(clients: int | np.ndarray, *purpose: str | int) -> Tensor:
+        """Permute rows of given clients, and rows without a purpose; other rows belong to the server."""
+        if not isinstance(clients, int):
+            return init_rows(order[clients], *purpose)
+        return init_rows(clients, *purpose) if purpose else init_rows(num_clients)[order[:clients]]
 
     with (
         patch.object(rng, "bits", permuted_bits),
-        patch.object(federation_module, "generator", lambda *key: generator(*key[:-1], int(permuted[key[-1]]))),
+        patch.object(federation_module, "generator", lambda *key: generator(*key[:-1], int(order[key[-1]]))),
         patch.object(model, "init_rows", permuted_rows),
     ):
         yield
 
 
-# -- what waits for a GPU --------------------------------------------------------------------------------
-WAITING = {
+# -- synchronization with the device ---------------------------------------------------------------------
+SYNCHRONIZING = {
     "aten._local_scalar_dense",
     "aten.nonzero",
     "aten.masked_select",
@@ -215,38 +214,43 @@ WAITING = {
 INDEXING = ("aten.index", "aten.index_put_", "aten._index_put_impl_")
 
 
-class Waits(RuntimeError):
-    """An operation whose result the host must know before it can go on."""
+class Synchronizes(RuntimeError):
+    """An operation reads a value back from the device."""
 
 
-class NoWaiting(TorchDispatchMode):
-    """Refuses operations whose result the host must know before it can go on: on a GPU each stops the queue."""
+class RefuseSynchronization(TorchDispatchMode):
+    """Raise Synchronizes for operations that read a value back from the device, for which a GPU must finish first."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = str(func.overloadpacket)
-        masked = name in INDEXING and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
-        if name in WAITING or str(func) in WAITING or masked:
-            raise Waits(f"{name} waits for the device")
+        has_mask = name in INDEXING and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        if name in SYNCHRONIZING or str(func) in SYNCHRONIZING or has_mask:
+            raise Synchronizes(f"{name} waits for the device")
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def no_step_waits(seen: list[int]) -> Iterator[None]:
-    """Local steps in which nothing may wait for the device; the first position of every chunk is added."""
+def steps_without_synchronization() -> Iterator[list[int]]:
+    """Refuse synchronization with the device in local steps.
 
-    def train(real: Training, cohort: Cohort, start: Tensor, given: dict[str, Any]) -> SimpleNamespace:
+    Yields:
+        A list, to which the first client of each trained chunk is appended.
+    """
+    chunks: list[int] = []
+
+    def wrapper(train: Training, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
         run = cohort.engine.executor.run
 
-        def watched(job: Callable[[int, int], None], *args: Any, **how: Any) -> None:
+        def watched_run(job: Callable[[int, int], None], *args: Any, **options: Any) -> None:
             def chunk(a: int, b: int) -> None:
-                seen.append(a)
-                with NoWaiting():
+                chunks.append(a)
+                with RefuseSynchronization():
                     job(a, b)
 
-            run(chunk, *args, **how)
+            run(chunk, *args, **options)
 
-        with patch.object(cohort.engine.executor, "run", watched):
-            return real(start, **given)
+        with patch.object(cohort.engine.executor, "run", watched_run):
+            return train(start, **arguments)
 
-    with trained_by(train):
-        yield
+    with trained_by(wrapper):
+        yield chunks

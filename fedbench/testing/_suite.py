@@ -1,4 +1,8 @@
-"""What a check is, how the checks of one kind of thing are run, and the report that they end in."""
+"""Suites of checks, and their reports.
+
+A check is a function of a case, written like a pytest test: it fails by ``assert`` and is skipped by
+``unittest.SkipTest``.
+"""
 
 from __future__ import annotations
 
@@ -6,133 +10,157 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Generic, Literal, TypeVar
+from unittest import SkipTest
 
-from fedbench.core.error_text import describe_error
+from fedbench.core.error_text import describe_error, is_raised_here
 from fedbench.core.options import ConfigError, require
 
-Status = Literal["held", "broken", "skipped"]
-Subject = TypeVar("Subject")
+Status = Literal["passed", "failed", "skipped"]
+Case = TypeVar("Case")
 WIDTH = 100
-
-
-class Broken(AssertionError):
-    """A check does not hold: one sentence that says what is wrong and where to look."""
-
-
-class Skipped(Exception):
-    """A check does not apply: one sentence that says why."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check ended.  says: what it holds a thing to; sentence: what is wrong, or why it was skipped."""
+    """The result of one check.
+
+    Args:
+        name: The name of the check.
+        status: "passed", "failed" or "skipped".
+        description: What the check tests.
+        message: The cause and the remedy of a failure, or the reason for skipping.
+    """
 
     name: str
     status: Status
-    says: str
-    sentence: str = ""
+    description: str
+    message: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """How all checks of a thing ended.  kind: algorithm, model, ...; setting: on what it was tried."""
+    """The results of all checks of a class.
+
+    Args:
+        kind: The kind of the class, such as "algorithm".
+        target: Its dotted path, or its option.
+        setting: The data and the models of the checks.
+        outcomes: One result per check.
+    """
 
     kind: str
     target: str
     setting: str
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def named(self, status: Status) -> dict[str, str]:
-        """The checks that ended so, with their sentences."""
-        return {o.name: o.sentence for o in self.outcomes if o.status == status}
+    def messages(self, status: Status) -> dict[str, str]:
+        """Return the messages of the checks with a status, by name."""
+        return {o.name: o.message for o in self.outcomes if o.status == status}
 
     @property
-    def held(self) -> list[str]:
-        """The names of the checks that hold."""
-        return list(self.named("held"))
+    def passed(self) -> list[str]:
+        """Return the names of the checks that passed."""
+        return list(self.messages("passed"))
 
     @property
-    def broken(self) -> dict[str, str]:
-        """By name, what is wrong."""
-        return self.named("broken")
+    def failed(self) -> dict[str, str]:
+        """Return the messages of the checks that failed, by name."""
+        return self.messages("failed")
 
     @property
     def skipped(self) -> dict[str, str]:
-        """By name, why a check does not apply."""
-        return self.named("skipped")
+        """Return the reasons of the checks that were skipped, by name."""
+        return self.messages("skipped")
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is broken."""
-        return not self.broken
+        """Return whether no check failed."""
+        return not self.failed
 
-    def raise_if_broken(self) -> None:
-        """Raise AssertionError with the table, for tests, if anything is broken."""
+    def raise_if_failed(self) -> None:
+        """Raise an AssertionError with the report if a check failed."""
         if not self.ok:
             raise AssertionError(f"\n{self}")
 
     def as_json(self) -> str:
-        """For programs: counts, and every check with its status and its sentence."""
-        counts = {status: len(self.named(status)) for status in ("held", "broken", "skipped")}  # type: ignore[arg-type]
+        """Return the report as JSON."""
         head = {"kind": self.kind, "target": self.target, "setting": self.setting, "ok": self.ok}
+        counts = {"passed": len(self.passed), "failed": len(self.failed), "skipped": len(self.skipped)}
         return json.dumps({**head, **counts, "checks": [asdict(o) for o in self.outcomes]}, indent=2)
 
     def __str__(self) -> str:
-        """For people: a line for each check, and sentences under those that do not hold or were skipped."""
+        """Return a table with one line per check, followed by its message."""
         lines = [f"{self.kind} {self.target}, {self.setting}", ""]
         width = max((len(o.name) for o in self.outcomes), default=0)
         for o in self.outcomes:
-            status = "BROKEN" if o.status == "broken" else o.status
-            lines.append(f"  {status:<8}{o.name:<{width}}  {o.says}")
-            lines += textwrap.wrap(o.sentence, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
-        held, broken, skipped = len(self.held), len(self.broken), len(self.skipped)
-        return "\n".join([*lines, "", f"{len(self.outcomes)} checks: {held} hold, {broken} broken, {skipped} skipped"])
+            status = "FAILED" if o.status == "failed" else o.status
+            lines.append(f"  {status:<8}{o.name:<{width}}  {o.description}")
+            lines += textwrap.wrap(o.message, WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10)
+        counts = f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+        return "\n".join([*lines, "", f"{len(self.outcomes)} checks: {counts}"])
 
 
-class Suite(Generic[Subject]):
-    """The checks of one kind of thing, in the order in which they were defined.
+class Suite(Generic[Case]):
+    """The checks of one kind of class, in the order of their definition.
 
-    A check is a function of the subject.  Its name is the check's name, the first sentence of its docstring is what
-    the report says of it.  It raises Broken or Skipped; any other error is reported as broken, with the place.
+    The name of the function is the name of the check, and the first sentence of its docstring is its description.
+
+    Args:
+        kind: The name of the kind, for reports.
     """
 
     def __init__(self, kind: str):
         self.kind = kind
-        self.checks: dict[str, Callable[[Subject], None]] = {}
+        self.checks: dict[str, Callable[[Case], None]] = {}
 
-    def check(self, function: Callable[[Subject], None]) -> Callable[[Subject], None]:
-        """Add a check; a decorator."""
+    def check(self, function: Callable[[Case], None]) -> Callable[[Case], None]:
+        """Add a function to the checks; a decorator."""
         self.checks[function.__name__] = function
         return function
 
-    def add(self, name: str, says: str, function: Callable[[Subject], None]) -> None:
-        """Add a check that is one of a family, under a name of its own."""
-        function.__doc__ = says
-        self.checks[name] = function
-
-    def says(self, name: str) -> str:
-        """What a check holds a thing to: the first sentence of its docstring."""
+    def description(self, name: str) -> str:
+        """Return the first sentence of the docstring of a check."""
         return " ".join((self.checks[name].__doc__ or "").split()).split(". ")[0].rstrip(".")
 
-    def outcome(self, name: str, subject: Subject) -> Outcome:
-        """Run one check."""
-        function, says = self.checks[name], self.says(name)
-        try:
-            function(subject)
-        except Broken as broken:
-            return Outcome(name, "broken", says, str(broken))
-        except Skipped as skipped:
-            return Outcome(name, "skipped", says, str(skipped))
-        except ConfigError as refused:
-            return Outcome(name, "broken", says, str(refused))
-        except Exception as error:  # the code of the thing that is checked raises what it likes
-            return Outcome(name, "broken", says, f"it raises {describe_error(error)}")
-        return Outcome(name, "held", says)
+    def outcome(self, name: str, case: Case) -> Outcome:
+        """Run one check.
 
-    def run(self, target: str, setting: str, subject: Subject, only: Iterable[str] | None = None) -> Report:
-        """Run all checks, or `only` those of these names."""
+        Args:
+            name: The name of the check.
+            case: The class to check, with its data.
+        """
+        description = self.description(name)
+        try:
+            self.checks[name](case)
+        except SkipTest as skipped:
+            return Outcome(name, "skipped", description, str(skipped))
+        except Exception as error:  # users' classes may raise anything
+            return Outcome(name, "failed", description, _message(error))
+        return Outcome(name, "passed", description)
+
+    def run(self, target: str, setting: str, case: Case, only: Iterable[str] | None = None) -> Report:
+        """Run checks.
+
+        Args:
+            target: The class, for the report.
+            setting: Data and model, for the report.
+            case: The class to check, with its data.
+            only: The names of the checks to run; None runs all.
+
+        Raises:
+            ConfigError: There is no check of such a name.
+        """
+        require(__debug__, "python -O removes the assertions of the checks: run python without -O")
         names = list(self.checks if only is None else only)
         for name in names:
-            require(name in self.checks, f"no check of an {self.kind} is called {name}: {', '.join(self.checks)}")
-        return Report(self.kind, target, setting, [self.outcome(name, subject) for name in names])
+            require(name in self.checks, f"the checks of kind {self.kind} do not include {name}: choose from "
+                    f"{', '.join(self.checks)}")  # fmt: skip
+        return Report(self.kind, target, setting, [self.outcome(name, case) for name in names])
+
+
+def _message(error: Exception) -> str:
+    """Return the message of a failed assertion or of a ConfigError; describe other exceptions."""
+    is_assertion = isinstance(error, AssertionError) and is_raised_here(error, str(Path(__file__).parent))
+    return str(error) if is_assertion or isinstance(error, ConfigError) else f"it raises {describe_error(error)}"

@@ -1,4 +1,4 @@
-"""What is to be checked: a class, the dotted path of one, or an option of a group of conf."""
+"""Resolve the class that is checked: a class, its dotted path, or an option of a group of conf."""
 
 from __future__ import annotations
 
@@ -9,35 +9,57 @@ import yaml
 
 from fedbench.config.conf_tree import find_conf_dir, group_options
 from fedbench.core.options import require
+from fedbench.simulation.instantiate import make
 
 Target = str | type
 
 
 def path_of(target: Target) -> str:
-    """The dotted path of a class (or the name of an option, as it is); ConfigError for one inside a function."""
+    """Return the dotted path of a class, or a path or option as it is.
+
+    Raises:
+        ConfigError: The class is defined inside a function.
+    """
     if isinstance(target, str):
         return target
     path = f"{target.__module__}.{target.__qualname__}"
-    require("<locals>" not in path, f"{path} stands inside a function: define it at the top of a module")
+    require("<locals>" not in path, f"{path} is defined inside a function: define it at the top level of a module")
     return path
 
 
-def described(group: str, target: Target, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``_target_`` and options: of a class, or those that an option of the group has, with these on top."""
-    name, given = path_of(target), dict(options or {})
-    if name not in group_options(group):
-        return {"_target_": name, **given}
-    text = (find_conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8")
-    return {**entry_of(group, yaml.safe_load(text)), **given}
+def described(
+    group: str, target: Target, options: Mapping[str, Any] | None, base: type | None = None
+) -> dict[str, Any]:
+    """Return `_target_` and options of a class.
+
+    Args:
+        group: The group of conf.
+        target: The class, its dotted path, or an option of the group.
+        options: Arguments of its constructor, which replace those of the option.
+        base: The required base class.
+
+    Raises:
+        ConfigError: The object cannot be built, or is not an instance of the base class.
+    """
+    name, values = path_of(target), dict(options or {})
+    if name in group_options(group):
+        text = (find_conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8")
+        values = {**entry_of(group, yaml.safe_load(text)), **values}
+    else:
+        values = {"_target_": name, **values}
+    if base is not None:
+        expected = f"{base.__module__}.{base.__qualname__}"
+        require(isinstance(make(values, key=group), base), f"{name} is not a subclass of {expected}")
+    return values
 
 
 def entry_of(group: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of an option with its class; a file of conf/callbacks has them below the callback's name.
 
     Raises:
-        ConfigError: The file names no callback, or several.
+        ConfigError: The file does not define exactly one callback.
     """
     if group != "callbacks":
         return values
-    require(len(values) == 1, f"the option names {len(values)} callbacks; one can be checked at a time")
+    require(len(values) == 1, f"the option defines {len(values)} callbacks: check an option that defines one")
     return next(iter(values.values()))

@@ -1,4 +1,4 @@
-"""A task, shown targets of its kind for six clients, one of them without samples, and outputs drawn at random."""
+"""A task with random targets and outputs for six clients, one of which has no test samples."""
 
 from __future__ import annotations
 
@@ -18,28 +18,36 @@ from fedbench.simulation.instantiate import make
 from fedbench.tasks.base import Task
 from fedbench.testing._targets import Target, described, path_of
 
-SIZES = np.array([5, 9, 0, 3, 8, 5])
+SAMPLES = 60  # the first half for training, 5 per client; the others for testing
+TEST_SIZES = np.array([5, 9, 0, 3, 8, 5])
+OFFSETS = np.concatenate(([0], TEST_SIZES.cumsum()))  # the test samples of client i are OFFSETS[i]:OFFSETS[i + 1]
 K, B, CLASSES = 3, 5, 4
-SIDE = 6  # of masks
+SIDE = 6  # pixels of images and masks
 
 
-def examples() -> dict[str, tuple[np.ndarray, int]]:
-    """By kind: targets of 60 samples, half of which are trained on, and the number of classes."""
-    rng, n = np.random.default_rng(0), 60
-    masks = rng.integers(0, CLASSES, (n, SIDE, SIDE))
-    masks[rng.random(masks.shape) < 0.1] = 255  # belongs to no class
-    several = (rng.random((n, CLASSES)) < 0.4).astype(np.float32)
+def random_targets() -> dict[str, tuple[np.ndarray, int]]:
+    """Return targets [SAMPLES, ...] and the number of classes, by kind of task."""
+    rng = np.random.default_rng(0)
+    masks = rng.integers(0, CLASSES, (SAMPLES, SIDE, SIDE))
+    masks[rng.random(masks.shape) < 0.1] = 255  # no class
     return {
-        "classification": (np.arange(n) * 7 % CLASSES, CLASSES),
-        "multilabel": (several, CLASSES),
+        "classification": (np.arange(SAMPLES) * 7 % CLASSES, CLASSES),
+        "multilabel": ((rng.random((SAMPLES, CLASSES)) < 0.4).astype(np.float32), CLASSES),
         "segmentation": (masks, CLASSES),
-        "regression": (rng.normal(2, 3, (n, 1)).astype(np.float32), 1),
+        "regression": (rng.normal(2, 3, (SAMPLES, 1)).astype(np.float32), 1),
     }
 
 
 @dataclass
 class TaskCase:
-    """A task, and the targets that it is shown: values make it; targets [n, ...], of num_classes classes."""
+    """A task and its targets.
+
+    Args:
+        values: `_target_` and options of the task.
+        kind: The kind of targets.
+        targets: The targets [SAMPLES, ...].
+        num_classes: The number of classes.
+    """
 
     values: dict[str, Any]
     kind: str
@@ -47,59 +55,70 @@ class TaskCase:
     num_classes: int
 
     def make(self, targets: np.ndarray | None = None) -> Task:
-        """A new one that has seen the training data."""
+        """Return a new task that is set up on these targets."""
         task = make(self.values).for_targets(self.kind)
         task.setup(self.federation(task, targets))
         return task
 
     def federation(self, task: Task, targets: np.ndarray | None = None) -> Federation:
-        """Six clients: the first 30 samples for training, five each, the others for testing."""
+        """Return a federation of six clients with random inputs."""
         y = torch.from_numpy(self.targets if targets is None else targets)
         generator = torch.Generator().manual_seed(5)
-        pictures = torch.randint(256, (len(y), 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
-        x = pictures if task.has_stochastic_inputs else torch.randn(len(y), 16, generator=generator)
+        images = torch.randint(256, (len(y), 1, SIDE, SIDE), generator=generator, dtype=torch.uint8)
+        x = images if task.has_stochastic_inputs else torch.randn(len(y), 16, generator=generator)
         train = Ragged.from_sizes(np.arange(30), np.full(6, 5))
-        test = Ragged.from_sizes(np.arange(30, 60), SIZES)
+        test = Ragged.from_sizes(np.arange(30, SAMPLES), TEST_SIZES)
         none = Ragged.from_sizes(np.empty(0, np.int64), np.zeros(6, np.int64))
         return Federation(x, y, {"train": train, "val": none, "test": test}, task, self.num_classes)
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, set up."""
+        """Return the task, set up."""
         return self.make()
 
-    def outputs(self, *lead: int, seed: int = 0) -> Tensor:
-        """Random outputs of a model for batches with these leading axes, the last of which are samples."""
-        y = self.batch(lead[-1])
-        shape = self.task.output_shape(y, self.task.outputs(self.num_classes))
-        return torch.randn(*lead[:-1], *shape, generator=torch.Generator().manual_seed(seed))
+    def outputs(self, *shape: int, seed: int = 0) -> Tensor:
+        """Return random outputs of a model for batches of this shape, such as (K, B)."""
+        y = self.batch(shape[-1])
+        output_shape = self.task.output_shape(y, self.task.outputs(self.num_classes))
+        return torch.randn(*shape[:-1], *output_shape, generator=torch.Generator().manual_seed(seed))
 
-    def batch(self, *lead: int) -> Tensor:
-        """Targets with these leading axes, as outputs are compared with them."""
-        count = int(np.prod(lead))
-        return self.compared(0, count).view(*lead, *self.compared(0, 1).shape[1:])
+    def batch(self, *shape: int) -> Tensor:
+        """Return the targets of batches of this shape."""
+        targets = self.targets_of(0, int(np.prod(shape)))
+        return targets.view(*shape, *targets.shape[1:])
 
-    def compared(self, a: int, b: int) -> Tensor:
-        """Targets of samples a to b - 1, or what a task draws instead of them."""
+    def targets_of(self, start: int, stop: int) -> Tensor:
+        """Return the targets of the samples start to stop - 1, or the random targets that the task samples."""
         if not self.task.has_stochastic_inputs:
-            return torch.from_numpy(self.targets[a:b])
-        return self.federation(self.task).gather(torch.arange(a, b))[1]
+            return torch.from_numpy(self.targets[start:stop])
+        return self.federation(self.task).gather(torch.arange(start, stop))[1]
 
     @property
     def class_mask(self) -> Tensor:
-        """Each client's classes: all but one.  # [K, C] bool"""
+        """Return a mask that excludes one class of each client.  # [K, C] bool"""
         mask = torch.ones(K, self.num_classes, dtype=torch.bool)
         mask[torch.arange(K), torch.arange(K) % self.num_classes] = False
         return mask
 
-    def sample_statistics(self, logits: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """What is kept of samples [n], in one batch of one client."""
-        return {name: value[0] for name, value in self.task.sample_statistics(logits[None], y[None]).items()}
+    def sample_statistics(self, start: int = 0, stop: int = 30) -> dict[str, Tensor]:
+        """Return the statistics of the test samples start to stop - 1, computed in one batch."""
+        logits, y = self.test_outputs[None, start:stop], self.test_targets[None, start:stop]
+        return {name: value[0] for name, value in self.task.sample_statistics(logits, y).items()}
 
     @functools.cached_property
-    def tested(self) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Outputs and targets of the six clients' 30 test samples, and where each client's begin."""
-        return self.outputs(30, seed=3), self.compared(30, 60), np.concatenate(([0], SIZES.cumsum()))
+    def test_outputs(self) -> Tensor:
+        """Return random outputs for the test samples of all clients.  # [30, ...]"""
+        return self.outputs(30, seed=3)
+
+    @functools.cached_property
+    def test_targets(self) -> Tensor:
+        """Return the targets of the test samples of all clients.  # [30, ...]"""
+        return self.targets_of(30, SAMPLES)
+
+    @functools.cached_property
+    def scores(self) -> dict[str, np.ndarray]:
+        """Return the test scores of all clients."""
+        return self.task.scores(self.sample_statistics(), OFFSETS)
 
 
 def case_for(
@@ -108,19 +127,23 @@ def case_for(
     targets: np.ndarray | None = None,
     num_classes: int | None = None,
 ) -> TaskCase:
-    """The task with the first targets that it takes; ConfigError where there are none."""
+    """Return the task with the first targets that it accepts.
+
+    Raises:
+        ConfigError: The task cannot be built, or accepts no targets.
+    """
     values = described("task", target, options)
     built = make(values)
-    require(hasattr(built, "for_targets"), f"{path_of(target)} is no task (a subclass of fedbench.tasks.base.Task)")
-    own, kind = targets, getattr(built, "kind", "")
-    if own is None and isinstance(built, Task):
-        own, num_classes = built.example_targets(np.random.default_rng(0), 60, CLASSES), CLASSES
-    given = examples() if own is None else {kind: (own, num_classes or 1)}
+    message = f"{path_of(target)} is not a task (a subclass of fedbench.tasks.base.Task)"
+    require(hasattr(built, "for_targets"), message)
+    if targets is None and isinstance(built, Task):
+        targets, num_classes = built.example_targets(np.random.default_rng(0), SAMPLES, CLASSES), CLASSES
+    examples = random_targets() if targets is None else {getattr(built, "kind", ""): (targets, num_classes or 1)}
     reason = ""
-    for kind, (y, classes) in given.items():
+    for kind, (y, classes) in examples.items():
         try:
             built.for_targets(kind).check(y, classes)
             return TaskCase(values, kind, y, classes)
         except ConfigError as refused:
             reason = str(refused)
-    raise ConfigError(f"{path_of(target)} takes none of the targets that it was shown: {reason}; say targets=")
+    raise ConfigError(f"{path_of(target)} accepts none of the example targets: {reason}; pass targets=")

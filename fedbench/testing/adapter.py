@@ -1,7 +1,7 @@
-"""What every adapter keeps: a frozen backbone, and one result whichever way many clients are computed.
+"""Checks of adapters: a frozen backbone, and results that do not depend on how clients are computed.
 
-An adapter is tried in a small vision transformer: two blocks with linear layers `attn.qkv`, `attn.proj`, `mlp.0` and
-`mlp.2`, layer norms, and a head.
+The model is a small vision transformer with two blocks, whose layers are `attn.qkv`, `attn.proj`, `mlp.0`, `mlp.2` and
+layer norms, and a head.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import SkipTest
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
 from fedbench.adapters.base import Adapter
-from fedbench.core.options import require
+from fedbench.core.options import listed
 from fedbench.engine.federation import Federation
 from fedbench.engine.optim import SGD
 from fedbench.nn.batched_operators import ForwardContext
@@ -27,58 +28,63 @@ from fedbench.simulation.build_model import model as build_model
 from fedbench.simulation.instantiate import make
 from fedbench.testing._cases import TINY, composed
 from fedbench.testing._federation import CPU, all_clients, engine_on, ragged
-from fedbench.testing._suite import Broken, Report, Skipped, Suite
+from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-K, B = 3, 5  # clients, samples of a batch
+K, B = 3, 5
 MODEL = ("model=vit_tiny", *TINY["vit_tiny"], "model.depth=2")
-CLOSE = 1e-4  # of the largest number
+TOLERANCE = 1e-4  # relative to the largest value
 
 
 @dataclass
 class AdapterCase:
-    """An adapter, and three clients with images."""
+    """An adapter, given by `_target_` and options, and three clients with images."""
 
     values: dict[str, Any]
 
     @functools.cached_property
     def federation(self) -> Federation:
-        """Three clients of 4 to 12 samples."""
+        """Return three clients of 4 to 12 samples."""
         return Federation.build(*ragged(sizes=(8, 4, 12)), CPU)
 
-    def cfg(self, seed: int = 0) -> DictConfig:
-        """A run's configuration."""
+    @functools.cached_property
+    def cfg(self) -> DictConfig:
+        """Return the configuration of a run."""
         cfg = composed("algorithm=fedavg", *MODEL).copy()
-        cfg.adapter, cfg.seed = self.values, seed
+        cfg.adapter = self.values
         return cfg
 
-    def flat(self, seed: int = 0) -> FlatModel:
-        """A new adapted model."""
-        return build_model(self.cfg(seed), self.federation)
+    def adapter(self) -> Adapter:
+        """Return a new adapter."""
+        return make(self.values, key="adapter")
+
+    def flat(self) -> FlatModel:
+        """Return a new model with the adapter."""
+        return build_model(self.cfg, self.federation)
 
     @functools.cached_property
     def bare(self) -> FlatModel:
-        """The model without it."""
+        """Return the model without the adapter."""
         return build_model(composed("algorithm=fedavg", *MODEL), self.federation)
 
-    def mapped(self) -> FlatModel:
-        """A new one, computed by torch.vmap: a layer with a hook is in no program."""
-        module = self.flat().module
-        module.get_submodule("embed").register_forward_hook(lambda *_: None)
-        return FlatModel(module, {})
-
-    def trained(self, plan: str) -> tuple[FlatModel, Tensor]:
-        """A new one, and what two epochs from its first row make of it for each client.  # [K, P]"""
+    def train(self, plan: str) -> tuple[FlatModel, Tensor]:
+        """Return a new model, and the rows after two epochs.  # [K, P]"""
         model = self.flat()
         engine = engine_on(self.federation, model, SGD(lr=0.1, momentum=0.9), plan=plan, batch_size=4, epochs=2)
         return model, all_clients(engine).train(model.init_row()).theta
 
     def inputs(self) -> Tensor:
-        """Five images for each client.  # [K, B, ...]"""
+        """Return five images of each client.  # [K, B, ...]"""
         index = torch.from_numpy(self.federation.splits["train"].indices[: K * B]).view(K, B)
         images, _ = self.federation.gather(index)
         assert isinstance(images, Tensor)
         return images
+
+    @functools.cached_property
+    def together(self) -> tuple[Tensor, Tensor]:
+        """Return logits and gradients of three clients that are computed together."""
+        model = self.flat()
+        return _logits_and_gradients(model, rows_of(model), self.inputs())
 
 
 SUITE: Suite[AdapterCase] = Suite("adapter")
@@ -87,147 +93,152 @@ SUITE: Suite[AdapterCase] = Suite("adapter")
 def check_adapter(
     target: Target, options: Mapping[str, Any] | None = None, *, only: Iterable[str] | None = None
 ) -> Report:
-    """Check an adapter: its class, its dotted path, or the name of an option of conf/adapter.
+    """Check an adapter.
 
-    options: of its constructor.  only: the names of some checks.  ConfigError where it cannot be built, or finds no
-    layer that it can adapt.
+    Args:
+        target: Its class, its dotted path, or an option of conf/adapter.
+        options: Arguments of its constructor.
+        only: The names of the checks to run; None runs all.
+
+    Returns:
+        The result of every check.
+
+    Raises:
+        ConfigError: The adapter cannot be built, or finds no layer to adapt.
     """
-    case = case_for(target, options)
-    return SUITE.run(path_of(target), f"in a small vision transformer, for {K} clients of 4 to 12 images", case, only)
+    setting = f"in a small vision transformer, for {K} clients of 4 to 12 images"
+    return SUITE.run(path_of(target), setting, case_for(target, options), only)
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> AdapterCase:
-    """The adapter; ConfigError where it cannot be built, is none, or adapts nothing."""
-    case = AdapterCase(described("adapter", target, options))
-    words = f"{path_of(target)} is no adapter (a subclass of fedbench.adapters.base.Adapter)"
-    require(isinstance(make(case.values, key="adapter"), Adapter), words)
+    """Return the case of an adapter.
+
+    Raises:
+        ConfigError: It cannot be built, is not an Adapter, or adapts no layer.
+    """
+    case = AdapterCase(described("adapter", target, options, Adapter))
     case.flat()
     return case
 
 
 def rows_of(model: FlatModel) -> Tensor:
-    """Three clients' rows, away from the initialization.  # [K, P]"""
+    """Return rows of three clients at some distance from the initialization.  # [K, P]"""
     generator = torch.Generator().manual_seed(1)
     return model.init_row() + 0.3 * torch.randn(K, model.size, generator=generator)
 
 
-def _computed(model: FlatModel, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and gradients of rows [k, P] on inputs [k, B, ...], in training mode."""
+def _logits_and_gradients(model: FlatModel, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits and gradients of rows [k, P] on inputs [k, B, ...] in training mode."""
     leaf = rows.clone().requires_grad_()
     logits = model.apply(model.named(leaf), x, True, ForwardContext(True))
     return logits.detach(), torch.autograd.grad(logits.square().sum(), leaf)[0]
 
 
-def _away(a: Tensor, b: Tensor) -> float:
-    """The largest difference, as a share of the largest number."""
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference, relative to the largest value of b."""
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12))
 
 
-# -- what learns -----------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------------
 @SUITE.check
 def a_row_holds_what_learns(case: AdapterCase) -> None:
-    """All that is added learns, and of the model's own parameters those alone that it says."""
-    adapter, module = make(case.values, key="adapter"), copy.deepcopy(case.bare.module)
+    """All parameters of the adapter are trained, and of the model only those that `train` names."""
+    adapter, module = case.adapter(), copy.deepcopy(case.bare.module)
     new, parameters = adapter.insert(module), dict(module.named_parameters())
     if not new:
-        raise Skipped("it adds nothing")
-    idle = [name for name in new if not parameters[name].requires_grad]
-    if idle:
-        raise Broken(f"{idle[0]} is new and does not learn: what `adapt` adds must require a gradient")
-    said = [name for name in parameters if any(fnmatch.fnmatch(name, pattern) for pattern in adapter.train)]
-    others = [name for name, p in parameters.items() if p.requires_grad and name not in {*new, *said}]
-    if others:
-        raise Broken(f"{others[0]} is the model's own and learns: leave `insert` to the base class, which freezes all")
+        raise SkipTest("it adds nothing")
+    frozen = [name for name in new if not parameters[name].requires_grad]
+    assert not frozen, f"{listed(frozen)}: new, but not trained; parameters that `adapt` adds must require a gradient"
+    named = {name for name in parameters if any(fnmatch.fnmatch(name, pattern) for pattern in adapter.train)}
+    others = [name for name, p in parameters.items() if p.requires_grad and name not in {*new, *named}]
+    assert not others, f"{listed(others)}: trained, but part of the model; do not override `insert`, which freezes it"
 
 
 @SUITE.check
 def the_backbone_stays(case: AdapterCase) -> None:
-    """Training changes nothing outside the row."""
-    model = case.flat()
-    before = {n: t.clone() for n, t in model.module.state_dict().items()}
-    model, _ = case.trained("vmap")
-    after = model.module.state_dict()
-    changed = [n for n, t in before.items() if not torch.equal(t, after[n])]
-    if changed:
-        raise Broken(f"{changed[0]} is not what it was before training: write to nothing in `forward`")
+    """Training changes only the row."""
+    before = {name: t.clone() for name, t in case.flat().module.state_dict().items()}
+    model, _ = case.train("vmap")
+    changed = [name for name, t in model.module.state_dict().items() if not torch.equal(t, before[name])]
+    assert not changed, f"training changes {listed(changed)}: do not write to parameters and buffers in `forward`"
 
 
 @SUITE.check
 def what_is_added_learns(case: AdapterCase) -> None:
-    """Every parameter of the column group adapter moves in two epochs."""
-    model, theta = case.trained("vmap")
+    """Two epochs change every parameter of the column group adapter."""
+    model, theta = case.train("vmap")
     if "adapter" not in model.columns:
-        raise Skipped("it adds nothing")
-    start = model.init_row()
-    spans = [(n, a, b) for n, (a, b) in model.spans.items() if model.columns["adapter"].overlaps(a, b)]
-    still = [n for n, a, b in spans if torch.equal(theta[:, a:b], start[a:b].expand(K, -1))]
-    if still:
-        raise Broken(f"{still[0]} has no gradient: is it used in `forward`, and not detached?")
+        raise SkipTest("it adds nothing")
+    start, columns = model.init_row(), model.columns["adapter"]
+    spans = {name: (a, b) for name, (a, b) in model.spans.items() if columns.overlaps(a, b)}
+    unchanged = [name for name, (a, b) in spans.items() if torch.equal(theta[:, a:b], start[a:b].expand(K, -1))]
+    assert not unchanged, f"{listed(unchanged)}: no gradient; use it in `forward`, and do not detach it"
 
 
-# -- how it begins ---------------------------------------------------------------------------------------
+# -- initialization --------------------------------------------------------------------------------------
 @SUITE.check
 def outputs_are_the_models_at_first(case: AdapterCase) -> None:
-    """Where it says that it is neutral, a model that was just adapted computes what it did before."""
-    if not make(case.values, key="adapter").neutral:
-        raise Skipped("it does not say that it is neutral")
+    """If the attribute `neutral` is set, the initial adapter does not change the outputs of the model."""
+    if not case.adapter().neutral:
+        raise SkipTest("its attribute `neutral` is false")
     model, x = case.flat(), case.inputs()[0]
-    away = _away(model.predict(model.init_row(), x), case.bare.predict(case.bare.init_row(), x))
-    if away > CLOSE:
-        raise Broken(
-            f"`neutral` is set, and at first the logits are {away:.2g} of the largest one away from the bare model's: "
-            "begin with zeros in the last layer, or set neutral = False"
-        )
+    distance = _distance(model.predict(model.init_row(), x), case.bare.predict(case.bare.init_row(), x))
+    assert distance <= TOLERANCE, (
+        f"`neutral` is set, but the initial logits differ from those of the model by {distance:.2g} of the largest: "
+        "initialize the last layer with zeros, or set neutral = False"
+    )
 
 
 @SUITE.check
 def draws_are_keyed(case: AdapterCase) -> None:
-    """Initial values depend on the seed alone."""
+    """Initial values depend on the seed of the run only."""
     torch.manual_seed(1)
-    first = case.flat()
+    first = case.flat().module.state_dict()
     torch.manual_seed(2)
-    second = case.flat()
-    for (name, a), b in zip(first.module.state_dict().items(), second.module.state_dict().values()):
-        if not torch.equal(a, b):
-            raise Broken(
-                f"{name} begins otherwise when the model is made again: draw from torch's generator in `adapt`"
-            )
+    second = case.flat().module.state_dict()
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert not different, (
+        f"{listed(different)}: other initial values in a second model; use torch's generator in `adapt`"
+    )
 
 
-# -- ways through the model ------------------------------------------------------------------------------
+# -- execution -------------------------------------------------------------------------------------------
 @SUITE.check
 def clients_are_independent(case: AdapterCase) -> None:
-    """Logits and gradients of a client are the same alone and among three."""
+    """Logits and gradients of a client are the same alone and with other clients."""
     model, x = case.flat(), case.inputs()
-    _agree(case, "alone", lambda i: _computed(model, rows_of(model)[i : i + 1], x[i : i + 1]))
+    rows = rows_of(model)
+    for i in range(K):
+        _compare_with_together(case, _logits_and_gradients(model, rows[i : i + 1], x[i : i + 1]), i, "computed alone")
 
 
 @SUITE.check
 def mapped_over_clients(case: AdapterCase) -> None:
-    """Logits and gradients are the same when the module is mapped over clients by torch.vmap."""
-    mapped, x = case.mapped(), case.inputs()
-    found = _computed(mapped, rows_of(mapped), x)
-    _agree(case, "mapped by torch.vmap", lambda i: (found[0][i : i + 1], found[1][i : i + 1]))
-
-
-def _agree(case: AdapterCase, how: str, one: Callable[[int], tuple[Tensor, Tensor]]) -> None:
-    """Broken unless the model, for three clients at once, gives what one(i) gives of client i."""
-    model, x = case.flat(), case.inputs()
-    many = _computed(model, rows_of(model), x)
+    """Logits and gradients are the same if the module is mapped over clients by torch.vmap."""
+    module = case.flat().module
+    module.get_submodule("embed").register_forward_hook(lambda *_: None)  # modules with hooks are not traced
+    mapped = FlatModel(module, {})
+    logits, gradients = _logits_and_gradients(mapped, rows_of(mapped), case.inputs())
     for i in range(K):
-        for what, a, b in zip(("logits", "gradients"), many, one(i)):
-            if _away(a[i : i + 1], b) > CLOSE:
-                raise Broken(
-                    f"a client's {what} are others {how} than among {K}, by {_away(a[i : i + 1], b):.2g} of the "
-                    "largest: let `forward` compute each sample from itself and the layer's parameters"
-                )
+        _compare_with_together(case, (logits[i : i + 1], gradients[i : i + 1]), i, "mapped by torch.vmap")
+
+
+def _compare_with_together(case: AdapterCase, found: tuple[Tensor, Tensor], i: int, condition: str) -> None:
+    """Compare logits and gradients of client i with those of all clients together."""
+    for name, a, b in zip(("logits", "gradients"), case.together, found):
+        distance = _distance(a[i : i + 1], b)
+        assert distance <= TOLERANCE, (
+            f"the {name} of a client {condition} differ from those of {K} clients together by {distance:.2g} of the "
+            "largest: compute each sample in `forward` from itself and the parameters of the layer"
+        )
 
 
 @SUITE.check
 def plans_agree(case: AdapterCase) -> None:
-    """Trained rows are the same by the loop, in threads, and all at once."""
-    _, expected = case.trained("loop")
+    """Trained rows are the same for one client at a time, in threads, and for all clients at once."""
+    _, expected = case.train("loop")
     for plan in ("threads", "vmap"):
-        away = _away(case.trained(plan)[1], expected)
-        if away > CLOSE:
-            raise Broken(f"rows trained by executor={plan} are {away:.2g} of the largest number away from the loop's")
+        distance = _distance(case.train(plan)[1], expected)
+        assert distance <= TOLERANCE, (
+            f"rows trained by executor={plan} differ from those of executor=loop by {distance:.2g} of the largest value"
+        )

@@ -1,6 +1,6 @@
-"""The contract of callbacks: they watch a run, and change nothing in it.
+"""Checks of callbacks, which must not change the run that they observe.
 
-A callback is tried in runs of FedAvg on digits, with four clients and three rounds.
+The runs train FedAvg on digits, with four clients and three rounds.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 from torch import Tensor
 
-from fedbench.core.options import require
 from fedbench.simulation import checkpoint, simulator
 from fedbench.simulation.callbacks.base import Callback, Status
 from fedbench.simulation.callbacks.checkpoint import Checkpoint
@@ -28,7 +26,7 @@ from fedbench.simulation.instantiate import make
 from fedbench.simulation.run_state import Simulation
 from fedbench.simulation.stop_signals import StopSignals
 from fedbench.testing._cases import composed
-from fedbench.testing._suite import Broken, Report, Suite
+from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
 ROUNDS = 3
@@ -37,12 +35,11 @@ RUN = (
     *(f"rounds={ROUNDS}", "clients_per_round=2", "local.epochs=1", "local.batch_size=64", "eval.every=2"),
     *("hardware.device=cpu", "hardware.executor=vmap", "tracking=disabled"),
 )
-PLAIN = (bool, int, float, str, list, dict, tuple, set, type(None))
-HOOK = "callbacks.checked"
+PLAIN = bool | int | float | str | list | dict | tuple | set | None
 
 
 class StopAfter(StopSignals):
-    """Ask for a stop after a round, as a signal would."""
+    """Request a stop after a round, like a signal."""
 
     def __init__(self, sim: Simulation, round: int):
         self.sim, self.round = sim, round
@@ -52,52 +49,50 @@ class StopAfter(StopSignals):
         return self.sim.done >= self.round
 
 
-class Watched(Callback):
-    """Pass hooks on, and keep the states that the callback returns."""
+class Recorded(Callback):
+    """Call another callback, and record the states that it returns for checkpoints."""
 
-    name = HOOK
+    name = "callbacks.checked"
 
     def __init__(self, callback: Callback):
         self.callback, self.states = callback, []
+        self.on_evaluation = callback.on_evaluation  # type: ignore[method-assign]
+        self.on_round_end = callback.on_round_end  # type: ignore[method-assign]
+        self.on_end = callback.on_end  # type: ignore[method-assign]
 
     def on_start(self, run: Simulation, saved: str | None) -> None:
-        """Pass the start on."""
+        """Pass the saved state on."""
         self.callback.on_start(run, None if saved is None else json.loads(saved))
 
-    def on_evaluation(self, run: Simulation, metrics: Mapping[str, float], clients: Mapping[str, np.ndarray]) -> None:
-        """Pass the scores on."""
-        self.callback.on_evaluation(run, metrics, clients)
-
-    def on_round_end(self, run: Simulation, costs: Mapping[str, float]) -> None:
-        """Pass the costs on."""
-        self.callback.on_round_end(run, costs)
-
     def on_checkpoint(self, run: Simulation) -> str | None:
-        """Keep the state, and return it as JSON."""
-        self.states.append(copy.deepcopy(state := self.callback.on_checkpoint(run)))
+        """Record the state, and return it as JSON."""
+        state = self.callback.on_checkpoint(run)
+        self.states.append(copy.deepcopy(state))
         try:
             return None if state is None else json.dumps(state)
         except (TypeError, ValueError):
-            return None  # reported by state_is_json
-
-    def on_end(self, run: Simulation, status: Status, summary: Mapping[str, Any]) -> None:
-        """Pass the end on."""
-        self.callback.on_end(run, status, summary)
+            return None  # the check state_is_json fails
 
 
 @dataclass
-class Played:
-    """A finished run: its folder's tables, its last scores, its trained state, its callback."""
+class Results:
+    """The results of a finished run: its tables, summary.json, the state of the method, and the callback."""
 
     tables: dict[str, bytes]
     summary: dict[str, Any]
     state: dict[str, Tensor]
-    watched: Watched | None
+    recorded: Recorded
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the last state for checkpoints, and the public attributes of the callback that have plain types."""
+        values = vars(self.recorded.callback).items()
+        public = {f"self.{name}": v for name, v in values if not name.startswith("_") and isinstance(v, PLAIN)}
+        return {"the state of on_checkpoint": self.recorded.states[-1], **public}
 
 
 @dataclass
 class CallbackCase:
-    """A callback, and folders for runs."""
+    """A callback, given by `_target_` and options, and a folder for runs."""
 
     values: dict[str, Any]
     scratch: tempfile.TemporaryDirectory = field(default_factory=tempfile.TemporaryDirectory)
@@ -110,47 +105,52 @@ class CallbackCase:
         """Return a new, empty folder."""
         return Path(tempfile.mkdtemp(dir=self.scratch.name))
 
-    def cfg(self) -> DictConfig:
-        """Return the configuration of a run."""
+    def prepare(self, folder: Path, saved: dict[str, Any] | None = None, write: bool = False) -> Simulation:
+        """Return a run before its first round, or at the round of a checkpoint."""
         cfg = composed(*RUN).copy()
         cfg.output_dir = self.scratch.name
         cfg.callbacks = {"checked": self.values}
-        return cfg
+        return simulator.prepare(cfg, folder, saved, write=write)
 
-    def play(self, folder: Path, upto: int = ROUNDS, watch: bool = True) -> Played:
-        """Run, or resume, up to a round, which is interrupted unless it is the last one."""
+    def run(self, folder: Path, callback: Callback, stop: int = ROUNDS) -> Results:
+        """Start or resume a run with a callback, and interrupt it after round `stop` unless that is the last one."""
         saved = checkpoint.load(folder) if (folder / checkpoint.NAME).is_file() else None
-        sim = simulator.prepare(self.cfg(), folder, saved, write=True)
-        watched = Watched(self.make()) if watch else None
-        others = [Tables(), *([] if watched is None else [watched])]
-        callbacks = [*others, Checkpoint(1, others)]
+        sim = self.prepare(folder, saved, write=True)
+        tables, recorded = Tables(), Recorded(callback)
+        callbacks = [tables, recorded, Checkpoint(1, [tables, recorded])]
         status: Status = "finished"
-        for callback in callbacks:
-            callback.on_start(sim, (saved or {}).get(callback.name))
+        for each in callbacks:
+            each.on_start(sim, (saved or {}).get(each.name))
         try:
-            simulator.run_rounds(sim, callbacks, StopAfter(sim, upto), time.monotonic())
+            simulator.run_rounds(sim, callbacks, StopAfter(sim, stop), time.monotonic())
         except KeyboardInterrupt:
             status = "interrupted"
         summary = simulator.end(sim, callbacks, status)
-        tables = {name: (folder / name).read_bytes() for name in ("metrics.csv", "clients.csv")}
-        return Played(tables, summary, sim.algorithm.state_dict(), watched)
+        contents = {name: (folder / name).read_bytes() for name in ("metrics.csv", "clients.csv")}
+        return Results(contents, summary, sim.algorithm.state_dict(), recorded)
 
     @functools.cached_property
-    def without(self) -> Played:
-        """A run without the callback."""
-        return self.play(self.folder(), watch=False)
+    def without(self) -> Results:
+        """Return the results without the callback."""
+        return self.run(self.folder(), Callback())
 
     @functools.cached_property
-    def whole(self) -> tuple[Played, Played]:
-        """Two runs with the callback."""
-        return self.play(self.folder()), self.play(self.folder())
+    def complete(self) -> tuple[Results, Results]:
+        """Return the results of two runs with the callback."""
+        return self.run(self.folder(), self.make()), self.run(self.folder(), self.make())
 
     @functools.cached_property
-    def resumed(self) -> Played:
-        """A run that was interrupted after its second round."""
+    def resumed(self) -> Results:
+        """Return the results of a run that was interrupted after its second round and resumed."""
         folder = self.folder()
-        self.play(folder, upto=2)
-        return self.play(folder)
+        self.run(folder, self.make(), stop=2)
+        return self.run(folder, self.make())
+
+    def started(self) -> tuple[Callback, Simulation]:
+        """Return a new callback after its hook on_start, and its run."""
+        callback, sim = self.make(), self.prepare(self.folder())
+        callback.on_start(sim, None)
+        return callback, sim
 
 
 SUITE: Suite[CallbackCase] = Suite("callback")
@@ -162,9 +162,12 @@ def check_callback(
     """Check a callback.
 
     Args:
-        target: Its class, the dotted path of the class, or an option of conf/callbacks.
-        options: Options of its constructor.
-        only: Names of checks.  Default: all.
+        target: Its class, its dotted path, or an option of conf/callbacks.
+        options: Arguments of its constructor.
+        only: The names of the checks to run; None runs all.
+
+    Returns:
+        The result of every check.
 
     Raises:
         ConfigError: The callback cannot be built.
@@ -174,92 +177,84 @@ def check_callback(
 
 
 def case_for(target: Target, options: Mapping[str, Any] | None = None) -> CallbackCase:
-    """Return the callback's case; ConfigError if it cannot be built, or is none."""
-    case = CallbackCase(described("callbacks", target, options))
-    words = f"{path_of(target)} is no callback (a subclass of fedbench.simulation.callbacks.base.Callback)"
-    require(isinstance(case.make(), Callback), words)
-    return case
+    """Return the case of a callback.
+
+    Raises:
+        ConfigError: It cannot be built, or is not a Callback.
+    """
+    return CallbackCase(described("callbacks", target, options, Callback))
 
 
 @SUITE.check
 def hooks_succeed(case: CallbackCase) -> None:
-    """Every hook returns in a run of three rounds."""
-    assert case.whole
+    """No hook raises an exception in a run of three rounds."""
+    assert len(case.complete) == 2
 
 
 @SUITE.check
 def results_stay(case: CallbackCase) -> None:
-    """Tables, last scores and the trained state are bit for bit those of a run without the callback."""
-    played, other = case.whole[0], case.without
-    for name, content in other.tables.items():
-        if played.tables.get(name) != content:
-            raise Broken(f"{name} differs from that of a run without the callback: hooks must not change the run")
+    """Tables, scores and the state of the method equal those of a run without the callback, bit for bit."""
+    results, expected = case.complete[0], case.without
+    for name, content in expected.tables.items():
+        assert results.tables.get(name) == content, (
+            f"{name} differs from that of a run without the callback: hooks must not change the run"
+        )
     for key in ("last", "best"):
-        if json.dumps(played.summary[key], default=str) != json.dumps(other.summary[key], default=str):
-            raise Broken(f"the scores in {key} of summary.json differ: copy metrics before changing them")
-    for name, value in other.state.items():
-        if not played.state[name].equal(value):
-            raise Broken(f"the server's state {name} differs: hooks must not write to run.algorithm")
+        assert json.dumps(results.summary[key], default=str) == json.dumps(expected.summary[key], default=str), (
+            f"the scores in {key} of summary.json differ: copy metrics before changing them"
+        )
+    for name, value in expected.state.items():
+        assert results.state[name].equal(value), f"the server's state {name} differs: do not write to run.algorithm"
 
 
 @SUITE.check
 def state_is_json(case: CallbackCase) -> None:
-    """The state for the checkpoint is numbers, text, lists and dicts of them, so that nothing is pickled."""
-    watched = case.whole[0].watched
-    for state in watched.states if watched else ():
+    """The state for checkpoints consists of numbers, text, lists and dicts, which JSON can represent."""
+    for state in case.complete[0].recorded.states:
         try:
-            same = json.loads(json.dumps(state)) == state
+            restored = json.loads(json.dumps(state))
         except (TypeError, ValueError) as error:
-            raise Broken(f"on_checkpoint returns what JSON cannot hold: {error}") from None
-        if not same:
-            raise Broken("on_checkpoint returns what JSON changes, such as a tuple or a dict with numbers as keys")
+            raise AssertionError(
+                f"on_checkpoint returns a value that JSON cannot represent ({error}): return numbers, text, lists and "
+                "dicts"
+            ) from None
+        assert restored == state, (
+            "on_checkpoint returns a value that JSON changes: use lists instead of tuples, and text as keys of dicts"
+        )
 
 
 @SUITE.check
 def resume(case: CallbackCase) -> None:
-    """After an interruption the state goes on as if there had been none."""
-    (first, second), resumed = case.whole, case.resumed
-    if resumed.tables != case.without.tables:
-        raise Broken("the tables of a resumed run differ from those of an uninterrupted one")
-    a, b, c = (_final(played) for played in (first, second, resumed))
-    for name in a:
-        if a[name] == b.get(name) != c.get(name):
-            raise Broken(
-                f"{name} is {c.get(name)!r} after a resume, and {a[name]!r} without an interruption: return it in "
-                "on_checkpoint, and take it from saved in on_start (or name it with an underscore)"
-            )
-
-
-def _final(played: Played) -> dict[str, Any]:
-    """Return the last state, and the plain attributes without an underscore."""
-    watched = played.watched
-    if watched is None:
-        return {}
-    plain = {f"self.{k}": v for k, v in vars(watched.callback).items() if k[0] != "_" and isinstance(v, PLAIN)}
-    return {"the state of on_checkpoint": watched.states[-1], **plain}
+    """A resumed run gives the same tables, and the callback has the same state as without interruption."""
+    first, second = (results.attributes() for results in case.complete)
+    assert case.resumed.tables == case.without.tables, "the tables of a resumed run differ from an uninterrupted one"
+    resumed = case.resumed.attributes()
+    for name, value in first.items():
+        is_repeatable = value == second.get(name)  # unlike times, for example
+        assert not is_repeatable or resumed.get(name) == value, (
+            f"{name} is {resumed.get(name)!r} after resuming, and {value!r} without an interruption: return it in "
+            "on_checkpoint and restore it in on_start, or begin its name with an underscore"
+        )
 
 
 @SUITE.check
 def an_early_end_is_no_error(case: CallbackCase) -> None:
-    """A run may fail before its first evaluation, and on_end returns."""
-    folder = case.folder()
-    sim = simulator.prepare(case.cfg(), folder, None)
-    callback = case.make()
-    callback.on_start(sim, None)
+    """The hook on_end raises no exception if a run fails before its first evaluation."""
+    callback, sim = case.started()
     simulator.end(sim, [callback], "failed")
 
 
 @SUITE.check
 def scores_that_are_not_finite(case: CallbackCase) -> None:
-    """A score may be NaN or infinite, and a cost may be missing."""
-    folder = case.folder()
-    sim = simulator.prepare(case.cfg(), folder, None)
-    callback = case.make()
-    callback.on_start(sim, None)
+    """Hooks accept scores that are NaN or infinite, and costs that are None."""
+    callback, sim = case.started()
     sim.done = 1
     nan, inf = float("nan"), float("inf")
-    columns = {"client": np.arange(4), "personal/accuracy": np.array([0.5, nan, nan, 1.0]), "personal/loss": [inf] * 4}
-    clients = {name: np.asarray(values) for name, values in columns.items()}
+    clients = {
+        "client": np.arange(4),
+        "personal/accuracy": np.array([0.5, nan, nan, 1.0]),
+        "personal/loss": np.full(4, inf),
+    }
     callback.on_evaluation(sim, {"train/loss": inf, "personal/accuracy": nan, "personal/loss": inf}, clients)
     callback.on_round_end(sim, {"steps": 0, "train_s": 0.0, "images_per_s": 0.0, "peak_memory_mb": None})  # type: ignore[dict-item]
     callback.on_checkpoint(sim)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import torch
@@ -15,19 +16,18 @@ from torch import Tensor
 
 from fedbench.compression._scaled import contractive
 from fedbench.compression.base import FLOAT, Compressor, Message, Span
-from fedbench.core.options import require
 from fedbench.core.rng import RowRandom
 from fedbench.core.rows import RowStore
 from fedbench.simulation.instantiate import make
 from fedbench.testing import _probes as probes
 from fedbench.testing._federation import CPU
-from fedbench.testing._suite import Broken, Report, Skipped, Suite
+from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
 K, SIZE = 5, 300
 SIZES = (1, 2, 37, SIZE)
 SPANS: dict[str, Span] = {"weight": (0, 200, (10, 20)), "bias": (200, 210, (10,)), "conv": (210, SIZE, (6, 3, 5))}
-DRAWS, ROUNDS = 4000, 600
+SEEDS, ROUNDS = 4000, 600
 
 
 @dataclass
@@ -46,10 +46,14 @@ class CompressionCase:
         compressor.setup(store(len(message.ids)), message.of(0, 0))
         return compressor
 
-    def send(self, x: Tensor, message: Message, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def send(self, x: Tensor, message: Message) -> tuple[Tensor, Tensor]:
         """Return the received rows and the bits of rows x from a new compressor."""
-        draws = RowRandom(keys_of(message) if keys is None else keys)
-        return self.ready(message)(x, draws, message)
+        return self.ready(message)(x, RowRandom(keys_of(message)), message)
+
+    def streams(self, x: Tensor, message: Message) -> list[bytes]:
+        """Return the encoded stream of each row from a new compressor."""
+        ones = [message.of(i, i + 1) for i in range(len(x))]
+        return [self.ready(message).encode(row, RowRandom(keys_of(one)), one) for row, one in zip(x, ones)]
 
 
 SUITE: Suite[CompressionCase] = Suite("compression")
@@ -63,10 +67,10 @@ def check_compression(
     Args:
         target: Its class, its dotted path, or the name of an option of conf/compression.
         options: Arguments of its constructor.
-        only: Names of the checks to run; None runs all.
+        only: The names of the checks to run; None runs all.
 
     Returns:
-        The outcome of every check.
+        The result of every check.
 
     Raises:
         ConfigError: The compressor cannot be built.
@@ -81,10 +85,7 @@ def case_for(target: Target, options: Mapping[str, Any] | None = None) -> Compre
     Raises:
         ConfigError: It cannot be built, or is not a Compressor.
     """
-    case = CompressionCase(described("compression", target, options))
-    message = f"{path_of(target)} is not a subclass of fedbench.compression.base.Compressor"
-    require(isinstance(case.make(), Compressor), message)
-    return case
+    return CompressionCase(described("compression", target, options, Compressor))
 
 
 def store(num_clients: int) -> RowStore:
@@ -104,9 +105,10 @@ def keys_of(message: Message, seed: int = 0) -> Tensor:
 
 def rows_of(size: int, clients: int = K) -> Tensor:
     """Return rows of different magnitudes, with some zeros and equal values.  # [clients, size]"""
-    draws = RowRandom(torch.arange(clients) + 31)
-    x = draws.normal(size) * 10.0 ** torch.arange(-2, clients - 2)[:, None]
-    return torch.where(draws.uniform(size) < 0.1, 0, torch.where(draws.uniform(size) < 0.1, x[:, :1], x))
+    random = RowRandom(torch.arange(clients) + 31)
+    x = random.normal(size) * 10.0 ** torch.arange(-2, clients - 2)[:, None]
+    is_zero, is_first_value = random.uniform(size) < 0.1, random.uniform(size) < 0.1
+    return torch.where(is_zero, 0, torch.where(is_first_value, x[:, :1], x))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -124,15 +126,13 @@ def rows_and_bits_have_a_shape(case: CompressionCase) -> None:
     for size in SIZES:
         x = rows_of(size)
         received, bits = case.send(x, message_of(size))
-        if received.shape != x.shape or received.dtype != torch.float32:
-            raise Broken(
-                f"rows float32 {tuple(x.shape)} are received as {str(received.dtype)[6:]} {tuple(received.shape)}"
-            )
-        if bits.shape != (K,) or bits.dtype != torch.int64:
-            raise Broken(
-                f"bits are {str(bits.dtype)[6:]} {tuple(bits.shape)}, not int64 ({K},): `count` must return one number "
-                "per row"
-            )
+        assert received.shape == x.shape and received.dtype == torch.float32, (
+            f"rows float32 {tuple(x.shape)} are received as {str(received.dtype)[6:]} {tuple(received.shape)}: "
+            "`decompress` must return float32 of the shape of the input"
+        )
+        assert bits.shape == (K,) and bits.dtype == torch.int64, (
+            f"bits are {str(bits.dtype)[6:]} {tuple(bits.shape)}, not int64 ({K},): `count` must return one value"
+        )
 
 
 @SUITE.check
@@ -142,39 +142,35 @@ def rows_are_independent(case: CompressionCase) -> None:
         x, message = rows_of(size), message_of(size)
         received, bits = case.send(x, message)
         for i in range(K):
-            compressor, one = case.ready(message), message.of(i, i + 1)
-            alone, its_bits = compressor(x[i : i + 1], RowRandom(keys_of(one)), one)
-            if not _equal(alone, received[i : i + 1]) or its_bits[0] != bits[i]:
-                raise Broken(
-                    f"a row of {size} values is received differently, or with other bits, alone than together with "
-                    f"{K - 1} others: compute each row independently, and use fedbench.compression._sums.total for sums"
-                )
+            one = message.of(i, i + 1)
+            alone, bits_alone = case.ready(message)(x[i : i + 1], RowRandom(keys_of(one)), one)
+            assert _equal(alone, received[i : i + 1]) and bits_alone[0] == bits[i], (
+                f"a row of {size} values is received differently, or with other bits, alone than together with {K - 1} "
+                "others: compute each row independently, and use fedbench.compression._sums.total for sums"
+            )
 
 
 @SUITE.check
 def inputs_are_unchanged(case: CompressionCase) -> None:
     """The input rows are not changed."""
     x = rows_of(SIZE)
-    before = x.clone()
     case.send(x, message_of(SIZE))
-    if not _equal(x, before):
-        raise Broken("the input rows are changed in place: copy them before writing")
+    assert _equal(x, rows_of(SIZE)), "the input rows are changed in place: copy them before writing"
 
 
 @SUITE.check
 def draws_are_keyed(case: CompressionCase) -> None:
     """Equal keys give equal rows, and no global random generator is used."""
     x, message = rows_of(SIZE), message_of(SIZE)
-    before = probes.global_generators()
-    once, _ = case.send(x, message)
-    moved = probes.moved_generators(before)
-    with probes.other_generators(9):
-        again, _ = case.send(x, message)
-    if moved or not _equal(once, again):
-        raise Broken(
-            f"the global generator of {' and '.join(moved) or 'torch, NumPy or Python'} is used: draw random numbers "
-            "from draws, as in draws.uniform(message.size)"
-        )
+    states = probes.global_random_states()
+    first, _ = case.send(x, message)
+    used = probes.generators_used_since(states)
+    with probes.other_global_seed(9):
+        second, _ = case.send(x, message)
+    assert not used and _equal(first, second), (
+        f"the global generator of {' and '.join(used) or 'torch, NumPy or Python'} is used: take random numbers from "
+        "draws, as in draws.uniform(message.size)"
+    )
 
 
 @SUITE.check
@@ -183,33 +179,26 @@ def nothing_waits_for_the_device(case: CompressionCase) -> None:
     message = message_of(SIZE)
     compressor, x, draws = case.ready(message), rows_of(SIZE), RowRandom(keys_of(message))
     try:
-        with probes.NoWaiting():
+        with probes.RefuseSynchronization():
             compressor(x, draws, message)
-    except probes.Waits as waits:
-        raise Broken(
-            f"{waits}: use only tensors of a fixed shape in `compress`, `decompress`, `count` and `update_state`"
+    except probes.Synchronizes as error:
+        raise AssertionError(
+            f"{error}: use only tensors of a fixed shape in `compress`, `decompress`, `count` and `update_state`"
         ) from None
 
 
-# -- the stream ------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------------
 @SUITE.check
 def decoding_restores_received_rows(case: CompressionCase) -> None:
     """`decode` restores the received row from the stream of `encode`, bit for bit."""
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
         received, _ = case.send(x, message)
-        for i, stream in enumerate(_streams(case, x, message)):
-            if not _equal(case.ready(message).decode(stream, message.of(i, i + 1)), received[i]):
-                raise Broken(
-                    f"the stream of a row of {size} values is decoded to other values than were received: `write` and "
-                    "`read` must transmit all codes that `decompress` uses"
-                )
-
-
-def _streams(case: CompressionCase, x: Tensor, message: Message) -> list[bytes]:
-    """Return each row's stream."""
-    ones = [message.of(i, i + 1) for i in range(len(x))]
-    return [case.ready(message).encode(row, RowRandom(keys_of(one)), one) for row, one in zip(x, ones)]
+        for i, stream in enumerate(case.streams(x, message)):
+            assert _equal(case.ready(message).decode(stream, message.of(i, i + 1)), received[i]), (
+                f"the stream of a row of {size} values is decoded to other values than were received: `write` and "
+                "`read` must transmit all codes that `decompress` uses"
+            )
 
 
 @SUITE.check
@@ -218,12 +207,11 @@ def bits_are_those_of_the_stream(case: CompressionCase) -> None:
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
         _, bits = case.send(x, message)
-        for stated, stream in zip(bits.tolist(), _streams(case, x, message)):
-            if not 0 <= 8 * len(stream) - stated < 8:
-                raise Broken(
-                    f"`count` returns {stated} bits for a row of {size} values, but its stream has {len(stream)} "
-                    "bytes: it must count what `write` writes"
-                )
+        for stated, stream in zip(bits.tolist(), case.streams(x, message)):
+            assert 0 <= 8 * len(stream) - stated < 8, (
+                f"`count` returns {stated} bits for a row of {size} values, but its stream has {len(stream)} bytes: it "
+                "must count what `write` writes"
+            )
 
 
 @SUITE.check
@@ -231,63 +219,63 @@ def exact_is_exact(case: CompressionCase) -> None:
     """Rows of an exact compressor are received unchanged; others take at most 33 bits per value."""
     x = rows_of(SIZE)
     received, bits = case.send(x, message_of(SIZE))
-    if case.make().exact and not (_equal(received, x) and (bits == FLOAT * SIZE).all()):
-        raise Broken(f"`exact` is set, but rows are received changed or in other than {FLOAT} bits per value")
-    if (bits > (FLOAT + 1) * SIZE + 4 * FLOAT).any():
-        raise Broken(f"{SIZE} values take {int(bits.max())} bits, more than uncompressed, {FLOAT * SIZE}")
+    if case.make().exact:
+        assert _equal(received, x) and (bits == FLOAT * SIZE).all(), (
+            f"`exact` is set, but rows are received changed or do not take {FLOAT} bits per value: do not set it"
+        )
+    assert (bits <= (FLOAT + 1) * SIZE + 4 * FLOAT).all(), (
+        f"{SIZE} values take {int(bits.max())} bits, more than uncompressed, {FLOAT * SIZE}: send them uncompressed"
+    )
 
 
 # -- received rows ---------------------------------------------------------------------------------------
 @SUITE.check
 def odd_rows_are_finite(case: CompressionCase) -> None:
     """Zeros are received as zeros, and rows with one nonzero value or extreme ratios as finite values."""
+    advice = "do not divide by a norm of 0"
     for size in SIZES:
         x = torch.zeros(K, size)
         x[1, -1], x[2], x[3, 0], x[4] = 3.0, 1e-42, 1e30, -1e30
         x[3, 1:] = 1e-30
         received, _ = case.send(x, message_of(size))
-        if bool(received[0].any()):
-            raise Broken(
-                f"{size} zeros are received as {float(received[0].abs().max()):.2g}: do not divide by a norm of 0"
-            )
-        if not torch.isfinite(received).all():
-            raise Broken(f"finite rows of {size} values are received as inf or nan: do not divide by a norm of 0")
+        largest = float(received[0].abs().max())
+        assert largest == 0, f"{size} zeros are received as {largest:.2g}: {advice}"
+        assert torch.isfinite(received).all(), f"finite rows of {size} values are received as inf or nan: {advice}"
 
 
 @SUITE.check
 def diverged_rows_are_nan(case: CompressionCase) -> None:
     """A row with a value that is not finite is received as NaN from an empty stream, without effect on other rows."""
     x, message = rows_of(SIZE), message_of(SIZE)
-    received, _ = case.send(x, message)
+    expected, _ = case.send(x, message)
     x[1, 7], x[3, 0] = torch.nan, -torch.inf
-    wrong = [1, 3]
-    again, bits = case.send(x, message)
+    diverged = [1, 3]
+    received, bits = case.send(x, message)
     if case.make().exact:
-        received[wrong] = x[wrong]
-    elif not torch.isnan(again[wrong]).all() or bits[wrong].any():
-        raise Broken("a diverged row is not received as NaN: do not override `__call__`")
+        expected[diverged] = x[diverged]
     else:
-        received[wrong] = torch.nan
-    if not _equal(again, received):
-        raise Broken("a diverged row changes other received rows")
+        expected[diverged] = torch.nan
+        assert torch.isnan(received[diverged]).all() and not bits[diverged].any(), (
+            "a diverged row is not received as NaN: do not override `__call__`"
+        )
+    assert _equal(received, expected), "a diverged row changes other received rows: compute each row independently"
 
 
 @SUITE.check
 def unbiased_rows_average_to_the_input(case: CompressionCase) -> None:
-    """For an unbiased compressor, the mean over draws is the row, within six standard errors."""
+    """For an unbiased compressor, the mean over random seeds is the row, within six standard errors."""
     if not case.make().unbiased:
-        raise Skipped("its attribute `unbiased` is false")
+        raise SkipTest("its attribute `unbiased` is false")
     size = 40
-    x, message = rows_of(size)[2], message_of(size, DRAWS)
-    received, _ = case.send(x.expand(DRAWS, size).contiguous(), message)
-    error = received.std(0) / DRAWS**0.5
-    away = (received.mean(0) - x).abs() - 6 * error - 1e-5 * x.abs().max()
-    if bool((away > 0).any()):
-        worst = int(away.argmax())
-        raise Broken(
-            f"`unbiased` is set, but the mean of {DRAWS:,} received values of {float(x[worst]):.3g} is "
-            f"{float(received[:, worst].mean()):.3g}, with a standard error of {float(error[worst]):.2g}"
-        )
+    x, message = rows_of(size)[2], message_of(size, SEEDS)
+    received, _ = case.send(x.expand(SEEDS, size).contiguous(), message)
+    mean, error = received.mean(0), received.std(0) / SEEDS**0.5
+    excess = (mean - x).abs() - 6 * error - 1e-5 * x.abs().max()
+    worst = int(excess.argmax())
+    assert excess[worst] <= 0, (
+        f"`unbiased` is set, but the mean of {SEEDS:,} received values of {float(x[worst]):.3g} is "
+        f"{float(mean[worst]):.3g}, with a standard error of {float(error[worst]):.2g}: do not set `unbiased`"
+    )
 
 
 @SUITE.check
@@ -296,20 +284,19 @@ def contractive_rows_are_not_farther_than_zero(case: CompressionCase) -> None:
     for size in SIZES:
         x, message = rows_of(size), message_of(size)
         received, _ = contractive(case.ready(message))(x, RowRandom(keys_of(message)), message)
-        away, length = (x - received).double().norm(dim=1), x.double().norm(dim=1)
-        if bool((away > length * (1 + 1e-5)).any()):
-            worst = int((away / length.clamp_min(1e-30)).argmax())
-            raise Broken(
-                f"`contractive` is set, but a row of norm {float(length[worst]):.3g} is received at a distance of "
-                f"{float(away[worst]):.3g}: do not set `contractive`, and fedbench scales the compressor"
-            )
+        distance, norm = (x - received).double().norm(dim=1), x.double().norm(dim=1)
+        worst = int((distance / norm.clamp_min(1e-30)).argmax())
+        assert (distance <= norm * (1 + 1e-5)).all(), (
+            f"`contractive` is set, but a row of norm {float(norm[worst]):.3g} is received at a distance of "
+            f"{float(distance[worst]):.3g}: do not set `contractive`, and fedbench scales the compressor"
+        )
 
 
 @SUITE.check
 def error_feedback_transmits_residuals(case: CompressionCase) -> None:
     """With error feedback, the residual of a row is transmitted in later rounds."""
     if not case.make().error_feedback:
-        raise Skipped("its attribute `error_feedback` is false")
+        raise SkipTest("its attribute `error_feedback` is false")
     message = Message("theta", 60, np.arange(2), {"weight": (0, 60, (6, 10))})
     compressor, x = contractive(case.ready(message)), rows_of(60, 2)
     residual, total = torch.zeros_like(x), torch.zeros_like(x)  # [k, n]
@@ -317,37 +304,35 @@ def error_feedback_transmits_residuals(case: CompressionCase) -> None:
         received, _ = compressor(x + residual, RowRandom(keys_of(message, r)), message)
         residual, total = x + residual - received, total + received
     distance = float(((total / ROUNDS - x).norm(dim=1) / x.norm(dim=1)).max())
-    if not distance < 0.25:
-        raise Broken(
-            f"with error feedback the relative distance of the row and the mean of {ROUNDS} received rows is "
-            f"{distance:.2g}: some values are never transmitted"
-        )
+    assert distance < 0.25, (
+        f"with error feedback the relative distance of the row and the mean of {ROUNDS} received rows is "
+        f"{distance:.2g}: some values are never transmitted"
+    )
 
 
 @SUITE.check
 def state_is_saved(case: CompressionCase) -> None:
     """A restored compressor continues like one without interruption, bit for bit."""
-    message, received = message_of(SIZE), []
+    message = message_of(SIZE)
     rows, compressor = store(K), case.make()
     compressor.setup(rows, message.of(0, 0))
-    for r in range(4):
-        if r == 2:
-            saved = {n: {k: t.clone() for k, t in s.items()} for n, s in rows.state_dict().items()}
-            saved_state = {name: t.clone() for name, t in compressor.state_dict().items()}
-        received.append(_play(compressor, message, r))
+    for r in (0, 1):
+        _run_round(compressor, message, r)
+    saved_rows = {name: {k: t.clone() for k, t in state.items()} for name, state in rows.state_dict().items()}
+    saved = {name: t.clone() for name, t in compressor.state_dict().items()}
+    received = [_run_round(compressor, message, r) for r in (2, 3)]
     rows, compressor = store(K), case.make()
     compressor.setup(rows, message.of(0, 0))
-    rows.load_state_dict(saved)
-    compressor.load_state_dict(saved_state)
-    if not all(_equal(_play(compressor, message, r), received[r]) for r in (2, 3)):
-        raise Broken(
-            "a restored compressor continues differently: keep its state in tensors on self (see state_dict) or in row "
-            "stores made in `setup`, and change it only in `update_state` and `observe`"
-        )
+    rows.load_state_dict(saved_rows)
+    compressor.load_state_dict(saved)
+    assert all(_equal(_run_round(compressor, message, r), received[r - 2]) for r in (2, 3)), (
+        "a restored compressor continues differently: keep its state in tensors on self (see state_dict) or in row "
+        "stores made in `setup`, and change it only in `update_state` and `observe`"
+    )
 
 
-def _play(compressor: Compressor, message: Message, r: int) -> Tensor:
-    """Run one round, with rows that change and losses that fall over the rounds."""
+def _run_round(compressor: Compressor, message: Message, r: int) -> Tensor:
+    """Return the rows of one round, with rows that change and losses that fall over the rounds."""
     received, _ = compressor(rows_of(SIZE).roll(r, 1), RowRandom(keys_of(message, r)), message)
     compressor.observe(torch.full((K,), 2.0 / (r + 1)))
     return received

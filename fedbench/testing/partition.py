@@ -1,6 +1,6 @@
-"""What every partition keeps: no sample twice, nobody empty, the same for a seed.
+"""Checks of partitions: every sample once, no empty client, and the same result for a seed.
 
-A partition divides 1,800 samples of 10 classes and 4 natural silos, of 900 subjects, every fifth published as test.
+The data have 1,800 samples of 10 classes and 4 domains, a fifth of which is published as test samples.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 
@@ -18,36 +19,40 @@ from fedbench.data.base import TEST, TRAIN, Arrays
 from fedbench.partition.base import build_split, partition_labels
 from fedbench.simulation.instantiate import make
 from fedbench.testing import _probes as probes
-from fedbench.testing._suite import Broken, Report, Skipped, Suite
+from fedbench.testing._suite import Report, Suite
 from fedbench.testing._targets import Target, described, path_of
 
-SAMPLES, CLASSES, SILOS, CLIENTS = 1800, 10, 4, 10
-RESERVED = ("num_clients", "seed")
+SAMPLES, CLASSES, DOMAINS, CLIENTS = 1800, 10, 4, 10
 
 
 @dataclass
 class PartitionCase:
-    """A partition, the number of clients that it is asked for (None: it says itself), and a seed."""
+    """A partition.
+
+    Args:
+        values: `_target_` and options of the partition.
+        num_clients: The number of clients; None if the partition determines it.
+        seed: The seed.
+    """
 
     values: dict[str, Any]
     num_clients: int | None
     seed: int = 1
 
     def make(self) -> Any:
-        """A new one."""
-        return make(self.values, RESERVED)
+        """Return a new partition."""
+        return make(self.values)
 
-    def split(self, how: str = "merged", seed: int | None = None, arrays: Arrays | None = None) -> Split:
-        """The data set divided over the clients."""
-        arrays = example() if arrays is None else arrays
-        return build_split(arrays, self.make(), self.num_clients, self.seed if seed is None else seed, how)
+    def split(self, split: str = "merged", arrays: Arrays | None = None) -> Split:
+        """Return the split of the data over the clients."""
+        return build_split(arrays or example_data(), self.make(), self.num_clients, self.seed, split)
 
     def assign(self, arrays: Arrays, pools: list[np.ndarray]) -> list[Ragged]:
-        """What its `assign` gives for these pools."""
+        """Return what `assign` returns for these pools."""
         partition, rng = self.make(), np.random.RandomState(self.seed)
-        n = partition.count(arrays.num_domains) if self.num_clients is None else self.num_clients
+        n = partition.default_num_clients(arrays.num_domains) if self.num_clients is None else self.num_clients
         lists = partition.assign(partition_labels(partition, arrays), pools, n, rng, arrays.domain)
-        return [each if isinstance(each, Ragged) else Ragged.from_lists(each) for each in lists]
+        return [samples if isinstance(samples, Ragged) else Ragged.from_lists(samples) for samples in lists]
 
 
 SUITE: Suite[PartitionCase] = Suite("partition")
@@ -60,163 +65,176 @@ def check_partition(
     num_clients: int | None = CLIENTS,
     only: Iterable[str] | None = None,
 ) -> Report:
-    """Check a partition: a class, its dotted path, or the name of an option of conf/partition.
+    """Check a partition.
 
-    options: of its constructor.  num_clients: that it is asked for; a partition with `default_num_clients` says so
-    itself.  only: the names of some checks.  ConfigError where it cannot be built.
+    Args:
+        target: Its class, its dotted path, or an option of conf/partition.
+        options: Arguments of its constructor.
+        num_clients: The number of clients.  Partitions with a method `default_num_clients` ignore it.
+        only: The names of the checks to run; None runs all.
+
+    Returns:
+        The result of every check.
+
+    Raises:
+        ConfigError: The partition cannot be built.
     """
     case = case_for(target, options, num_clients)
-    clients = "as many clients as it makes" if case.num_clients is None else f"{case.num_clients} clients"
-    setting = f"for {clients} on {SAMPLES:,} samples of {CLASSES} classes in {SILOS} silos"
+    clients = "the partition's number of clients" if case.num_clients is None else f"{case.num_clients} clients"
+    setting = f"for {clients} on {SAMPLES:,} samples of {CLASSES} classes in {DOMAINS} domains"
     return SUITE.run(path_of(target), setting, case, only)
 
 
 def case_for(
     target: Target, options: Mapping[str, Any] | None = None, num_clients: int | None = CLIENTS
 ) -> PartitionCase:
-    """The partition, and what it is asked for; ConfigError where it cannot be built, or is none."""
+    """Return the case of a partition.
+
+    Raises:
+        ConfigError: It cannot be built, or has no method `assign`.
+    """
     values = described("partition", target, options)
-    seed, wanted = values.pop("seed", 1), values.pop("num_clients", num_clients)
-    case = PartitionCase(values, wanted, seed)
+    seed, num_clients = values.pop("seed", 1), values.pop("num_clients", num_clients)
+    case = PartitionCase(values, num_clients, seed)
     partition = case.make()
-    require(callable(getattr(partition, "assign", None)), f"{path_of(target)} is no partition, which has assign(...)")
-    if wanted is not None and "num_clients" not in (options or {}) and hasattr(partition, "default_num_clients"):
+    message = f"{path_of(target)} is not a partition, which has a method assign(...)"
+    require(callable(getattr(partition, "assign", None)), message)
+    if "num_clients" not in (options or {}) and hasattr(partition, "default_num_clients"):
         case.num_clients = None
     return case
 
 
-def example() -> Arrays:
-    """The data set: only labels, silos and the published split count."""
+def example_data() -> Arrays:
+    """Return a data set with random labels and domains."""
     rng = np.random.default_rng(0)
     y = rng.permutation(np.arange(SAMPLES) % CLASSES).astype(np.int64)
-    part = np.where(np.arange(SAMPLES) % 5 == 0, TEST, TRAIN).astype(np.int8)
-    return Arrays(np.zeros((SAMPLES, 1), np.float32), y, part, CLASSES, domain=rng.integers(0, SILOS, SAMPLES))
+    published = np.where(np.arange(SAMPLES) % 5 == 0, TEST, TRAIN).astype(np.int8)
+    return Arrays(np.zeros((SAMPLES, 1), np.float32), y, published, CLASSES, domain=rng.integers(0, DOMAINS, SAMPLES))
 
 
 def _pools(arrays: Arrays) -> list[np.ndarray]:
-    return [np.flatnonzero(arrays.split == which) for which in (TRAIN, TEST)]
+    """Return the indices of the published training and test samples."""
+    return [np.flatnonzero(arrays.split == code) for code in (TRAIN, TEST)]
 
 
 # -- the checks ------------------------------------------------------------------------------------------
 @SUITE.check
 def every_sample_once(case: PartitionCase) -> None:
-    """Every sample is given to one client, but for what rounding leaves out."""
-    arrays = example()
+    """Every sample belongs to one client, except for a few that rounding leaves out."""
+    arrays = example_data()
     for pools in ([np.arange(SAMPLES)], _pools(arrays)):
-        dealt = case.assign(arrays, [pool.copy() for pool in pools])
-        if len(dealt) != len(pools):
-            raise Broken(f"`assign` gives {len(dealt)} divisions for {len(pools)} pools: one list of clients for each")
-        for pool, lists in zip(pools, dealt):
-            _once(case, pool, lists)
-
-
-def _once(case: PartitionCase, pool: np.ndarray, lists: Ragged) -> None:
-    used, foreign = np.sort(lists.indices), np.setdiff1d(lists.indices, pool)
-    if len(foreign):
-        raise Broken(f"sample {foreign[0]} is given away and is not in the pool: indices are those of the pool given")
-    twice = used[1:][used[1:] == used[:-1]]
-    if len(twice):
-        raise Broken(f"sample {twice[0]} is given away twice ({len(twice):,} such in all)")
-    left, rounding = len(pool) - len(used), 2 * CLASSES * len(lists)
-    if left > rounding and not getattr(case.make(), "leaves_samples_out", False):
-        raise Broken(
-            f"{left:,} of {len(pool):,} samples are given to nobody: deal them all, or say that this is meant by "
-            "leaves_samples_out = True on the class"
+        assigned = case.assign(arrays, [pool.copy() for pool in pools])
+        assert len(assigned) == len(pools), (
+            f"`assign` returns {len(assigned)} lists for {len(pools)} pools: return one list of clients for each pool"
         )
+        for pool, clients in zip(pools, assigned):
+            unknown = np.setdiff1d(clients.indices, pool)
+            assert not len(unknown), f"sample {unknown[0]} is not in the pool: return indices of the given pool"
+            samples, counts = np.unique(clients.indices, return_counts=True)
+            twice = samples[counts > 1]
+            assert not len(twice), f"{len(twice):,} samples are given away twice, for example sample {twice[0]}"
+            omitted, limit = len(pool) - len(samples), 2 * CLASSES * len(clients)
+            assert omitted <= limit or getattr(case.make(), "leaves_samples_out", False), (
+                f"{omitted:,} of {len(pool):,} samples belong to no client: assign all samples, or set "
+                "leaves_samples_out = True in the class"
+            )
 
 
 @SUITE.check
 def nobody_is_empty(case: PartitionCase) -> None:
-    """Every client has something to train on and to be tested on."""
-    for how in ("merged", "published"):
+    """Every client has training and test samples."""
+    for split in ("merged", "published"):
         try:
-            case.split(how)
+            case.split(split)
         except ConfigError as refused:
-            raise Broken(f"dataset.split={how}: {refused}") from None
+            raise AssertionError(f"dataset.split={split}: {refused}") from None
 
 
 @SUITE.check
 def sizes_are_kept(case: PartitionCase) -> None:
-    """No client has fewer samples than its options min_size and min_test promise."""
+    """No client has fewer samples than the options min_size and min_test of the partition."""
     partition = case.make()
-    limits = {name: getattr(partition, name) for name in ("min_size", "min_test") if hasattr(partition, name)}
-    if not limits:
-        raise Skipped("it has no options min_size and min_test")
-    arrays = example()
-    for name, lists in zip(("min_size", "min_test"), case.assign(arrays, _pools(arrays))):
-        if name in limits and lists.sizes.min() < limits[name]:
-            raise Broken(f"{name}={limits[name]}, and a client has {lists.sizes.min()} samples")
+    if not (hasattr(partition, "min_size") or hasattr(partition, "min_test")):
+        raise SkipTest("it has no options min_size and min_test")
+    arrays = example_data()
+    for name, clients in zip(("min_size", "min_test"), case.assign(arrays, _pools(arrays))):
+        limit, smallest = getattr(partition, name, 0), clients.sizes.min()
+        assert smallest >= limit, f"{name}={limit}, but a client has {smallest} samples"
 
 
 @SUITE.check
 def a_seed_repeats(case: PartitionCase) -> None:
-    """The same seed gives the same clients, to the byte."""
-    if case.split().hash != case.split().hash:
-        raise Broken("the same seed gives another partition: draw from the generator that `assign` is given, alone")
+    """Equal seeds give equal clients."""
+    assert case.split().hash == case.split().hash, (
+        "the same seed gives another partition: use only the random generator `rng` that `assign` receives"
+    )
 
 
 @SUITE.check
 def no_global_generator(case: PartitionCase) -> None:
-    """The global generators of NumPy, torch and Python are not moved nor read."""
+    """The global random generators of NumPy, torch and Python are not used."""
     expected = case.split().hash
-    with probes.other_generators(12345):
-        before = probes.global_generators()
+    with probes.other_global_seed(12345):
+        states = probes.global_random_states()
         found = case.split().hash
-        moved = probes.moved_generators(before)
-    if moved or found != expected:
-        how = f"draws from the global generator of {' and '.join(moved)}" if moved else "reads a global generator"
-        raise Broken(f"`assign` {how}: draw from `rng`, the generator that it is given")
+        used = probes.generators_used_since(states)
+    assert not used and found == expected, (
+        f"`assign` uses a global random generator ({', '.join(used) or 'torch, NumPy or Python'}): use the generator "
+        "`rng` that it receives"
+    )
 
 
 @SUITE.check
 def inputs_are_unchanged(case: PartitionCase) -> None:
-    """Labels, pools and silos are as they were after `assign`."""
-    arrays, other = example(), example()
+    """`assign` does not change labels, pools and domains."""
+    arrays, original = example_data(), example_data()
     pools = _pools(arrays)
     case.assign(arrays, pools)
-    pairs = [("labels", arrays.targets, other.targets), ("domain", arrays.domain, other.domain)]
-    pairs += [("a pool", mine, yours) for mine, yours in zip(pools, _pools(other))]
-    for name, now, before in pairs:
-        if not np.array_equal(now, before):  # type: ignore[arg-type]
-            raise Broken(f"`assign` changes {name} in place: shuffle a copy (rng.permutation, not rng.shuffle)")
+    now = {"labels": arrays.targets, "domain": arrays.domain, "pools": np.concatenate(pools)}
+    before = {"labels": original.targets, "domain": original.domain, "pools": np.concatenate(_pools(original))}
+    for name, values in now.items():
+        assert np.array_equal(values, before[name]), (  # type: ignore[arg-type]
+            f"`assign` changes {name} in place: shuffle a copy (rng.permutation instead of rng.shuffle)"
+        )
 
 
 @SUITE.check
 def published_parts_stay_apart(case: PartitionCase) -> None:
-    """Published training and test samples stay what they are."""
-    arrays = example()
-    split = case.split("published", arrays=arrays)
-    if (arrays.split[split.train.indices] != TRAIN).any() or (arrays.split[split.test.indices] != TEST).any():
-        raise Broken("samples of one pool are given out as the other's: the i-th division is of the i-th pool")
+    """Published training samples are used for training, and test samples for testing."""
+    arrays = example_data()
+    split = case.split("published", arrays)
+    is_train, is_test = arrays.split[split.train.indices] == TRAIN, arrays.split[split.test.indices] == TEST
+    assert is_train.all() and is_test.all(), (
+        "published training and test samples are mixed: the i-th list must contain samples of the i-th pool"
+    )
 
 
 @SUITE.check
 def subjects_stay_whole(case: PartitionCase) -> None:
-    """Nobody (no patient) is both trained and tested on."""
-    arrays = example()
+    """The samples of a subject, such as a patient, are not split into training and test samples."""
+    arrays = example_data()
     arrays.subject = np.arange(SAMPLES) // 2
     try:
         split = case.split(arrays=arrays)
     except ConfigError as refused:
-        raise Skipped(f"it divides a subject between clients, and is refused on such data: {refused}") from None
-    parts = [set(arrays.subject[getattr(split, part).indices].tolist()) for part in ("train", "test")]
-    if parts[0] & parts[1]:
-        raise Broken(f"subject {min(parts[0] & parts[1])} is trained and tested on")
+        raise SkipTest(f"it divides a subject between clients, so such data are refused: {refused}") from None
+    both = np.intersect1d(arrays.subject[split.train.indices], arrays.subject[split.test.indices])
+    assert not len(both), f"subject {both[:1]} has training and test samples"
 
 
 @SUITE.check
 def hard_requests_are_met_or_refused(case: PartitionCase) -> None:
-    """One client, tiny clients and too many are met, or refused in one sentence."""
-    whole = example()
+    """One client, small clients and too many clients are possible or refused with a ConfigError."""
+    full = example_data()
     for samples, clients in ((SAMPLES, 1), (40, 20), (20, 21)):
-        few = Arrays(np.zeros((samples, 1), np.float32), whole.targets[:samples], whole.split[:samples], CLASSES)
-        few.domain = np.zeros(samples, np.int64)
+        arrays = Arrays(np.zeros((samples, 1), np.float32), full.targets[:samples], full.split[:samples], CLASSES)
+        arrays.domain = np.zeros(samples, np.int64)
         try:
-            build_split(few, case.make(), None if case.num_clients is None else clients, case.seed)
+            build_split(arrays, case.make(), None if case.num_clients is None else clients, case.seed)
         except ConfigError:
             continue
         except Exception as error:
-            raise Broken(
-                f"{clients} client(s) of {samples:,} samples: {describe_error(error)}; refuse what cannot be had by "
+            raise AssertionError(
+                f"{clients} client(s) of {samples:,} samples: {describe_error(error)}; refuse impossible requests by "
                 "fedbench.core.options.require"
             ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import Case, case, everything, ready, rounds, same
+from cases import Case, assert_same, case, run_rounds, set_up, state_of
 from tiny import CPU, close, compose, equal, every_second, ragged
 from torch import Tensor, nn
 
@@ -110,11 +110,11 @@ def test_outputs_are_the_bare_models_at_first(adapter: str) -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_training_leaves_what_is_frozen(adapter: str) -> None:
-    sim = ready(case("fedavg").on(overrides(adapter)).simulation())
+    sim = set_up(case("fedavg").on(overrides(adapter)).simulation())
     module, learns = sim.engine.model.module, sim.engine.model.spans
     before = {n: t.clone() for n, t in module.state_dict().items() if n not in learns}
     start = sim.algorithm.w.clone()
-    rounds(sim, 2)
+    run_rounds(sim, 2)
     assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items() if n not in learns)
     moved = {n for n, (a, b) in learns.items() if not torch.equal(sim.algorithm.w[a:b], start[a:b])}
     assert moved == set(learns)
@@ -152,7 +152,7 @@ def test_a_program_and_a_mapped_module_agree(adapter: str) -> None:
 
 @functools.cache
 def played(method: str, adapter: str, plan: str) -> dict[str, Tensor]:
-    return everything(rounds(adapted(method, adapter).simulation(plan), 2))
+    return state_of(run_rounds(adapted(method, adapter).simulation(plan), 2))
 
 
 def adapted(method: str, adapter: str) -> Case:
@@ -163,7 +163,7 @@ def adapted(method: str, adapter: str) -> Case:
 @pytest.mark.parametrize("method", every_second(METHODS))
 def test_methods_under_every_plan(method: str, adapter: str) -> None:
     for plan in ("loop", "threads"):
-        same(played(method, adapter, plan), played(method, adapter, "vmap"), 1e-5)
+        assert_same(played(method, adapter, plan), played(method, adapter, "vmap"), 1e-5)
 
 
 # -- what a mean of rows is ------------------------------------------------------------------------------

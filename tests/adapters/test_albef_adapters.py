@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import case, everything, rounds, same
+from cases import assert_same, case, run_rounds, state_of
 from tiny import CPU, close, compose, equal, every_second, ragged
 from torch import Tensor
 
@@ -94,12 +94,12 @@ def test_what_learns_acts(words: str) -> None:
 @functools.cache
 def played(words: str, plan: str) -> dict[str, Tensor]:
     of, (arrays, split) = case("fedper"), federation()
-    return everything(rounds(of.on([*TINY, *words.split(), *of.optimizer]).simulation(plan, split, arrays), 2))
+    return state_of(run_rounds(of.on([*TINY, *words.split(), *of.optimizer]).simulation(plan, split, arrays), 2))
 
 
 @pytest.mark.parametrize("words", every_second(ADAPTED))
 def test_plans_agree(words: str) -> None:
-    same(played(words, "loop"), played(words, "vmap"), 1e-5)
+    assert_same(played(words, "loop"), played(words, "vmap"), 1e-5)
 
 
 def test_prompts_by_hand() -> None:

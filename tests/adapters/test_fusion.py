@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import case, everything, rounds, same
+from cases import assert_same, case, run_rounds, state_of
 from tiny import CPU, close, compose, equal, ragged
 from torch import Tensor, nn
 
@@ -180,11 +180,11 @@ def test_adapters_stay_and_every_plan_agrees(bank: list, tmp_path: Path) -> None
         sim = of.on([*words(tmp_path), *of.optimizer]).simulation(plan, federation()[1], federation()[0])
         before = {n: t.clone() for n, t in sim.engine.model.module.named_parameters() if not t.requires_grad}
         assert sum(".adapters." in n for n in before) == 2 * 3 * 4
-        states.append(everything(rounds(sim, 2)))
+        states.append(state_of(run_rounds(sim, 2)))
         after = dict(sim.engine.model.module.named_parameters())
         assert all(torch.equal(after[n], t) for n, t in before.items())
-    same(states[0], states[2], 1e-5)
-    same(states[1], states[2], 1e-5)
+    assert_same(states[0], states[2], 1e-5)
+    assert_same(states[1], states[2], 1e-5)
     model, rows = over(tmp_path), states[0]["/deployed"]
     moved = (rows - model.init_row()).abs().amax(0)
     assert all(n.endswith("key.bias") or moved[a:b].max() > 1e-6 for n, (a, b) in model.spans.items())

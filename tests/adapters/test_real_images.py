@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import everything, same
+from cases import assert_same, state_of
 from tiny import compose
 from torch import Tensor
 
@@ -56,9 +56,9 @@ def agree(method: str, adapter: str, data: list[str], folder: Path) -> None:
         return run(folder / executor, f"algorithm={method}", *data, *ADAPTERS[adapter], f"hardware.executor={executor}")
 
     sims = {executor: played(executor) for executor in ("vmap", "loop", "threads")}
-    states = {executor: everything(sim) for executor, (sim, _) in sims.items()}
+    states = {executor: state_of(sim) for executor, (sim, _) in sims.items()}
     for executor in ("loop", "threads"):
-        same(states[executor], states["vmap"], 1e-5)
+        assert_same(states[executor], states["vmap"], 1e-5)
     sim, before = sims["vmap"]
     model, after = sim.engine.model, outside(sim)
     assert {n.partition(".")[0] for n in model.spans} == {"blocks", "head"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import case, everything, rounds, same
+from cases import assert_same, case, run_rounds, state_of
 from tiny import CPU, close, compose, equal, every_second, ragged
 from torch import Tensor
 
@@ -147,13 +147,13 @@ def played(method: str, adapter: str, plan: str) -> dict[str, Tensor]:
     arrays, split = federation()
     of = case(method)
     sim = of.on([*TINY, *adapter.split(), *of.optimizer]).simulation(plan, split, arrays)
-    return everything(rounds(sim, 2))
+    return state_of(run_rounds(sim, 2))
 
 
 @pytest.mark.parametrize("adapter", every_second(map(" ".join, ADAPTED)))
 @pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fedper"])
 def test_methods_under_every_plan(method: str, adapter: str) -> None:
-    same(played(method, adapter, "loop"), played(method, adapter, "vmap"), 1e-5)
+    assert_same(played(method, adapter, "loop"), played(method, adapter, "vmap"), 1e-5)
 
 
 OTHERS = ["apple", "pgfed", "scaffold", "ditto", "pfednet"]
@@ -166,7 +166,7 @@ OTHERS = ["apple", "pgfed", "scaffold", "ditto", "pfednet"]
 def test_methods_that_know_nothing_of_adapters(method: str, adapter: str) -> None:
     """By configuration alone: one result by every plan, and no row has a number of the frozen network's."""
     state = played(method, adapter, "loop")
-    same(state, played(method, adapter, "vmap"), 1e-5)
+    assert_same(state, played(method, adapter, "vmap"), 1e-5)
     model = adapted(adapter.split())
     learns = model.columns["adapter"].size + model.columns["head"].size
     assert model.size == learns

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import COHORTS, COHORTS_OF_FOUR, again, four_of_six, six_clients
-from cases import METHODS, case, no_learning
+from cases import METHODS, case, without_learning
 from tiny import HEAD, PLANS, close, compose, deployed, engine, equal, every_second, mlp, play, ragged
 
 from fedbench.algorithms.base import Algorithm
@@ -66,7 +66,7 @@ def method(name: str, learning: bool = True, **options: object) -> Algorithm:
     for key, value in options.items():
         cfg.algorithm[key] = value
     if not learning:
-        no_learning(cfg)
+        without_learning(cfg)
     return build.algorithm(cfg)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import COHORTS, METHODS, Case, case, everything, same
+from cases import COHORTS, METHODS, Case, assert_same, case, state_of
 from omegaconf import DictConfig, OmegaConf
 from prompts import prompts
 from tiny import (
@@ -54,7 +54,7 @@ from fedbench.nn.columns import Columns
 from fedbench.simulation import build, checkpoint, evaluate, simulator
 from fedbench.simulation.simulator import Simulation
 from fedbench.simulation.summary_text import ending_lines, privacy_lines
-from fedbench.testing.algorithm import leaking
+from fedbench.testing.algorithm import bypasses_upload
 
 CALIBRATIONS = ("paper", "analytic")
 IDS = np.array([4, 0, 5, 2])
@@ -562,7 +562,7 @@ def prepared(
     return sim
 
 
-def rounds(sim: Simulation, stop: int) -> Simulation:
+def run_rounds(sim: Simulation, stop: int) -> Simulation:
     while sim.done < stop:
         sim.algorithm.round(Cohort(sim.engine, np.array(COHORTS[sim.done]), sim.done))
         sim.done += 1
@@ -612,7 +612,7 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
 
     with monkeypatch.context() as patch:
         patch.setattr(Cohort, "upload", upload)
-        rounds(sim, 2)
+        run_rounds(sim, 2)
     scores = evaluate.personal(sim.algorithm, sim.engine, np.arange(6), 1, True)
     assert np.isfinite(scores["loss"]).all()
     plain = prepared(method, None)
@@ -623,28 +623,28 @@ def test_every_method_runs_and_all_its_uploads_are_noisy(
 
 def test_every_plan_gives_the_same_rows_and_noise(other_method: Case) -> None:
     def found(plan: str) -> dict[str, Tensor]:
-        return everything(rounds(prepared(other_method, "paper", plan), 2), deploy=False)
+        return state_of(run_rounds(prepared(other_method, "paper", plan), 2), deploy=False)
 
     whole = found("vmap")
     for plan in ("loop", "threads"):
-        same(found(plan), whole, 1e-4)
+        assert_same(found(plan), whole, 1e-4)
 
 
 def test_resuming_repeats_the_noise(other_method: Case, tmp_path: Path) -> None:
-    whole = rounds(prepared(other_method, "analytic"), 3)
-    first, second = rounds(prepared(other_method, "analytic"), 2), prepared(other_method, "analytic")
+    whole = run_rounds(prepared(other_method, "analytic"), 3)
+    first, second = run_rounds(prepared(other_method, "analytic"), 2), prepared(other_method, "analytic")
     checkpoint.save(tmp_path, first.state())
     second.load(checkpoint.load(tmp_path))
-    same(everything(rounds(second, 3)), everything(whole))
+    assert_same(state_of(run_rounds(second, 3)), state_of(whole))
 
 
 def test_what_is_infinitely_loose_changes_no_bit(other_method: Case) -> None:
     for calibration in CALIBRATIONS:
         loose = prepared(other_method, calibration, epsilon=math.inf)
         loose.engine.privacy.clip = None
-        found = everything(rounds(loose, 2))
+        found = state_of(run_rounds(loose, 2))
         del found["/rows/privacy"]
-        same(found, everything(rounds(prepared(other_method, None), 2)))
+        assert_same(found, state_of(run_rounds(prepared(other_method, None), 2)))
 
 
 def test_what_says_that_it_leaks_does() -> None:
@@ -654,7 +654,7 @@ def test_what_says_that_it_leaks_does() -> None:
     for values, leaks in ((intended, True), (uniform, False), ({}, False)):
         cfg = case("apple").simulation(**values).cfg
         assert (build.algorithm(cfg).bypasses_upload is not None) is leaks
-        assert leaking(case("apple"), **values) is leaks
+        assert bypasses_upload(case("apple"), **values) is leaks
     assert build.algorithm(case("pgfed_exact").simulation().cfg).bypasses_upload is not None
 
 
@@ -662,7 +662,7 @@ def test_what_says_that_it_leaks_does() -> None:
 def test_clients_deploy_what_they_trained_without_noise(name: str) -> None:
     sim = prepared(case(name), "paper", epsilon=1.0, **{"optimizer.lr": 1e-30})
     start = sim.engine.model.init_row()
-    rounds(sim, 1)
+    run_rounds(sim, 1)
     close(sim.algorithm.theta.whole(), start.expand(6, -1), 1e-6)
     assert (sim.algorithm.w - start).norm() > 1
 
@@ -673,7 +673,7 @@ def test_clients_go_on_from_their_own_rows(name: str, own: str) -> None:
     while the server's copies are far off."""
     sim = prepared(case(name), "paper", epsilon=1.0, **{"optimizer.lr": 1e-30})
     start = sim.algorithm.exchange.cores.clone() if name == "apple" else sim.engine.model.init_row().expand(6, -1)
-    rounds(sim, 4)
+    run_rounds(sim, 4)
     close(getattr(sim.algorithm, own).whole(), start, 1e-6)
     held = sim.algorithm.exchange.cores if name == "apple" else sim.algorithm.w.whole()
     assert ((held - start).norm(dim=1) > 10).all()

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from bottlenecks import summed
-from cases import METHODS, Case, case, config, everything, rounds, same
+from cases import METHODS, Case, assert_same, case, config, run_rounds, state_of
 from conftest import ROOT
 from tiny import CPU, all_clients, close, compose, engine, equal, mlp, once, ragged
 
@@ -70,7 +70,7 @@ def played(name: str, together: Ranks | None = None) -> dict[str, torch.Tensor]:
     """Two rounds, evaluated after each: all state, what is deployed, and every client's scores."""
     sim = simulation(name)
     sim.engine.executor.ranks = together or Ranks()
-    found = everything(rounds(sim, 2, evaluated=True))
+    found = state_of(run_rounds(sim, 2, evaluated=True))
     scores = evaluate.personal(sim.algorithm, sim.engine, np.arange(6), 2, False)
     return found | {f"/scores/{n}": torch.from_numpy(v) for n, v in scores.items()}
 
@@ -208,7 +208,7 @@ def test_two_processes_give_the_rows_and_scores_of_one(name: str, pair: list[dic
     for rank in range(2):
         found = pair[rank]["methods"][name]
         close(found.pop("/scores/loss"), expected["/scores/loss"], 1e-6)
-        same(found, {n: t for n, t in expected.items() if n != "/scores/loss"})
+        assert_same(found, {n: t for n, t in expected.items() if n != "/scores/loss"})
 
 
 def test_rows_go_round_in_every_type_and_only_what_was_written(pair: list[dict[str, Any]]) -> None:
@@ -297,7 +297,7 @@ def test_a_run_under_torchrun_is_the_run_of_one_process(algorithm: str, swept: S
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     mine, theirs = checkpoint.load(folder), checkpoint.load(tmp_path)
     for part in ("algorithm", "rows"):
-        same(tensors(mine[part]), tensors(theirs[part]))
+        assert_same(tensors(mine[part]), tensors(theirs[part]))
     for name in ("steps", "samples", "bytes_down", "bytes_up"):
         assert summary(folder)["cost"][name] == summary(tmp_path)["cost"][name] > 0, name
     assert summary(folder)["config_hash"] == summary(tmp_path)["config_hash"]
@@ -404,7 +404,7 @@ def test_auto_is_tried_by_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_processes_that_round_differently_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     """Once; equal ones are not, even if a number is none."""
-    sim = rounds(simulation("fedavg"), 1)
+    sim = run_rounds(simulation("fedavg"), 1)
     sim.engine.executor.ranks = two()
     for other, said in ((0.0, 0), (1e-6, 1), (1e-6, 1)):
         monkeypatch.setattr(Ranks, "gather", lambda self, what, sums, more=other: [sums, [s + more for s in sums]])
@@ -481,7 +481,9 @@ def goes_on(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     assert simulator.run(cfg, folder, resume=True)["rounds_done"] == 400
     simulator.run(cfg, tmp_path / "whole")
-    same(tensors(checkpoint.load(folder)["algorithm"]), tensors(checkpoint.load(tmp_path / "whole")["algorithm"]))
+    assert_same(
+        tensors(checkpoint.load(folder)["algorithm"]), tensors(checkpoint.load(tmp_path / "whole")["algorithm"])
+    )
     np.testing.assert_allclose(*(table(f / "metrics.csv")[1] for f in (folder, tmp_path / "whole")), rtol=1e-6)
 
 
@@ -516,7 +518,9 @@ def test_a_signal_to_torchrun_saves_the_round_and_two_processes_go_on(running: t
     cfg = compose([*SHORT, "rounds=400", "checkpoint.every=0", "eval.every=100", "hardware.device=cpu"])
     (tmp_path / "whole").mkdir()
     simulator.run(cfg, tmp_path / "whole")
-    same(tensors(checkpoint.load(folder)["algorithm"]), tensors(checkpoint.load(tmp_path / "whole")["algorithm"]))
+    assert_same(
+        tensors(checkpoint.load(folder)["algorithm"]), tensors(checkpoint.load(tmp_path / "whole")["algorithm"])
+    )
 
 
 @pytest.mark.gpu

@@ -1,7 +1,4 @@
-"""Every method of conf/algorithm on 6 ragged clients, 4 of them a round, with the smallest model that suits it.
-
-The house's own contract tests and those of privacy and of several processes play them by the means of fedbench.testing.
-"""
+"""All methods of conf/algorithm on the federation of fedbench.testing, with the smallest suitable model."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from fedbench.testing._cases import (
     COHORTS,
     SPLIT,
     Case,
+    assert_same,
     case_of,
-    everything,
-    no_learning,
-    ready,
-    rounds,
-    same,
+    run_rounds,
+    set_up,
+    state_of,
     tensors,
+    without_learning,
 )
 
 __all__ = [
@@ -31,19 +28,19 @@ __all__ = [
     "METHODS",
     "SPLIT",
     "Case",
+    "assert_same",
     "case",
     "config",
-    "everything",
-    "no_learning",
-    "ready",
-    "rounds",
-    "same",
+    "run_rounds",
+    "set_up",
+    "state_of",
     "tensors",
+    "without_learning",
 ]
 METHODS = group_options("algorithm")
-case = functools.cache(case_of)  # of the name of an option
+case = functools.cache(case_of)  # by option
 
 
 def config(name: str, *overrides: str, **values: Any) -> DictConfig:
-    """The method's config with further values by dotted key."""
+    """Return the configuration of a method with further values by dotted key."""
     return Case(name, list(overrides)).config(**values)

@@ -1,18 +1,21 @@
-"""How the house's own tests run the suites of fedbench.testing: one test for each thing and check.
+"""Run one check of fedbench.testing as a test.
 
-A check that is skipped fails its test unless it is written down, with the reason, in SKIPPED.  So what is not checked
-cannot grow unseen.
+A skipped check fails the test unless SKIPPED lists it with its reason.
 """
 
 from __future__ import annotations
 
+import re
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
+from conftest import ROOT
 
-from fedbench.testing._suite import Suite
+from fedbench.testing._suite import Report, Suite
 
-# By the words of a reason: the (kind of thing, check, things) that are skipped for it.
+# reason (a part of the message): (kind, check, classes)
 SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
     "and this model has none": [("algorithm", "executor_batch_statistics", ("fedpia",))],
     "gives every client two adapters": [("algorithm", "executor_batch_statistics", ("feddat",))],
@@ -40,9 +43,9 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
             ("clip_prompt", "clip_prompt_tiny", "fcn", "noise_predictor", "resnet18", "unet"),
         ),
     ],
-    "it declares no group of some of its columns": [("model", "columns_are_respected", ("logistic",))],
-    "its targets are no classes": [("task", "class_mask_confines", ("denoising", "regression"))],
-    "it does not say that it is neutral": [
+    "it declares no column group that is a subset": [("model", "columns_are_respected", ("logistic",))],
+    "its targets are not classes": [("task", "class_mask_confines", ("denoising", "regression"))],
+    "its attribute `neutral` is false": [
         (
             "adapter",
             "outputs_are_the_models_at_first",
@@ -95,22 +98,35 @@ SKIPPED: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
 
 
 def skipped() -> dict[tuple[str, str, str], str]:
-    """The reason of every (kind, check, thing) that is skipped."""
+    """Return the reason of every skipped (kind, check, class)."""
     return {
-        (kind, check, thing): reason
-        for reason, written in SKIPPED.items()
-        for kind, check, things in written
-        for thing in things
+        (kind, check, name): reason
+        for reason, entries in SKIPPED.items()
+        for kind, check, names in entries
+        for name in names
     }
 
 
-def require_held(suite: Suite[Any], check: str, thing: str, subject: Any) -> None:
-    """Fail where the check is broken, or skipped without being written down."""
-    outcome = suite.outcome(check, subject)
-    assert outcome.status != "broken", outcome.sentence
-    reason = skipped().get((suite.kind, check, thing))
+def require_passed(suite: Suite[Any], check: str, name: str, case: Any) -> None:
+    """Fail if the check fails, or is skipped without an entry in SKIPPED."""
+    outcome = suite.outcome(check, case)
+    assert outcome.status != "failed", outcome.message
+    reason = skipped().get((suite.kind, check, name))
     if outcome.status == "skipped":
-        assert reason is not None, f"{check} is skipped for {thing} ({outcome.sentence}): write it down in {__file__}"
-        assert reason in outcome.sentence
-        pytest.skip(outcome.sentence)
-    assert reason is None, f"{check} is no longer skipped for {thing}: take it out of {__file__}"
+        assert reason is not None, f"{check} is skipped for {name} ({outcome.message}): add it to SKIPPED in {__file__}"
+        assert reason in outcome.message
+        pytest.skip(outcome.message)
+    assert reason is None, f"{check} is no longer skipped for {name}: remove it from SKIPPED in {__file__}"
+
+
+def assert_failed(report: Report, check: str, message: str) -> None:
+    """Assert that a check failed, and that its message contains a text."""
+    assert check in report.failed, report
+    assert message in report.failed[check], report.failed[check]
+
+
+def import_example(monkeypatch: pytest.MonkeyPatch, page: str, name: str) -> None:
+    """Make the first Python example of a page of docs importable as a module."""
+    module = ModuleType(name)
+    exec(re.search(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)[1], vars(module))
+    monkeypatch.setitem(sys.modules, name, module)

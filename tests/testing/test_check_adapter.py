@@ -1,30 +1,17 @@
-"""Adapters of a user's: a right one holds, and each check finds the slip that it is for."""
+"""Checks of a user's adapter: correct ones pass, and each check finds its mistake."""
 
 from __future__ import annotations
 
 import random
-import re
-import sys
-from types import ModuleType
 
 import pytest
-import torch
-from conftest import ROOT
+from contract import assert_failed, import_example
 from own_adapter import Rescale, Scaled
 from torch import Tensor, fx, nn
 
 from fedbench import commands
-from fedbench.adapters.lora import LoRALinear
 from fedbench.core.options import ConfigError
 from fedbench.testing import adapter, check_adapter
-
-PAGE = (ROOT / "docs" / "adapters.md").read_text()
-
-
-def slip(layer: type[nn.Module]) -> type[Rescale]:
-    """The adapter with this layer."""
-    name = layer.__name__ + "Adapter"
-    return type(name, (Rescale,), {"layer": layer, "__doc__": layer.__doc__, "__qualname__": name})
 
 
 class Idle(Scaled):
@@ -85,55 +72,75 @@ class Traced(Scaled):
         return super().forward(x) if isinstance(x, fx.Proxy) else self.base_layer(x) + 0 * self.scale
 
 
-SLIPS = [
-    (slip(Idle), "a_row_holds_what_learns", "is new and does not learn"),
-    (slip(Writing), "the_backbone_stays", "is not what it was before training"),
-    (slip(Detached), "what_is_added_learns", "has no gradient"),
-    (slip(Loud), "outputs_are_the_models_at_first", "`neutral` is set"),
-    (slip(Drawn), "draws_are_keyed", "begins otherwise"),
-    (slip(Counting), "clients_are_independent", "alone than among 3"),
-    (slip(Traced), "mapped_over_clients", "mapped by torch.vmap than among 3"),
-    (slip(Counting), "plans_agree", "away from the loop's"),
+class IdleAdapter(Rescale):
+    layer = Idle
+
+
+class WritingAdapter(Rescale):
+    layer = Writing
+
+
+class DetachedAdapter(Rescale):
+    layer = Detached
+
+
+class LoudAdapter(Rescale):
+    layer = Loud
+
+
+class DrawnAdapter(Rescale):
+    layer = Drawn
+
+
+class CountingAdapter(Rescale):
+    layer = Counting
+
+
+class TracedAdapter(Rescale):
+    layer = Traced
+
+
+MISTAKES = [
+    (IdleAdapter, "a_row_holds_what_learns", "new, but not trained"),
+    (WritingAdapter, "the_backbone_stays", "training changes"),
+    (DetachedAdapter, "what_is_added_learns", "no gradient"),
+    (LoudAdapter, "outputs_are_the_models_at_first", "`neutral` is set"),
+    (DrawnAdapter, "draws_are_keyed", "other initial values"),
+    (CountingAdapter, "clients_are_independent", "computed alone differ from those of 3"),
+    (TracedAdapter, "mapped_over_clients", "mapped by torch.vmap differ from those of 3"),
+    (CountingAdapter, "plans_agree", "differ from those of executor=loop"),
 ]
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("my_adapters")
-    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], vars(module))
-    module.FromThePage = module.Rescale
-    for cls in (Rescale, *(found for found, *_ in SLIPS)):
-        setattr(module, cls.__name__, cls)
-        monkeypatch.setattr(cls, "__module__", "my_adapters")
-    monkeypatch.setitem(sys.modules, "my_adapters", module)
+def example(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_example(monkeypatch, "adapters.md", "my_adapters")
 
 
-@pytest.mark.parametrize("name", ["Rescale", "FromThePage"])
-def test_a_right_one_holds(name: str) -> None:
-    report = check_adapter(f"my_adapters.{name}")
-    report.raise_if_broken()
-    assert not report.skipped and len(report.held) == len(adapter.SUITE.checks)
+@pytest.mark.parametrize("target", [Rescale, "my_adapters.Rescale"])
+def test_a_correct_one_passes(target: str | type) -> None:
+    report = check_adapter(target)
+    report.raise_if_failed()
+    assert not report.skipped and len(report.passed) == len(adapter.SUITE.checks)
 
 
-@pytest.mark.parametrize("found, check, words", SLIPS, ids=lambda x: x.__name__ if isinstance(x, type) else "")
-def test_what_is_wrong_with_an_adapter_is_named(found: type, check: str, words: str) -> None:
-    broken = check_adapter(found, only=[check]).broken
-    assert check in broken and words in broken[check], broken
+@pytest.mark.parametrize("cls, check, message", MISTAKES)
+def test_a_mistake_is_found(cls: type, check: str, message: str) -> None:
+    assert_failed(check_adapter(cls, only=[check]), check, message)
 
 
-def test_every_check_of_adapters_finds_a_slip() -> None:
-    assert {check for _, check, _ in SLIPS} == set(adapter.SUITE.checks)
+def test_every_check_finds_a_mistake() -> None:
+    assert {check for _, check, _ in MISTAKES} == set(adapter.SUITE.checks)
 
 
-def test_the_command_tells_an_adapter_by_its_class(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_checks_adapters(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["check", "my_adapters.Rescale", "--only", "plans_agree"]) == 0
     assert commands.main(["check", "adapter=lora", "rank=3", "--only", "plans_agree"]) == 0
-    assert capsys.readouterr().out.count("1 hold, 0 broken") == 2
+    assert capsys.readouterr().out.count("1 passed, 0 failed") == 2
 
 
-def test_what_is_no_adapter_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is no adapter"):
+def test_other_classes_and_missing_layers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="is not a subclass of fedbench"):
         check_adapter(nn.Linear, {"in_features": 2, "out_features": 3})
     with pytest.raises(ConfigError, match=r"places=\['nowhere'\]"):
         check_adapter("lora", {"places": ["nowhere"]})
-    assert LoRALinear(nn.Linear(2, 3), 1, 1.0)(torch.zeros(1, 2)).shape == (1, 3)

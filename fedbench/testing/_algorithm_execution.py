@@ -1,0 +1,176 @@
+"""Checks of the execution of methods: the executor, padding and the place of client states do not change results."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+from omegaconf import DictConfig
+from torch import Tensor
+
+from fedbench.core.options import ConfigError
+from fedbench.engine.cohort import Cohort
+from fedbench.nn.columns import Columns
+from fedbench.simulation import evaluate
+from fedbench.testing import _probes as probes
+from fedbench.testing._cases import ALL_IDS, COHORTS, Case, assert_same, difference, run_rounds, state_of
+from fedbench.testing._suite import Suite
+
+SUITE: Suite[Case] = Suite("algorithm")
+PASS_BY_NAME = "pass tensors of clients as cohort.train(name=tensor), and read them as s.state.name"
+
+
+@SUITE.check
+def no_closure_over_the_cohort(case: Case) -> None:
+    """A local step reads tensors [K, ...] only if cohort.train received them."""
+    error = None
+    read_by_4: set[str] = set()
+    read_by_3: set[str] = set()
+    try:
+        state = _run_and_collect(case, 4, read_by_4)
+        if not read_by_4 or difference(state, case.states[2], 1e-4) is None:
+            return
+        _run_and_collect(case, 3, read_by_3)  # only tensors of the cohort also have 3 rows
+    except Exception as raised:  # probably shapes that do not match
+        error = raised
+    names = sorted(read_by_4 & read_by_3 if error is None else read_by_4)
+    if names:
+        name = names[0].rpartition(".")[2]
+        raise AssertionError(
+            f"a function passed to cohort.train reads {' and '.join(names)}, with one row per client of the cohort; a "
+            f"step has other clients in another order: pass it as cohort.train({name}={names[0]}) and read "
+            f"s.state.{name}"
+        )
+    if error is not None:
+        raise error
+
+
+def _run_and_collect(case: Case, size: int, names: set[str]) -> dict[str, Tensor]:
+    """Run two rounds with cohorts of a size, one client at a time.
+
+    Args:
+        case: The method.
+        size: The number of clients of a cohort.
+        names: A set, to which the names of tensors with `size` rows that steps read are added.
+
+    Returns:
+        The state at the end.
+    """
+
+    def wrapper(train: Any, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
+        for key in ("step", "extra_grad", "loss"):
+            names.update(probes.cohort_tensors(arguments.get(key), len(cohort)))
+        return train(start, **arguments)
+
+    with probes.trained_by(wrapper):
+        return state_of(run_rounds(case.simulation("loop"), 2, [cohort[:size] for cohort in COHORTS]))
+
+
+@SUITE.check
+def executor_loop(case: Case) -> None:
+    """Computing one client at a time gives the same rows as all clients at once."""
+    _compare_with_vmap(case, "loop", "one client at a time")
+
+
+@SUITE.check
+def executor_threads(case: Case) -> None:
+    """Computing clients in two threads gives the same rows as all clients at once."""
+    _compare_with_vmap(case, "threads", "clients in two threads")
+
+
+@SUITE.check
+def executor_pairs(case: Case) -> None:
+    """Computing two clients at a time gives the same rows as all clients at once."""
+    _compare_with_vmap(case, "pairs", "two clients at a time")
+
+
+def _compare_with_vmap(case: Case, plan: str, description: str) -> None:
+    state = state_of(run_rounds(case.simulation(plan), 3))
+    message = f"{{}} between {description} and all clients at once: {PASS_BY_NAME}"
+    assert_same(state, case.states[3], 1e-4, message)
+
+
+@SUITE.check
+def executor_batch_statistics(case: Case) -> None:
+    """On a model with BatchNorm, whose buffers are part of the row, one client at a time gives the same rows."""
+    case = case.on(["model=resnet", "model.widths=[4]", "model.norm=batch", *case.optimizer])
+    try:
+        vmap, loop = (run_rounds(case.simulation(plan, change=_with_batches_of_8), 2) for plan in ("vmap", "loop"))
+    except ConfigError as refused:
+        raise SkipTest(f"the method refuses a model with BatchNorm: {refused}") from None
+    message = f"{{}} between one client at a time and all clients at once, on a model with BatchNorm: {PASS_BY_NAME}"
+    assert_same(state_of(vmap), state_of(loop), 1e-3, message)
+    losses = [evaluate.personal(s.algorithm, s.engine, ALL_IDS, 1, False)["loss"] for s in (vmap, loop)]
+    assert np.allclose(*losses, rtol=1e-3), (
+        "deployed models with BatchNorm have other losses when all clients are computed at once: compute each client "
+        "independently in `predict`"
+    )
+
+
+def _with_batches_of_8(cfg: DictConfig) -> None:
+    cfg.local.batch_size = 8
+
+
+@SUITE.check
+def padding_is_ignored(case: Case) -> None:
+    """The padding of batches does not influence training."""
+    with probes.other_padding():
+        state = state_of(run_rounds(case.simulation(), 2), deploy=False)
+    message = (
+        "{} when the padding of batches contains other samples: return the loss per sample, [k, B], or multiply by "
+        "batch.weight, which is 0 for padding, before you sum over a batch"
+    )
+    assert_same(state, {name: case.states[2][name] for name in state if name in case.states[2]}, 1e-5, message)
+
+
+@SUITE.check
+def only_trained_columns_move(case: Case) -> None:
+    """Training of a column group does not change other columns."""
+    with probes.trained_by(_train_and_compare_columns):
+        run_rounds(case.simulation(), 2)
+
+
+def _train_and_compare_columns(train: Any, cohort: Cohort, start: Tensor, arguments: dict[str, Any]) -> SimpleNamespace:
+    """Train, and assert that only the given columns and buffers have changed."""
+    model, before = cohort.model, start.clone()
+    out = train(start, **arguments)
+    trained = model.trained if arguments.get("columns") is None else arguments["columns"] & model.trained
+    buffers = Columns(model.spans[name] for name in model.buffer_names)
+    others = (trained | buffers).rest(model.size)
+    changed = ((out.theta != before) & ~out.theta.isnan()).any(0)  # [P]
+    names = [
+        name
+        for name, span in model.spans.items()
+        if any(bool(changed[a:b].any()) for a, b in (others & Columns([span])).slices)
+    ]
+    assert not names, (
+        f"cohort.train trains {trained.size} of {model.size} columns, but {', '.join(names)} outside of them changed: "
+        "update rows by s.descend(gradient), or change s.theta in s.columns only"
+    )
+    return out
+
+
+@SUITE.check
+def state_on_disk(case: Case) -> None:
+    """Client states that are stored in files give the same results as in memory."""
+    state = state_of(run_rounds(case.simulation(limits=0), 2))
+    assert_same(state, case.states[2], message="{} if client states are stored in files: write by rows[ids] = values")
+
+
+@SUITE.check
+def no_step_waits_for_the_device(case: Case) -> None:
+    """Local steps do not read values back from the device, for which a GPU must finish first."""
+    reason = case.simulation().algorithm.syncs_with_device
+    if reason is not None:
+        raise SkipTest(f"the method declares `syncs_with_device`: {reason}")
+    try:
+        with probes.steps_without_synchronization() as chunks:
+            run_rounds(case.simulation(), 2)
+    except probes.Synchronizes as error:
+        raise AssertionError(
+            f"in a local step {error}: keep values on the device (torch.where instead of if, no .item())"
+        ) from None
+    if not chunks:
+        raise SkipTest("the method trains nothing")

@@ -1,7 +1,7 @@
-"""``python -m fedbench contours``: true and predicted outlines of a segmentation, one row for each run.
+"""The command ``fedbench contours``: draw true and predicted outlines of segmentations, one row per run.
 
-Test pictures of every client in turn, the same for all runs (one data set, one partition): the outline of what is not
-background is red where it is true and blue where the client's model sees it (pFedNet, Figure 14).
+The pictures are test samples, taken from each client in turn, and the same for all runs.  Outlines of the classes
+except the background are red for the target and blue for the prediction of the client's model (pFedNet, Figure 14).
 """
 
 from __future__ import annotations
@@ -27,42 +27,61 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True)
-class Segmented:
-    """A run's test pictures [n, H, W], masks and predictions [n, H, W] of classes; whose (client) and which (index)."""
+class Segmentations:
+    """The segmentations of a run's test samples.
+
+    Args:
+        name: The name of the run's method.
+        client: The client of each sample [n].
+        index: The index of each sample in the data set [n].
+        image: One channel of the images [n, H, W].
+        truth: The target classes [n, H, W].
+        predicted: The predicted classes [n, H, W].
+    """
 
     name: str
     client: np.ndarray
     index: np.ndarray
-    picture: np.ndarray
+    image: np.ndarray
     truth: np.ndarray
     predicted: np.ndarray
 
 
-def segmented(
+def segmentations_of(
     run_dir: Path, channel: int = 0, overrides: Sequence[str] = (), config_dir: str | None = None
-) -> Segmented:
-    """What every client's model, as it stood at the last checkpoint, makes of the client's test pictures."""
+) -> Segmentations:
+    """Return the predictions of each client's model at the last checkpoint for the client's test samples.
+
+    Args:
+        run_dir: The run folder.
+        channel: The channel of the images to draw.
+        overrides: See `export.open_run`.
+        config_dir: See `export.open_run`.
+
+    Raises:
+        ConfigError: The run is not a segmentation of images with this channel.
+    """
     import torch
 
     from fedbench.tools.export import open_run, predictions_of
 
     sim = open_run(run_dir, overrides, config_dir)
     federation, task = sim.engine.federation, sim.engine.task
-    require(task.kind == "segmentation", f"{run_dir} is a run of task={task.kind}: contours are of segmentations")
-    made = predictions_of(sim)
-    pictures, _ = federation.gather(torch.from_numpy(made["index"]).to(federation.device))
-    require(isinstance(pictures, torch.Tensor), f"{run_dir}: contours need one picture a sample, not several inputs")
-    assert isinstance(pictures, torch.Tensor)  # [n, C, H, W]
-    require(
-        0 <= channel < pictures.shape[1], f"--channel is {channel}; pictures have channels 0 to {pictures.shape[1] - 1}"
-    )
+    require(task.kind == "segmentation", f"{run_dir} is a run of task={task.kind}: choose runs of a segmentation")
+    outputs = predictions_of(sim)
+    images, _ = federation.gather(torch.from_numpy(outputs["index"]).to(federation.device))
+    require(isinstance(images, torch.Tensor), f"{run_dir} has several inputs: choose runs with one image per sample")
+    assert isinstance(images, torch.Tensor)  # [n, C, H, W]
+    last = images.shape[1] - 1
+    require(0 <= channel <= last, f"--channel is {channel}: the images have channels 0 to {last}")
     name = printed(str(sim.cfg.choices.algorithm), tuple(conf_dirs(config_dir)))
-    shown = pictures[:, channel].float().cpu().numpy()
-    return Segmented(name, made["client"], made["index"], shown, made["target"], made["logits"].argmax(1))
+    image = images[:, channel].float().cpu().numpy()
+    predicted = outputs["logits"].argmax(1)
+    return Segmentations(name, outputs["client"], outputs["index"], image, outputs["target"], predicted)
 
 
-def told_apart(runs: Sequence[Segmented], folders: Sequence[Path]) -> list[Segmented]:
-    """The runs, with their folders behind the names that several of them have."""
+def with_unique_names(runs: Sequence[Segmentations], folders: Sequence[Path]) -> list[Segmentations]:
+    """Add the folders to names that several runs have."""
     names = [run.name for run in runs]
     return [
         replace(run, name=f"{run.name} ({folder.resolve().name})") if names.count(run.name) > 1 else run
@@ -70,45 +89,56 @@ def told_apart(runs: Sequence[Segmented], folders: Sequence[Path]) -> list[Segme
     ]
 
 
-def chosen(run: Segmented, count: int) -> np.ndarray:
-    """Positions of `count` pictures, clients in turn, each client's by the size of what they show: from the middle
-    downwards."""
+def select_samples(run: Segmentations, count: int) -> np.ndarray:
+    """Return the positions of `count` samples, from each client in turn.
+
+    The samples of a client are sorted by the area of their classes, beginning at the median and then with smaller ones.
+    """
     area = (run.truth > 0).sum((1, 2))
     queues = []  # of each client
     for client in np.unique(run.client):
-        mine = np.flatnonzero(run.client == client)
-        mine = mine[np.argsort(-area[mine], kind="stable")]
-        queues.append(np.roll(mine, -(len(mine) // 2)))
+        samples = np.flatnonzero(run.client == client)
+        samples = samples[np.argsort(-area[samples], kind="stable")]
+        queues.append(np.roll(samples, -(len(samples) // 2)))
     turns = [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
     return np.sort(np.array(turns[:count]))
 
 
-def draw(runs: Sequence[Segmented], count: int, path: Path) -> None:
-    """The figure: runs down, pictures across.  ConfigError where runs do not have the same pictures."""
+def draw(runs: Sequence[Segmentations], count: int, path: Path) -> None:
+    """Draw a figure with one row per run and one column per sample.
+
+    Args:
+        runs: The runs.
+        count: The number of samples.
+        path: The file.
+
+    Raises:
+        ConfigError: The runs have different test samples.
+    """
     first = runs[0]
     for run in runs[1:]:
         require(
             np.array_equal(run.index, first.index) and np.array_equal(run.client, first.client),
-            "runs are of other data or partitions: contours compare what was tested on the same pictures",
+            "the runs have different test samples: choose runs with the same data and partition",
         )
-    places, plt = chosen(first, count), pyplot()
+    positions, plt = select_samples(first, count), pyplot()
     figure, grid = plt.subplots(
         len(runs),
-        len(places),
-        figsize=(1.5 * len(places) + 1, 1.55 * len(runs) + 0.4),
+        len(positions),
+        figsize=(1.5 * len(positions) + 1, 1.55 * len(runs) + 0.4),
         squeeze=False,
         layout="constrained",
     )
-    for row, run in zip(grid, runs):
-        for axes, at in zip(row, places):
-            axes.imshow(run.picture[at], cmap="gray", interpolation="nearest")
-            for mask, colour in ((run.truth[at] > 0, TRUE), (run.predicted[at] > 0, PREDICTED)):
-                if mask.any() and not mask.all():  # else there is no outline
+    for line, run in zip(grid, runs):
+        for axes, i in zip(line, positions):
+            axes.imshow(run.image[i], cmap="gray", interpolation="nearest")
+            for mask, colour in ((run.truth[i] > 0, TRUE), (run.predicted[i] > 0, PREDICTED)):
+                if mask.any() and not mask.all():  # otherwise there is no outline
                     axes.contour(mask, levels=[0.5], colors=[colour], linewidths=1.2)
             axes.set(xticks=[], yticks=[])
-        row[0].set_ylabel(literal(run.name), fontsize=9)
-    for axes, at in zip(grid[0], places):
-        axes.set_title(f"client {first.client[at]}", fontsize=9)
+        line[0].set_ylabel(literal(run.name), fontsize=9)
+    for axes, i in zip(grid[0], positions):
+        axes.set_title(f"client {first.client[i]}", fontsize=9)
     figure.supxlabel("red: true outline, blue: predicted", fontsize=9)
     write_file("--out", path, lambda file: figure.savefig(file, dpi=150, format=path.suffix.removeprefix(".")))
     plt.close(figure)
@@ -116,11 +146,11 @@ def draw(runs: Sequence[Segmented], count: int, path: Path) -> None:
 
 def parser() -> Arguments:
     """Return the parser of the command line."""
-    p = arguments("contours", "Draw true and predicted outlines on test pictures, one row for each run.", EXAMPLES)
+    p = arguments("contours", "Draw true and predicted outlines of segmentations, one row per run.", EXAMPLES)
     p.add_argument("runs", nargs="+", type=typed_path, help="run folders")
     p.add_argument("--out", type=typed_path, default=Path("contours.png"), metavar="FILE", help="png, pdf or svg")
-    p.add_argument("--pictures", type=int, default=5, metavar="N", help="how many (default: %(default)s)")
-    p.add_argument("--channel", type=int, default=0, metavar="C", help="shown in grey (default: %(default)s)")
+    p.add_argument("--pictures", type=int, default=5, metavar="N", help="number of samples (default: %(default)s)")
+    p.add_argument("--channel", type=int, default=0, metavar="C", help="channel of the images (default: %(default)s)")
     add_config_dir(p)
     return p
 
@@ -132,7 +162,7 @@ def main(argv: list[str]) -> int:
     require(args.pictures >= 1, f"--pictures must be at least 1, got {args.pictures}")
     require(args.out.suffix in SUFFIXES, f"--out {args.out} must end in .png, .pdf or .svg")
     check_file("--out", args.out)
-    runs = [segmented(run, args.channel, config_dir=args.config_dir) for run in args.runs]
-    draw(told_apart(runs, args.runs), args.pictures, args.out)
+    runs = [segmentations_of(run, args.channel, config_dir=args.config_dir) for run in args.runs]
+    draw(with_unique_names(runs, args.runs), args.pictures, args.out)
     print(f"figure: {args.out}")
     return 0

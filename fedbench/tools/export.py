@@ -1,7 +1,7 @@
-"""Take results out of a run: a client's model for plain PyTorch, and every client's predictions.
+"""Export from a run: the model of a client for PyTorch or peft, and the predictions of all clients.
 
-The models are those of the last saved round, in a finished run of the last round.  The run is rebuilt from its config
-and checkpoint, and nothing that is loaded can execute code.
+The models are those of the last checkpoint.  The run is rebuilt from its configuration and checkpoint, without
+executing stored code.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from torch import Tensor, nn
 
 from fedbench.app import resume
 from fedbench.core.destination import check_folder, write_file
-from fedbench.core.options import ConfigError, require
+from fedbench.core.options import ConfigError, listed, require
 from fedbench.engine.cohort import Cohort
 from fedbench.simulation import checkpoint
 from fedbench.simulation.build_model import build_module
 from fedbench.simulation.instantiate import part
 from fedbench.simulation.simulator import Simulation, prepare
-from fedbench.tools import _plain
-
-NAMES = 10  # how many client names a message shows
+from fedbench.tools import _export_formats
 
 
 def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str | None = None) -> Simulation:
@@ -43,31 +41,45 @@ def open_run(run_dir: str | Path, overrides: Sequence[str] = (), config_dir: str
 
 
 def deployed(sim: Simulation, ids: np.ndarray) -> tuple[Cohort, object]:
-    """The cohort of these clients, and what they would deploy (rows, or a dict with "theta")."""
+    """Return the cohort of some clients, and what they deploy.
+
+    Args:
+        sim: The open run.
+        ids: The indices of the clients.
+
+    Returns:
+        The cohort; rows, or a dict with rows as "theta".
+
+    Raises:
+        ConfigError: There is no such client.
+    """
     n = sim.engine.federation.num_clients
-    outside = [i for i in ids.tolist() if not 0 <= i < n]
+    unknown = [i for i in ids.tolist() if not 0 <= i < n]
     require(
-        bool(len(ids)) and not outside,
-        f"client {(outside or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}",
+        bool(len(ids)) and not unknown,
+        f"client {(unknown or ['none'])[0]} is not among the {n} clients, which are 0 to {n - 1}",
     )
     cohort = Cohort(sim.engine, ids, max(sim.done - 1, 0), "evaluation")
     with torch.no_grad():
         return cohort, sim.algorithm.personalized(cohort, sim.done == sim.cfg.rounds)
 
 
-def number_of(sim: Simulation, client: int | str) -> int:
-    """Return the number of a client given by name or number; ConfigError if there is none."""
+def index_of(sim: Simulation, client: int | str) -> int:
+    """Return the index of a client, given by name or index.
+
+    Raises:
+        ConfigError: There is no client of this name.
+    """
     names = sim.split.names or ()
     if not isinstance(client, str):
         return int(client)
     if client in names:
         return names.index(client)
-    named_by_number = any(name.isdecimal() for name in names)  # then numbers are names
-    listed = f"{', '.join(names[:NAMES])}{', ...' if len(names) > NAMES else ''}"
-    shown = f", or a name ({listed})" if names else ""
+    are_names_numbers = any(name.isdecimal() for name in names)
+    or_name = f", or a name ({listed(names)})" if names else ""
     require(
-        re.fullmatch(r"\d{1,18}", client) is not None and not named_by_number,
-        f"--client must be the number of a client, a whole number >= 0{shown}, got {client!r}",
+        re.fullmatch(r"\d{1,18}", client) is not None and not are_names_numbers,
+        f"--client must be the index of a client, an integer >= 0{or_name}, got {client!r}",
     )
     return int(client)
 
@@ -86,7 +98,7 @@ def client_state(
 
     Args:
         run_dir: The run folder.
-        client: Number or name of the client.
+        client: Index or name of the client.
         overrides: See `open_run`.
         merged: Return the whole state_dict of the bare module, with the adapter added to its weights.
         config_dir: See `open_run`.
@@ -99,30 +111,34 @@ def client_state(
 
 def state_of(sim: Simulation, client: int | str, merged: bool = False) -> dict[str, Tensor]:
     """Return `client_state` of an open run."""
-    state = _row_state(sim, client)
     if merged:
-        bare = _bare(sim)
-        _plain.merge(_holding(sim, state), bare, _adapter_key(sim))
-        return bare.state_dict()
-    # what was frozen is in no row, and may be drawn: without it the file would be worth nothing
-    froze = "adapter" in sim.engine.model.columns or sim.cfg.model.get("freeze")
-    return {**_holding(sim, state).state_dict()} if froze else state
+        return client_module(sim, client, merged=True).state_dict()
+    state = _row_state(sim, client)
+    # rows do not contain frozen weights, which may be random: without them the file would be useless
+    has_frozen_weights = "adapter" in sim.engine.model.columns or sim.cfg.model.get("freeze")
+    return dict(_run_module_with(sim, state).state_dict()) if has_frozen_weights else state
 
 
 def client_module(sim: Simulation, client: int | str, merged: bool = False) -> nn.Module:
-    """The nn.Module that a client would deploy, with an adapter the adapted one, on the CPU and in evaluation mode.
+    """Return the module that a client deploys, on the CPU and in evaluation mode.
 
-    merged: the bare module, with the adapter's numbers in its weights; ConfigError where it cannot be merged.
+    Args:
+        sim: The open run.
+        client: Index or name of the client.
+        merged: Return the bare module, with the adapter added to its weights.
+
+    Raises:
+        ConfigError: The adapter cannot be merged.
     """
     state = _row_state(sim, client)
-    if "adapter" in sim.engine.model.columns and not merged:
-        module = _holding(sim, state)
+    if merged:
+        module = _bare_module(sim)
+        _export_formats.merge(_run_module_with(sim, state), module, _adapter_key(sim))
+    elif "adapter" in sim.engine.model.columns:
+        module = _run_module_with(sim, state)
     else:
-        module = _bare(sim)
-        if merged:
-            _plain.merge(_holding(sim, state), module, _adapter_key(sim))
-        else:
-            module.load_state_dict(state, strict=False)  # what is in no row was drawn, or loaded, as it was for the run
+        module = _bare_module(sim)
+        module.load_state_dict(state, strict=False)  # frozen weights are those of the run: same seed, or same file
     return module.cpu().eval()
 
 
@@ -133,11 +149,20 @@ def save_peft(
     overrides: Sequence[str] = (),
     config_dir: str | None = None,
 ) -> None:
-    """Write what a client would deploy as a folder for peft.PeftModel.from_pretrained(module, folder).
+    """Write what a client deploys as a folder for peft.PeftModel.from_pretrained(module, folder).
 
-    adapter_config.json and adapter_model.safetensors are peft's: what the adapter added, and modules that learned
-    beside it.  base_model.safetensors is the state_dict of the bare module, which is frozen but for those: it may have
-    been drawn, and the rest is worth nothing without it.  ConfigError where peft has no such adapter.
+    adapter_config.json and adapter_model.safetensors contain the adapter and other trained modules, in peft's format.
+    base_model.safetensors is the state_dict of the bare module, whose frozen weights may be random.
+
+    Args:
+        run_dir: The run folder.
+        client: Index or name of the client.
+        folder: The folder to write.
+        overrides: See `open_run`.
+        config_dir: See `open_run`.
+
+    Raises:
+        ConfigError: peft has no such adapter, or a file cannot be written.
     """
     save_peft_of(open_run(run_dir, overrides, config_dir), client, folder)
 
@@ -149,10 +174,10 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
     except ImportError as error:
         raise ConfigError("--peft needs safetensors: pip install safetensors") from error
     folder = Path(folder)
-    state, bare = _row_state(sim, client), _bare(sim)
-    adapted, adapter = _holding(sim, state), part(sim.cfg, "adapter")
-    config, tensors = _plain.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
-    base = {name: tensor.clone() for name, tensor in bare.state_dict().items()}  # tied ones are refused there
+    state, bare = _row_state(sim, client), _bare_module(sim)
+    adapted, adapter = _run_module_with(sim, state), part(sim.cfg, "adapter")
+    config, tensors = _export_formats.peft_files(adapted, bare, adapter, _adapter_key(sim), state)
+    base = {name: tensor.clone() for name, tensor in bare.state_dict().items()}  # safetensors refuses tied tensors
     check_folder("--peft", folder)
     write_file("--peft", folder / "base_model.safetensors", lambda file: file.write(save(base)))
     write_file("--peft", folder / "adapter_model.safetensors", lambda file: file.write(save(tensors)))
@@ -161,31 +186,31 @@ def save_peft_of(sim: Simulation, client: int | str, folder: str | Path) -> None
 
 
 def saved_round(sim: Simulation) -> str:
-    """Describe the round of an open run's models, for readers who expect the best round."""
+    """Return a description of the round of an open run's models, compared with the best round."""
     saved, best = f"round {sim.done} of {sim.cfg.rounds}, the last that was saved", (sim.best or {}).get("round")
     if best is None:
         return saved
     if best == sim.done:
         return f"{saved} (the best one, too)"
-    return f"{saved} (the models of round {best}, the best on test parts, are not kept)"
+    return f"{saved} (the models of round {best}, the best by test scores, are not saved)"
 
 
 def _row_state(sim: Simulation, client: int | str) -> dict[str, Tensor]:
-    """What a row of this client's says of the module's state_dict."""
-    _, rows = deployed(sim, np.array([number_of(sim, client)]))
+    """Return the part of the module's state_dict that a client's row contains."""
+    _, rows = deployed(sim, np.array([index_of(sim, client)]))
     row = rows["theta"] if isinstance(rows, dict) else rows
     assert isinstance(row, Tensor)
     return sim.engine.model.state_dict(row if row.dim() == 1 else row[0])
 
 
-def _holding(sim: Simulation, state: dict[str, Tensor]) -> nn.Module:
-    """The run's module with these numbers in it: the run is over, and nothing else reads it."""
+def _run_module_with(sim: Simulation, state: dict[str, Tensor]) -> nn.Module:
+    """Return the run's own module, which nothing else uses any more, with these values."""
     sim.engine.model.module.load_state_dict(state, strict=False)
     return sim.engine.model.module
 
 
-def _bare(sim: Simulation) -> nn.Module:
-    """The run's module without its adapter, as it was drawn."""
+def _bare_module(sim: Simulation) -> nn.Module:
+    """Return a new module without the adapter, with the initial weights of the run."""
     return build_module(sim.cfg, sim.engine.federation)
 
 
@@ -198,6 +223,12 @@ def predictions(
 ) -> dict[str, np.ndarray]:
     """Return every client's logits on its own samples of a split.
 
+    Args:
+        run_dir: The run folder.
+        split: "train", "val" or "test".
+        overrides: See `open_run`.
+        config_dir: See `open_run`.
+
     Returns:
         client [n], index [n] (into the data set), target [n, ...], logits [n, C], and names [N] if clients have names.
     """
@@ -205,11 +236,11 @@ def predictions(
 
 
 def predictions_of(sim: Simulation, split: str = "test") -> dict[str, np.ndarray]:
-    """`predictions` of a run that is open."""
+    """Return `predictions` of an open run."""
     ids = np.arange(sim.engine.federation.num_clients)
     cohort, rows = deployed(sim, ids)
-    part = sim.engine.federation.splits[split]
+    samples = sim.engine.federation.splits[split]
     logits = torch.cat(cohort.forward(rows, sim.algorithm.predict, split)).cpu().numpy()
-    targets = sim.engine.federation.targets.cpu().numpy()[part.indices]
+    targets = sim.engine.federation.targets.cpu().numpy()[samples.indices]
     names = {} if sim.split.names is None else {"names": np.array(sim.split.names[: len(ids)])}
-    return {"client": part.owners(), "index": part.indices, "target": targets, "logits": logits, **names}
+    return {"client": samples.owners(), "index": samples.indices, "target": targets, "logits": logits, **names}

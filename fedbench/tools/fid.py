@@ -1,10 +1,13 @@
-"""``python -m fedbench fid``: the Frechet distance between each client's real and extra training pictures.
+"""The command ``fedbench fid``: Frechet distances between the real and the extra training images of each client.
 
-Heusel et al., NeurIPS 2017: for Gaussians fitted to the features of both sets,
-|mu_a - mu_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^(1/2)).  It is a property of the network that makes the features, so the
-network is always stated: numbers of different networks cannot be compared, and those of torchvision's Inception are
-near, not equal, to those of the TensorFlow one that most papers use.  With fewer pictures than features it is
-biased upwards, the more the fewer they are.
+The distance of Gaussians fitted to the features of both sets is
+|mu_a - mu_b|^2 + tr(S_a + S_b - 2 (S_a S_b)^(1/2)).
+It depends on the network that computes the features, so values of different networks are not comparable.  The Inception
+of torchvision differs from that of TensorFlow, which most papers use.  With fewer images than features the distance is
+biased upwards.
+
+References:
+    Heusel et al., NeurIPS 2017.
 """
 
 from __future__ import annotations
@@ -34,38 +37,53 @@ BATCH = 64
 EXAMPLES = f"""examples:
   python -m fedbench fid dataset=rsna_machines dataset.extra=synthesized partition=domain
   python -m fedbench fid dataset=image_table dataset.path=my.csv dataset.extra=more partition=domain --network random
-  python -m fedbench fid dataset=rsna_machines dataset.extra=synthesized partition=domain --network <run directory>
+  python -m fedbench fid dataset=rsna_machines dataset.extra=synthesized partition=domain --network <run folder>
 
-networks: inception, torchvision's Inception v3 (Inception_V3_Weights.IMAGENET1K_V1), whose weights are looked for
-in data_dir/{WEIGHTS}; random, a small convolutional network of fixed random weights;
-a run directory, the global model of that run up to its head (where the method has none, the mean of its clients')."""
+networks: inception: torchvision's Inception v3 (Inception_V3_Weights.IMAGENET1K_V1), whose default file is
+data_dir/{WEIGHTS}; random: a small convolutional network with fixed random weights;
+a run folder: the features of that run's global model, or of the mean of its clients' models if there is none."""
 
 
-# -- the distance ----------------------------------------------------------------------------------------
+# -- distance --------------------------------------------------------------------------------------------
 def frechet(a: np.ndarray, b: np.ndarray) -> float:
-    """Frechet distance of the Gaussians fitted to features a [n, d] and b [m, d], n, m >= 2; >= 0.
+    """Return the Frechet distance of the Gaussians fitted to two sets of features.
 
-    tr (S_a S_b)^(1/2) is the sum of the singular values of R_a R_b^T for any R with R^T R = S.  R comes from a QR
-    decomposition of the centred features: no covariance is formed and no root taken of a rounded eigenvalue.
+    tr (S_a S_b)^(1/2) is the sum of the singular values of R_a R_b^T for any R with R^T R = S.  R is computed by a QR
+    decomposition of the centred features, which avoids roots of rounded eigenvalues.
+
+    Args:
+        a: Features [n, d], n >= 2.
+        b: Features [m, d], m >= 2.
+
+    Returns:
+        The distance, >= 0.
+
+    Raises:
+        ConfigError: A set has fewer than two samples.
     """
-    (mean_a, root_a), (mean_b, root_b) = fitted(a), fitted(b)
-    common = np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum()
-    covariance_distance = (root_a**2).sum() + (root_b**2).sum() - 2 * common
+    (mean_a, root_a), (mean_b, root_b) = mean_and_root(a), mean_and_root(b)
+    trace_of_root = np.linalg.svd(root_a @ root_b.T, compute_uv=False).sum()
+    covariance_distance = (root_a**2).sum() + (root_b**2).sum() - 2 * trace_of_root
     return float(((mean_a - mean_b) ** 2).sum() + max(covariance_distance, 0.0))
 
 
-def fitted(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [d] and R [min(n, d), d] with R^T R the covariance (of ddof 1) of features [n, d]."""
+def mean_and_root(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean [d] and R [min(n, d), d], where R^T R is the covariance of features [n, d]."""
     x = np.asarray(features, np.float64)
-    require(len(x) >= 2, f"a Frechet distance needs two samples or more on each side, got {len(x)}")
+    require(len(x) >= 2, f"a Frechet distance needs at least two samples in each set, got {len(x)}")
     mean = x.mean(0)
     return mean, np.asarray(np.linalg.qr((x - mean) / np.sqrt(len(x) - 1), mode="r"))
 
 
-# -- the networks ----------------------------------------------------------------------------------------
+# -- networks --------------------------------------------------------------------------------------------
 @dataclass
 class Network:
-    """name: what is said of it.  features: normalized pictures, or uint8 ones, [b, C, H, W] -> [b, d]."""
+    """A network that computes features.
+
+    Args:
+        name: Its description for the table.
+        features: The function from uint8 images [b, C, H, W] to features [b, d].
+    """
 
     name: str
     features: Callable[[Tensor], Tensor]
@@ -74,18 +92,29 @@ class Network:
 def make_network(
     choice: str, weights: str | None, data_dir: str, device: Any, config_dir: str | None = None
 ) -> Network:
-    """inception, random, or a run directory; ConfigError where it cannot be had."""
+    """Return a network.
+
+    Args:
+        choice: "inception", "random" or a run folder.
+        weights: The file of the weights of inception; None: the default file in data_dir.
+        data_dir: The data folder.
+        device: The device.
+        config_dir: A folder of own options, for the run.
+
+    Raises:
+        ConfigError: There is no such network or file.
+    """
     if choice == "random":
         return random_network(device)
     if choice == "inception":
         return inception(Path(weights or Path(data_dir) / WEIGHTS), device)
     is_folder = choice != "" and Path(choice).is_dir()
-    require(is_folder, f"--network {choice}: neither inception nor random, and there is no such run directory")
-    return of_run(Path(choice), config_dir)
+    require(is_folder, f"--network {choice} is neither inception nor random nor a run folder that exists")
+    return run_network(Path(choice), config_dir)
 
 
 def random_network(device: Any, seed: int = 0) -> Network:
-    """Three 3x3 convolutions of stride 2 (32, 64, 128 channels) of fixed random weights, averaged over the picture."""
+    """Return three random 3x3 convolutions with stride 2 and 32, 64 and 128 channels, averaged over the image."""
     from torch import nn
 
     from fedbench.core.rng import torch_generator
@@ -100,7 +129,7 @@ def random_network(device: Any, seed: int = 0) -> Network:
 
 
 def inception(path: Path, device: Any) -> Network:
-    """torchvision's Inception v3: the 2,048 numbers before its last layer, of pictures brought to 299x299."""
+    """Return torchvision's Inception v3: 2,048 features before the last layer, of images resized to 299x299."""
     import torch
 
     model = load_inception(path).to(device).eval()
@@ -108,8 +137,8 @@ def inception(path: Path, device: Any) -> Network:
     std = torch.tensor([0.229, 0.224, 0.225], device=device)[:, None, None]
 
     def features(x: Tensor) -> Tensor:
-        large = torch.nn.functional.interpolate(three_channels(x), (299, 299), mode="bilinear", antialias=True)
-        return model((large - mean) / std)
+        resized = torch.nn.functional.interpolate(three_channels(x), (299, 299), mode="bilinear", antialias=True)
+        return model((resized - mean) / std)
 
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -117,15 +146,19 @@ def inception(path: Path, device: Any) -> Network:
 
 
 def load_inception(path: Path) -> Any:
-    """The network with the weights of a file, without its last layer; ConfigError where there are none."""
+    """Return Inception v3 without its last layer, with the weights of a file.
+
+    Raises:
+        ConfigError: The file does not exist or has other weights, or torchvision is missing.
+    """
     import torch
 
     from fedbench.core.weights import read_weights
 
     require(
         path.is_file(),
-        f"{path} is not there: --network inception needs the file of torchvision's Inception_V3_Weights.IMAGENET1K_V1, "
-        f"{WEIGHTS}; put it there or give its place with --weights, or choose --network random or a run directory",
+        f"{path} does not exist: --network inception needs {WEIGHTS}, the file of torchvision's "
+        "Inception_V3_Weights.IMAGENET1K_V1; save it there, name it with --weights, or choose --network random",
     )
     try:
         from torchvision.models import inception_v3
@@ -135,17 +168,19 @@ def load_inception(path: Path) -> Any:
     model.fc = torch.nn.Identity()  # type: ignore[assignment]
     try:
         stored = read_weights(path)
-        require(isinstance(stored, dict) and all(isinstance(name, str) for name in stored), "it is no state dict")
+        require(isinstance(stored, dict) and all(isinstance(name, str) for name in stored), "it is not a state dict")
         used = {name: value for name, value in stored.items() if not name.startswith(("fc.", "AuxLogits."))}
         model.load_state_dict(used)
     except (ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{path} does not hold torchvision's Inception v3 weights ({reason[0][:120]})") from error
+        raise ConfigError(
+            f"{path} does not contain torchvision's Inception v3 weights ({reason[0][:120]}): use {WEIGHTS}"
+        ) from error
     return model
 
 
-def of_run(path: Path, config_dir: str | None = None) -> Network:
-    """The model of a run up to its head, at the row from which a new client would start."""
+def run_network(path: Path, config_dir: str | None = None) -> Network:
+    """Return the features of a run's model with the initial row of a new client."""
     import torch
 
     from fedbench.simulation.new_clients import starting_row
@@ -158,7 +193,7 @@ def of_run(path: Path, config_dir: str | None = None) -> Network:
     def features(x: Tensor) -> Tensor:
         require(
             tuple(x.shape[1:]) == federation.input_shape,
-            f"the model of {path} takes pictures of shape {federation.input_shape}, these are {tuple(x.shape[1:])}",
+            f"the model of {path} needs images of shape {federation.input_shape}, got {tuple(x.shape[1:])}",
         )
         with torch.no_grad():
             return model.features(row, federation.normalized(x.to(federation.device)))
@@ -167,13 +202,13 @@ def of_run(path: Path, config_dir: str | None = None) -> Network:
 
 
 def three_channels(x: Tensor) -> Tensor:
-    """uint8 pictures [b, C, H, W] as float32 [b, 3, H, W] in [0, 1]; grey ones three times."""
+    """Convert uint8 images [b, C, H, W] to float32 [b, 3, H, W] in [0, 1]; repeat a single channel."""
     x = x.float() / 255
     return x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x[:, :3]
 
 
 def features_of(network: Network, images: np.ndarray, device: Any) -> np.ndarray:
-    """Features [n, d] of uint8 pictures [n, C, H, W], a few at a time."""
+    """Return features [n, d] of uint8 images [n, C, H, W], computed in batches."""
     import torch
 
     features = []
@@ -184,39 +219,56 @@ def features_of(network: Network, images: np.ndarray, device: Any) -> np.ndarray
     return np.concatenate(features)
 
 
-# -- the clients -----------------------------------------------------------------------------------------
-def by_client(arrays: Arrays, split: Split, network: Network, device: Any) -> list[dict[str, Any]]:
-    """For each client: its number and silo, how many real and extra training pictures, their distance (NaN where
-    there are fewer than two of either)."""
+# -- clients ---------------------------------------------------------------------------------------------
+def distances_by_client(arrays: Arrays, split: Split, network: Network, device: Any) -> list[dict[str, Any]]:
+    """Return a row of the table for each client.
+
+    Args:
+        arrays: The data set, with extra images.
+        split: The partition.
+        network: The network that computes features.
+        device: Its device.
+
+    Returns:
+        Index and site (silo) of the client, counts of real and extra training images, the distance, and the network.
+        The distance is NaN for fewer than two real or extra images.
+
+    Raises:
+        ConfigError: The data set has no images, or no extra images.
+    """
     from fedbench.data.base import EXTRA
 
-    require(bool((arrays.split == EXTRA).any()), "no extra pictures: set dataset.extra to the synthesized ones")
+    require(
+        bool((arrays.split == EXTRA).any()),
+        "there are no extra images: set dataset.extra",
+    )
     images = arrays.images
     if images is None or images.dtype != np.uint8:
-        raise ConfigError("the distance is between pictures (uint8 images), which this data set does not consist of")
+        raise ConfigError("the data set does not consist of uint8 images: choose an image data set")
     rows = []
     for client in range(split.num_clients):
         indices = split.train[client]
         extra = arrays.split[indices] == EXTRA
-        enough = min(int(extra.sum()), int((~extra).sum())) >= 2
+        num_real, num_extra = int((~extra).sum()), int(extra.sum())
         distance = float("nan")
-        if enough:
+        if min(num_real, num_extra) >= 2:
             features = features_of(network, images[indices], device)
             distance = frechet(features[~extra], features[extra])
-        names, domain = arrays.domain_names, None if arrays.domain is None else int(arrays.domain[indices[0]])
-        silo = None if names is None or domain is None else names[domain]
-        rows.append({"client": client, "silo": silo, "real": int((~extra).sum()), "extra": int(extra.sum()),
-                     "fid": distance, "network": network.name})  # fmt: skip
+        site = None
+        if arrays.domain is not None and arrays.domain_names is not None:
+            site = arrays.domain_names[int(arrays.domain[indices[0]])]
+        row = {"client": client, "silo": site, "real": num_real, "extra": num_extra, "fid": distance}
+        rows.append({**row, "network": network.name})
     return rows
 
 
-# -- the command -----------------------------------------------------------------------------------------
+# -- command ---------------------------------------------------------------------------------------------
 def parser() -> Arguments:
     """Return the parser of the command line."""
-    p = arguments("fid", "Frechet distance between every client's real and extra training pictures.", EXAMPLES)
+    p = arguments("fid", "Frechet distances between the real and the extra training images of each client.", EXAMPLES)
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=..., dataset.extra=... ...")
-    p.add_argument("--network", default="inception", help="inception, random or a run directory (default: %(default)s)")
-    p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="of inception")
+    p.add_argument("--network", default="inception", help="inception, random or a run folder (default: %(default)s)")
+    p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="weights of inception")
     p.add_argument("--out", type=typed_path, metavar="FILE", help="write the table as CSV")
     add_config_dir(p)
     return p
@@ -229,16 +281,16 @@ def main(argv: list[str]) -> int:
     check_file("--out", args.out)
     require(
         not args.weights or args.network == "inception",
-        f"--weights {args.weights} are of --network inception, not of {args.network}",
+        f"--weights {args.weights} is for --network inception, not for {args.network}: omit it",
     )
-    write(measured(args.overrides, args.network, args.weights, args.config_dir), args.out)
+    write(distances_of(args.overrides, args.network, args.weights, args.config_dir), args.out)
     return 0
 
 
-def measured(
+def distances_of(
     overrides: list[str], choice: str, weights: str | None = None, config_dir: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return `by_client` of the data that a run with these overrides would use."""
+    """Return `distances_by_client` for the data of a run with these overrides."""
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build
@@ -246,20 +298,20 @@ def measured(
     cfg = compose(overrides, config_dir)
     check(cfg)
     device = build.device_of(cfg)
-    network = make_network(choice, weights, cfg.data_dir, device, config_dir)  # before the pictures, which take longer
+    network = make_network(choice, weights, cfg.data_dir, device, config_dir)  # fails before images are loaded
     arrays = build.data(cfg)
-    return by_client(arrays, build.partition(cfg, arrays), network, device)
+    return distances_by_client(arrays, build.partition(cfg, arrays), network, device)
 
 
 def write(rows: list[dict[str, Any]], path: Path | None) -> None:
-    """Print the table, and write it where a file is named."""
+    """Print the table, and write it to a file if there is a path."""
     from fedbench.report.table import Column, Table, render
 
-    numbers = [Column("real", "real"), Column("extra", "extra"), Column("fid", "FID", none="none")]
-    columns = [Column("client", "client"), Column("silo", "silo", none=""), *numbers]
-    title = f"Frechet distance between real and extra training pictures; features: {rows[0]['network']}"
+    values = [Column("real", "real"), Column("extra", "extra"), Column("fid", "FID", none="none")]
+    columns = [Column("client", "client"), Column("silo", "silo", none=""), *values]
+    title = f"Frechet distance between real and extra training images; features: {rows[0]['network']}"
     print(render([Table(title, columns, rows)], "text"), end="")
     if path is not None:
-        wide = Table(title, [*columns, Column("network", "network")], rows)
-        write_file("--out", path, lambda file: file.write(render([wide], "csv").encode()))
+        with_network = Table(title, [*columns, Column("network", "network")], rows)
+        write_file("--out", path, lambda file: file.write(render([with_network], "csv").encode()))
         print(f"table: {path}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``python -m fedbench partition [overrides]``: who would hold what, before anything is trained."""
+"""The command ``fedbench partition``: show the samples and classes of each client without training."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def main(argv: list[str]) -> int:
     check_file("--figure", args.figure)
     require(
         args.figure is None or args.figure.suffix in SUFFIXES,
-        f"--figure {args.figure}: its suffix says in which form it is drawn: {', '.join(SUFFIXES)}",
+        f"--figure {args.figure} must end in one of {', '.join(SUFFIXES)}",
     )
-    require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}")
+    require(args.out is None or args.out != args.figure, f"--out and --figure are both {args.out}: name two")
     arrays, split, title = build(args.overrides, args.config_dir)
     show(arrays, split, title)
     if args.out is not None:
@@ -61,10 +61,10 @@ def main(argv: list[str]) -> int:
 
 
 def build(overrides: list[str], config_dir: str | None = None) -> tuple[Arrays, Split, str]:
-    """Return the data and the partition that a run with these overrides would use, and a title for both."""
+    """Return the data and the partition of a run with these overrides, and a title."""
     from fedbench.app.compose import compose
     from fedbench.config.check import check
-    from fedbench.simulation import build as parts  # torch: seconds that --help need not pay
+    from fedbench.simulation import build as parts  # imports torch, which --help does not need
 
     cfg = compose(overrides, config_dir)
     check(cfg)
@@ -74,21 +74,26 @@ def build(overrides: list[str], config_dir: str | None = None) -> tuple[Arrays, 
 
 
 def counts(arrays: Arrays, split: Split) -> tuple[np.ndarray, list[str]]:
-    """How many samples (train, val and test) of each class every client has [N, C], and the classes' names.
+    """Count the samples of each class for each client, over training, validation and test samples.
 
-    Multi-label and segmentation sets count the label that partitions look at (Arrays.labels).
+    Args:
+        arrays: The data set.  Classes are the labels that partitions use (Arrays.labels).
+        split: The partition.
+
+    Returns:
+        Counts [N, C]; names of the classes.
     """
     labels, num_clients = arrays.labels(), split.num_clients
     width = max(arrays.num_classes, int(labels.max()) + 1)
     parts = (split.train, split.val, split.test)
-    cells = np.concatenate([part.owners() * width + labels[part.indices] for part in parts])  # client, class
+    cells = np.concatenate([part.owners() * width + labels[part.indices] for part in parts])  # client and class
     table = np.bincount(cells, minlength=num_clients * width).reshape(num_clients, width)
     names = list(arrays.class_names or map(str, range(arrays.num_classes)))
     return table, names + ["none"] * (width - len(names))
 
 
 def show(arrays: Arrays, split: Split, title: str) -> None:
-    """Print clients x classes, sizes and the hash; long and wide tables are cut, the totals are not."""
+    """Print a table of clients and classes, the sizes, and the hash; long and wide tables are shortened."""
     from rich.console import Console
     from rich.table import Table
 
@@ -98,33 +103,34 @@ def show(arrays: Arrays, split: Split, title: str) -> None:
     parts = {name: sizes for name, sizes in parts.items() if sizes.any()}
     console = Console()
     if not console.is_terminal:
-        console = Console(width=160)  # a file or a pipe has no edge to keep within
+        console = Console(width=160)  # files and pipes have no width
     digits = len(str(table.max(initial=0)))
     wide = sum(max(len(name), digits) + 2 for name in names) > console.width - 40
-    heads = ["classes", "largest class"] if wide else names
-    view = Table("client", *parts, *heads, title=title, box=None, header_style="bold")
+    headers = ["classes", "largest class"] if wide else names
+    view = Table("client", *parts, *headers, title=title, box=None, header_style="bold")
     for column in view.columns:
         column.justify = "right"
     for i in range(min(split.num_clients, MAX_ROWS)):
-        held = table[i]
-        cells = [(held > 0).sum(), f"{held.max() / max(held.sum(), 1):.0%}"] if wide else held
+        cells = list(table[i])
+        if wide:
+            cells = [(table[i] > 0).sum(), f"{table[i].max() / max(table[i].sum(), 1):.0%}"]
         name = str(i) if split.names is None else split.names[i]
         view.add_row(name, *(str(s[i]) for s in parts.values()), *(str(c) if c else "·" for c in cells))
     if split.num_clients > MAX_ROWS:
         view.add_row("...")
     console.print(view)
-    console.print(_facts(arrays, split, table, parts), highlight=False)
+    console.print(_summary(arrays, split, table, parts), highlight=False)
 
 
-def _facts(arrays: Arrays, split: Split, table: np.ndarray, parts: dict[str, np.ndarray]) -> str:
+def _summary(arrays: Arrays, split: Split, table: np.ndarray, parts: dict[str, np.ndarray]) -> str:
     total = table.sum(1)  # [N]
-    held = (table > 0).sum(1)
-    left = len(arrays) - int(total.sum())
+    classes = (table > 0).sum(1)  # [N]
+    unused = len(arrays) - int(total.sum())
+    omitted = f" ({unused:,} of the data set left out)" if unused else ""
     lines = [
-        f"{split.num_clients:,} clients, {int(total.sum()):,} samples"
-        + (f" ({left:,} of the data set left out)" if left else ""),
+        f"{split.num_clients:,} clients, {int(total.sum()):,} samples{omitted}",
         f"samples per client: {total.min():,} to {total.max():,}, median {np.median(total):,.0f}; "
-        f"classes per client: {held.min()} to {held.max()}",
+        f"classes per client: {classes.min()} to {classes.max()}",
         ", ".join(f"{name} {int(sizes.sum()):,}" for name, sizes in parts.items()),
         f"hash {split.hash}",
     ]
@@ -135,12 +141,12 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} could not be written ({error})") from error
+        raise ConfigError(f"{path} could not be written ({error}): choose another file") from error
     print(f"written: {path}")
 
 
 def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
-    """Clients x classes as bubbles (area: samples), or beyond 60 clients or classes as a heat map."""
+    """Draw clients and classes as bubbles whose areas are counts, or as a heat map above 60 clients or classes."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -158,8 +164,8 @@ def draw(arrays: Arrays, split: Split, title: str, path: Path) -> None:
         axes.set_axisbelow(True)
         axes.grid(color="0.92")
     else:
-        shown = axes.imshow(table.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
-        figure.colorbar(shown, label="Samples")
+        image = axes.imshow(table.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+        figure.colorbar(image, label="Samples")
     if classes <= 30:
         axes.set_yticks(range(classes), names)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

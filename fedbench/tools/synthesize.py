@@ -1,8 +1,8 @@
-"""``python -m fedbench synthesize``: pictures for training only, from diffusion models.
+"""The command ``fedbench synthesize``: sample training images from diffusion models.
 
-Either every client trains a model of its own, of its own training pictures alone; or, with --run, it draws from the
-model that it deploys after a run of task=denoising, under any method.  Pictures go to <out>/<silo>/<class>/, which
-`dataset.extra` reads, measures to <out>.csv and a sheet of samples to <out>.png.
+By default each client trains a model on its own training images.  With --run it samples from the model that it deploys
+after a run of task=denoising.  Images are written to <out>/<site>/<class>/, which `dataset.extra` reads, measures to
+<out>.csv, and a figure with samples to <out>.png.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from fedbench.synthesis.diffusion import Predictor
     from fedbench.tasks.denoising import Schedule
 
-SHOWN = 8  # samples of each class on the sheet
-MOST_LINES = 60  # of the sheet
-AT_ONCE = 128  # pictures sampled together
-MOST_SHARE = 1000
-NO_FOLDER = re.compile(r"|\.{1,2}|.*[/\\\0].*", re.DOTALL)  # names that lead elsewhere, or nowhere
+IMAGES_PER_CLASS = 8  # in the figure
+MAX_LINES = 60  # in the figure
+BATCH = 128
+MAX_SHARE = 1000
+NOT_A_FOLDER = re.compile(r"|\.{1,2}|.*[/\\\0].*", re.DOTALL)
 TRAINING = {
-    "steps": "of a client's own training",
-    "batch": "pictures a step",
-    "lr": "of Adam at first",
+    "steps": "steps of a client's training",
+    "batch": "images per step",
+    "lr": "initial learning rate of Adam",
     "width": "channels of the first level",
-    "decay": "of the weights' running mean",
+    "decay": "decay of the moving average of the weights",
 }
 EXAMPLES = """examples:
   python -m fedbench synthesize dataset=image_folder dataset.path=real dataset.color=grey dataset.resize=28 \\
@@ -51,7 +51,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class Training:
-    """Of a client's own model; decay: of the running mean of its weights."""
+    """Options of the training of a client's model; TRAINING describes them."""
 
     steps: int = 1500
     batch: int = 32
@@ -69,7 +69,13 @@ class Training:
 
 @dataclass(frozen=True)
 class Sampling:
-    """ddim: steps of a picture.  share: synthesized pictures per real training picture of the same class."""
+    """Options of sampling.
+
+    Args:
+        ddim: The number of DDIM steps.
+        share: Synthesized images per real training image of the same class.
+        seed: The seed.
+    """
 
     ddim: int
     share: float
@@ -77,22 +83,40 @@ class Sampling:
 
     def __post_init__(self) -> None:
         require(self.ddim >= 1, f"--ddim must be at least 1, got {self.ddim}")
-        require(0 < self.share <= MOST_SHARE, f"--share must be above 0 and at most {MOST_SHARE}, got {self.share}")
+        require(0 < self.share <= MAX_SHARE, f"--share must be above 0 and at most {MAX_SHARE}, got {self.share}")
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What a client draws from: what predicts velocities, of which schedule; facts: further columns of its row."""
+class Generator:
+    """A diffusion model.
+
+    Args:
+        predict: The function that predicts velocities.
+        schedule: The noise schedule.
+        columns: Further columns of the client's row in the table.
+    """
 
     predict: Predictor
     schedule: Schedule
-    facts: dict[str, float]
+    columns: dict[str, float]
 
 
-def learn(
+def train_generator(
     images: np.ndarray, labels: np.ndarray, num_classes: int, training: Training, seed: int, client: int
-) -> Learned:
-    """A client's own model: images uint8 [n, C, H, W] and their classes are all that it sees."""
+) -> Generator:
+    """Train the model of one client on its images.
+
+    Args:
+        images: The training images, uint8 [n, C, H, W].
+        labels: Their classes [n].
+        num_classes: The number of classes.
+        training: The options of training.
+        seed: The seed.
+        client: The index of the client.
+
+    Raises:
+        ConfigError: The training diverged.
+    """
     import torch
 
     from fedbench.core.rng import torch_generator
@@ -100,20 +124,33 @@ def learn(
     from fedbench.tasks.denoising import Schedule
 
     schedule, x = Schedule.cosine(), torch.from_numpy(images).float() / 127.5 - 1
-    model, losses = train(
-        x, torch.from_numpy(labels), num_classes, schedule, generator=torch_generator(seed, "synthesize", client),
-        **vars(training),
-    )  # fmt: skip
+    generator = torch_generator(seed, "synthesize", client)
+    y = torch.from_numpy(labels)
+    model, losses = train(x, y, num_classes, schedule, generator=generator, **vars(training))
     loss = float(np.mean(losses[-max(1, len(losses) // 10) :]))
     require(math.isfinite(loss), f"--lr {training.lr}: the training of client {client} diverged; choose a smaller one")
-    return Learned(model, schedule, {"loss": loss})
+    return Generator(model, schedule, {"loss": loss})
 
 
-def draw(
-    learned: Learned, labels: np.ndarray, num_classes: int, shape: tuple[int, ...], sampling: Sampling, client: int
+def sample_images(
+    model: Generator, labels: np.ndarray, num_classes: int, shape: tuple[int, ...], sampling: Sampling, client: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures uint8 [m, C, H, W] and classes [m]: round(share n_class) of each class, at least one where labels [n]
-    has any."""
+    """Sample images of each class of a client.
+
+    Args:
+        model: The diffusion model.
+        labels: The classes of the client's training images [n].
+        num_classes: The number of classes.
+        shape: The shape of an image [C, H, W].
+        sampling: The options of sampling.
+        client: The index of the client, for the random numbers.
+
+    Returns:
+        Images, uint8 [m, C, H, W], and their classes [m]: round(share * count) of each class, at least one.
+
+    Raises:
+        ConfigError: A sampled image is not finite.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -122,97 +159,132 @@ def draw(
 
     generator = torch_generator(sampling.seed, "samples", client)
     counts = np.bincount(labels, minlength=num_classes)
-    wanted = np.where(counts > 0, np.maximum(1, np.rint(counts * sampling.share)), 0).astype(np.int64)
-    asked, made = torch.from_numpy(np.repeat(np.arange(num_classes), wanted)), []
+    sizes = np.where(counts > 0, np.maximum(1, np.rint(counts * sampling.share)), 0).astype(np.int64)
+    classes, batches = torch.from_numpy(np.repeat(np.arange(num_classes), sizes)), []
     with torch.no_grad():
-        for some in asked.split(AT_ONCE):
-            start, label = torch.randn(len(some), *shape, generator=generator), F.one_hot(some, num_classes).float()
-            made.append(ddim(learned.predict, learned.schedule, start, label, sampling.ddim))
-    require(all(bool(x.isfinite().all()) for x in made), f"client {client}: what its model draws is not finite")
-    pictures = ((torch.cat(made) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-    return pictures.numpy(), asked.numpy()
+        for batch in classes.split(BATCH):
+            noise, label = torch.randn(len(batch), *shape, generator=generator), F.one_hot(batch, num_classes).float()
+            batches.append(ddim(model.predict, model.schedule, noise, label, sampling.ddim))
+    x = torch.cat(batches)
+    require(bool(x.isfinite().all()), f"client {client}: its model samples values that are not finite; train it longer")
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy(), classes.numpy()
 
 
-def write_client(folder: Path, silo: str, names: list[str], pictures: np.ndarray, labels: np.ndarray) -> None:
-    """<folder>/<silo>/<class>/<number>.png."""
+def write_images(folder: Path, site: str, names: list[str], images: np.ndarray, labels: np.ndarray) -> None:
+    """Write images [n, C, H, W] of classes [n] to <folder>/<site>/<class>/<index>.png."""
     from PIL import Image
 
-    for i, (picture, label) in enumerate(zip(pictures, labels)):
-        grey = picture.shape[0] == 1
-        drawn = Image.fromarray(picture[0] if grey else np.ascontiguousarray(picture.transpose(1, 2, 0)))
-        path = folder / silo / names[label] / f"{i:05d}.png"
+    for i, (image, label) in enumerate(zip(images, labels)):
+        is_grey = image.shape[0] == 1
+        picture = Image.fromarray(image[0] if is_grey else np.ascontiguousarray(image.transpose(1, 2, 0)))
+        path = folder / site / names[label] / f"{i:05d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file("--out", path, lambda file, drawn=drawn: drawn.save(file, format="PNG"))
+        write_file("--out", path, lambda file, picture=picture: picture.save(file, format="PNG"))
 
 
-def measured(
+def measures_of(
     real: np.ndarray,
-    classes: np.ndarray,
-    held_out: np.ndarray,
-    made: np.ndarray,
-    asked: np.ndarray,
+    real_labels: np.ndarray,
+    test: np.ndarray,
+    synthetic: np.ndarray,
+    labels: np.ndarray,
     network: Any,
     seed: int,
 ) -> dict[str, float]:
-    """A client's row of the table: distances with their bounds, neighbours, diversity of real and made pictures."""
+    """Return the measures of a client's synthesized images.
+
+    Args:
+        real: The client's training images.
+        real_labels: Their classes.
+        test: The client's test images.
+        synthetic: The synthesized images.
+        labels: Their classes.
+        network: The network that computes features for Frechet distances.
+        seed: The seed.
+    """
     from fedbench.core.rng import generator
     from fedbench.synthesis.measures import bounds, diversity, neighbours
     from fedbench.tools.fid import features_of, frechet
 
-    def features(pictures: np.ndarray) -> np.ndarray:
-        return features_of(network, pictures, "cpu")
+    def features(images: np.ndarray) -> np.ndarray:
+        return features_of(network, images, "cpu")
 
     return {
-        **bounds(real, made, features, frechet, generator(seed, "bounds")),
-        **neighbours(made, real, held_out),
-        "diversity": diversity(made, asked),
-        "diversity_real": diversity(real, classes),
+        **bounds(real, synthetic, features, frechet, generator(seed, "bounds")),
+        **neighbours(synthetic, real, test),
+        "diversity": diversity(synthetic, labels),
+        "diversity_real": diversity(real, real_labels),
     }
 
 
-def pictures_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
-    """Images, names of silos and of classes; ConfigError where the data set is not of labelled pictures of silos."""
+def images_of(arrays: Arrays) -> tuple[np.ndarray, list[str], list[str]]:
+    """Return the images, the names of sites and the names of classes.
+
+    Raises:
+        ConfigError: The data set does not consist of uint8 images with one class and a site each, or a name cannot be
+            that of a folder.
+    """
     from fedbench.data.base import EXTRA
 
     images = arrays.images
     if images is None or images.dtype != np.uint8 or arrays.task != "classification":
-        raise ConfigError("synthesized are pictures (uint8 images) with one class each, which this data set has not")
+        raise ConfigError("the data set does not consist of uint8 images with one class each: choose an image data set")
     if arrays.domain_names is None or arrays.class_names is None:
-        raise ConfigError("dataset.extra goes by names of silos and classes, which this data set has not")
-    require(not (arrays.split == EXTRA).any(), "dataset.extra is set: a generator is to learn from real pictures alone")
-    odd = [name for name in [*arrays.domain_names, *arrays.class_names] if NO_FOLDER.fullmatch(name)]
-    require(not odd, f"{(odd or [''])[0]!r} is no name of a folder, and silos and classes become folders of --out")
+        raise ConfigError("the data set has no names of sites and classes: choose dataset=image_folder")
+    require(
+        not (arrays.split == EXTRA).any(), "dataset.extra is set, but models are trained on real images only: omit it"
+    )
+    for name in [*arrays.domain_names, *arrays.class_names]:
+        is_folder = NOT_A_FOLDER.fullmatch(name) is None
+        require(is_folder, f"{name!r} cannot be a folder of --out: rename this site or class")
     return images, arrays.domain_names, arrays.class_names
 
 
-def silos_of(arrays: Arrays, split: Split, clients: int) -> list[str]:
-    """The silo of each of the first `clients` clients; ConfigError unless each has one, and one of its own."""
-    found: dict[str, int] = {}
-    for client in range(clients):
-        own = np.unique(arrays.domain[split.train[client]])  # type: ignore[index]
-        silos = [arrays.domain_names[at] for at in own.tolist()]  # type: ignore[index]
-        one = "pictures are written by silo, one client a silo: choose partition=domain"
-        require(len(silos) == 1, f"client {client} has pictures of {len(silos)} silos, and {one}")
-        require(silos[0] not in found, f"clients {found.get(silos[0])} and {client} share silo {silos[0]}, and {one}")
-        found[silos[0]] = client
-    return list(found)
+def sites_of(arrays: Arrays, split: Split, num_clients: int) -> list[str]:
+    """Return the name of each client's site.
+
+    Args:
+        arrays: The data set.
+        split: The partition.
+        num_clients: The number of clients, without new clients.
+
+    Raises:
+        ConfigError: A client has images of several sites, or two clients share a site.
+    """
+    client_of_site: dict[str, int] = {}
+    for client in range(num_clients):
+        domains = np.unique(arrays.domain[split.train[client]])  # type: ignore[index]
+        sites = [arrays.domain_names[domain] for domain in domains.tolist()]  # type: ignore[index]
+        advice = "images are written by site, one client per site: choose partition=domain"
+        require(len(sites) == 1, f"client {client} has images of {len(sites)} sites, but {advice}")
+        other = client_of_site.setdefault(sites[0], client)
+        require(other == client, f"clients {other} and {client} share site {sites[0]}, but {advice}")
+    return list(client_of_site)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Pictures, who has which of them, and from what each of the first `clients` clients draws: learned(client);
-    is_shared: whether others' training parts may be in that."""
+    """The images and the diffusion models of clients.
+
+    Args:
+        data_dir: The data folder.
+        arrays: The data set.
+        split: The partition.
+        num_clients: The number of clients, without new clients.
+        model_of: The function that returns the diffusion model of a client.
+        is_shared: Whether a model may depend on other clients' training images.
+    """
 
     data_dir: str
     arrays: Arrays
     split: Split
-    clients: int
-    learned: Callable[[int], Learned]
+    num_clients: int
+    model_of: Callable[[int], Generator]
     is_shared: bool
 
 
 def own_models(overrides: list[str], training: Training, seed: int, config_dir: str | None = None) -> Source:
-    """Every client learns from its own training part."""
+    """Return a source in which each client trains a model on its own training images."""
     from fedbench.app.compose import compose
     from fedbench.config.check import check
     from fedbench.simulation import build
@@ -220,18 +292,27 @@ def own_models(overrides: list[str], training: Training, seed: int, config_dir: 
     cfg = compose(overrides, config_dir)
     check(cfg)
     arrays = build.data(cfg)
-    images, _, _ = pictures_of(arrays)
+    images, _, _ = images_of(arrays)
     split: Split = build.partition(cfg, arrays)
 
-    def learned(client: int) -> Learned:
-        mine = split.train[client]
-        return learn(images[mine], arrays.targets[mine], arrays.num_classes, training, seed, client)
+    def model_of(client: int) -> Generator:
+        samples = split.train[client]
+        return train_generator(images[samples], arrays.targets[samples], arrays.num_classes, training, seed, client)
 
-    return Source(cfg.data_dir, arrays, split, split.num_clients, learned, False)
+    return Source(cfg.data_dir, arrays, split, split.num_clients, model_of, is_shared=False)
 
 
 def models_of_run(path: Path, overrides: list[str], config_dir: str | None = None) -> Source:
-    """Every client draws from the model that it would deploy after a run.  overrides: as for `open_run`."""
+    """Return a source with the models that clients deploy after a run.
+
+    Args:
+        path: The run folder.
+        overrides: See `export.open_run`.
+        config_dir: See `export.open_run`.
+
+    Raises:
+        ConfigError: The run does not train one diffusion model per client.
+    """
     from fedbench.algorithms.base import Algorithm
     from fedbench.simulation import build
     from fedbench.tasks.denoising import Denoising
@@ -240,20 +321,20 @@ def models_of_run(path: Path, overrides: list[str], config_dir: str | None = Non
     sim = open_run(path, overrides, config_dir)
     task, arrays = sim.engine.task, build.data(sim.cfg)
     if not isinstance(task, Denoising):
-        raise ConfigError(f"--run {path}: pictures are drawn from runs of task=denoising, not of {task.kind}")
+        raise ConfigError(f"--run {path} is a run of task={task.kind}: choose a run of task=denoising")
     method = type(sim.algorithm)
     require(
         method.predict is Algorithm.predict,
-        f"--run {path}: {method.__name__} predicts with more than one module, which pictures are drawn from",
+        f"--run {path}: {method.__name__} predicts with more than one module: choose a method with one",
     )
     schedule = task.schedule.to("cpu")
     return Source(
         sim.cfg.data_dir,
         arrays,
         build.partition(sim.cfg, arrays),
-        sim.engine.federation.num_clients,  # without those that come after training
-        lambda client: Learned(client_module(sim, client), schedule, {}),
-        True,
+        sim.engine.federation.num_clients,
+        lambda client: Generator(client_module(sim, client), schedule, {}),
+        is_shared=True,
     )
 
 
@@ -266,42 +347,59 @@ def synthesize(
     only: list[int] | None = None,
     config_dir: str | None = None,
 ) -> None:
-    """Draw, write and measure, client by client; only: these clients (None: all)."""
+    """Sample, write and measure the images of each client.
+
+    Args:
+        source: The images and the models.
+        sampling: The options of sampling.
+        out: The folder of the images.
+        choice: The network of Frechet distances, see `fid.make_network`.
+        weights: The file of its weights.
+        only: The indices of the clients; None: all.
+        config_dir: A folder of own options.
+
+    Raises:
+        ConfigError: There is no such client, or the images cannot be written by site and class.
+    """
     from fedbench.synthesis.measures import neighbours
     from fedbench.tools.fid import make_network
 
-    arrays, split = source.arrays, source.split
-    images, _, names = pictures_of(arrays)
-    silos = silos_of(arrays, split, source.clients)
-    clients = list(range(source.clients)) if only is None else only
-    odd = [client for client in clients if client not in range(source.clients)]
-    require(not odd, f"--client {(odd or [None])[0]}: the clients are 0 to {source.clients - 1}")
-    require(len(set(clients)) == len(clients), "--client: one of them is named twice")
+    arrays, split, n = source.arrays, source.split, source.num_clients
+    images, _, names = images_of(arrays)
+    sites = sites_of(arrays, split, n)
+    clients = list(range(n)) if only is None else only
+    for client in clients:
+        require(0 <= client < n, f"--client {client} does not exist: the clients are 0 to {n - 1}")
+        require(clients.count(client) == 1, f"--client {client} is given twice: name each client once")
     network = make_network(choice, weights, source.data_dir, "cpu", config_dir)
-    rows, sheet = [], []
+    rows, lines = [], []
     try:
         for client in clients:
-            train, test, silo = split.train[client], split.test[client], silos[client]
-            real, classes, learned = images[train], arrays.targets[train], source.learned(client)
-            made, asked = draw(learned, classes, arrays.num_classes, images.shape[1:], sampling, client)
-            write_client(out, silo, names, made, asked)
-            row = {"client": client, "silo": silo, "real": len(real), "synthesized": len(made), **learned.facts}
-            row |= measured(real, classes, images[test], made, asked, network, sampling.seed)
-            if source.is_shared and source.clients > 1:
-                others = np.concatenate([split.train[other] for other in range(source.clients) if other != client])
-                row |= {f"{name}_others": x for name, x in neighbours(made, images[others], images[test]).items()}
+            train, test, site = split.train[client], split.test[client], sites[client]
+            real, real_labels, model = images[train], arrays.targets[train], source.model_of(client)
+            synthetic, labels = sample_images(
+                model, real_labels, arrays.num_classes, images.shape[1:], sampling, client
+            )
+            write_images(out, site, names, synthetic, labels)
+            row = {"client": client, "silo": site, "real": len(real), "synthesized": len(synthetic), **model.columns}
+            row |= measures_of(real, real_labels, images[test], synthetic, labels, network, sampling.seed)
+            if source.is_shared and n > 1:
+                others = np.concatenate([split.train[other] for other in range(n) if other != client])
+                of_others = neighbours(synthetic, images[others], images[test])
+                row |= {f"{name}_others": value for name, value in of_others.items()}
             rows.append(row)
             print(" ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
-            write_table(rows, network.name, out)  # after every client: what there is outlives an interruption
-            for label in np.unique(asked):
-                sheet.append((f"{silo}, {names[label]}", real[classes == label][:SHOWN], made[asked == label][:SHOWN]))
+            write_table(rows, network.name, out)  # after each client, so that an interruption loses nothing
+            for label in np.unique(labels):
+                shown = (real[real_labels == label], synthetic[labels == label])
+                lines.append((f"{site}, {names[label]}", *(group[:IMAGES_PER_CLASS] for group in shown)))
     finally:
-        if sheet:
-            write_sheet(sheet[:MOST_LINES], out)
+        if lines:
+            write_figure(lines[:MAX_LINES], out)
 
 
 def write_table(rows: list[dict[str, Any]], network: str, out: Path) -> None:
-    """<out>.csv."""
+    """Write the rows of all clients, with the network of the Frechet distances, to <out>.csv."""
     import csv
     import io
 
@@ -312,25 +410,28 @@ def write_table(rows: list[dict[str, Any]], network: str, out: Path) -> None:
     write_file("--out", out.with_name(out.name + ".csv"), lambda file: file.write(text.getvalue().encode()))
 
 
-def write_sheet(sheet: list[tuple[str, np.ndarray, np.ndarray]], out: Path) -> None:
-    """<out>.png: a line for each silo and class, its first real pictures and its first synthesized ones."""
+def write_figure(lines: list[tuple[str, np.ndarray, np.ndarray]], out: Path) -> None:
+    """Write <out>.png, with one line of real and synthesized images per site and class.
+
+    Args:
+        lines: The label of each line, its real images and its synthesized images.
+        out: The folder of the images.
+    """
     from fedbench.report.drawing import pyplot
 
-    plt = pyplot()
+    plt, half = pyplot(), IMAGES_PER_CLASS
     figure, grid = plt.subplots(
-        len(sheet), 2 * SHOWN, figsize=(1.2 * SHOWN + 2, 0.65 * len(sheet) + 0.6), squeeze=False, layout="constrained"
+        len(lines), 2 * half, figsize=(1.2 * half + 2, 0.65 * len(lines) + 0.6), squeeze=False, layout="constrained"
     )
-    for line, (name, real, made) in zip(grid, sheet):
-        for place, axes in enumerate(line):
+    for axes_of_line, (label, real, synthetic) in zip(grid, lines):
+        for axes in axes_of_line:
             axes.set(xticks=[], yticks=[])
-            shown = (real if place < SHOWN else made)[place % SHOWN :][:1]
-            if len(shown):
-                axes.imshow(
-                    shown[0, 0] if shown.shape[1] == 1 else shown[0].transpose(1, 2, 0), "gray", vmin=0, vmax=255
-                )
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7, parse_math=False)
-    grid[0][0].set_title("real training pictures", fontsize=8, loc="left")
-    grid[0][SHOWN].set_title("synthesized", fontsize=8, loc="left")
+        for axes_of_half, images in ((axes_of_line[:half], real), (axes_of_line[half:], synthetic)):
+            for axes, image in zip(axes_of_half, images):
+                axes.imshow(image[0] if len(image) == 1 else image.transpose(1, 2, 0), "gray", vmin=0, vmax=255)
+        axes_of_line[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7, parse_math=False)
+    grid[0][0].set_title("real training images", fontsize=8, loc="left")
+    grid[0][half].set_title("synthesized", fontsize=8, loc="left")
     path = out.with_name(out.name + ".png")
     write_file("--out", path, lambda file: figure.savefig(file, dpi=110, format="png"))
     plt.close(figure)
@@ -340,24 +441,21 @@ def parser() -> Arguments:
     """Return the parser of the command line."""
     p = arguments(
         "synthesize",
-        "Draw pictures for training only, from a diffusion model of each client's own training part or "
-        "from the models of a run.",
+        "Sample training images from diffusion models of the clients' training images, or from the models of a run.",
         EXAMPLES,
     )
     p.add_argument("overrides", nargs="*", help="as for python -m fedbench: dataset=... partition=domain ...")
     p.add_argument("--out", type=typed_path, default=Path("synthesized"), metavar="FOLDER", help="default: %(default)s")
-    p.add_argument(
-        "--run", type=typed_path, metavar="FOLDER", help="draw from a run of task=denoising; nothing is trained"
-    )
-    p.add_argument("--client", type=int, action="append", metavar="N", help="one to do, again for each (all)")
+    p.add_argument("--run", type=typed_path, metavar="FOLDER", help="a run of task=denoising, instead of training")
+    p.add_argument("--client", type=int, action="append", metavar="N", help="only this client; may be repeated")
     for name, what in TRAINING.items():
         default = getattr(Training, name)
         p.add_argument(f"--{name}", type=type(default), help=f"{what} (default: {default})")
-    p.add_argument("--ddim", type=int, default=25, help="steps of sampling (default: %(default)s)")
-    p.add_argument("--share", type=float, default=1.0, help="synthesized per real picture (default: %(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of weights, batches, noise (default: %(default)s)")
-    p.add_argument("--network", default="random", help="of distances: inception, random or a run directory")
-    p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="of inception")
+    p.add_argument("--ddim", type=int, default=25, help="DDIM steps of sampling (default: %(default)s)")
+    p.add_argument("--share", type=float, default=1.0, help="synthesized per real image (default: %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of training and sampling (default: %(default)s)")
+    p.add_argument("--network", default="random", help="of Frechet distances: inception, random or a run folder")
+    p.add_argument("--weights", type=lambda text: str(typed_path(text)), metavar="FILE", help="weights of inception")
     add_config_dir(p)
     return p
 
@@ -366,18 +464,18 @@ def parser() -> Arguments:
 def main(argv: list[str]) -> int:
     """Run the command line and return the exit status."""
     args = parser().parse_intermixed_args(argv)
-    sampling, given = Sampling(args.ddim, args.share, args.seed), {k: getattr(args, k) for k in TRAINING}
-    given = {name: value for name, value in given.items() if value is not None}
+    sampling = Sampling(args.ddim, args.share, args.seed)
+    given = {name: getattr(args, name) for name in TRAINING if getattr(args, name) is not None}
     training = Training(**given)
     require(
         args.run is None or not given,
-        f"--{next(iter(given), None)} is of a training, and --run {args.run} draws from one that is over",
+        f"--{next(iter(given), None)} is an option of training, but --run {args.run} is already trained: omit it",
     )
     check_folder("--out", args.out)
-    require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty")
+    require(not args.out.exists() or not any(args.out.iterdir()), f"--out {args.out} is not empty: choose another")
     for suffix in (".csv", ".png"):
         check_file("--out", args.out.with_name(args.out.name + suffix))
-    require(args.weights is None or args.network == "inception", "--weights is of --network inception")
+    require(args.weights is None or args.network == "inception", "--weights is for --network inception only: omit it")
     if args.run is None:
         source = own_models(args.overrides, training, args.seed, args.config_dir)
     else:

@@ -27,7 +27,7 @@ from fedbench.nn.flat import FlatModel
 from fedbench.simulation import build
 from fedbench.simulation.instantiate import make
 from fedbench.testing._federation import engine_on
-from fedbench.tools import _plain
+from fedbench.tools import _export_formats
 
 # torch.vmap says so of adaptive pooling, once in a process: slower, not wrong
 pytestmark = [
@@ -193,7 +193,7 @@ def test_attention_is_not_for_peft() -> None:
     adapter.insert(module)
     learned = [n for n, p in module.named_parameters() if p.requires_grad]
     with pytest.raises(ConfigError, match=r"peft 0\.21 adds .*self_attention.*: export with --merged"):
-        _plain.peft_files(module, torchvision_vit(), adapter, "adapter=lora", learned)
+        _export_formats.peft_files(module, torchvision_vit(), adapter, "adapter=lora", learned)
 
 
 @pytest.mark.parametrize("adapter", ["lora", "houlsby", "pfeiffer", "parallel", "compacter", "fusion"])

@@ -1,4 +1,4 @@
-"""Outlines of masks: the run's own predictions on the same pictures of every run, and mistakes."""
+"""Outlines of segmentations: predictions of each run on the same test samples, and mistakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.commands import main as fedbench
-from fedbench.tools.contours import chosen, main, segmented, told_apart
+from fedbench.tools.contours import main, segmentations_of, select_samples, with_unique_names
 
 SCANS = [
     "dataset=tumours",
@@ -35,20 +35,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [root / name for name in ("avg", "rod", "two")]
 
 
-def test_what_is_drawn_is_what_the_run_measured(runs: list[Path]) -> None:
-    one = segmented(runs[1], channel=2)
-    assert one.name == "FedRoD" and one.picture.shape == one.truth.shape == one.predicted.shape == (6, 16, 16)
+def test_predictions_have_the_accuracy_of_the_run(runs: list[Path]) -> None:
+    one = segmentations_of(runs[1], channel=2)
+    assert one.name == "FedRoD" and one.image.shape == one.truth.shape == one.predicted.shape == (6, 16, 16)
     rows = list(csv.DictReader((runs[1] / "clients.csv").read_text().splitlines()))
     for client in range(3):
         mine = one.client == client
         assert (one.truth == one.predicted)[mine].mean() == pytest.approx(float(rows[client]["personal/accuracy"]))
 
 
-def test_pictures_are_of_clients_in_turn(runs: list[Path]) -> None:
-    one = segmented(runs[0])
-    assert one.client[chosen(one, 3)].tolist() == [0, 1, 2] and len(chosen(one, 5)) == 5 and len(chosen(one, 99)) == 6
+def test_samples_are_of_clients_in_turn(runs: list[Path]) -> None:
+    one = segmentations_of(runs[0])
+    assert (
+        one.client[select_samples(one, 3)].tolist() == [0, 1, 2]
+        and len(select_samples(one, 5)) == 5
+        and len(select_samples(one, 99)) == 6
+    )
     area = (one.truth > 0).sum((1, 2))
-    for at in chosen(one, 3):
+    for at in select_samples(one, 3):
         mine = area[one.client == one.client[at]]
         assert area[at] == mine.min()  # of two, the one behind the middle
 
@@ -59,7 +63,7 @@ def test_the_figure(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
         assert main([*map(str, runs), "--out", str(tmp_path / f"all.{end}"), "--pictures", "4"]) == 0
         assert (tmp_path / f"all.{end}").stat().st_size > 10_000
     assert "all.svg" in capsys.readouterr().out
-    names = [run.name for run in told_apart([segmented(run) for run in runs], runs)]
+    names = [run.name for run in with_unique_names([segmentations_of(run) for run in runs], runs)]
     assert names == ["FedAvg (avg)", "FedRoD", "FedAvg (two)"]
 
 
@@ -68,14 +72,14 @@ def test_mistakes_are_one_sentence(runs: list[Path], tmp_path: Path, capsys: pyt
     assert fedbench([*FEW, *OFF, "algorithm=fedavg", "partition.seed=7", f"hydra.run.dir={other}"]) == 0
     assert fedbench([*OFF, "rounds=1", "algorithm=fedavg", "model=logistic", f"hydra.run.dir={classes}"]) == 0
     capsys.readouterr()
-    for words, said in (
-        ([str(runs[0]), str(other)], "compare what was tested on the same pictures"),
+    for options, message in (
+        ([str(runs[0]), str(other)], "choose runs with the same data and partition"),
         ([str(classes)], "a run of task=classification"),
-        ([str(runs[0]), "--channel", "4"], "pictures have channels 0 to 3"),
+        ([str(runs[0]), "--channel", "4"], "the images have channels 0 to 3"),
         ([str(runs[0]), "--pictures", "0"], "--pictures must be at least 1, got 0"),
         ([str(runs[0]), "--out", str(tmp_path / "a.txt")], "must end in .png, .pdf or .svg"),
         ([str(tmp_path)], "fedbench: "),
     ):
-        assert main(words) == 2
-        told = capsys.readouterr().err
-        assert said in told and told.count("\n") == 1
+        assert main(options) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1

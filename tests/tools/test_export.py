@@ -67,7 +67,7 @@ def test_the_command_says_what_it_wrote(run_dir, tmp_path, monkeypatch, capsys):
     assert export_command.main([str(run_dir), *words]) == 0
     saved, out = torch.load("client7.pt"), capsys.readouterr().out
     assert saved.keys() == client_state(run_dir, 7).keys()
-    assert f"client7.pt: state_dict of client 7, {sum(t.numel() for t in saved.values()):,} numbers" in out
+    assert f"client7.pt: state_dict of client 7, {sum(t.numel() for t in saved.values()):,} values" in out
     assert re.search(
         r"client7.pt: round 2 of 2, the last that was saved \((the best one, too|the models of round 1)", out
     )

@@ -22,7 +22,7 @@ from fedbench.adapters.parameters import Parameters
 from fedbench.commands import main
 from fedbench.core.options import ConfigError
 from fedbench.models.vit_tiny import ViTTiny
-from fedbench.tools import _plain, export, export_command
+from fedbench.tools import _export_formats, export, export_command
 from fedbench.tools.export import client_state, open_run, predictions, save_peft
 
 CLIENT, RANK, ALPHA = 7, 3, 6.0  # a product that counts twice
@@ -101,7 +101,7 @@ def test_a_merged_model_loads_into_the_bare_class(run_dir, images, measured, tmp
     state, module = torch.load(tmp_path / "bare.pt"), vit()
     module.load_state_dict(state)
     close(module(images), measured, 1e-5)
-    assert f"bare.pt: state_dict of client {CLIENT}, {sum(t.numel() for t in state.values()):,} numbers" in (
+    assert f"bare.pt: state_dict of client {CLIENT}, {sum(t.numel() for t in state.values()):,} values" in (
         capsys.readouterr().out
     )
 
@@ -137,7 +137,7 @@ def test_what_peft_stores_is_found_where_names_end_alike(tmp_path):
     adapter.insert(adapted)
     redraw(adapted)
     learned = [n for n, p in adapted.named_parameters() if p.requires_grad]
-    config, tensors = _plain.peft_files(adapted, bare, adapter, "adapter=lora", learned)
+    config, tensors = _export_formats.peft_files(adapted, bare, adapter, "adapter=lora", learned)
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     files.save_file(tensors, tmp_path / "adapter_model.safetensors")
     x = torch.randn(5, 4)
@@ -153,7 +153,7 @@ def test_a_run_without_an_adapter_keeps_its_files(tmp_path):
     kept, merged = client_state(run, CLIENT), client_state(run, CLIENT, merged=True)
     assert list(kept) == list(model.spans) and merged.keys() == model.module.state_dict().keys() > kept.keys()
     assert all(torch.equal(kept[name], merged[name]) for name in kept)
-    with pytest.raises(ConfigError, match="adapter=none is no adapter that peft's files are written for"):
+    with pytest.raises(ConfigError, match="adapter=none is not an adapter of peft"):
         save_peft(run, CLIENT, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
@@ -177,7 +177,7 @@ def test_a_merged_model_computes_the_same(adapter: Adapter) -> None:
     adapter.insert(adapted)
     redraw(adapted)
     expected = adapted(x)
-    _plain.merge(adapted, bare, "adapter=mine")
+    _export_formats.merge(adapted, bare, "adapter=mine")
     close(bare(x), expected, 1e-5)
 
 
@@ -211,23 +211,26 @@ def with_layer(layer: type[nn.Module]) -> Rescale:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "said"),
+    ("adapter", "message"),
     [
         (
             Bottleneck(["*.attn", "*.mlp"]),
-            "no layer of the bare model computes what Behind does at blocks.0.attn; export",
+            "no layer of the bare model computes what Behind computes at blocks.0.attn; export",
         ),
-        (Bottleneck(["*.mlp"], tap="input"), "no layer of the bare model computes what Alongside does at blocks.0.mlp"),
-        (with_layer(Unsure), "no layer of the bare model computes what Unsure does at blocks.0.attn.qkv"),
-        (with_layer(Bent), r"leaves blocks.0.attn.proj.bias \[3\], which is \[8\] in the bare model"),
-        (Grown(), r"leaves temperature \[1\], which is missing in the bare model"),
+        (
+            Bottleneck(["*.mlp"], tap="input"),
+            "no layer of the bare model computes what Alongside computes at blocks.0.mlp",
+        ),
+        (with_layer(Unsure), "no layer of the bare model computes what Unsure computes at blocks.0.attn.qkv"),
+        (with_layer(Bent), r"blocks.0.attn.proj.bias is \[3\], but \[8\] in the bare model"),
+        (Grown(), r"temperature is \[1\], but missing in the bare model"),
     ],
 )
-def test_what_cannot_be_merged_is_one_sentence(adapter: Adapter, said: str) -> None:
+def test_what_cannot_be_merged_is_one_sentence(adapter: Adapter, message: str) -> None:
     adapted = vit()
     adapter.insert(adapted)
-    with pytest.raises(ConfigError, match=f"adapter=mine cannot be merged into the model: .*{said}"):
-        _plain.merge(adapted, vit(), "adapter=mine")
+    with pytest.raises(ConfigError, match=f"adapter=mine cannot be merged into the model: .*{message}"):
+        _export_formats.merge(adapted, vit(), "adapter=mine")
 
 
 # -- what peft cannot hold -------------------------------------------------------------------------------
@@ -235,22 +238,22 @@ def files_of(adapter: Adapter) -> object:
     adapted = vit()
     adapter.insert(adapted)
     learned = [n for n, p in adapted.named_parameters() if p.requires_grad]
-    return _plain.peft_files(adapted, vit(), adapter, "adapter=mine", learned)
+    return _export_formats.peft_files(adapted, vit(), adapter, "adapter=mine", learned)
 
 
 @pytest.mark.parametrize(
     ("train", "name"),
     [("*.bias", "blocks.0.attn.qkv.base_layer.bias"), ("position", "position")],
 )
-def test_what_learned_in_no_module_of_its_own_is_not_for_peft(train: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"adapter.train=\['{train}'\]: {name} has learned".replace("*", r"\*")):
+def test_trained_parameters_of_adapted_modules_are_not_for_peft(train: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"adapter.train=\['{train}'\]: {name} is trained, but".replace("*", r"\*")):
         files_of(LoRA(["blocks.*"], train=[train]))
 
 
 def test_modules_are_saved_whole_and_without_adapted_layers() -> None:
-    assert _plain._saved_modules([], ["a.weight", "a.b.weight", "ab.bias"], LoRA()) == ["a", "ab"]
-    with pytest.raises(ConfigError, match=r"a\.weight has learned"):
-        _plain._saved_modules(["a.b"], ["a.weight"], LoRA())
+    assert _export_formats._modules_to_save([], ["a.weight", "a.b.weight", "ab.bias"], LoRA()) == ["a", "ab"]
+    with pytest.raises(ConfigError, match=r"a\.weight is trained, but"):
+        _export_formats._modules_to_save(["a.b"], ["a.weight"], LoRA())
 
 
 def test_layers_of_other_kinds_are_no_lora_for_peft() -> None:
@@ -261,7 +264,7 @@ def test_what_was_inserted_is_told_by_its_outermost_module() -> None:
     """Its own layers may be named as those that it holds."""
     bare, adapted = vit(), vit()
     adapted.blocks[0].mlp = nn.ModuleDict({"0": nn.Identity(), "base_layer": adapted.blocks[0].mlp})
-    assert list(_plain.inserted(adapted, bare)) == ["blocks.0.mlp"]
+    assert list(_export_formats.adapted_layers(adapted, bare)) == ["blocks.0.mlp"]
 
 
 def test_norms_that_learn_are_saved_whole() -> None:
@@ -275,7 +278,7 @@ def test_norms_that_learn_are_saved_whole() -> None:
 @pytest.mark.parametrize("adapter", [Bottleneck(["*.mlp"]), Rescale(), Parameters(["*.bias"]), NoAdapter()])
 def test_other_adapters_are_not_for_peft(adapter: Adapter) -> None:
     with pytest.raises(
-        ConfigError, match=r"adapter=mine is no adapter that peft's .* --peft FOLDER is for adapter=lora"
+        ConfigError, match="adapter=mine is not an adapter of peft: use --peft FOLDER with adapter=lora"
     ):
         files_of(adapter)
 
@@ -288,13 +291,13 @@ def test_an_adapter_that_cannot_be_merged_is_named_by_the_command(tmp_path, monk
     assert np.isfinite(module(x).detach().numpy()).all()
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    for words, said in (
+    for options, message in (
         (["--merged"], "adapter=houlsby cannot be merged"),
-        (["--peft", "folder"], "adapter=houlsby is no adapter that peft's files are written for"),
+        (["--peft", "folder"], "adapter=houlsby is not an adapter of peft"),
     ):
-        assert command(run, "--client", 0, *words) == 2
+        assert command(run, "--client", 0, *options) == 2
         out, error = capsys.readouterr()
-        assert said in error and len(error.splitlines()) == 1 and out == ""
+        assert message in error and len(error.splitlines()) == 1 and out == ""
     assert not Path("client0.pt").exists()
 
 
@@ -305,20 +308,20 @@ def test_files_for_peft_need_safetensors(run_dir, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("options", "message"),
     [
-        (["--merged"], "--merged is of one client"),
-        (["--peft", "folder"], "--peft is of one client"),
+        (["--merged"], "--merged exports one client"),
+        (["--peft", "folder"], "--peft exports one client"),
         (["--client", "0", "--peft", "folder", "--merged"], "not allowed with argument"),
-        (["--client", "0", "--peft", "folder", "--out", "x.pt"], "--out x.pt names a file, and --peft folder a folder"),
+        (["--client", "0", "--peft", "folder", "--out", "x.pt"], "--out x.pt and --peft folder exclude each other"),
         (["--client", "0", "--peft", "file"], "--peft file cannot be made: File exists"),
         (["--client", "0", "--peft", ""], "--peft must name a folder"),
     ],
 )
-def test_words_that_do_not_fit_are_one_sentence(words, said, run_dir, tmp_path, monkeypatch, capsys):
+def test_contradicting_options_are_one_sentence(options, message, run_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("mine")
     monkeypatch.setattr(export, "open_run", None)  # they are refused before the work
-    assert command(run_dir, *words) == 2
-    assert said in capsys.readouterr().err
+    assert command(run_dir, *options) == 2
+    assert message in capsys.readouterr().err
     assert {path.name for path in Path().iterdir()} == {"file"}

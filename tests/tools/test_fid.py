@@ -70,7 +70,7 @@ def test_turning_all_features_changes_nothing() -> None:
 
 
 def test_one_sample_has_no_spread() -> None:
-    with pytest.raises(ConfigError, match="two samples or more on each side, got 1"):
+    with pytest.raises(ConfigError, match="at least two samples in each set, got 1"):
         fid.frechet(np.zeros((1, 3)), np.zeros((4, 3)))
 
 
@@ -113,16 +113,16 @@ def test_inception_reads_its_weights_from_a_file(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, model((large - mean) / std).numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_networks_that_are_not_there_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"{fid.WEIGHTS} is not there.*--weights, or choose --network random"):
+def test_missing_networks_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{fid.WEIGHTS} does not exist.*--weights, or choose --network random"):
         fid.make_network("inception", None, str(tmp_path), CPU)
     torch.save({"conv.weight": torch.zeros(2)}, tmp_path / "other.pth")
     (tmp_path / "cut.pth").write_bytes(b"PK\x03\x04 cut off")
     for name in ("other.pth", "cut.pth"):
-        with pytest.raises(ConfigError, match="does not hold torchvision's Inception v3 weights") as refusal:
+        with pytest.raises(ConfigError, match="does not contain torchvision's Inception v3 weights") as refusal:
             fid.make_network("inception", str(tmp_path / name), str(tmp_path), CPU)
         assert "\n" not in str(refusal.value)
-    with pytest.raises(ConfigError, match="--network nowhere: neither inception nor random"):
+    with pytest.raises(ConfigError, match="--network nowhere is neither inception nor random"):
         fid.make_network("nowhere", None, str(tmp_path), CPU)
 
 
@@ -141,7 +141,7 @@ def test_the_distance_is_by_client(silos: list[str], tmp_path: Path, capsys) -> 
     lines = (tmp_path / "fid.csv").read_text().splitlines()
     rows = [dict(zip(lines[0].split(","), line.split(","))) for line in lines[1:]]
     assert [row["silo"] for row in rows] == ["A", "B", "C"] and [row["extra"] for row in rows] == ["6", "0", "1"]
-    found = fid.measured(silos, "random")
+    found = fid.distances_of(silos, "random")
     assert found[0]["fid"] > 0 and np.isnan([found[1]["fid"], found[2]["fid"]]).all()
 
 
@@ -152,25 +152,25 @@ def test_the_network_of_a_run(silos: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     OmegaConf.save(cfg, tmp_path / "run" / "config.yaml")
     simulator.run(cfg, tmp_path / "run")
-    rows = fid.measured(silos, str(tmp_path / "run"))
+    rows = fid.distances_of(silos, str(tmp_path / "run"))
     assert rows[0]["fid"] > 0 and rows[0]["network"] == f"mlp of {tmp_path / 'run'} after round 1, up to its head"
-    network = fid.of_run(tmp_path / "run")
+    network = fid.run_network(tmp_path / "run")
     x = pictures(3)
     saved = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["algorithm"]["w"]
     model = open_run(tmp_path / "run").engine.model
     wanted = model.features(saved, (torch.from_numpy(x).float() / 255 - 0.5) / 0.5)
     np.testing.assert_allclose(network.features(torch.from_numpy(x)).numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match=r"takes pictures of shape \(1, 8, 8\), these are \(1, 9, 9\)"):
+    with pytest.raises(ConfigError, match=r"needs images of shape \(1, 8, 8\), got \(1, 9, 9\)"):
         network.features(torch.from_numpy(pictures(2, side=9)))
 
 
 def test_data_without_pictures_to_compare_is_refused(capsys) -> None:
     assert fid.main(["dataset=digits", "--network", "random", "hardware=cpu"]) == 2
-    assert "no extra pictures: set dataset.extra" in capsys.readouterr().err
+    assert "there are no extra images: set dataset.extra" in capsys.readouterr().err
     arrays, split = ragged(SIZES)
     arrays.split[:] = EXTRA
-    with pytest.raises(ConfigError, match="the distance is between pictures"):
-        fid.by_client(arrays, split, fid.random_network(CPU), CPU)
+    with pytest.raises(ConfigError, match="does not consist of uint8 images"):
+        fid.distances_by_client(arrays, split, fid.random_network(CPU), CPU)
 
 
 def test_help_is_light() -> None:

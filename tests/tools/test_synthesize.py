@@ -17,15 +17,15 @@ from fedbench.data.base import EXTRA
 from fedbench.data.images.image_folder import ImageFolder
 from fedbench.synthesis.measures import neighbours
 from fedbench.tools.synthesize import (
-    Learned,
+    Generator,
     Sampling,
     Training,
-    draw,
-    learn,
+    images_of,
     main,
     models_of_run,
-    pictures_of,
+    sample_images,
     synthesize,
+    train_generator,
 )
 
 QUICK = ["--steps", "3", "--ddim", "2", "--width", "8", "--batch", "4", "--share", "0.5"]
@@ -70,8 +70,8 @@ def test_clients_learn_from_their_own_pictures_and_draws() -> None:
     images, labels = np.zeros((6, 1, 4, 4), np.uint8), np.array([0, 0, 0, 0, 1, 1])
 
     def made(images: np.ndarray, client: int, learner: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        learned = learn(images, labels, 3, training, 0, client if learner is None else learner)
-        return draw(learned, labels, 3, (1, 4, 4), sampling, client)
+        learned = train_generator(images, labels, 3, training, 0, client if learner is None else learner)
+        return sample_images(learned, labels, 3, (1, 4, 4), sampling, client)
 
     pictures, asked = made(images, 0)
     assert pictures.dtype == np.uint8 and pictures.shape == (3, 1, 4, 4) and asked.tolist() == [0, 0, 1]
@@ -108,13 +108,13 @@ def test_clients_draw_from_what_they_deploy_after_a_run(trained: Path, tmp_path:
     sim = open_run(trained)
     schedule = sim.engine.task.schedule  # type: ignore[attr-defined]
     labels = sim.engine.federation.targets[sim.engine.federation.splits["train"][1]].numpy()
-    learned = Learned(client_module(sim, 1), schedule, {})
-    pictures, asked = draw(learned, labels, 2, (1, 8, 8), Sampling(2, 0.5, 0), 1)
+    learned = Generator(client_module(sim, 1), schedule, {})
+    pictures, asked = sample_images(learned, labels, 2, (1, 8, 8), Sampling(2, 0.5, 0), 1)
     written = sorted((tmp_path / "a" / "west").rglob("*.png"))
     assert [p.parent.name for p in written] == [("ill", "well")[label] for label in asked]
     assert all(np.array_equal(np.asarray(Image.open(p)), x[0]) for p, x in zip(written, pictures))
-    first = Learned(client_module(sim, 0), schedule, {})
-    assert not np.array_equal(pictures, draw(first, labels, 2, (1, 8, 8), Sampling(2, 0.5, 0), 1)[0])
+    first = Generator(client_module(sim, 0), schedule, {})
+    assert not np.array_equal(pictures, sample_images(first, labels, 2, (1, 8, 8), Sampling(2, 0.5, 0), 1)[0])
     assert torch.is_grad_enabled()
 
 
@@ -131,11 +131,11 @@ def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
 ) -> None:
     out = ["--out", str(tmp_path / "e")]
     assert main(["--run", str(trained), "--steps", "5", *out]) == 2
-    assert "--steps is of a training, and --run" in capsys.readouterr().err
+    assert "--steps is an option of training, but --run" in capsys.readouterr().err
     other = ["algorithm=local", "model=logistic", "rounds=1", "hardware=cpu", "tracking=disabled"]
     assert fedbench([*words(real), *other, f"hydra.run.dir={tmp_path / 'other'}"]) == 0
     assert main(["--run", str(tmp_path / "other"), *out]) == 2
-    assert "pictures are drawn from runs of task=denoising, not of classification" in capsys.readouterr().err
+    assert "is a run of task=classification: choose a run of task=denoising" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_run_of_another_task_and_a_training_of_a_run_are_told(
         (["--share", "0"], "--share must be above 0"),
         (["--share", "inf"], "--share must be above 0 and at most 1000"),
         (["--lr", "inf"], "--lr must be above 0 and finite"),
-        (["--weights", "x.pth"], "--weights is of --network inception"),
+        (["--weights", "x.pth"], "--weights is for --network inception"),
         (["--lr", "0"], "--lr must be above 0"),
         (["--width", "12"], "multiple of 8"),
     ],
@@ -161,11 +161,11 @@ def test_wrong_numbers_are_told(
 def test_data_it_cannot_learn_from_are_told(real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "d")]
     assert main(["dataset=digits", "partition.num_clients=2", *QUICK, *out]) == 2
-    assert "which this data set has not" in capsys.readouterr().err
+    assert "does not consist of uint8 images with one class" in capsys.readouterr().err
     assert main([*words(real, f"dataset.extra={real}"), *QUICK, *out]) == 2
-    assert "learn from real pictures alone" in capsys.readouterr().err
+    assert "models are trained on real images only" in capsys.readouterr().err
     assert main([*words(real, "partition.clients_per_domain=2"), *QUICK, *out]) == 2
-    assert "one client a silo" in capsys.readouterr().err
+    assert "one client per site" in capsys.readouterr().err
 
 
 def test_a_folder_with_pictures_in_it_is_kept(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,13 +176,15 @@ def test_a_folder_with_pictures_in_it_is_kept(real: Path, capsys: pytest.Capture
 def test_a_client_learns_from_its_training_part_and_is_measured_against_it(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else reaches `learn`; neighbours are looked for in the training part, beside test pictures."""
+    """Nothing else reaches `train_generator`; neighbours are looked for in the training part, beside test pictures."""
     from fedbench.synthesis import measures
     from fedbench.tools import synthesize as tool
 
     seen: list[np.ndarray] = []
     looked: list[tuple[np.ndarray, np.ndarray]] = []
-    monkeypatch.setattr(tool, "learn", lambda images, *rest: seen.append(images) or learn(images, *rest))
+    monkeypatch.setattr(
+        tool, "train_generator", lambda images, *rest: seen.append(images) or train_generator(images, *rest)
+    )
     monkeypatch.setattr(
         measures, "neighbours", lambda made, train, held: looked.append((train, held)) or neighbours(made, train, held)
     )
@@ -219,8 +221,8 @@ def test_seeds_and_steps_of_sampling_matter() -> None:
     images, labels = np.zeros((6, 1, 4, 4), np.uint8), np.zeros(6, np.int64)
 
     def made(learner: int = 0, sampler: int = 0, ddim: int = 2) -> np.ndarray:
-        learned = learn(images, labels, 2, Training(2, 4, 0.01, 8, 0.9), learner, 0)
-        return draw(learned, labels, 2, (1, 4, 4), Sampling(ddim, 1, sampler), 0)[0]
+        learned = train_generator(images, labels, 2, Training(2, 4, 0.01, 8, 0.9), learner, 0)
+        return sample_images(learned, labels, 2, (1, 4, 4), Sampling(ddim, 1, sampler), 0)[0]
 
     assert np.array_equal(made(), made())
     assert not any(np.array_equal(made(), other) for other in (made(learner=1), made(sampler=1), made(ddim=3)))
@@ -228,8 +230,8 @@ def test_seeds_and_steps_of_sampling_matter() -> None:
 
 def test_one_picture_at_least_is_drawn_of_a_class_that_is_there() -> None:
     labels = np.array([0, 1, 1, 1])
-    learned = learn(np.zeros((4, 1, 4, 4), np.uint8), labels, 3, Training(1, 4, 0.01, 8, 0.9), 0, 0)
-    assert draw(learned, labels, 3, (1, 4, 4), Sampling(1, 0.1, 0), 0)[1].tolist() == [0, 1]
+    learned = train_generator(np.zeros((4, 1, 4, 4), np.uint8), labels, 3, Training(1, 4, 0.01, 8, 0.9), 0, 0)
+    assert sample_images(learned, labels, 3, (1, 4, 4), Sampling(1, 0.1, 0), 0)[1].tolist() == [0, 1]
 
 
 def test_silos_that_are_mixed_or_named_as_paths_are_told(
@@ -239,15 +241,15 @@ def test_silos_that_are_mixed_or_named_as_paths_are_told(
     out = ["--out", str(tmp_path / "d")]
     mixed = [word for word in words(real) if not word.startswith("partition")]
     assert main([*mixed, "partition=iid", "partition.num_clients=2", *QUICK, *out]) == 2
-    assert "client 0 has pictures of 2 silos" in capsys.readouterr().err
+    assert "client 0 has images of 2 sites" in capsys.readouterr().err
     assert main([*words(real, "partition.clients_per_domain=2"), *QUICK, "--client", "0", *out]) == 2
-    assert "clients 0 and 1 share silo east" in capsys.readouterr().err
+    assert "clients 0 and 1 share site east" in capsys.readouterr().err
     assert main([*words(real), *QUICK, "--client", "1", "--client", "1", *out]) == 2
-    assert "one of them is named twice" in capsys.readouterr().err
+    assert "--client 1 is given twice" in capsys.readouterr().err
     assert main([*words(real), *QUICK, "--lr", "1e20", *out]) == 2
     assert "diverged; choose a smaller one" in capsys.readouterr().err
     arrays = ImageFolder(str(tmp_path), str(real), 8, color="grey").load()
     for name in ("../up", "", "..", "a/b", "a\\b"):
-        with pytest.raises(ConfigError, match="is no name of a folder"):
-            pictures_of(replace(arrays, class_names=["ill", name]))
+        with pytest.raises(ConfigError, match="cannot be a folder of --out"):
+            images_of(replace(arrays, class_names=["ill", name]))
     assert not (tmp_path / "d").exists() or not any((tmp_path / "d").rglob("*.png"))

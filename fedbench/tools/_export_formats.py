@@ -1,0 +1,121 @@
+"""Formats of adapted models without fedbench: merged into the bare model, or the files of peft.
+
+The documentation of peft describes the files ("PEFT checkpoint format").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedbench.adapters.base import Adapter, Mergeable
+from fedbench.core.options import ConfigError, require
+
+PREFIX = "base_model.model."  # of all names in peft's files: the model in a LoraModel in a PeftModel
+
+
+def adapted_layers(adapted: nn.Module, bare: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost modules of the adapted model that replace modules of the bare model, by name."""
+    replaced = dict(bare.named_modules())
+    layers: dict[str, nn.Module] = {}
+    for name, module in adapted.named_modules():
+        is_other = name in replaced and type(module) is not type(replaced[name])
+        if is_other and not _is_within(name, layers):
+            layers[name] = module
+    return layers
+
+
+def merge(adapted: nn.Module, bare: nn.Module, key: str) -> None:
+    """Merge the adapter into the weights of the bare model, which then computes the same.
+
+    Args:
+        adapted: The adapted model, whose adapted layers are replaced.
+        bare: The model without the adapter, which gets the weights.
+        key: The adapter, for messages, such as "adapter=lora".
+
+    Raises:
+        ConfigError: An adapted layer is not `Mergeable`.
+    """
+    for name, module in adapted_layers(adapted, bare).items():
+        layer = module.merged() if isinstance(module, Mergeable) else None
+        require(
+            layer is not None,
+            f"{key} cannot be merged into the model: no layer of the bare model computes what {type(module).__name__} "
+            f"computes at {name}; export the adapted model, without --merged",
+        )
+        adapted.set_submodule(name, layer)  # type: ignore[arg-type]
+    state = adapted.state_dict()
+    shapes, expected = _shapes(state), _shapes(bare.state_dict())
+    for name in sorted({*shapes, *expected}):
+        shape, expected_shape = shapes.get(name, "missing"), expected.get(name, "missing")
+        require(
+            shape == expected_shape,
+            f"{key} cannot be merged into the model: after `merged`, {name} is {shape}, but {expected_shape} in the "
+            "bare model; export the adapted model, without --merged",
+        )
+    bare.load_state_dict(state)
+
+
+def peft_files(
+    adapted: nn.Module, bare: nn.Module, adapter: Adapter, key: str, trained: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the contents of adapter_config.json and adapter_model.safetensors for peft.PeftModel.
+
+    Args:
+        adapted: The adapted model.
+        bare: The model without the adapter.
+        adapter: The adapter.
+        key: The adapter, for messages, such as "adapter=lora".
+        trained: The names of the parameters and buffers of the adapted model that a row contains.
+
+    Raises:
+        ConfigError: peft has no such adapter, or cannot store trained parameters outside of it.
+    """
+    layers = adapted_layers(adapted, bare)
+    method = adapter.peft_config(layers)
+    if method is None:
+        raise ConfigError(f"{key} is not an adapter of peft: use --peft FOLDER with adapter=lora, or --merged")
+    state = adapted.state_dict()
+    frozen = [f"{name}.base_layer" for name in layers]
+    new = [name for name in state if _is_within(name, layers) and not _is_within(name, frozen)]
+    saved = _modules_to_save(layers, [name for name in trained if name not in new], adapter)
+    config = {
+        **method,
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "modules_to_save": [_unique_suffix(name, bare) for name in saved],
+    }
+    names = [*new, *(name for name in state if _is_within(name, saved))]
+    return config, {PREFIX + name: state[name].detach().cpu().clone().contiguous() for name in names}
+
+
+def _modules_to_save(layers: Collection[str], trained: Iterable[str], adapter: Adapter) -> list[str]:
+    """Return the modules of trained parameters outside of the adapter.  peft stores only complete modules."""
+    modules: dict[str, str] = {}  # module: one of its parameters
+    for name in trained:
+        modules.setdefault(name.rpartition(".")[0], name)
+    for module, name in modules.items():
+        is_separate = not _is_within(module, layers) and not any(_is_within(layer, [module]) for layer in layers)
+        require(
+            bool(module) and is_separate,
+            f"adapter.train={adapter.train}: {name} is trained, but peft cannot store it: it stores complete modules "
+            "that neither contain nor are adapted layers; export with --merged instead of --peft",
+        )
+    return [module for module in modules if not _is_within(module, [other for other in modules if other != module])]
+
+
+def _unique_suffix(name: str, bare: nn.Module) -> str:
+    """Return a name that peft finds only once.  It takes all modules whose names end with it."""
+    matches = [other for other, _ in bare.named_modules() if other.endswith(name)]
+    return name if len(matches) == 1 else PREFIX + name
+
+
+def _is_within(name: str, modules: Iterable[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in state.items()}

@@ -25,7 +25,7 @@ from fedbench.app.help import SUBCOMMANDS
 from fedbench.commands import main
 from fedbench.config.conf_tree import conf_dirs
 from fedbench.report import paper
-from fedbench.report.method_figures import title_of
+from fedbench.report.method_figures import figure_title
 from fedbench.report.runs import find_runs
 
 NOT_HERE = {  # the commands that are not run, and why
@@ -325,7 +325,7 @@ def test_a_subcommand_knows_the_options_of_config_dir(
 def test_figures_papers_and_python_know_the_options_of_config_dir(mine: Path) -> None:
     conf = tuple(conf_dirs("options"))
     (run,) = find_runs(["run"], "options")
-    assert title_of(run).startswith("MINE, ") and title_of(find_runs(["run"])[0]).startswith("mine, ")
+    assert figure_title(run).startswith("MINE, ") and figure_title(find_runs(["run"])[0]).startswith("mine, ")
     assert "MINE" in fedbench.Runs([fedbench.load("run", config_dir="options")]).table()  # type: ignore[list-item]
     found = {experiment.name: experiment.paper for experiment in paper.experiments(conf)}
     assert found["mine"] == {"table": "pgfed_table1_cifar", "method": "Mine"} and "pgfed_table1_cifar/pgfed" in found

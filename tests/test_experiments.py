@@ -25,7 +25,7 @@ from fedbench.core.options import ConfigError
 from fedbench.core.settings import config_hash
 from fedbench.data.base import EXTRA
 from fedbench.report import paper
-from fedbench.report.recipes import is_measured
+from fedbench.report.paper_metrics import is_measured
 from fedbench.simulation import build
 from fedbench.simulation.instantiate import part
 

@@ -1,4 +1,4 @@
-"""README.md and figures of a page, made from page.md, page.json and the CSV files, or compared with them."""
+"""Write README.md and the figures of a page from page.md, page.json and the CSV files, or compare them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from pathlib import Path
 
 from fedbench.core.files import replace_text
 from fedbench.core.options import require
-from fedbench.pages.figures import Drawing, as_svg, is_of, make_drawing
+from fedbench.pages.figures import Drawing, as_svg, is_current, make_drawing
 from fedbench.pages.page import TABLES, Page, read_page
-from fedbench.pages.template import render, stored
+from fedbench.pages.template import cached_page, render
 
-DATA = ("README.md", "page.json", "page.md", *(f"{name}.csv" for name in TABLES))
+PAGE_FILES = ("README.md", "page.json", "page.md", *(f"{name}.csv" for name in TABLES))
 MARK = "<!-- Written by python -m fedbench pages build from page.md, page.json and the CSV files: change those. -->\n"
 
 
 @dataclass
-class Built:
-    """The text and the figures that a page should have."""
+class BuiltPage:
+    """The generated text and figures of a page.
+
+    Attributes:
+        folder: The folder of the page.
+        text: The text of README.md.
+        drawings: The figures by name.
+    """
 
     folder: Path
     text: str
@@ -26,61 +32,67 @@ class Built:
 
 
 def find_pages(root: Path) -> list[Path]:
-    """Return the folders below root that are pages, by name."""
+    """Return the folders of the pages in a folder, sorted by name."""
     return sorted(path.parent for path in root.glob("*/page.json"))
 
 
-def make(folder: Path) -> Built:
-    """Return a page as its files have it, or the index of a folder of pages.
+def build_page(folder: Path) -> BuiltPage:
+    """Generate a page, or the index of a folder of pages.
 
     Raises:
-        ConfigError: The files do not fit together.
+        ConfigError: A file is missing or damaged, or the files do not agree.
     """
-    stored.cache_clear()
+    cached_page.cache_clear()
     path = folder / "page.md"
-    require(path.is_file(), f"{folder} has no page.md: the words of the page, with calls such as {{{{ table(...) }}}}")
+    require(path.is_file(), f"{folder} has no page.md: write one, with calls such as {{{{ table(...) }}}}")
     template = path.read_text(encoding="utf-8")
-    is_index = not (folder / "page.json").is_file()
-    page = Page(folder, {}) if is_index else read_page(folder)
-    text = MARK + render(template, page, folder if is_index else folder.resolve().parent, str(path))
-    drawings = {} if is_index else {name: make_drawing(page, name) for name in page.about["figures"]}
-    if not is_index:
-        _check_files(page, template)
-    return Built(folder, text, drawings)
+    if not (folder / "page.json").is_file():
+        return BuiltPage(folder, MARK + render(template, Page(folder, {}), folder, str(path)))
+    page = read_page(folder)
+    text = MARK + render(template, page, folder.resolve().parent, str(path))
+    drawings = {name: make_drawing(page, name) for name in page.about["figures"]}
+    _check_files(page, template)
+    return BuiltPage(folder, text, drawings)
 
 
 def _check_files(page: Page, template: str) -> None:
-    """Refuse files that the page does not show, and figures and pictures that are not shown or not there."""
+    """Check that the page shows all of its files, figures and pictures, and that they exist."""
     about = page.about
-    idle = [name for name in (*about["figures"], *about["pictures"]) if f'("{name}")' not in template]
-    require(not idle, f"{page.folder}: page.json has {', '.join(idle)}, which page.md does not show")
-    gone = sorted(name for name in (*about["pictures"], *about["files"]) if not (page.folder / name).is_file())
-    require(not gone, f"{page.folder}: page.json names {', '.join(gone)}, which is not there")
-    named = {*DATA, *about["pictures"], *about["files"], *(f"{name}.svg" for name in about["figures"])}
-    idle = sorted(p.name for p in page.folder.iterdir() if p.name not in named and f'csv("{p.name}"' not in template)
-    require(not idle, f"{page.folder} holds {', '.join(idle)}, which neither page.json nor page.md names")
+    unused = [name for name in (*about["figures"], *about["pictures"]) if f'("{name}")' not in template]
+    require(not unused, f"{page.folder}: page.json has {', '.join(unused)}, which page.md does not show")
+    named = [*about["pictures"], *about["files"]]
+    missing = sorted(name for name in named if not (page.folder / name).is_file())
+    require(not missing, f"{page.folder}: page.json names {', '.join(missing)}, which is not there")
+    expected = {*PAGE_FILES, *named, *(f"{name}.svg" for name in about["figures"])}
+    files = sorted(path.name for path in page.folder.iterdir())
+    unused = [name for name in files if name not in expected and f'csv("{name}"' not in template]
+    require(not unused, f"{page.folder} contains {', '.join(unused)}, which neither page.json nor page.md names")
 
 
-def write(built: Built) -> list[Path]:
+def write(built: BuiltPage) -> list[Path]:
     """Write the files that differ and return their paths."""
     written = []
-    if _read(built.folder / "README.md") != built.text:
-        replace_text(built.folder / "README.md", [built.text])
-        written.append(built.folder / "README.md")
-    for name, drawing in built.drawings.items():
-        path = built.folder / f"{name}.svg"
-        if not is_of(path, drawing):
-            replace_text(path, [as_svg(drawing)])
-            written.append(path)
+    path = built.folder / "README.md"
+    if _read(path) != built.text:
+        replace_text(path, [built.text])
+        written.append(path)
+    for path, drawing in _outdated(built).items():
+        replace_text(path, [as_svg(drawing)])
+        written.append(path)
     return written
 
 
-def differences(built: Built) -> list[str]:
+def differences(built: BuiltPage) -> list[str]:
     """Return the differences between a page and its files, line by line."""
     path = built.folder / "README.md"
     lines = difflib.unified_diff(_read(path).splitlines(), built.text.splitlines(), str(path), "built", "", "", 0, "")
-    old = [path for name, of in built.drawings.items() if not is_of(path := built.folder / f"{name}.svg", of)]
-    return [*lines, *(f"{path} is not drawn of these data" for path in old)]
+    return [*lines, *(f"{path} does not show these data" for path in _outdated(built))]
+
+
+def _outdated(built: BuiltPage) -> dict[Path, Drawing]:
+    """Return the figures whose files do not show their data, by path."""
+    paths = {built.folder / f"{name}.svg": drawing for name, drawing in built.drawings.items()}
+    return {path: drawing for path, drawing in paths.items() if not is_current(path, drawing)}
 
 
 def _read(path: Path) -> str:

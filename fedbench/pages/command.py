@@ -1,4 +1,4 @@
-"""``python -m fedbench pages``: pages of results from run folders, and README.md and figures from a page's files."""
+"""``python -m fedbench pages``: collect runs into pages of results, and generate README.md and figures."""
 
 from __future__ import annotations
 
@@ -35,63 +35,50 @@ def parser() -> Arguments:
     )
     commands = p.add_subparsers(dest="command", required=True)
     w = commands.add_parser("write", help="collect run folders into the data files of a page")
-    w.add_argument(
-        "page", type=typed_path, help="the page's folder; what it says already (title, tables, texts) is kept"
-    )
-    w.add_argument("folders", nargs="+", help="folders with runs in or below them, or PART=FOLDER: the rows of the "
-                                              "parts that are given are replaced, all others stay")  # fmt: skip
-    w.add_argument("--title", help="of the page (default: its folder's name)")
-    w.add_argument("--metric", help="a column of metrics.csv (default: the page's, or the score that the runs went by)")
+    w.add_argument("page", type=typed_path, help="the folder of the page; its title, tables and texts are kept")
+    w.add_argument("folders", nargs="+", help="folders with runs in or below them, or PART=FOLDER to replace the rows "
+                                              "of a part; other parts are kept")  # fmt: skip
+    w.add_argument("--title", help="the title of the page (default: the name of its folder)")
+    w.add_argument("--metric", help="a column of metrics.csv (default: the page's, or the primary metric of the runs)")
     w.add_argument("--select", choices=scores.SELECTIONS, help="the round of worst tenth and global (default: last)")
     w.add_argument("--target", type=float, help="value to reach (default: 0.7)")
-    w.add_argument("--group", help="config keys to group by, with commas (default: everything but the seed)")
+    w.add_argument("--group", help="config keys to group by, separated by commas (default: all but the seed)")
     w.add_argument("--paper", action="append", metavar="TABLE", help="a printed table that the runs answer")
     add_config_dir(w)
-    b = commands.add_parser("build", help="write README.md and the figures of pages, or check that they are so")
+    b = commands.add_parser("build", help="write README.md and the figures of pages, or compare them")
     b.add_argument(
-        "pages", nargs="*", type=typed_path, help="folders of pages (default: all of results, and its README.md)"
+        "pages", nargs="*", type=typed_path, help="folders of pages (default: those in results, and its README.md)"
     )
-    b.add_argument("--check", action="store_true", help="write nothing; status 1 and the differences, if there are any")
+    b.add_argument("--check", action="store_true", help="write nothing; print differences, and exit with 1 if any")
     return p
 
 
 @command
 def main(argv: list[str]) -> int:
-    """Run the command line and return the exit status: 1 after a difference."""
+    """Run the command line and return the exit status: 1 if ``--check`` finds a difference."""
     args = parser().parse_args(argv)
-    return write(args) if args.command == "write" else check(args) if args.check else make(args)
+    if args.command == "write":
+        return write(args)
+    root = Path("results")
+    folders = args.pages or build.find_pages(root)
+    require(bool(folders), "there is no page in results: name a folder, or run the command in the repository's root")
+    if not args.pages and (root / "page.md").is_file():
+        folders.append(root)
+    built = [build.build_page(folder) for folder in folders]
+    if args.check:
+        lines = [line for page in built for line in build.differences(page)]
+    else:
+        lines = [f"written: {path}" for page in built for path in build.write(page)]
+    for line in lines:
+        print(line)
+    return 1 if args.check and lines else 0
 
 
 def write(args: argparse.Namespace) -> int:
-    """Write a page's data files from run folders, and then its README.md."""
-    asked = {key: getattr(args, key) for key in ("title", "metric", "select", "target", "group", "paper")}
-    asked = {key: value for key, value in asked.items() if value is not None}
-    for path in [*collect.write(args.page, args.folders, asked, args.config_dir), *build.write(build.make(args.page))]:
+    """Write the data files of a page from run folders, and then its README.md and figures."""
+    about = {key: getattr(args, key) for key in ("title", "metric", "select", "target", "group", "paper")}
+    about = {key: value for key, value in about.items() if value is not None}
+    written = collect.write(args.page, args.folders, about, args.config_dir)
+    for path in [*written, *build.write(build.build_page(args.page))]:
         print(path)
     return 0
-
-
-def wanted(args: argparse.Namespace) -> list[build.Built]:
-    """Return the pages that are named, or all of results and its index."""
-    if args.pages:
-        return [build.make(path) for path in args.pages]
-    root = Path("results")
-    found = build.find_pages(root)
-    require(bool(found), "there is no page in results: name a folder, or go to the repository's root")
-    return [build.make(path) for path in [*found, *([root] if (root / "page.md").is_file() else [])]]
-
-
-def make(args: argparse.Namespace) -> int:
-    """Write README.md and figures."""
-    for built in wanted(args):
-        for path in build.write(built):
-            print(f"written: {path}")
-    return 0
-
-
-def check(args: argparse.Namespace) -> int:
-    """Print the differences between pages and their files."""
-    found = [line for built in wanted(args) for line in build.differences(built)]
-    for line in found:
-        print(line)
-    return 1 if found else 0

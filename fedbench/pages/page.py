@@ -1,11 +1,11 @@
-"""A page of results: its folder's data files as DataFrames, and groups of runs that differ in their seed only.
+"""A page of results: the data files of its folder as DataFrames, and groups of runs that differ only in the seed.
 
 page.json   title, printed tables, metric, commands, figures, pictures (docs/results.md)
-runs.csv    a row per run, or per summary of several: the mean under a key, the std under key_std, their number under
-            key_n, the number of runs under n
-curves.csv  a row per run and round: the recorded metrics, means over clients; what was sent until then
-cells.csv   a row per cell of a printed table: its form, and ours where it was run
-gains.csv   a row per method and client: the gain over Local, a mean over seeds, with its spread
+runs.csv    a row per run; or a row that summarizes several runs: the mean of a score under its key, the standard
+            deviation under key_std, the number of values under key_n, and the number of runs under n
+curves.csv  a row per run and round: recorded metrics, as means over clients, and cumulative communication
+cells.csv   a row per cell of a printed table: its form, and our value if it was run
+gains.csv   a row per method and client: the gain over Local, as a mean over seeds, with its spread
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import pandas as pd
 
 from fedbench.core.files import replace_text
 from fedbench.core.options import listed, require
+from fedbench.report.display import METHOD_KEYS, method_name
 from fedbench.report.summary import over_seeds
 from fedbench.report.table import DAGGER, Spread
-from fedbench.report.words import METHOD, printed
 
 FORMS = ("full", "reduced", "not run")
-SHOWN = ("finished", "stopped")  # stopped on purpose, after the rounds that runs.csv says
+COMPLETE = ("finished", "stopped")  # status of runs that are shown; others stopped by an error
 TABLES = ("runs", "curves", "cells", "gains")
 DEFAULTS = {
     "title": "", "summary": "", "papers": [], "migrated": "", "metric": "personal/accuracy", "percent": True,
@@ -36,7 +36,16 @@ DEFAULTS = {
 
 @dataclass
 class Page:
-    """A folder's data; ``about`` is page.json with all of its keys."""
+    """The data of a page.
+
+    Attributes:
+        folder: The folder.
+        about: The content of page.json, with all keys.
+        runs: The DataFrame of runs.csv.
+        curves: The DataFrame of curves.csv.
+        cells: The DataFrame of cells.csv.
+        gains: The DataFrame of gains.csv.
+    """
 
     folder: Path
     about: dict[str, Any]
@@ -47,25 +56,25 @@ class Page:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """The name of the folder."""
         return self.folder.resolve().name
 
     @property
     def parts(self) -> list[str]:
-        """The names of the page's parts, in the order of runs.csv."""
+        """The names of the parts, in the order of runs.csv."""
         return list(self.runs["part"].unique()) if len(self.runs) else []
 
     @property
     def scale(self) -> int:
-        """100 if scores are shown in percent."""
+        """100 if scores are displayed in percent, else 1."""
         return 100 if self.about["percent"] else 1
 
     def labels(self, part: str) -> list[str]:
-        """Return the columns that tell the groups of a part apart."""
+        """Return the columns that distinguish the groups of a part."""
         return list(self.about["labels"].get(part, ["method"]))
 
     def part(self, name: str | None) -> str:
-        """Return the name of a part, of the first one for None.
+        """Return the name of a part; for None, of the first part.
 
         Raises:
             ConfigError: There is no such part.
@@ -74,10 +83,25 @@ class Page:
         require(name in self.parts, f"{self.folder}: runs.csv has no part {name}; there are {listed(self.parts)}")
         return name
 
+    def entry(self, key: str, name: str) -> Any:
+        """Return a named entry of page.json, such as a figure.
+
+        Raises:
+            ConfigError: There is no such entry.
+        """
+        entries = self.about[key]
+        require(name in entries, f"{self.folder}: page.json has no {name} in {key}; there are {listed(entries)}")
+        return entries[name]
+
 
 @dataclass
 class Group:
-    """Runs of one part with equal labels: a row each, or one row that summarizes them."""
+    """Runs of one part with equal labels.
+
+    Attributes:
+        labels: The labels.
+        rows: The rows of runs.csv: one per run, or one that summarizes all runs.
+    """
 
     labels: dict[str, Any]
     rows: Any
@@ -88,37 +112,58 @@ class Group:
         return int(self.rows["n"].sum())
 
     @property
+    def is_summary(self) -> bool:
+        """Whether one row summarizes several runs."""
+        return len(self.rows) == 1 and self.n != 1
+
+    @property
     def tuned(self) -> bool:
         """Whether the method fine-tunes after the last round only."""
         return "tuned_at_end" in self.rows and bool(self.rows["tuned_at_end"].any())
 
     @property
     def name(self) -> str:
-        """The method's printed name, with a dagger if it is fine-tuned after the last round only."""
-        label = next((str(self.labels[key]) for key in METHOD if self.labels.get(key) is not None), "")
-        return printed(label) + DAGGER * self.tuned
+        """The name of the method in papers, with a dagger if it fine-tunes after the last round only."""
+        label = next((str(self.labels[key]) for key in METHOD_KEYS if self.labels.get(key) is not None), "")
+        return method_name(label) + (DAGGER if self.tuned else "")
 
     @property
     def seeds(self) -> dict[Any, Group]:
-        """Each run as a group, by seed."""
+        """A group with the run of each seed."""
         return {seed: Group(self.labels, rows) for seed, rows in self.rows.groupby("seed")}
 
-    def spread(self, key: str, over: str | None = None) -> Spread:
-        """Return mean and std over seeds of a column; over: the column whose mean is the std (over clients)."""
+    def spread(self, key: str) -> Spread:
+        """Return mean and standard deviation of a score.  The standard deviation of a gain is over clients."""
         if key not in self.rows:
             return Spread(float("nan"), None, 0, self.n)
-        if len(self.rows) == 1 and self.n != 1:  # a summary
+        std_key = "gain_last_clients" if key == "gain_last" else f"{key}_std"
+        if self.is_summary:
             row = self.rows.iloc[0]
-            std, count = row.get(over or f"{key}_std"), row.get(f"{key}_n")
-            known = 0 if pd.isna(row[key]) else self.n if pd.isna(count) else int(count)
-            return Spread(float(row[key]), None if pd.isna(std) else float(std), known, self.n)
-        spread = over_seeds(_numbers(self.rows[key]))
-        return spread if over is None else Spread(spread.mean, over_seeds(_numbers(self.rows[over])).mean,
-                                                  spread.count, spread.of)  # fmt: skip
+            count = row.get(f"{key}_n")
+            count = 0 if pd.isna(row[key]) else self.n if pd.isna(count) else int(count)
+            return Spread(float(row[key]), float_or_none(row.get(std_key)), count, self.n)
+        spread = over_seeds(self.rows[key])
+        if key != "gain_last":
+            return spread
+        return Spread(spread.mean, over_seeds(self.rows[std_key]).mean, spread.count, spread.total)
+
+    def curve_spread(self, page: Page, key: str, round: int) -> Spread:
+        """Return mean and standard deviation over seeds of a recorded metric at a round.
+
+        Raises:
+            ConfigError: The round is not recorded.
+        """
+        rows = page.curves[page.curves["run"].isin(self.rows["run"]) & (page.curves["round"] == round)]
+        require(len(rows) > 0, f"{page.folder}: curves.csv has no round {round} of {self.labels}")
+        if self.is_summary:
+            std = float_or_none(rows.iloc[0].get(f"{key}_std"))
+            return Spread(float(rows.iloc[0][key]), std, self.n, self.n)
+        return over_seeds(rows[key])
 
 
-def _numbers(column: Any) -> list[float | None]:
-    return [None if pd.isna(value) else float(value) for value in column]
+def float_or_none(value: Any) -> float | None:
+    """Return a number as a float, and a missing value as None."""
+    return None if pd.isna(value) else float(value)
 
 
 def read_page(folder: Path) -> Page:
@@ -128,19 +173,19 @@ def read_page(folder: Path) -> Page:
         ConfigError: A file is missing or damaged, or page.json has an unknown key.
     """
     path = folder / "page.json"
-    require(path.is_file(), f"{folder} is no page: it has no page.json (python -m fedbench pages write makes one)")
+    require(path.is_file(), f"{folder} is not a page: it has no page.json (python -m fedbench pages write creates one)")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         require(False, f"{path} is damaged: {error}")
-    odd = [key for key in about if key not in DEFAULTS]
-    require(not odd, f"{path} has unknown keys {', '.join(odd)}; there are {', '.join(DEFAULTS)}")
+    unknown = [key for key in about if key not in DEFAULTS]
+    require(not unknown, f"{path} has unknown keys {', '.join(unknown)}; there are {', '.join(DEFAULTS)}")
     page = Page(folder, {**DEFAULTS, **about}, *(_read_csv(folder / f"{name}.csv") for name in TABLES))
-    missing = {"part", "n", "status", "form"} - set(page.runs) if len(page.runs) else ()
-    require(not missing, f"{folder / 'runs.csv'} is damaged: it has no column {', '.join(missing)}")
-    for key in dict.fromkeys(label for part in page.parts for label in page.labels(part)):
-        require(key in page.runs, f"{folder / 'runs.csv'} has no column {key}, which page.json calls a label")
-    forms = set(page.runs["form"] if len(page.runs) else ()) | set(page.cells["form"] if len(page.cells) else ())
+    for key in ("part", "n", "status", "form") if len(page.runs) else ():
+        require(key in page.runs, f"{folder / 'runs.csv'} is damaged: it has no column {key}")
+    for key in (label for part in page.parts for label in page.labels(part)):
+        require(key in page.runs, f"{folder / 'runs.csv'} has no column {key}, which page.json lists in labels")
+    forms = {form for frame in (page.runs, page.cells) if len(frame) for form in frame["form"]}
     require(forms <= set(FORMS), f"{folder}: a form is one of {', '.join(FORMS)}, got {', '.join(map(str, forms))}")
     return page
 
@@ -171,61 +216,65 @@ def write_page(page: Page) -> list[Path]:
 
 
 def groups_of(page: Page, part: str | None = None, where: Mapping[str, Any] | None = None) -> list[Group]:
-    """Return the groups of a part whose runs ended well and have the values of ``where``, in the order of runs.csv."""
+    """Return the groups of complete runs, in the order of runs.csv.
+
+    Args:
+        page: The page.
+        part: The part; None for the first one.
+        where: Values that rows must have, by column or by the last part of its name.  A list means any of its values.
+    """
     part = page.part(part)
-    rows = page.runs[(page.runs["part"] == part) & page.runs["status"].isin(SHOWN)]
-    for key, wanted in (where or {}).items():
-        rows = rows[[_equal(value, wanted) for value in rows[full_name(rows, key)]]]
+    rows = page.runs[(page.runs["part"] == part) & page.runs["status"].isin(COMPLETE)]
+    for key, expected in (where or {}).items():
+        rows = rows[[_is_equal(value, expected) for value in rows[full_name(rows, key)]]]
     labels = page.labels(part)
-    found = []
+    groups = []
     for values, members in rows.groupby(labels, sort=False, dropna=False):
         is_mixed = len(members) > 1 and (members["n"] != 1).any()
         words = ", ".join(map(str, values))
         require(not is_mixed, f"{page.folder}: runs.csv has a summary of several runs beside other rows of {words}")
-        found.append(Group({key: _label(value) for key, value in zip(labels, values)}, members))
-    return found
+        groups.append(Group({key: _label(value) for key, value in zip(labels, values)}, members))
+    return groups
 
 
 def _label(value: Any) -> Any:
-    """Return a label without what a column of floats adds to it: 8 for 8.0, None for NaN."""
+    """Return a label as it was written: 8 for 8.0, None for NaN, which a column of floats contains."""
     if pd.isna(value):
         return None
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def one_group(page: Page, part: str | None, names: Iterable[Any], where: Mapping[str, Any]) -> Group:
-    """Return the group that has the labels ``names`` and the values of ``where``.
+    """Return the only group with some labels.
+
+    Args:
+        page: The page.
+        part: The part; None for the first one.
+        names: Values of any of its labels.
+        where: Values that rows must have, see `groups_of`.
 
     Raises:
         ConfigError: There is none, or there are several.
     """
     names = list(names)
     groups = groups_of(page, part, where)
-    found = [g for g in groups if all(any(_equal(v, name) for v in g.labels.values()) for name in names)]
+    found = [g for g in groups if all(any(_is_equal(v, name) for v in g.labels.values()) for name in names)]
     words = ", ".join([*map(str, names), *(f"{key}={value}" for key, value in where.items())])
-    known = listed([" ".join(str(v) for v in group.labels.values()) for group in found or groups], 40)
-    require(len(found) == 1, f"{page.folder}: {len(found)} groups of part {page.part(part)} are {words}; "
-            f"there are {known}")  # fmt: skip
+    candidates = listed([" ".join(map(str, group.labels.values())) for group in found or groups], 40)
+    require(
+        len(found) == 1,
+        f"{page.folder}: {len(found)} groups of part {page.part(part)} are {words}; there are {candidates}",
+    )
     return found[0]
 
 
 def full_name(frame: Any, key: str) -> str:
-    """Return the column that a key, or the last part of one, names (shots: partition.shots)."""
+    """Return the column that a key or its last part names, such as partition.shots for shots."""
     found = [key] if key in frame else [name for name in frame if name.rpartition(".")[2] == key]
-    require(len(found) == 1, f"no column is named {key}; there are {listed(frame, 30)}")
+    require(len(found) == 1, f"{len(found)} columns are named {key}; there are {listed(frame, 30)}")
     return found[0]
 
 
-def _equal(found: Any, wanted: Any) -> bool:
-    options = wanted if isinstance(wanted, list) else [wanted]
-    return any(found == value or str(_label(found)) == str(value) for value in options)
-
-
-def curve_at(page: Page, group: Group, key: str, round: int) -> Spread:
-    """Return a recorded metric at a round, over seeds."""
-    rows = page.curves[page.curves["run"].isin(group.rows["run"]) & (page.curves["round"] == round)]
-    require(len(rows) > 0, f"{page.folder}: curves.csv has no round {round} of {group.labels}")
-    if len(group.rows) == 1 and group.n != 1:
-        std = rows.iloc[0].get(f"{key}_std")
-        return Spread(float(rows.iloc[0][key]), None if pd.isna(std) else float(std), group.n, group.n)
-    return over_seeds(_numbers(rows[key]))
+def _is_equal(value: Any, expected: Any) -> bool:
+    options = expected if isinstance(expected, list) else [expected]
+    return any(value == option or str(_label(value)) == str(option) for option in options)

@@ -1,70 +1,62 @@
-"""page.md as a Jinja template, and the functions that give it numbers from the page's files (docs/results.md)."""
+"""page.md as a Jinja template, and the functions that it can call (docs/results.md)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedbench.core.options import ConfigError, listed, require
-from fedbench.pages.page import FORMS, Group, Page, curve_at, groups_of, one_group, read_page
+from fedbench.core.options import ConfigError, require
+from fedbench.pages.page import FORMS, Group, Page, float_or_none, groups_of, one_group, read_page
 from fedbench.report import paper
+from fedbench.report.display import for_readers, label_columns
 from fedbench.report.runs import Run
-from fedbench.report.summary import over_seeds
-from fedbench.report.table import Column, Spread, Table, as_markdown, show
-from fedbench.report.words import label_columns, told
+from fedbench.report.summary import over_seeds, score_columns, sort_key
+from fedbench.report.table import Column, Spread, Table, as_markdown, format_cell
 
-stored = lru_cache(read_page)
-
-
-def known_columns(page: Page) -> dict[str, tuple[Column, str | None]]:
-    """Return the columns of scores by name, each with the column that holds its std, or None."""
-    scale, digits = (100, 2) if page.about["percent"] else (1, 4)
-    target = f"{page.about['target'] * scale:g}" + ("%" if scale == 100 else "")
-    titles = {"last": "last", "best": "best", "best_val": "best by val", "worst": "worst tenth", "global": "global"}
-    columns = [
-        Column("n", "n"),
-        Column("counted", "over clients", none="all"),
-        *(Column(key, title, digits, scale) for key, title in titles.items()),
-        Column("gain_last", "gain@last", digits, scale),
-        Column("rounds_to_target", f"rounds to {target}", 1, none="never"),
-        Column("seconds_to_target", f"s to {target}", 1, none="never"),
-        Column("images_per_s", "images/s", 0),
-        Column("mb_up", "MB up"),
-        Column("mb_down", "MB down"),
-        Column("part_up", "up (% of dense)", scale=100),
-        Column("part_down", "down (% of dense)", scale=100),
-        Column("mb_to_target", f"MB to {target}", none="never"),
-    ]
-    return {column.key: (column, "gain_last_clients" if column.key == "gain_last" else None) for column in columns}
+cached_page = lru_cache(read_page)
 
 
-class Functions:
-    """The functions of a template, of one page."""
+class PageFunctions:
+    """The functions of a page's template.
+
+    The argument ``part`` is a part of the page; None for the first one.  ``names`` are values of any label of a group,
+    and ``where`` are values by label.
+
+    Args:
+        page: The page.
+        root: The folder of all pages.
+    """
 
     def __init__(self, page: Page, root: Path) -> None:
-        self._page, self._root = page, root
-        self._columns = known_columns(page) if page.about else {}
+        self._page = page
+        self._root = root
+        self._columns = score_columns(page.about["percent"], page.about["target"]) if page.about else {}
 
-    # -- numbers ---------------------------------------------------------------------------------------------
     def groups(self, part: str | None = None, order: str = "", **where: Any) -> list[Group]:
-        """Return the groups of a part; order: keys with spaces, a - before a key puts the largest first."""
+        """Return the groups of a part.
+
+        Args:
+            part: The part.
+            order: Labels or scores by which groups are sorted, separated by spaces.  A minus sorts in descending order.
+            **where: Values of labels.
+        """
         groups = groups_of(self._page, part, where)
         for key in reversed(order.split()):
             groups = _sorted(groups, key.removeprefix("-"), -1 if key.startswith("-") else 1)
         return groups
 
     def spread(self, key: str, *names: Any, part: str | None = None, **where: Any) -> Spread:
-        """Return a score of the group with these labels, in the unit of tables, with its spread over seeds."""
+        """Return mean and standard deviation over seeds of a score, in the unit of tables."""
         group = one_group(self._page, part, names, where)
-        column, over = self._columns.get(key, (Column(key, key), None))
-        found = _scaled(group.spread(key, over), column.scale)
-        require(found.count > 0, f"{self._page.folder}: {' '.join(map(str, names))} {where} has no number {key}")
-        return found
+        spread = group.spread(key).scaled(self._columns.get(key, Column(key, key)).scale)
+        require(spread.count > 0, f"{self._page.folder}: {' '.join(map(str, names))} {where} has no number {key}")
+        return spread
 
     def value(self, key: str, *names: Any, part: str | None = None, **where: Any) -> float:
         """Return the mean over seeds of a score."""
@@ -75,69 +67,71 @@ class Functions:
         return float(self.spread(key, *names, part=part, **where).std or 0.0)
 
     def each(self, key: str, *names: Any, part: str | None = None, digits: int | None = None, **where: Any) -> str:
-        """Return the value of each seed, with commas."""
+        """Return the score of each seed, separated by commas."""
         group = one_group(self._page, part, names, where)
-        column, _ = self._columns.get(key, (Column(key, key, digits), None))
-        return ", ".join(
-            f"{one.spread(key).mean * column.scale:,.{column.digits or 0}f}" for one in group.seeds.values()
-        )
+        column = self._columns.get(key, Column(key, key, digits))
+        values = [one.spread(key).mean * column.scale for one in group.seeds.values()]
+        return ", ".join(f"{value:,.{column.digits or 0}f}" for value in values)
 
     def paired(self, key: str, these: Any, those: Any, part: str | None = None, **where: Any) -> Spread:
-        """Return the difference of two groups (names, or labels by key), seed by seed, with its spread."""
+        """Return mean and standard deviation of the differences of two groups, seed by seed.
+
+        Args:
+            key: The score.
+            these: The first group: a name, or values by label.
+            those: The second group.
+            part: The part.
+            **where: Values of labels of both groups.
+        """
         values = []
         for group in (these, those):
             names, labels = ([], group) if isinstance(group, Mapping) else ([group], {})
-            found = one_group(self._page, part, names, {**where, **labels})
-            values.append(pd.Series({seed: one.spread(key).mean for seed, one in found.seeds.items()}))
-        apart = (values[0] - values[1]).dropna()
-        require(len(apart) > 0, f"{self._page.folder}: {these} and {those} have no seed in common")
-        return _scaled(over_seeds(list(apart)), self._columns[key][0].scale)
+            seeds = one_group(self._page, part, names, {**where, **labels}).seeds
+            values.append(pd.Series({seed: one.spread(key).mean for seed, one in seeds.items()}))
+        differences = (values[0] - values[1]).dropna()
+        require(len(differences) > 0, f"{self._page.folder}: {these} and {those} have no seed in common")
+        return over_seeds(differences).scaled(self._columns[key].scale)
 
     def curve(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> float:
-        """Return the mean of a recorded metric (default: the page's) at a round."""
+        """Return the mean of a recorded metric at a round.  The default key is the metric of the page."""
         return self.curve_spread(round, *names, key=key, part=part, **where).mean
 
     def curve_spread(self, round: int, *names: Any, key: str = "", part: str | None = None, **where: Any) -> Spread:
-        """Return a recorded metric at a round with its spread over seeds."""
+        """Return mean and standard deviation over seeds of a recorded metric at a round."""
         key = key or self._page.about["metric"]
-        found = curve_at(self._page, one_group(self._page, part, names, where), key, round)
-        return _scaled(found, 1 if "loss" in key else self._page.scale)
+        spread = one_group(self._page, part, names, where).curve_spread(self._page, key, round)
+        return spread.scaled(1 if "loss" in key else self._page.scale)
 
     def printed(self, method: Any, cell: str = "printed", **where: Any) -> float:
-        """Return the printed mean of a method's cell, which page.json names under ``cells``."""
-        found = self.printed_spread(method, cell, **where)
-        require(found is not None, f"{self._page.folder}: {method} {where} is not printed")
-        return float("nan") if found is None else found.mean
+        """Return the printed mean of a method in a cell, which page.json names under ``cells``."""
+        spread = self.printed_spread(method, cell, **where)
+        require(spread is not None, f"{self._page.folder}: {method} {where} is not printed")
+        return spread.mean if spread else float("nan")
 
     def printed_spread(self, method: Any, cell: str = "printed", **where: Any) -> Spread | None:
-        """Return the printed mean and std of a method's cell, None if there is none."""
-        wanted = self._wanted(method, cell, where)
-        table = pd.DataFrame(paper.read_table(wanted.pop("table")))
-        row = self._one(table, wanted)
+        """Return the printed mean and standard deviation of a method in a cell; None if there is none."""
+        columns = {"method": method, **self._page.entry("cells", cell), **where}
+        row = self._one_row(pd.DataFrame(paper.read_table(columns.pop("table"))), columns)
         return None if row is None else paper.Cell(row).printed
 
     def ours(self, method: Any, cell: str) -> float:
-        """Return our mean of a method's cell, from cells.csv."""
-        found = self.ours_spread(method, cell)
-        require(found is not None, f"{self._page.folder}: {method} of {cell} is not run")
-        return float("nan") if found is None else found.mean
+        """Return our mean of a method in a cell, from cells.csv."""
+        spread = self.ours_spread(method, cell)
+        require(spread is not None, f"{self._page.folder}: {method} of {cell} is not run")
+        return spread.mean if spread else float("nan")
 
     def ours_spread(self, method: Any, cell: str) -> Spread | None:
-        """Return ours of a method's cell, from cells.csv, None if it is not run."""
+        """Return our mean and standard deviation of a method in a cell; None if it is not run."""
         cells = self._page.cells[self._page.cells["ours"].notna()]
-        row = self._one(cells, self._wanted(method, cell, {}))
+        row = self._one_row(cells, {"method": method, **self._page.entry("cells", cell)})
         return None if row is None else _ours(row)
 
-    def _wanted(self, method: Any, cell: str, where: Mapping[str, Any]) -> dict[str, Any]:
-        cells = self._page.about["cells"]
-        require(cell in cells, f"{self._page.folder}: page.json names no cell {cell}; there are {listed(cells)}")
-        return {"method": method, **cells[cell], **where}
-
-    def _one(self, table: Any, wanted: Mapping[str, Any]) -> Any:
-        for key, value in wanted.items():
+    def _one_row(self, table: Any, columns: Mapping[str, Any]) -> Any:
+        """Return the only row with some values, as a dict; None if there is none."""
+        for key, value in columns.items():
             require(key in table, f"{self._page.folder}: the printed table has no column {key}")
             table = table[table[key].astype(str) == str(value)]
-        require(len(table) < 2, f"{self._page.folder}: {len(table)} cells are {wanted}: name more columns")
+        require(len(table) < 2, f"{self._page.folder}: {len(table)} cells are {columns}: name more columns")
         return table.iloc[0].to_dict() if len(table) else None
 
     def tau(self, table: str, **where: Any) -> float:
@@ -147,163 +141,164 @@ class Functions:
         require(len(rows) == 1, f"{self._page.folder}: {len(rows)} rankings of {table} are {where}")
         return rows[0]["tau"]
 
-    # -- tables ----------------------------------------------------------------------------------------------
     def table(self, columns: str, part: str | None = None, order: str = "", has: str = "", title: str = "",
               labels: str = "", titles: Mapping[str, str] | None = None, **where: Any) -> str:  # fmt: skip
-        """Return a table of scores, a row for each group.
+        """Return a table of scores with a row per group.
 
         Args:
-            columns: Names of scores, with spaces.
-            part: The part of the page (default: the first).
-            order: Keys by which rows are sorted, see ``groups``.
+            columns: The scores, separated by spaces.
+            part: The part.
+            order: Keys by which rows are sorted, see `groups`.
             has: Leave out groups without this score.
-            title: The table's title.
-            labels: Columns that name the rows, with spaces (default: those of page.json).
-            titles: Headings of columns by key, in place of the usual ones.
-            **where: Values of labels that rows must have.
+            title: The title.
+            labels: The columns that name rows, separated by spaces; "" for those of page.json.
+            titles: Headings of columns by key, instead of the default ones.
+            **where: Values of labels.
         """
-        names = labels.split() or self._page.labels(self._page.part(part))
-        odd = [key for key in columns.split() if key not in self._columns]
-        require(not odd, f"{self._page.folder}: no column {', '.join(odd)}; there are {', '.join(self._columns)}")
-        shown = [self._columns[key] for key in columns.split()]
+        label_keys = labels.split() or self._page.labels(self._page.part(part))
+        keys = columns.split()
+        unknown = [key for key in keys if key not in self._columns]
+        require(
+            not unknown, f"{self._page.folder}: no column {', '.join(unknown)}; there are {', '.join(self._columns)}"
+        )
         rows = []
         for group in self.groups(part, order, **where):
             if not has or group.spread(has).count:
-                scores = {c.key: group.spread(c.key, over) for c, over in shown if c.key not in ("n", "counted")}
-                others = {"n": group.n, "counted": self._text(group, "counted")}
-                rows.append({**group.labels, "tuned": group.tuned, **others, **scores})
-        heads = [*label_columns(names), *(column for column, _ in shown)]
-        heads = [Column(**{**vars(head), "title": (titles or {}).get(head.key, head.title)}) for head in heads]
-        return _markdown(told(Table(title, heads, rows), names))
-
-    def _text(self, group: Group, key: str) -> str | None:
-        texts = group.rows[key].dropna().unique() if key in group.rows else []
-        return ", ".join(map(str, texts)) or None
+                counted = group.rows["counted"].dropna().unique() if "counted" in group.rows else []
+                row: dict[str, Any] = {key: group.spread(key) for key in keys if key not in ("n", "counted")}
+                row |= {"n": group.n, "counted": ", ".join(map(str, counted)) or None, "tuned": group.tuned}
+                rows.append(group.labels | row)
+        all_columns = [*label_columns(label_keys), *(self._columns[key] for key in keys)]
+        all_columns = [replace(column, title=(titles or {}).get(column.key, column.title)) for column in all_columns]
+        return _markdown(for_readers(Table(title, all_columns, rows), label_keys))
 
     def csv(self, file: str, indent: int = 0) -> str:
-        """Return a CSV file as a table; a column whose cells begin with numbers is set to the right."""
+        """Return a CSV file as a table.  Columns whose cells begin with numbers are aligned to the right."""
         path = self._page.folder / file
-        require(path.is_file(), f"{path} is not there; page.md asks for it")
-        frame = pd.read_csv(path, header=None, dtype=str, keep_default_na=False)  # headings may be equal, or empty
+        require(path.is_file(), f"{path}, which page.md uses, is not there")
+        frame = pd.read_csv(path, header=None, dtype=str, keep_default_na=False)  # headings may be equal or empty
         head, *rows = frame.values.tolist()
-        numbers = [all(re.match(r"\**~?[-+]?\d", cell) for cell in column if cell) for column in zip(*rows)]
-        rule = ["---:" if is_number else "---" for is_number in numbers]
+        numeric = [all(re.match(r"\**~?[-+]?\d", cell) for cell in column if cell) for column in zip(*rows)]
+        rule = ["---:" if is_numeric else "---" for is_numeric in numeric]
         lines = ["| " + " | ".join(line) + " |" for line in (head, rule, *rows)]
         return f"\n{' ' * indent}".join(lines)
 
     def paper(self, table: str, columns: str = "", title: str | None = None) -> str:
-        """Return the cells of a printed table that were run, beside print; columns: keys with spaces."""
+        """Return the cells of a printed table that were run.
+
+        Args:
+            table: The printed table.
+            columns: The keys of columns, separated by spaces; "" for all.
+            title: The title; None for the default one.
+        """
         cells = [cell for cell in cells_of(self._page, table) if cell.runs]
-        return _markdown(paper.cell_table(table, cells, wanted=columns.split() or None, title=title))
+        return _markdown(paper.cell_table(table, cells, keys=columns.split() or None, title=title))
 
     def ranking(self, table: str) -> str:
         """Return Kendall's tau of each column of a printed table."""
-        found = paper.ranking_table(cells_of(self._page, table))
-        require(found is not None, f"{self._page.folder}: no column of {table} has two methods")
-        return _markdown(found or Table("", []))
+        ranking = paper.ranking_table(cells_of(self._page, table))
+        require(ranking is not None, f"{self._page.folder}: no column of {table} has two methods")
+        return _markdown(ranking or Table("", []))
 
     def coverage(self, table: str) -> str:
         """Return how many cells of a printed table are run."""
         return paper.commands(table, cells_of(self._page, table), [])[0]
 
-    # -- words -----------------------------------------------------------------------------------------------
     def figure(self, name: str) -> str:
-        """Return a figure that page.json defines."""
-        figures = self._page.about["figures"]
-        require(name in figures, f"{self._page.folder}: page.json has no figure {name}; there are {listed(figures)}")
-        return f"![{figures[name].get('alt', name)}]({name}.svg)"
+        """Return a figure of page.json."""
+        return f"![{self._page.entry('figures', name).get('alt', name)}]({name}.svg)"
 
     def picture(self, name: str) -> str:
-        """Return a picture that cannot be drawn again; page.json says why."""
-        pictures = self._page.about["pictures"]
-        require(name in pictures, f"{self._page.folder}: page.json has no picture {name}; there are {listed(pictures)}")
-        return f"![{pictures[name]['alt']}]({name})"
+        """Return a picture that cannot be drawn from data; page.json states why."""
+        return f"![{self._page.entry('pictures', name)['alt']}]({name})"
 
     def commands(self, part: str | None = None) -> str:
-        """Return the commands of a part (default: the first), as they were typed."""
-        commands = self._page.about["commands"]
-        part = part or next(iter(commands), "")
-        require(part in commands, f"{self._page.folder}: page.json has no commands {part}; there are "
-                + listed(commands))  # fmt: skip
-        return "\n".join(["```bash", *commands[part], "```"])
+        """Return the commands of a part."""
+        name = part or next(iter(self._page.about["commands"]), "")
+        return "\n".join(["```bash", *self._page.entry("commands", name), "```"])
 
     def ran(self, part: str | None = None) -> str:
         """Return commit, seeds, number of seeds and machine of a part."""
         rows = self._page.runs[self._page.runs["part"] == self._page.part(part)]
         seeds = sorted({int(seed) for seed in rows["seed"].dropna() if str(seed).replace(".0", "").isdigit()})
-        whole = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
-        words = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds)) or _joined(rows, "seed")
+        is_range = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
+        text = f"{seeds[0]} to {seeds[-1]}" if is_range else ", ".join(map(str, seeds)) or _unique(rows, "seed")
         n = " or ".join(map(str, sorted({group.n for group in groups_of(self._page, part)})))
-        several = "seed" if words.isdigit() else "seeds"
-        return f"Commit {_joined(rows, 'commit')}; {several} {words}, n = {n}; {_joined(rows, 'machine')}"
+        noun = "seed" if text.isdigit() else "seeds"
+        return f"Commit {_unique(rows, 'commit')}; {noun} {text}, n = {n}; {_unique(rows, 'machine')}"
 
     def commit(self, part: str | None = None) -> str:
         """Return the commits of a part."""
-        return _joined(self._page.runs[self._page.runs["part"] == self._page.part(part)], "commit")
+        return _unique(self._page.runs[self._page.runs["part"] == self._page.part(part)], "commit")
 
-    # -- other pages -----------------------------------------------------------------------------------------
-    def page(self, name: str) -> Functions:
+    def page(self, name: str) -> PageFunctions:
         """Return the functions of another page."""
-        return Functions(stored(self._root / name), self._root)
+        return PageFunctions(cached_page(self._root / name), self._root)
 
     def index(self, *names: str) -> str:
-        """Return a table of pages: what each is, its forms, seeds and commits."""
-        there = {path.parent.name for path in self._root.glob("*/page.json")}
-        odd = sorted(there.symmetric_difference(names))
-        require(not odd, f"{self._root}: the index and the folders differ in {', '.join(odd)}")
+        """Return a table of pages with their summaries, forms, numbers of seeds, and commits."""
+        folders = {path.parent.name for path in self._root.glob("*/page.json")}
+        different = sorted(folders.symmetric_difference(names))
+        require(not different, f"{self._root}: the index and the folders differ in {', '.join(different)}")
         rows = []
         for name in names:
-            page = stored(self._root / name)
+            page = cached_page(self._root / name)
             what = render(page.about["summary"], page, self._root, f"{page.folder / 'page.json'}: summary")
             groups = [group for part in page.parts for group in groups_of(page, part)]
             n = "; ".join(dict.fromkeys(str(group.n) for group in groups if group.rows["seed"].notna().any()))
-            commits = _joined(page.runs, "commit", "; ") if len(page.runs) else ""
-            rows.append({"page": f"[{name}]({name}/README.md)", "what": what, "form": _forms(page), "n": n,
-                         "commit": commits})  # fmt: skip
+            row = {"page": f"[{name}]({name}/README.md)", "what": what, "form": _forms(page), "n": n}
+            rows.append(row | {"commit": _unique(page.runs, "commit", "; ")})
         return _markdown(Table("", [Column(key, key) for key in rows[0]], rows))
 
 
 def cells_of(page: Page, table: str) -> list[paper.Cell]:
-    """Return the cells of a printed table as the page answers them; a cell that is not in cells.csv is not run."""
-    rows = [row for row in paper.read_table(table) if paper.is_measured(row["metric"])]
+    """Return the measurable cells of a printed table with the values of cells.csv."""
     keys = ["method", *paper.KEYS]
-    ours = page.cells[(page.cells["table"] == table) & (page.cells["form"] != "not run")].copy()
-    ours["key"] = [tuple(map(str, values)) for values in ours[keys].values]
-    lost = set(ours["key"]) - {tuple(row[key] for key in keys) for row in rows}
-    require(not lost, f"{page.folder / 'cells.csv'}: {table} has no cell {', '.join(map(str, lost))}")
+    answers: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    run = page.cells[(page.cells["table"] == table) & (page.cells["form"] != "not run")]
+    for answer in run.to_dict("records"):
+        answers.setdefault(tuple(str(answer[key]) for key in keys), []).append(answer)
     cells = []
-    for row in rows:
-        answers = ours[ours["key"] == tuple(row[key] for key in keys)].to_dict("records")
-        cells += [_answered(page, row, answer) for answer in answers] or [paper.Cell(row)]
+    for row in (row for row in paper.read_table(table) if paper.is_measured(row["metric"])):
+        found = answers.pop(tuple(row[key] for key in keys), [])
+        cells += [_cell(page, row, answer) for answer in found] or [paper.Cell(row)]
+    unknown = ", ".join(map(str, answers))
+    require(not answers, f"{page.folder / 'cells.csv'}: {table} has no cell {unknown}")
     return cells
 
 
-def _answered(page: Page, row: dict[str, str], ours: Mapping[str, Any]) -> paper.Cell:
-    known = {key: None if pd.isna(value) else value for key, value in ours.items() if key != "key"}
-    value = _ours(ours)
-    runs = [Run(page.folder)] * value.of  # only their number counts
-    return paper.Cell(row, runs, known["run_with"] or "", known["form"] == "reduced", value, known["sigma"],
-                      bool(known.get("tuned_at_end")), known.get("counted"))  # fmt: skip
+def _cell(page: Page, row: dict[str, str], answer: Mapping[str, Any]) -> paper.Cell:
+    """Return a printed cell with our value from a row of cells.csv."""
+    answer = {key: None if pd.isna(value) else value for key, value in answer.items()}
+    ours = _ours(answer)
+    return paper.Cell(
+        row,
+        runs=[Run(page.folder)] * ours.total,  # only their number is used
+        overrides=answer["run_with"] or "",
+        reduced=answer["form"] == "reduced",
+        ours=ours,
+        std_over_seeds=answer["sigma"],
+        tuned=bool(answer.get("tuned_at_end")),
+        clients=answer.get("counted"),
+    )
 
 
-def _ours(cell: Mapping[str, Any]) -> Spread:
-    std, of, count = cell["ours_std"], cell.get("ours_of", float("nan")), int(cell["ours_n"])
-    return Spread(float(cell["ours"]), None if pd.isna(std) else float(std), count, count if pd.isna(of) else int(of))
+def _ours(answer: Mapping[str, Any]) -> Spread:
+    count = int(answer["ours_n"])
+    total = answer.get("ours_of", count)
+    std = float_or_none(answer["ours_std"])
+    return Spread(float(answer["ours"]), std, count, count if pd.isna(total) else int(total))
 
 
 def _sorted(groups: list[Group], key: str, sign: int) -> list[Group]:
-    """Sort groups by a label or a score; groups without a number come last."""
+    """Sort groups by a label or a score.  Groups without a number are last."""
 
-    def place(group: Group) -> tuple[bool, float, str]:
+    def order(group: Group) -> tuple[bool, float, str]:
         value = group.labels[key] if key in group.labels else group.spread(key).mean
-        is_number = isinstance(value, int | float) and value == value
-        return (not is_number, sign * value if is_number else 0.0, str(value))
+        is_text, number, text = sort_key(value)
+        return (is_text, sign * number, text)
 
-    return sorted(groups, key=place)
-
-
-def _scaled(value: Spread, scale: float) -> Spread:
-    return Spread(value.mean * scale, None if value.std is None else value.std * scale, value.count, value.of)
+    return sorted(groups, key=order)
 
 
 def _markdown(table: Table) -> str:
@@ -313,31 +308,38 @@ def _markdown(table: Table) -> str:
 def _forms(page: Page) -> str:
     """Return how many cells are full, reduced and not run; for a page without cells, the forms of its runs."""
     if not len(page.cells):
-        return ", ".join(page.runs["form"].unique()) if len(page.runs) else ""
+        return _unique(page.runs, "form")
     counts = page.cells["form"].value_counts()
     return ", ".join(f"{counts[form]} {form}" for form in FORMS if form in counts)
 
 
-def _joined(rows: Any, key: str, between: str = ", ") -> str:
-    return between.join(map(str, rows[key].dropna().unique())) if key in rows else ""
+def _unique(rows: Any, key: str, separator: str = ", ") -> str:
+    """Return the distinct values of a column; "" without the column."""
+    return separator.join(map(str, rows[key].dropna().unique())) if key in rows else ""
 
 
 def digits(value: Any, digits: int = 1, none: str = "-") -> str:
-    """Write a number, or a mean with its spread; ``none`` for None."""
-    whole = float(value) if isinstance(value, int) else value
-    return show(whole, Column("", "", digits, none=none))
+    """Return a number or a Spread with some decimal places; ``none`` for None."""
+    number = float(value) if isinstance(value, int) else value
+    return format_cell(number, Column("", "", digits, missing=none))
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """Write a number with its sign."""
+    """Return a number with its sign."""
     return f"{value:+,.{digits}f}"
 
 
 def render(template: str, page: Page, root: Path, where: str) -> str:
-    """Fill a template with a page's numbers.
+    """Fill a template with the data of a page.
+
+    Args:
+        template: The template.
+        page: The page.
+        root: The folder of all pages.
+        where: The file of the template, for error messages.
 
     Raises:
-        ConfigError: The template is wrong, or asks for what the files do not have.
+        ConfigError: The template is invalid, or uses data that the page does not have.
     """
     try:
         from jinja2 import StrictUndefined, TemplateError
@@ -348,10 +350,10 @@ def render(template: str, page: Page, root: Path, where: str) -> str:
         undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(digits=digits, signed=signed)
-    functions = Functions(page, root)
-    offered = {name: getattr(functions, name) for name in dir(functions) if not name.startswith("_")}
+    functions = PageFunctions(page, root)
+    names = [name for name in dir(functions) if not name.startswith("_")]
     try:
-        return environment.from_string(template).render(**offered)
+        return environment.from_string(template).render({name: getattr(functions, name) for name in names})
     except (TemplateError, TypeError, KeyError) as error:
         line = getattr(error, "lineno", None)
         raise ConfigError(f"{where}{f', line {line}' if line else ''}: {error}") from error

@@ -1,18 +1,18 @@
-"""``--choose KEY``: for every client the value of a swept option that does best on its own validation part.
+"""``fedbench report --choose KEY``: for each client, the value of an option with the best validation score.
 
     python -m fedbench -m algorithm=pgfed algorithm.mu=0.05,0.5,2 seed=0,1,2 dataset.val_fraction=0.2 sweep_dir=sweep
     python -m fedbench report sweep --choose algorithm.mu
-    python -m fedbench algorithm=pgfed dataset.val_fraction=0.2 'algorithm.mu=[2,0.05,2,...]'      # as the report says
+    python -m fedbench algorithm=pgfed dataset.val_fraction=0.2 'algorithm.mu=[2,0.05,2,...]'      # from the report
 
-With cross-validation every value is run on every fold, and a fold counts as a seed does:
+With cross-validation, each value is run on all folds, and folds are treated like seeds:
 
     python -m fedbench -m algorithm=ditto algorithm.lam=0.1,1 folds=5 fold=0,1,2,3,4 sweep_dir=sweep
     python -m fedbench report sweep --choose algorithm.lam
-    python -m fedbench algorithm=ditto algorithm.lam=1        # on whole training parts, as the report says
+    python -m fedbench algorithm=ditto algorithm.lam=1        # on all training samples, from the report
 
-A client's score under a value is its validation metric at the last evaluated round, meant over seeds (and folds).  A
-tie, frequent where validation parts are small, goes to the value that is best for all clients on average, as does a
-client that has no such score.
+The score of a client under a value is its validation metric at the last evaluated round, averaged over seeds and folds.
+If several values are equally good for a client, or if it has no validation score, it gets the one of them that is best
+on average over clients.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from typing import Any
 
 from fedbench.core.options import require
 from fedbench.report import scores
+from fedbench.report.output import report_damage, runs_of
 from fedbench.report.runs import Run
 from fedbench.report.summary import differing, over_seeds
 from fedbench.report.table import Column, DataFrame, Series, Table, pandas
 
-ALONE = ("paper", "select", "target", "group", "figures", "against")  # what --choose does without
-
 
 @dataclass
 class Sweep:
-    """The clients' scores under each value of ``key``.
+    """Runs with different values of a key.
 
     Attributes:
-        values: The values, ascending.
-        scores: A row for each value (by position), seed (and fold) and client; columns val and test.
-        folds: The number of folds of a cross-validation; None: none.
+        key: The config key.
+        values: Its values, ascending.
+        scores: The clients' scores: columns val and test, indexed by value (its index in ``values``), seed (with
+            fold) and client.
+        folds: The number of folds of cross-validation; None without.
     """
 
     key: str
@@ -46,104 +47,121 @@ class Sweep:
     folds: int | None = None
 
 
+def choose_command(args: argparse.Namespace) -> list[Table]:
+    """Return the tables of ``fedbench report --choose``."""
+    runs, damaged = runs_of(args)
+    report_damage(damaged, [], [], "csv")
+    return [choose(runs, args.choose, args.metric or scores.primary_metric(runs))]
+
+
 def choose(runs: list[Run], key: str, metric: str = "personal/accuracy") -> Table:
-    """Return how many clients choose each value, how well all do under it and under the choice, and the choice.
+    """Return the scores of each value and of the clients' best values, how many clients choose each, and the choice.
 
     Args:
-        runs: Runs that differ in the key and the seed only.
-        key: A key of the configuration.
-        metric: A metric of the test parts, personal/...; the same one of the validation parts decides.
+        runs: Runs that differ only in the key and the seed.
+        key: A config key.
+        metric: A metric of test samples, personal/...  The same metric of validation samples is compared.
 
     Raises:
-        ConfigError: The runs lack validation metrics or clients, differ in more, or in their partition.
+        ConfigError: The runs lack validation metrics or clients, or differ in other keys or in their partition.
     """
-    sweep = read(runs, key, metric)
+    sweep = read_sweep(runs, key, metric)
     lower = scores.lower_is_better(metric)
     val = sweep.scores["val"].unstack("client")  # [values and seeds, N]
-    chosen, tied = choice(val.groupby("value").mean(), lower)
-    rows = [_row(repr(sweep.values[value]), int((chosen == value).sum()), under.droplevel("value"))
-            for value, under in sweep.scores.groupby("value")]  # fmt: skip
-    by_choice = [sweep.scores.xs((value, client), level=("value", "client"), drop_level=False)
-                 for client, value in chosen.items()]  # fmt: skip
-    rows.append(_row("each its own", len(chosen), pandas().concat(by_choice).droplevel("value")))
-    form = scores.Options(metric).form
-    columns = [Column("value", key), Column("clients", "clients"), Column("val", "validation", **form),
-               Column("test", "test", **form)]  # fmt: skip
-    unit = " (%)" if scores.is_fraction(metric) else ""
-    seeds = len(val) // len(rows[:-1])
-    word = "fold" if sweep.folds == seeds else "seed"
-    title = f"{metric}{unit}: {key} by each client's own validation part, {seeds} {word}{'s' * (seeds != 1)}"
-    return Table(title, columns, rows, [
-        *([together(sweep, lower)] if sweep.folds else []),
+    chosen, tied = best_values(val.groupby("value").mean(), lower)
+    rows = [_row(repr(sweep.values[value]), int((chosen == value).sum()), of_value)
+            for value, of_value in sweep.scores.groupby("value")]  # fmt: skip
+    index = sweep.scores.index
+    is_chosen = index.get_level_values("value") == chosen.loc[index.get_level_values("client")].to_numpy()
+    rows.append(_row("each its own", len(chosen), sweep.scores[is_chosen].sort_index(level="client")))
+    percent = scores.is_fraction(metric)
+    digits, scale = (2, 100) if percent else (4, 1)
+    columns = [Column("value", key), Column("clients", "clients"), Column("val", "validation", digits, scale),
+               Column("test", "test", digits, scale)]  # fmt: skip
+    seeds = len(val) // len(sweep.values)
+    unit = "fold" if sweep.folds == seeds else "seed"
+    title = (f"{metric}{' (%)' if percent else ''}: {key} by each client's own validation part, "
+             f"{seeds} {unit}{'s' if seeds != 1 else ''}")  # fmt: skip
+    notes = [
         f"{tied} of {len(chosen)} clients had several best values: they take the one that is best on average.",
         "each its own: what these runs' clients reached under their choice. Its validation is a maximum, so too high; "
         "and a run in which the values differ by client is another run:",
         override(key, [sweep.values[value] for value in chosen]),
-    ])  # fmt: skip
+    ]
+    if sweep.folds:
+        mean = sweep.scores["val"].groupby("value").mean()
+        best = sweep.values[mean.idxmin() if lower else mean.idxmax()]
+        notes.insert(0, f"One for all, by {sweep.folds}-fold cross-validation: {key}={best!r}, with folds=null on all "
+                        "training samples.")  # fmt: skip
+    return Table(title, columns, rows, notes)
 
 
-def together(sweep: Sweep, lower: bool) -> str:
-    """Return a sentence with the value that is best over all clients and folds, each client counting alike."""
-    mean = sweep.scores["val"].groupby("value").mean()
-    value = f"{sweep.key}={sweep.values[mean.idxmin() if lower else mean.idxmax()]!r}"
-    return f"One for all, by {sweep.folds}-fold cross-validation: {value}, with folds=null on all training samples."
-
-
-def _row(value: str, clients: int, under: DataFrame) -> dict[str, Any]:
-    """Return a line of the table: the spread over seeds of the mean over clients."""
-    means = under.groupby("seed").mean()
+def _row(value: str, clients: int, client_scores: DataFrame) -> dict[str, Any]:
+    """Return a row of the table, with the spread over seeds of means over clients."""
+    means = client_scores.groupby("seed").mean()
     return {"value": value, "clients": clients, "val": over_seeds(means["val"]), "test": over_seeds(means["test"])}
 
 
-def choice(val: DataFrame, lower: bool = False) -> tuple[Series, int]:
-    """Return each client's best value [N] by scores val [V, N], and how many clients had several best ones."""
+def best_values(val: DataFrame, lower: bool = False) -> tuple[Series, int]:
+    """Return the best value of each client, and how many clients have several best values.
+
+    Args:
+        val: Validation scores [values, N].
+        lower: Whether lower scores are better.
+
+    Returns:
+        The row of ``val`` for each client [N], and the number of clients.
+    """
     val = -val if lower else val
-    equal = (val >= val.max() - 1e-12) | val.isna().all()  # [V, N]
-    average = val.mean(axis=1)  # [V]
-    chosen = equal.mul(1.0).where(equal).mul(average, axis=0).idxmax()
-    return chosen, int((equal.sum() > 1).sum())
+    is_best = (val >= val.max() - 1e-12) | val.isna().all()  # [values, N]
+    average = val.mean(axis=1)  # [values]
+    best = is_best.mul(1.0).where(is_best).mul(average, axis=0).idxmax()
+    return best, int((is_best.sum() > 1).sum())
 
 
 def override(key: str, values: list[float]) -> str:
-    """What to paste into the command of the run in which every client has its own."""
+    """Return the override for a run in which each client has its own value."""
     return f"'{key}=[{','.join(map(repr, values))}]'"
 
 
-def read(runs: list[Run], key: str, metric: str) -> Sweep:
-    """The finished runs with a number under the key; of repeated runs of a value and seed the last counts."""
+def read_sweep(runs: list[Run], key: str, metric: str) -> Sweep:
+    """Read the finished runs that have a number under the key.  Of repeated runs, the last one is used."""
     scores.check_metric(metric, 0, runs)
     require(
         metric.startswith("personal/"),
         f"--choose {key} compares validation metrics: --metric must be personal/..., got {metric}",
     )
-    runs = [run for run in runs if run.finished and is_number(run.flat_config.get(key))]
+    runs = [run for run in runs if run.finished and _is_number(run.flat_config.get(key))]
     runs.sort(key=lambda run: str(run.summary.get("finished")))
-    _comparable(runs, key)
-    folds = runs[0].flat_config.get("folds")  # _comparable: of all
-    cells = {(run.flat_config[key], (run.seed, run.flat_config.get("fold"))): run for run in runs}
-    values, seeds = sorted({v for v, _ in cells}), sorted({s for _, s in cells})
-    if folds is not None:  # a value is judged by all samples of the training parts
-        seeds = [(s, f) for s in sorted({s for s, _ in seeds}) for f in range(folds)]
-    missing = [f"{key}={v!r} seed={s}" + (f" fold={f}" if folds else "")
-               for v in values for s, f in seeds if (v, (s, f)) not in cells]  # fmt: skip
+    _check_comparable(runs, key)
+    folds = runs[0].flat_config.get("folds")  # the same in all runs
+    cells = {(run.flat_config[key], run.seed, run.flat_config.get("fold")): run for run in runs}
+    values = sorted({value for value, _, _ in cells})
+    seeds = {(seed, fold) for _, seed, fold in cells}
+    if folds is not None:
+        seeds = {(seed, fold) for seed, _ in seeds for fold in range(folds)}
+    expected = [(value, seed, fold) for value in values for seed, fold in sorted(seeds)]
+    missing = [f"{key}={value!r} seed={seed}" + (f" fold={fold}" if folds else "")
+               for value, seed, fold in expected if (value, seed, fold) not in cells]  # fmt: skip
     require(
         not missing,
         f"--choose {key}: there is no finished run of {', '.join(missing[:3])}: every value must have the same seeds",
     )
-    names = {"test": metric, "val": metric.replace("personal/", "val/", 1)}
-    tables = {(v, str(seed)): pandas().DataFrame(
-        {kind: _last(cells[value, seed], name, key, folds is not None) for kind, name in names.items()}
-    ) for v, value in enumerate(values) for seed in seeds}  # fmt: skip
+    columns = {"test": metric, "val": metric.replace("personal/", "val/", 1)}
+    tables = {}
+    for value, seed, fold in expected:
+        run = cells[value, seed, fold]
+        last = {name: _last_scores(run, column, key) for name, column in columns.items()}
+        tables[values.index(value), str((seed, fold))] = pandas().DataFrame(last)
     return Sweep(key, values, pandas().concat(tables, names=["value", "seed", "client"]), folds)
 
 
-def is_number(value: object) -> bool:
-    """Whether a value is a number, and not true or false."""
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _comparable(runs: list[Run], key: str) -> None:
-    """Refuse runs that differ in anything but the key, or meet other clients."""
+def _check_comparable(runs: list[Run], key: str) -> None:
+    """Check that the runs have several values of the key, and otherwise differ in seeds and folds only."""
     values = {run.flat_config[key] for run in runs}
     require(len(values) > 1, f"--choose {key}: there are no finished runs with two different numbers under that key")
     others = [k.removeprefix("choices.") for k in differing(runs) if k not in (key, "fold")]
@@ -152,37 +170,29 @@ def _comparable(runs: list[Run], key: str) -> None:
         f"--choose {key}: the runs differ in {', '.join(others[:4])} too; give folders whose runs "
         f"differ in {key} and the seed only",
     )
-    hashes = {(run.flat_config.get("fold"), run.summary.get("partition_hash")) for run in runs}
-    folds = {fold for fold, _ in hashes}
+    partitions = {(run.flat_config.get("fold"), run.summary.get("partition_hash")) for run in runs}
     require(
-        len(hashes) == len(folds),
-        f"--choose {key}: the runs have {len(hashes)} different partitions (partition_hash in "
-        "summary.json), so that their clients are not the same",
+        len(partitions) == len({fold for fold, _ in partitions}),
+        f"--choose {key}: the runs have {len(partitions)} different partitions (partition_hash in summary.json), so "
+        "that their clients are not the same",
     )
 
 
-def _last(run: Run, metric: str, key: str, folded: bool) -> Series:
-    """Return a metric of all clients at the last evaluated round [N]; folded: of one fold, which may be empty."""
-    values = run.clients(metric)  # [R, N]
-    require(run.left_out is None, f"--choose {key}: {run.path}: {run.left_out}")
-    name = metric.partition("/")[2]
-    require(len(values) > 0, f"--choose {key}: {run.path / 'clients.csv'} has no column {metric}; "
-            + (f"set dataset.val_fraction, e.g. 0.2, and run again: clients choose by their own validation {name}"
-               if metric.startswith("val/") else "choose by a metric that the runs have"))  # fmt: skip
-    clients = int(run.summary["num_clients"])
+def _last_scores(run: Run, metric: str, key: str) -> Series:
+    """Return a metric of all clients at the last evaluated round [N]."""
+    values = run.clients(metric)  # [rounds, N]
+    require(run.clients_error is None, f"--choose {key}: {run.path}: {run.clients_error}")
+    remedy = (
+        f"set dataset.val_fraction, e.g. 0.2, and run again: clients choose by their own validation "
+        f"{metric.partition('/')[2]}" if metric.startswith("val/") else "choose by a metric that the runs have"
+    )  # fmt: skip
+    require(len(values) > 0, f"--choose {key}: {run.path / 'clients.csv'} has no column {metric}; {remedy}")
+    total = int(run.summary["num_clients"])
     require(
-        values.shape[1] == clients,
-        f"--choose {key}: {run.path} evaluated {values.shape[1]} of its {clients} clients; run with eval.clients=null",
+        values.shape[1] == total,
+        f"--choose {key}: {run.path} evaluated {values.shape[1]} of its {total} clients; run with eval.clients=null",
     )
-    require(
-        folded or values.iloc[-1].notna().any(),
-        f"--choose {key}: no client of {run.path} has a {metric}; choose by another --metric",
-    )
-    return values.iloc[-1]
-
-
-def check_flags(args: argparse.Namespace, defaults: argparse.ArgumentParser) -> None:
-    """Refuse flags that would have no effect."""
-    extra = [name for name in ALONE if getattr(args, name) != defaults.get_default(name)]
-    flags = ", ".join(f"--{name}" for name in extra)
-    require(not extra, f"--choose {args.choose} prints a table of its own: leave out {flags}")
+    last = values.iloc[-1]
+    is_defined = run.flat_config.get("folds") is not None or last.notna().any()  # one fold may have no samples
+    require(is_defined, f"--choose {key}: no client of {run.path} has a {metric}; choose another --metric")
+    return last

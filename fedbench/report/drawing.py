@@ -1,7 +1,9 @@
-"""What all figures share: their looks, names as matplotlib shows them, and the file that a figure becomes."""
+"""What all figures have in common: colours and line styles, legends, axes, and output files."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,98 @@ import numpy as np
 
 from fedbench.core.destination import check_folder
 from fedbench.core.options import ConfigError, require
-from fedbench.report.table import DAGGER, one_line
+from fedbench.report.table import DAGGER, escape_control
 
-# Okabe and Ito's colours, told apart with any colour vision; then again with another line.
+# The palette of Okabe and Ito, which can be distinguished with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-LINES = (("-", "--"), (":", "-."))  # by turns; dashes lie above, so that of two lines that coincide both are seen
+LINE_STYLES = (("-", "--"), (":", "-."))  # alternating; dashed lines lie above, so that coinciding lines are visible
 SUFFIXES = (".png", ".pdf", ".svg")
 SPREAD = "± std over seeds"
-TUNED_HERE = f"{DAGGER} after fine-tuning at the end"
+TUNED_LEGEND = f"{DAGGER} after fine-tuning at the end"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, the bars of a legend entry, or a panel of bars.
+
+    Attributes:
+        name: The legend entry, or the title of the panel.
+        x: The positions [n], a list or an array.
+        y: The values [n].
+        std: The standard deviations [n]; None if there are none.
+        tuned: Whether the last value is after fine-tuning, so that an open marker displays it.
+    """
+
+    name: str
+    x: Any
+    y: Any
+    std: Any = None
+    tuned: bool = False
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The data of a figure.
+
+    Attributes:
+        form: "lines", "points", "bars" (at equal distances), or "panels" (of bars).
+        title: The title.
+        xlabel: The label of the x axis.
+        ylabel: The label of the y axis.
+        series: The lines, legend entries or panels.
+        level: The position of a dotted horizontal line for the target; None for no line.
+        logarithmic: Whether the x axis is logarithmic.
+    """
+
+    form: str
+    title: str
+    xlabel: str
+    ylabel: str
+    series: list[Series]
+    level: float | None = None
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
+class FigureFiles:
+    """The folder, the prefix and the suffix of figure files."""
+
+    folder: Path
+    prefix: str = ""
+    suffix: str = ".png"
+
+    def path(self, name: str) -> Path:
+        """Return the path of a figure."""
+        return self.folder / f"{self.prefix}{name}{self.suffix}"
+
+
+def figure_files(flag: str, path: Path) -> FigureFiles:
+    """Return the files that an argument describes.
+
+    Args:
+        flag: The flag of the command, for error messages.
+        path: A folder for PNG files; or ``folder/name.pdf`` for PDF files whose names begin with ``name``.
+
+    Raises:
+        ConfigError: The suffix is unknown, or the folder is not writable.
+    """
+    if path.is_dir() or not path.suffix:  # an existing folder may have a point in its name
+        check_folder(flag, path)
+        return FigureFiles(path)
+    require(
+        path.suffix in SUFFIXES,
+        f"{flag} {path}: the name of a figure must end in {', '.join(SUFFIXES)}; a name without suffix is a folder",
+    )
+    check_folder(flag, path.parent)
+    return FigureFiles(path.parent, f"{path.stem}_", path.suffix)
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot without a window; ConfigError where matplotlib is not installed."""
+    """Return the module matplotlib.pyplot with a backend that opens no windows.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -33,115 +115,173 @@ def pyplot() -> Any:
     return plt
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where figures go: a folder, what their names begin with, and the suffix that says what they are."""
-
-    folder: Path
-    begin: str = ""
-    suffix: str = ".png"
-
-    def file(self, name: str) -> Path:
-        """The path of a figure."""
-        return self.folder / f"{self.begin}{name}{self.suffix}"
+def escape_mathtext(text: str) -> str:
+    """Return a text that matplotlib displays literally: dollars are escaped, as is an underscore at the beginning."""
+    return (" " if text.startswith("_") else "") + escape_control(text).replace("$", r"\$")
 
 
-def place_of(flag: str, path: Path) -> Place:
-    """A folder, for PNG files, or ``folder/name.pdf``: PDF files whose names begin with name; ConfigError for another
-    suffix and for a folder that cannot be written into.  A folder that is there may have a point in its name."""
-    is_file = bool(path.suffix) and not path.is_dir()
-    require(
-        not is_file or path.suffix in SUFFIXES,
-        f"{flag} {path}: a figure's name ends in {', '.join(SUFFIXES)}; without an end it is a folder for .png",
-    )
-    check_folder(flag, path.parent if is_file else path)
-    return Place(path.parent, f"{path.stem}_", path.suffix) if is_file else Place(path)
+def line_style(i: int) -> dict[str, Any]:
+    """Return colour, line style and z-order of line number ``i``."""
+    styles = LINE_STYLES[i // len(COLOURS) % len(LINE_STYLES)]
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": styles[i % 2], "zorder": 2.2 + 0.5 * (i % 2) - i / 1000}
 
 
-def literal(text: str) -> str:
-    """A name as matplotlib shows it: no formula between dollars, and in a legend even where it begins with _."""
-    return (" " if text.startswith("_") else "") + one_line(text).replace("$", r"\$")
+def draw_line(axes: Any, i: int, series: Series, **options: Any) -> None:
+    """Draw a line with a band of one standard deviation.
 
-
-def look(i: int) -> dict[str, Any]:
-    """Colour and kind of the i-th line; of each kind, later ones lie below."""
-    kinds = LINES[i // len(COLOURS) % len(LINES)]
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": kinds[i % 2], "zorder": 2.2 + 0.5 * (i % 2) - i / 1000}
-
-
-def draw_line(axes: Any, i: int, x: Any, mean: Any, std: Any, label: str, tuned: bool = False, **more: Any) -> None:
-    """The i-th line with a band of one std around it (None: one run); tuned: the last point, after fine-tuning at the
-    end, stands apart as an open marker."""
-    x, mean = np.asarray(x, float), np.asarray(mean, float)
-    std = None if std is None else np.asarray(std, float)
-    end = len(x) - 1 if tuned else len(x)
-    few = {"marker": "o"} if end < 3 else {}  # a line through one point is invisible
-    axes.plot(x[:end], mean[:end], label=literal(label), **few, **look(i), **more)
+    Args:
+        axes: The axes.
+        i: The index of the line, which determines its colour.
+        series: The line.  If it is tuned, the line ends before its last point, which becomes an open marker.
+        **options: Options of ``axes.plot``.
+    """
+    x, y = np.asarray(series.x, float), np.asarray(series.y, float)
+    std = None if series.std is None else np.asarray(series.std, float)
+    end = len(x) - 1 if series.tuned else len(x)
+    marker = {"marker": "o"} if end < 3 else {}  # a line with one point would be invisible
+    style = line_style(i)
+    axes.plot(x[:end], y[:end], label=escape_mathtext(series.name), **marker, **style, **options)
     if std is not None:
-        band = slice(0, end)
-        axes.fill_between(x[band], (mean - std)[band], (mean + std)[band], color=look(i)["color"], alpha=0.15, lw=0)
-    if tuned:
-        axes.errorbar(x[end:], mean[end:], None if std is None else std[end:], marker="o", mfc="white", capsize=3,
-                      color=look(i)["color"], zorder=3)  # fmt: skip
+        axes.fill_between(x[:end], (y - std)[:end], (y + std)[:end], color=style["color"], alpha=0.15, lw=0)
+    if series.tuned:
+        axes.errorbar(x[end:], y[end:], None if std is None else std[end:], marker="o", mfc="white", capsize=3,
+                      color=style["color"], zorder=3)  # fmt: skip
 
 
-def legend(figure: Any, axes: Any, tuned: bool = False, marked: bool = True) -> None:
-    """What the lines are and their spread, beside the axes; tuned: and what the dagger (marked: and the open marker)
-    means."""
+def draw_axes(drawing: Drawing, figsize: tuple[float, float] = (8, 4.5)) -> Any:
+    """Return a figure of lines, points or bars with its legend."""
+    figure, axes = pyplot().subplots(figsize=figsize, layout="constrained")
+    positions = sorted({x for series in drawing.series for x in series.x})
+    for i, series in enumerate(drawing.series):
+        label = escape_mathtext(series.name)
+        if drawing.form == "bars":
+            width = 0.8 / len(drawing.series)
+            shift = (i - (len(drawing.series) - 1) / 2) * width
+            x = [positions.index(x) + shift for x in series.x]
+            axes.bar(x, series.y, width, yerr=series.std, capsize=2, label=label, color=COLOURS[i % len(COLOURS)])
+        elif drawing.form == "points":
+            axes.errorbar(series.x, series.y, series.std, marker="o", capsize=2, label=label, **line_style(i))
+        elif series.x:
+            draw_line(axes, i, series, gid=f"series_{i}")
+    if drawing.level is not None:
+        unit = "%" if "(%)" in drawing.ylabel else ""
+        axes.axhline(drawing.level, color="0.4", linestyle=":", lw=1, label=f"target ({drawing.level:g}{unit})")
+    if drawing.form == "bars":
+        axes.set_xticks(range(len(positions)), [f"{x:g}" for x in positions])
+    elif drawing.logarithmic and drawing.form == "lines":
+        set_log_scale(axes, "x", positions)
+    elif drawing.logarithmic:
+        axes.set_xscale("symlog", linthresh=min(x for x in positions if x > 0))
+        axes.set_xticks(positions, [f"{x:g}" for x in positions])
+    elif all(x == int(x) for x in positions):
+        set_integer_ticks(axes, "x")
+    axes.set(xlabel=drawing.xlabel, ylabel=drawing.ylabel, title=escape_mathtext(drawing.title))
+    style_axes(axes)
+    tuned = any(series.tuned or DAGGER in series.name for series in drawing.series)
+    add_legend(figure, axes, tuned, has_marker=drawing.form == "lines")
+    return figure
+
+
+def draw_panels(drawing: Drawing, titles: Sequence[str], heading: str) -> Any:
+    """Return a figure with a panel of bars per series: blue for values >= 0, orange for others.
+
+    Args:
+        drawing: The data.
+        titles: The title of each panel.
+        heading: The title of the figure.
+    """
+    count = len(drawing.series)
+    figure, panels = pyplot().subplots(count, 1, figsize=(8, 0.6 + 1.4 * count), sharex=True, sharey=True,
+                                       squeeze=False, layout="constrained")  # fmt: skip
+    for axes, bars, title in zip(panels[:, 0], drawing.series, titles):
+        colours = [COLOURS[0 if value >= 0 else 1] for value in bars.y]
+        axes.bar(bars.x, bars.y, 0.8, yerr=bars.std, color=colours, error_kw={"lw": 0.8, "ecolor": "0.3"})
+        axes.axhline(0, color="black", lw=0.8)
+        style_axes(axes)
+        axes.grid(False, axis="x")
+        axes.set_title(escape_mathtext(title), fontsize=9, loc="left")
+    panels[-1, 0].set_xlabel(drawing.xlabel)
+    set_integer_ticks(panels[-1, 0], "x")
+    figure.supylabel(drawing.ylabel, fontsize=10)
+    figure.suptitle(heading, fontsize=10)
+    return figure
+
+
+def add_legend(figure: Any, axes: Any, tuned: bool = False, has_marker: bool = True) -> None:
+    """Add the legend of lines beside the axes.
+
+    Args:
+        figure: The figure.
+        axes: The axes with the lines.
+        tuned: Whether to explain the dagger.
+        has_marker: Whether to show the open marker with the dagger.
+    """
     from matplotlib.collections import PolyCollection
     from matplotlib.container import ErrorbarContainer
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles, names = axes.get_legend_handles_labels()
-    has_bands = any(isinstance(part, PolyCollection) for part in axes.collections)
-    if has_bands or any(isinstance(part, ErrorbarContainer) and part.has_yerr for part in axes.containers):
+    has_bands = any(isinstance(artist, PolyCollection) for artist in axes.collections)
+    if has_bands or any(isinstance(c, ErrorbarContainer) and c.has_yerr for c in axes.containers):
         bar = Line2D([], [], color="0.3", ls="", marker="|", ms=10)
         handles.append(Patch(color="0.3", alpha=0.15, lw=0) if has_bands else bar)
         names.append(SPREAD)
     if tuned:
-        handles.append(Line2D([], [], color="0.3", ls="", marker="o" if marked else "", mfc="white"))
-        names.append(TUNED_HERE)
+        handles.append(Line2D([], [], color="0.3", ls="", marker="o" if has_marker else "", mfc="white"))
+        names.append(TUNED_LEGEND)
     figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
 
 
-def tidy(axes: Any) -> None:
-    """Draw a light grid, and no frame on the right and above."""
+def style_axes(axes: Any) -> None:
+    """Draw a light grid, and remove the frame on the right and at the top."""
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def whole_numbers(axes: Any, both: bool = True) -> None:
-    """Ticks at whole numbers only."""
+def set_integer_ticks(axes: Any, which: str = "xy") -> None:
+    """Set ticks at integers only, on the axes "x", "y" or "xy"."""
     from matplotlib.ticker import MaxNLocator
 
-    for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
+    for letter in which:
+        axis = getattr(axes, f"{letter}axis")
         axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
-def logarithmic(axes: Any, which: str, values: Any) -> None:
-    """A logarithmic axis, x or y, for values >= 0 with plain numbers at its ticks; linear near 0 where one is 0."""
+def set_log_scale(axes: Any, which: str, values: Any) -> None:
+    """Set a logarithmic scale, linear near 0 if a value is 0, with ticks written as plain numbers.
+
+    Args:
+        axes: The axes.
+        which: "x" or "y".
+        values: The displayed values, >= 0.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, SymmetricalLogLocator
 
     values = np.asarray(values, float)
-    least = values[values > 0].min()
-    subs = (1,) if values.max() > 30 * least else (1, 2, 5)
-    axis, scale = getattr(axes, f"{which}axis"), getattr(axes, f"set_{which}scale")
+    smallest = values[values > 0].min()
+    subs = (1,) if values.max() > 30 * smallest else (1, 2, 5)
+    axis = getattr(axes, f"{which}axis")
+    set_scale = getattr(axes, f"set_{which}scale")
     if values.min() > 0:
-        scale("log")
+        set_scale("log")
         axis.set_major_locator(LogLocator(subs=subs))
     else:
-        decade = 10 ** np.floor(np.log10(least))
-        scale("symlog", linthresh=decade)
-        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=subs))
+        threshold = 10 ** math.floor(math.log10(smallest))
+        set_scale("symlog", linthresh=threshold)
+        axis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=threshold, subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure as its suffix says and close it; ConfigError for another suffix.  Returns its path."""
-    require(path.suffix in SUFFIXES, f"{path}: a figure's name ends in {', '.join(SUFFIXES)}")
+    """Write a figure in the format of the suffix, close it, and return the path.
+
+    Raises:
+        ConfigError: The suffix is unknown.
+    """
+    require(path.suffix in SUFFIXES, f"{path}: the name of a figure must end in {', '.join(SUFFIXES)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot().close(figure)

@@ -1,4 +1,4 @@
-"""The figures of a report: accuracy over rounds with its spread over seeds, each client's gain over Local."""
+"""Figures of a report: the metric over rounds, config keys and communication, and gains of clients over Local."""
 
 from __future__ import annotations
 
@@ -11,87 +11,204 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.report import scores
+from fedbench.report.display import client_metric_title, key_title, legend_name, legend_names, metric_axis_label
 from fedbench.report.drawing import (
     COLOURS,
     SPREAD,
-    TUNED_HERE,
-    Place,
+    TUNED_LEGEND,
+    Drawing,
+    FigureFiles,
+    Series,
+    add_legend,
+    draw_axes,
     draw_line,
-    legend,
-    literal,
-    look,
+    draw_panels,
+    escape_mathtext,
     pyplot,
     save,
-    tidy,
-    whole_numbers,
+    set_integer_ticks,
+    set_log_scale,
+    style_axes,
 )
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
 from fedbench.report.scores import Options
-from fedbench.report.summary import SHOWN, Group
-from fedbench.report.table import DAGGER, Series, pandas
-from fedbench.report.words import in_words, line_of, lines_of, metric_axis, of_each_client
+from fedbench.report.summary import SETTING, Group
+from fedbench.report.table import DAGGER, DataFrame, pandas
+
+# Values of --against that are sums of bytes: their directions, and the label of the axis.
+BYTES = {
+    "bytes": (("down", "up"), "MB sent down and up, all clients together"),
+    "bytes_down": (("down",), "MB sent down, all clients together"),
+    "bytes_up": (("up",), "MB sent up, all clients together"),
+}
 
 
-def draw(groups: list[Group], runs: list[Run], options: Options, place: Place) -> list[Path]:
-    """Write the figures of every setting (data set, partition, model ...); returns their paths."""
-    written = []
+def draw_report(
+    groups: list[Group], runs: list[Run], options: Options, files: FigureFiles, against: str | None = None
+) -> list[Path]:
+    """Draw the figures of ``fedbench report`` and return their paths.
+
+    Args:
+        groups: The groups.
+        runs: The runs among which the runs of Local are searched.
+        options: The options of the report.
+        files: The files.
+        against: A config key or a key of `BYTES` to draw the metric over; None for no such figure.
+    """
+    paths = draw_settings(groups, runs, options, files)
     for setting, members in by_setting(groups).items():
-        end = file_name(setting, options.metric)
-        written.append(draw_curves(members, options, place.file(f"curves_{end}"), setting))
-        gains = {g.name: each for g in members if len(each := client_gains(g, runs, options))}
+        if any(scores.is_compressed(run) for group in members for run in group.runs):
+            paths.append(draw_sizes(members, files.path(f"sizes_{file_name(setting)}"), setting))
+    if against is not None:
+        path = files.path(f"against_{file_name(against, options.metric)}")
+        draw = draw_over_bytes if against in BYTES else draw_against
+        paths.append(draw(groups, options, against, path))
+    return paths
+
+
+def draw_settings(groups: list[Group], runs: list[Run], options: Options, files: FigureFiles) -> list[Path]:
+    """Draw curves and gains of each setting, and return their paths."""
+    paths = []
+    for setting, members in by_setting(groups).items():
+        suffix = file_name(setting, options.metric)
+        paths.append(draw_curves(members, options, files.path(f"curves_{suffix}"), setting))
+        gains = {group.name: client_gains(group, runs, options) for group in members}
+        gains = {name: values for name, values in gains.items() if len(values)}
         if gains:
-            written.append(draw_gains(gains, options, place.file(f"gains_{end}"), setting))
-    return written
+            paths.append(draw_gains(gains, options, files.path(f"gains_{suffix}"), setting))
+    return paths
 
 
 def by_setting(groups: list[Group]) -> dict[str, list[Group]]:
-    """The groups that may be compared, by data set, partition, model ... in words."""
+    """Return the groups of each setting, by its description."""
     settings: dict[str, list[Group]] = {}
     for group in groups:
-        words = [str(value) if name in SHOWN else f"{name} {value}" for name, value in group.setting.items()]
+        words = [str(value) if name in SETTING else f"{name} {value}" for name, value in group.setting.items()]
         settings.setdefault(", ".join(words), []).append(group)
     return settings
 
 
-def file_name(*words: str) -> str:
-    """Words as a part of a file's name."""
-    return re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, words)))
+def file_name(*texts: str) -> str:
+    """Return texts as a part of a file name."""
+    return re.sub(r"[^\w.-]+", "_", ", ".join(filter(None, texts)))
+
+
+def mean_curve(group: Group, metric: str) -> DataFrame:
+    """Return mean and population standard deviation over seeds at the rounds that all seeds evaluated.
+
+    Returns:
+        A DataFrame [R, 2] with the columns mean and std; empty if no seed has the metric.
+    """
+    curves = [curve for run in group.runs if len(curve := scores.curve(run, metric))]
+    values = pandas().concat(curves, axis=1, join="inner") if curves else pandas().DataFrame(dtype=float)
+    std = values.std(axis=1, ddof=0, skipna=False)
+    return pandas().DataFrame({"mean": values.mean(axis=1, skipna=False), "std": std})
+
+
+def _series(group: Group, name: str, x: Any, curve: DataFrame, scale: float = 1) -> Series:
+    """Return the line of a group from the columns mean and std of a curve."""
+    std = list(scale * curve["std"]) if len(group.runs) > 1 else None
+    return Series(f"{name} (n={len(group.runs)})", list(x), list(scale * curve["mean"]), std, group.tuned)
 
 
 def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -> Path:
-    """The metric over rounds: mean over seeds, a band of one population std, the target as a dotted line."""
+    """Draw the metric over rounds: a line per group, and the target as a dotted line."""
     scale = scores.scale_of(options.metric)
-    figure, axes = pyplot().subplots(figsize=(8, 4.5), layout="constrained")
-    top = []
-    names, shared = lines_of([group.within for group in groups], [group.tuned for group in groups], groups[0].conf)
-    for i, group in enumerate(groups):
-        mean, std = mean_curve(group, options.metric)
-        if len(mean):
-            spread = scale * std if len(group.runs) > 1 else None
-            draw_line(axes, i, mean.index, scale * mean, spread, f"{names[i]} (n={len(group.runs)})", group.tuned)
-            top.append(mean.max())
-    if top and max(top) > options.target / 2 and scale == 100:
-        axes.axhline(
-            scale * options.target, color="0.4", linestyle=":", lw=1, label=f"target ({100 * options.target:g}%)"
-        )
-    title = ", ".join(filter(None, (title, shared)))
-    axes.set(xlabel="Round", ylabel=metric_axis(options.metric), title=literal(title))
-    whole_numbers(axes, both=False)
-    return finished(figure, axes, path, any(group.tuned for group in groups))
+    names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
+    series = []
+    for group, name in zip(groups, names):
+        curve = mean_curve(group, options.metric)
+        series.append(_series(group, name, curve.index, curve, scale))
+    target = scale * options.target
+    is_near = scale == 100 and any(y > target / 2 for line in series for y in line.y)
+    title = ", ".join(filter(None, (title, common)))
+    ylabel = metric_axis_label(options.metric)
+    return save(draw_axes(Drawing("lines", title, "Round", ylabel, series, target if is_near else None)), path)
 
 
-def finished(figure: Any, axes: Any, path: Path, tuned: bool = False, marked: bool = True) -> Path:
-    """What all figures of curves end with; written to path.  tuned: daggers (marked: open markers) are explained."""
-    tidy(axes)
-    legend(figure, axes, tuned, marked)
+def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
+    """Draw the metric over communication: a line per group.
+
+    Args:
+        groups: The groups.
+        options: The metric.
+        key: A key of `BYTES`.
+        path: The file.
+
+    Raises:
+        ConfigError: No run sent anything.
+    """
+    directions, xlabel = BYTES[key]
+    conf = groups[0].conf if groups else None
+    names, common = legend_names([group.labels for group in groups], [group.tuned for group in groups], conf)
+    series = []
+    for group, name in zip(groups, names):
+        curve = mean_curve(group, options.metric)
+        sizes = [scores.megabytes(run, directions).reindex(curve.index) for run in group.runs]
+        if any(size.isna().any() for size in sizes):
+            curve, sizes = curve.iloc[:0], [size.iloc[:0] for size in sizes]
+        series.append(_series(group, name, np.mean(sizes, axis=0), curve, scores.scale_of(options.metric)))
+    require(any(any(line.x) for line in series), f"--against {key}: no run has sent anything")
+    ylabel = metric_axis_label(options.metric)
+    return save(draw_axes(Drawing("lines", common, xlabel, ylabel, series, logarithmic=True)), path)
+
+
+def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
+    """Draw cumulative MB over rounds, and below them the fraction of the uncompressed size per round.
+
+    The left panels are uploads, the right ones downloads.
+
+    References:
+        pFedNet, Figures 8 and 12.
+    """
+    figure, panels = pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
+    names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
+    for column, direction in enumerate(("up", "down")):
+        smallest = 100.0
+        for i, (group, name) in enumerate(zip(groups, names)):
+            sent, dense = (_megabytes(group, direction, kind) for kind in ("bytes", "dense"))  # [R, seeds]
+            if sent.empty or not sent.iloc[-1].any():
+                continue
+            sent_per_round, dense_per_round = (sizes.diff().fillna(sizes) for sizes in (sent, dense))
+            percent = 100 * (sent_per_round / dense_per_round.where(dense_per_round > 0))
+            smallest = min(smallest, float(percent.min().min()))
+            label = f"{name} (n={len(group.runs)})"
+            for axes, values in zip(panels[:, column], (sent, percent)):
+                std = values.std(axis=1, ddof=0) if len(group.runs) > 1 else None
+                draw_line(axes, i, Series(label, sent.index, values.mean(axis=1), std))
+        for axes in panels[:, column]:
+            if axes.lines:
+                set_log_scale(axes, "y", np.concatenate([line.get_ydata() for line in axes.lines]))
+            style_axes(axes)
+        panels[0, column].set(ylabel=f"MB {direction} so far")
+        panels[1, column].set(xlabel="Round", ylabel=f"Bytes {direction} in a round (% of dense)")
+        set_integer_ticks(panels[1, column], "x")
+        panels[1, column].set_ylim(smallest / 1.5, 150)
+    figure.suptitle(escape_mathtext(", ".join(filter(None, (title, common)))), fontsize=10)
+    add_legend(figure, panels[0, 0])
     return save(figure, path)
 
 
-def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[float, np.ndarray]]:
-    """Method -> number under a config key -> the metric at the selected round, one value a seed.
+def _megabytes(group: Group, direction: str, kind: str) -> DataFrame:
+    """Return the cumulative MB at the rounds that all seeds have [R, seeds]."""
+    sizes = [scores.megabytes(run, (direction,), kind) for run in group.runs]
+    return pandas().concat(sizes, axis=1, join="inner", ignore_index=True)
 
-    Runs whose value is no number (null) are left out; ConfigError where no two numbers are left.
+
+def values_by_key(groups: list[Group], options: Options, key: str) -> dict[str, dict[float, np.ndarray]]:
+    """Return the metric at the selected round by a numeric config key.
+
+    Args:
+        groups: The groups.
+        options: The metric and the selected round.
+        key: The config key.  Runs without a number under it are left out.
+
+    Returns:
+        For each legend entry, the values over seeds [S] by the value of the key.
+
+    Raises:
+        ConfigError: There are fewer than two values of the key.
     """
     lines: dict[str, dict[float, np.ndarray]] = {}
     for group in groups:
@@ -99,130 +216,110 @@ def against(groups: list[Group], options: Options, key: str) -> dict[str, dict[f
         if not isinstance(x, int | float) or isinstance(x, bool):
             continue
         labels = {k: v for k, v in group.labels.items() if k not in (key, key.rpartition(".")[2])}
-        name = line_of(labels, group.tuned, group.conf)
         rounds = [scores.selected_round(run, options.metric, options.select) for run in group.runs]
-        values = [scores.value_at(run, options.metric, at) for run, at in zip(group.runs, rounds)]
-        lines.setdefault(name, {})[float(x)] = np.array(values)
-    values_of_key = {x for line in lines.values() for x in line}
-    require(len(values_of_key) > 1, f"--against {key}: there are no runs with two different numbers under that key")
+        values = [scores.value_at(run, options.metric, round) for run, round in zip(group.runs, rounds)]
+        lines.setdefault(legend_name(labels, group.tuned, group.conf), {})[float(x)] = np.array(values)
+    distinct = {x for line in lines.values() for x in line}
+    require(len(distinct) > 1, f"--against {key}: there are no runs with two different numbers under that key")
     return lines
 
 
 def draw_against(groups: list[Group], options: Options, key: str, path: Path) -> Path:
-    """The metric over a config key, with one population std over seeds: a line per method, or, where the numbers span
-    more than two powers of ten, bars at even distances."""
-    lines = against(groups, options, key)
-    plt = pyplot()
+    """Draw the metric over a config key: points, or bars if the values span more than two powers of ten."""
     scale = scores.scale_of(options.metric)
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    all_xs = sorted({x for line in lines.values() for x in line})
-    positive = [abs(x) for x in all_xs if x]
-    bars = max(positive) > 100 * min(positive)
-    for i, (name, line) in enumerate(sorted(lines.items())):
+    series = []
+    for name, line in sorted(values_by_key(groups, options, key).items()):
         xs = sorted(line)
-        mean, std = ([scale * f(line[x]) for x in xs] for f in (np.mean, np.std))
-        n = sorted({len(line[x]) for x in xs})
-        colour, label = COLOURS[i % len(COLOURS)], literal(f"{name} (n={' or '.join(map(str, n))})")
-        if bars:
-            width = 0.8 / len(lines)
-            places = [all_xs.index(x) + (i - (len(lines) - 1) / 2) * width for x in xs]
-            axes.bar(places, mean, width, yerr=std, capsize=2, label=label, color=colour)
-        else:
-            axes.errorbar(xs, mean, std, marker="o", capsize=2, label=label, **look(i))
-    if bars:
-        axes.set_xticks(range(len(all_xs)), [f"{x:g}" for x in all_xs])
-    axes.set(xlabel=in_words(key), ylabel=metric_axis(options.metric))
-    return finished(figure, axes, path, any(group.tuned for group in groups), marked=False)
+        n = " or ".join(map(str, sorted({len(line[x]) for x in xs})))
+        mean, std = ([scale * function(line[x]) for x in xs] for function in (np.mean, np.std))
+        series.append(Series(f"{name} (n={n})", xs, mean, std))
+    sizes = [abs(x) for line in series for x in line.x if x]
+    form = "bars" if max(sizes) > 100 * min(sizes) else "points"
+    drawing = Drawing(form, "", key_title(key), metric_axis_label(options.metric), series)
+    return save(draw_axes(drawing, figsize=(7, 4.5)), path)
+
+
+def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
+    """Return each client's gain over Local for the seeds with the partition of the first seed.
+
+    With the selection "best", clients are compared at their own best rounds, as papers do; else at the last round.
+
+    Returns:
+        The gains [S, N]; [0, 0] if there are none.
+    """
+    own_best = options.select == "best"
+    gains = []
+    for run in group.runs:
+        local = scores.local_of(run, runs)
+        is_same = run.summary.get("partition_hash") == group.runs[0].summary.get("partition_hash")
+        if is_same and local is not run:
+            gains.append(scores.gains(run, local, options.metric, own_best))
+    gains = [gain for gain in gains if len(gain)]
+    return np.array(gains) if gains else np.empty((0, 0))
 
 
 def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title: str) -> Path:
-    """A panel per method, a bar per client: its gain over Local, blue for a gain and orange for a loss; with one
-    population std over seeds where there are several.  gains: by method [seeds, N]."""
-    plt = pyplot()
+    """Draw the gains of clients over Local, a panel per method.
+
+    Args:
+        gains: The gains [S, N] by method.
+        options: The metric and the selected round.
+        path: The file.
+        title: The description of the setting.
+    """
     scale = scores.scale_of(options.metric)
-    figure, panels = plt.subplots(
-        len(gains), 1, figsize=(8, 0.6 + 1.4 * len(gains)), sharex=True, sharey=True, squeeze=False,
-        layout="constrained")  # fmt: skip
-    for axes, (name, seeds) in zip(panels[:, 0], gains.items()):
-        draw_bars(
-            axes, np.arange(seeds.shape[1]), scale * seeds.mean(0), scale * seeds.std(0) if len(seeds) > 1 else None
-        )
-        mean = scale * np.nanmean(seeds)
-        axes.set_title(f"{literal(name)}: mean {mean:+.2f} (n={len(seeds)})", fontsize=9, loc="left")
-    panels[-1, 0].set_xlabel("Client")
-    whole_numbers(panels[-1, 0], both=False)
-    figure.supylabel("Gain over Local" + (" (percentage points)" if scale == 100 else ""), fontsize=10)
-    when = {"last": "last round", "own_best": "own best round"}[convention(options)]
-    tuned = TUNED_HERE if any(DAGGER in name for name in gains) else ""
-    spread = f" (lines: {SPREAD})" if max(map(len, gains.values())) > 1 else ""
-    heads = [f"{of_each_client(options.metric)}, {when}{spread}", literal(title), tuned]
-    figure.suptitle("\n".join(filter(None, heads)), fontsize=10)
-    return save(figure, path)
+    series, titles = [], []
+    for name, values in gains.items():
+        std = list(scale * values.std(0)) if len(values) > 1 else None
+        series.append(Series(name, list(range(values.shape[1])), list(scale * values.mean(0)), std))
+        titles.append(f"{name}: mean {scale * np.nanmean(values):+.2f} (n={len(values)})")
+    heading = gains_title(options.metric, options.select, any(bars.std for bars in series))
+    tuned = TUNED_LEGEND if any(DAGGER in name for name in gains) else ""
+    heading = "\n".join(filter(None, (heading, escape_mathtext(title), tuned)))
+    return save(draw_panels(Drawing("panels", "", "Client", gains_ylabel(scale), series), titles, heading), path)
 
 
-def draw_bars(axes: Any, clients: Any, each: Any, std: Any = None) -> None:
-    """A bar for each client, blue for a gain and orange for a loss, with its spread where it has one."""
-    colours = [COLOURS[0 if value >= 0 else 1] for value in each]
-    axes.bar(clients, each, 0.8, yerr=std, color=colours, error_kw={"lw": 0.8, "ecolor": "0.3"})
-    axes.axhline(0, color="black", lw=0.8)
-    tidy(axes)
-    axes.grid(False, axis="x")
+def gains_title(metric: str, select: str, has_std: bool) -> str:
+    """Return the title of a figure of gains."""
+    round = "own best round" if select == "best" else "last round"
+    return f"{client_metric_title(metric)}, {round}{f' (lines: {SPREAD})' if has_std else ''}"
+
+
+def gains_ylabel(scale: float) -> str:
+    """Return the axis label of a figure of gains."""
+    return "Gain over Local" + (" (percentage points)" if scale == 100 else "")
 
 
 def draw_paper(cells: list[Cell], path: Path) -> Path:
-    """Dots, a panel per column of a printed table: by method, the paper's number, hollow, and ours, filled."""
-    plt = pyplot()
-    shown = dict.fromkeys((c.key, c.overrides) for c in cells)
-    panels = {key: [c for c in cells if (c.key, c.overrides) == key] for key in shown}
-    across = min(3, len(panels))
-    down = -(-len(panels) // across)
-    size = (4.6 * across, down * (1 + 0.28 * max(map(len, panels.values()))))
-    figure, grid = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+    """Draw a printed table: a panel per column, with the printed value (hollow) and ours (filled) of each method."""
+    panels: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        panels.setdefault((cell.key, cell.overrides), []).append(cell)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (4.6 * columns, rows * (1 + 0.28 * max(map(len, panels.values()))))
+    figure, grid = pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
-    for axes, ((key, changed), column) in zip(grid.flat, panels.items()):
-        _dots(axes, column)
-        axes.set_title("\n".join(filter(None, [*panel_title(key, cells), changed])), fontsize=8)
+    varying = [i for i, name in enumerate(KEYS) if name == "metric" or len({cell.key[i] for cell in cells}) > 1]
+    for axes, ((key, overrides), members) in zip(grid.flat, panels.items()):
+        _draw_values(axes, members)
+        lines = [textwrap.shorten(f"{KEYS[i]} {key[i]}", 60) for i in varying]
+        axes.set_title("\n".join(filter(None, [*lines, overrides])), fontsize=8)
     handles, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)
     return save(figure, path)
 
 
-def _dots(axes: Any, column: list[Cell]) -> None:
-    place = -np.arange(len(column))
-    looks = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
-             "ours": {"color": COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
-    for shift, (name, how) in zip((0.12, -0.12), looks.items()):
-        numbers = [getattr(cell, name) for cell in column]
-        means, stds = [s.mean for s in numbers], [s.std or 0 for s in numbers]
-        axes.errorbar(means, place + shift, xerr=stds, ls="", label=name, capsize=2, **how)
-    names = [cell.row["method"] + (f" (n={cell.ours.count})" if cell.ours.count else "") for cell in column]
-    axes.set_yticks(place, [literal(name) for name in names], fontsize=8)
-    tidy(axes)
-
-
-def panel_title(key: tuple[str, ...], cells: list[Cell]) -> list[str]:
-    """Lines that tell a column of a printed table from the others; its metric at least."""
-    varying = [i for i, name in enumerate(KEYS) if name == "metric" or len({c.key[i] for c in cells}) > 1]
-    return [textwrap.shorten(f"{KEYS[i]} {key[i]}", 60) for i in varying]
-
-
-def convention(options: Options) -> str:
-    """The gain that goes with a selection: the last round, or (the papers' habit) each client's own best."""
-    return "own_best" if options.select == "best" else "last"
-
-
-def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
-    """Return each client's gain over Local [S, N], of the S seeds that share the first one's partition."""
-    first = group.runs[0].summary.get("partition_hash")
-    pairs = [(run, scores.local_of(run, runs)) for run in group.runs if run.summary.get("partition_hash") == first]
-    found = [scores.gains(run, local, options.metric, convention(options)) for run, local in pairs if local is not run]
-    found = [gain for gain in found if len(gain)]
-    return np.array(found) if found else np.empty((0, 0))
-
-
-def mean_curve(group: Group, metric: str) -> tuple[Series, Series]:
-    """Return the mean and population std over the seeds at the rounds that all seeds evaluated, [R] each."""
-    curves = [curve for run in group.runs if len(curve := scores.curve(run, metric))]
-    values = pandas().concat(curves, axis=1, join="inner") if curves else pandas().DataFrame(dtype=float)
-    return values.mean(axis=1, skipna=False), values.std(axis=1, ddof=0, skipna=False)
+def _draw_values(axes: Any, cells: list[Cell]) -> None:
+    """Draw the printed values and ours of a column."""
+    positions = -np.arange(len(cells))
+    styles = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
+              "ours": {"color": COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
+    for shift, (name, style) in zip((0.12, -0.12), styles.items()):
+        spreads = [getattr(cell, name) for cell in cells]
+        means, stds = [spread.mean for spread in spreads], [spread.std or 0 for spread in spreads]
+        axes.errorbar(means, positions + shift, xerr=stds, ls="", label=name, capsize=2, **style)
+    names = [cell.row["method"] + (f" (n={cell.ours.count})" if cell.ours.count else "") for cell in cells]
+    axes.set_yticks(positions, [escape_mathtext(name) for name in names], fontsize=8)
+    style_axes(axes)

@@ -1,46 +1,44 @@
-"""``python -m fedbench figures``: the papers' figures of one run or of several."""
+"""``python -m fedbench figures``: figures of single runs as in papers, and figures that compare runs."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.files import typed_path
 from fedbench.core.options import ConfigError, require
 from fedbench.report import figures, scores
 from fedbench.report import method_figures as draw
-from fedbench.report.drawing import Place, place_of
-from fedbench.report.runs import Run, find_runs, sound
+from fedbench.report.drawing import FigureFiles, figure_files
+from fedbench.report.runs import Run, find_runs, first_line, readable
 from fedbench.report.scores import Options
 from fedbench.report.summary import group_runs
 
-DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # what files with foreign content raise
+DAMAGE = (ConfigError, ValueError, LookupError, TypeError, OSError)  # errors of damaged files
 EXAMPLES = """examples:
   python -m fedbench figures runs/apple/mnist/2026-01-01_12-00-00 --rounds 0,10,160
   python -m fedbench figures sweeps --target 0.7 --out figures
 
-Of every run: the metric and the loss over rounds with each client's value at the best round (run); the
-training images by class and client (labels); where the method recorded them, its relationships beside
-the labels and over rounds (d, d_paths), the change in A with its two regressions (A_change), whose slopes and
-Pearson's r are printed, the weights of its experts (experts), or how far personal parts are apart (sdwd).
-Of all finished runs of a setting together: convergence with the target as a dotted line (curves), each
-client's gain over Local (gains), new clients' bars and curves (new_clients), and where the method recorded it,
-the loss from each round's first local step to its last (inside_rounds)."""
+For each run: metric and loss over rounds with each client's value at the best round (run), and the training images by
+class and client (labels).  If the method recorded them: its relationships beside the labels and over rounds (d,
+d_paths), the change in A with two regressions (A_change), whose slopes and Pearson's r are printed, the weights of its
+experts (experts), and the distance of personal parts (sdwd).
+For all finished runs of a setting: convergence with the target as a dotted line (curves), each client's gain over
+Local (gains), new clients (new_clients), and, if the method recorded it, the loss from the first local step of each
+round to the last one (inside_rounds)."""
 
 
 def parser() -> Arguments:
     """Return the parser of the command line."""
-    p = arguments("figures", "Draw what the papers draw of a method.", EXAMPLES)
-    p.add_argument("folders", nargs="+", type=typed_path, help="run directories, or folders with runs below them")
+    p = arguments("figures", "Draw figures of runs as in papers.", EXAMPLES)
+    p.add_argument("folders", nargs="+", type=typed_path, help="run folders, or folders with runs below them")
     p.add_argument("--out", type=typed_path, metavar="DIR[/NAME.pdf]",
-                   help="folder to draw into (default: figures in the first folder), as .png; with NAME.pdf or "
-                        "NAME.svg: as such files, whose names begin with NAME")  # fmt: skip
-    p.add_argument("--rounds", metavar="R,R,...", help="of the relationships; 0 is before the first")
-    p.add_argument("--metric", help="a column of metrics.csv (default: the score that the runs went by)")
+                   help="folder for figures (.png; default: figures in the first folder); with NAME.pdf or NAME.svg: "
+                        "figures of that format, whose names begin with NAME")  # fmt: skip
+    p.add_argument("--rounds", metavar="R,R,...", help="the rounds of relationships; 0 is before the first round")
+    p.add_argument("--metric", help="a column of metrics.csv (default: the primary metric of the runs)")
     p.add_argument("--target", type=float, default=0.7, help="value to reach (default: %(default)s)")
     add_config_dir(p)
     return p
@@ -50,99 +48,104 @@ def parser() -> Arguments:
 def main(argv: list[str]) -> int:
     """Run the command line and return the exit status."""
     args = parser().parse_args(argv)
-    rounds_asked = numbers(args.rounds)
+    rounds = parse_rounds(args.rounds)
     require(args.target == args.target, "--target must be a number, got nan")
-    place = place_of("--out", args.out) if args.out else None
-    readable, damaged = sound(find_runs(args.folders, args.config_dir))
-    for path, why in damaged.items():
-        print(f"damaged, left out: {path}: {why}", file=sys.stderr)
-    runs = [run for run in readable if len(run.metrics)]
-    if not runs:
-        raise ConfigError(f"no run in {args.folders[0]} has been evaluated yet")
-    args.metric = args.metric or scores.primary_metric(runs)
-    scores.check_metric(args.metric, args.target, runs)
-    check_rounds(args.rounds, rounds_asked, runs)
-    place = place or Place(args.folders[0] / "figures")
+    files = figure_files("--out", args.out) if args.out else FigureFiles(args.folders[0] / "figures")
+    intact, damaged = readable(find_runs(args.folders, args.config_dir))
+    for path, reason in damaged.items():
+        print(f"damaged, left out: {path}: {reason}", file=sys.stderr)
+    runs = [run for run in intact if len(run.metrics)]
+    require(bool(runs), f"no run in {args.folders[0]} has been evaluated yet")
+    metric = args.metric or scores.primary_metric(runs)
+    scores.check_metric(metric, args.target, runs)
+    if rounds is not None:
+        check_rounds(args.rounds, max(rounds), runs)
     for run in runs:
+        prefix = f"{folder_name(run, runs)}_" if len(runs) > 1 else ""
         try:
-            of_run(run, place, f"{label(run, runs)}_" if len(runs) > 1 else "", args.metric, rounds_asked)
+            draw_run_figures(run, files, prefix, metric, rounds)
         except DAMAGE as error:
-            why = run.left_out or (str(error) or type(error).__name__).splitlines()[0]
-            print(f"damaged, not all drawn: {run.path}: {why}", file=sys.stderr)
-    together(runs, place, Options(metric=args.metric, target=args.target))
+            print(f"damaged, not all drawn: {run.path}: {run.clients_error or first_line(error)}", file=sys.stderr)
+    draw_comparisons(runs, files, Options(metric=metric, target=args.target))
     return 0
 
 
-def numbers(text: str | None) -> list[int] | None:
-    """0,10,160 as numbers."""
+def parse_rounds(text: str | None) -> list[int] | None:
+    """Return the rounds of ``--rounds``; None without the flag."""
     if text is None:
         return None
     require(
         re.fullmatch(r"\d{1,18}(,\d{1,18})*", text) is not None,
-        f"--rounds {text}: whole numbers >= 0 with commas between them, such as 0,10,160",
+        f"--rounds {text} must be integers >= 0 separated by commas, such as 0,10,160",
     )
     return [int(part) for part in text.split(",")]
 
 
-def check_rounds(text: str | None, asked: list[int] | None, runs: list[Run]) -> None:
-    """Refuse rounds of relationships that no run has recorded."""
-    if asked is None:
-        return
-    ends = [int(stored["rounds"][-1]) for stored in map(_matrices, runs) if {"d", "sdwd"} & stored.keys()]
-    require(bool(ends), f"--rounds {text} are rounds of relationships, and no run here has recorded any: leave it out")
-    last = max(ends)
-    require(max(asked) <= last, f"--rounds {text}: the last round that was recorded is {last}")
+def check_rounds(text: str, last_asked: int, runs: list[Run]) -> None:
+    """Check that a run recorded relationships until a round.
+
+    Args:
+        text: The value of ``--rounds``, for error messages.
+        last_asked: The last of these rounds.
+        runs: The runs.
+    """
+    recorded = []
+    for run in runs:
+        try:
+            matrices = draw.matrices(run)
+        except DAMAGE:  # reported when the figures of the run are drawn
+            continue
+        if {"d", "sdwd"} & matrices.keys():
+            recorded.append(int(matrices["rounds"][-1]))
+    require(bool(recorded), f"--rounds {text} is for relationships, and no run here has recorded any: leave it out")
+    require(last_asked <= max(recorded), f"--rounds {text}: the last round that was recorded is {max(recorded)}")
 
 
-def _matrices(run: Run) -> Mapping[str, Any]:
-    try:
-        return draw.matrices(run)
-    except DAMAGE:  # reported when its figures are drawn
-        return {}
+def folder_name(run: Run, runs: list[Run]) -> str:
+    """Return the path of a run below the folder that contains all runs, as a file name."""
+    paths = [other.path.resolve().parts for other in runs]
+    common = next(i for i, parts in enumerate(zip(*paths)) if len(set(parts)) > 1)
+    return re.sub(r"[^\w.-]+", "_", "_".join(run.path.resolve().parts[common:]))
 
 
-def label(run: Run, runs: list[Run]) -> str:
-    """A file name for a run among others: what its folder is called below what all have in common."""
-    parts = [r.path.resolve().parts for r in runs]
-    shared = next(i for i in range(len(parts[0])) if len({p[: i + 1] for p in parts}) > 1)
-    return re.sub(r"[^\w.-]+", "_", "_".join(run.path.resolve().parts[shared:]))
+def draw_run_figures(run: Run, files: FigureFiles, prefix: str, metric: str, rounds: list[int] | None) -> None:
+    """Draw the figures of one run and print their paths."""
 
+    def path(name: str) -> Path:
+        return files.path(f"{prefix}{name}")
 
-def of_run(run: Run, place: Place, prefix: str, metric: str, wanted: list[int] | None) -> None:
-    """The figures of one run."""
-    print_path(draw.draw_run(run, place.file(f"{prefix}run"), metric))
-    if draw.labels_of(run)[0] is not None:
-        print_path(draw.draw_labels(run, place.file(f"{prefix}labels")))
-    stored = draw.matrices(run)
-    if "d" in stored:
-        print_path(draw.draw_relationships(run, place.file(f"{prefix}d"), wanted))
-        print_path(draw.draw_paths(run, place.file(f"{prefix}d_paths")))
-    if "sdwd" in stored:
-        print_path(draw.draw_sdwd(run, place.file(f"{prefix}sdwd"), wanted))
-    if "A" in stored:
-        print_path(draw.draw_change(run, place.file(f"{prefix}A_change")))
+    print_path(draw.draw_run(run, path("run"), metric))
+    if draw.label_counts(run) is not None:
+        print_path(draw.draw_labels(run, path("labels")))
+    matrices = draw.matrices(run)
+    if "d" in matrices:
+        print_path(draw.draw_relationships(run, path("d"), rounds))
+        print_path(draw.draw_paths(run, path("d_paths")))
+    if "sdwd" in matrices:
+        print_path(draw.draw_sdwd(run, path("sdwd"), rounds))
+    if "A" in matrices:
+        print_path(draw.draw_change(run, path("A_change")))
         columns, rows = draw.regressions(run)
         print(f"change in A, mean of column j against n_j: {columns}; mean of row i against n_i: {rows}")
     if len(draw.experts(run)):
-        print_path(draw.draw_experts(run, place.file(f"{prefix}experts")))
+        print_path(draw.draw_experts(run, path("experts")))
 
 
-def together(runs: list[Run], place: Place, options: Options) -> None:
-    """The figures that compare runs, each of them the seeds of one setting."""
+def draw_comparisons(runs: list[Run], files: FigureFiles, options: Options) -> None:
+    """Draw the figures that compare finished runs of a setting, and print their paths."""
     groups, _ = group_runs(runs)
-    for path in figures.draw(groups, runs, options, place):
+    for path in figures.draw_settings(groups, runs, options, files):
         print_path(path)
     for setting, members in figures.by_setting(groups).items():
-        adapted = [g for g in members if all(len(draw.adaptation(run)) for run in g.runs)]
+        suffix = figures.file_name(setting)
+        adapted = [group for group in members if all(len(draw.adaptation(run)) for run in group.runs)]
         if adapted:
-            path = place.file(f"new_clients_{figures.file_name(setting)}")
-            print_path(draw.draw_new_clients(adapted, path, setting))
-        within = [g for g in members if all(len(draw.inside_rounds(run)[0]) for run in g.runs)]
-        if within:
-            path = place.file(f"inside_rounds_{figures.file_name(setting)}")
-            print_path(draw.draw_inside_rounds(within, path, setting))
+            print_path(draw.draw_new_clients(adapted, files.path(f"new_clients_{suffix}"), setting))
+        recorded = [group for group in members if all(len(draw.losses_inside_rounds(run)) for run in group.runs)]
+        if recorded:
+            print_path(draw.draw_inside_rounds(recorded, files.path(f"inside_rounds_{suffix}"), setting))
 
 
 def print_path(path: Path) -> None:
-    """Tell the user where a figure is."""
+    """Print the path of a figure."""
     print(f"figure: {path}")

@@ -1,6 +1,6 @@
-"""Find run folders and read them; everything is read at its first use.
+"""Read run folders.  Files are read when they are first used.
 
-A run may have been killed, or its disk may be bad: ``sound`` separates intact run folders from damaged ones.
+A run may have been killed, or its disk may be damaged: `readable` separates intact run folders from damaged ones.
 """
 
 from __future__ import annotations
@@ -23,213 +23,240 @@ from fedbench.report.table import DataFrame, pandas
 from fedbench.tasks.scores import Direction, register_directions
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-SKIPPED = (".hydra", "wandb")
-EMPTY = ["", "nan"]  # cells without a number
-BEGUN = {"metrics.csv", "error.txt", "status.json"}  # beside a config.yaml: a run, or what a kill left of one
-# what a summary may hold under these keys, where it has them; null everywhere
-NUMBERS = ("seed", "rounds", "rounds_done", "num_clients", "cohort")
-TEXTS = ("status", "name", "algorithm", "dataset", "partition", "model", "experiment", "partition_hash", "finished")
-MAPPINGS = ("cost", "last", "best", "best_val", "new_clients", "privacy", "task")
+SKIPPED_FOLDERS = (".hydra", "wandb")
+STARTED_FILES = {"metrics.csv", "error.txt", "status.json"}  # with a config.yaml: a run without summary.json
+# Types of values in summary.json; every value may be missing or null.
+SUMMARY_TYPES = (
+    (int | float, "a number", ("seed", "rounds", "rounds_done", "num_clients", "cohort")),
+    (str, "text", ("status", "name", "algorithm", "dataset", "partition", "model", "experiment", "partition_hash",
+                   "finished")),
+    (dict, "a mapping", ("cost", "last", "best", "best_val", "new_clients", "privacy", "task")),
+)  # fmt: skip
+SUMMARY_NUMBERS = (("cost", "images_per_s"), ("best", "round"), ("best_val", "round"), ("new_clients", "best"))
 
 
 class Run:
     """A run folder.
 
+    Args:
+        path: The folder.
+        conf: The conf folders whose options name the parts of the run; None for those of fedbench.
+
     Attributes:
         path: The folder.
-        conf: The conf folders whose options name the run's parts; None: fedbench's.
+        conf: The conf folders.
         summary: The content of summary.json; empty if it is missing or damaged.
+        clients_error: What is wrong with clients.csv, after `clients` failed to read it; None otherwise.
     """
 
     def __init__(self, path: Path, conf: tuple[Path, ...] | None = None) -> None:
-        self.path, self.conf = path, conf
+        self.path = path
+        self.conf = conf
         self.summary = read_json(path / "summary.json")
-        self.left_out: str | None = None  # why the run's clients are not reported, if they cannot be read
+        self.clients_error: str | None = None
+        self._task = self.summary.get("task") if isinstance(self.summary.get("task"), dict) else {}
         self._declare_scores()
 
     def _declare_scores(self) -> None:
-        """Make known what the scores of the run's own task mean."""
-        told = self.summary.get("task")
-        scores = told.get("scores") if isinstance(told, dict) else None
+        """Declare the scores of the run's task, so that `fedbench.tasks.scores.direction` finds them."""
+        scores = self._task.get("scores")
         for name, meaning in scores.items() if isinstance(scores, dict) else ():
             if isinstance(meaning, dict) and meaning.keys() == set(Direction._fields):
                 register_directions({name: Direction(**meaning)})
 
     @property
     def primary(self) -> str:
-        """The score that the run went by, a column of metrics.csv."""
-        told = self.summary.get("task")
-        return f"personal/{told['primary']}" if isinstance(told, dict) and "primary" in told else "personal/accuracy"
+        """The primary metric of the run's task, a column of metrics.csv."""
+        return f"personal/{self._task.get('primary', 'accuracy')}"
 
     @property
     def finished(self) -> bool:
-        """Whether the summary says that the run is finished."""
+        """Whether the run is finished."""
         return self.summary.get("status") == "finished"
 
     @property
     def tuned(self) -> bool:
-        """Whether its clients fine-tuned what they deploy, after the last round only."""
+        """Whether the clients fine-tuned their models after the last round only."""
         return bool(self.summary.get("tuned_at_end"))
 
     @property
     def seed(self) -> Any:
-        """The run's seed; None where there is no summary."""
+        """The seed; None without summary.json."""
         return self.summary.get("seed")
 
     def choice(self, group: str) -> str | None:
-        """The option chosen in a config group: choice("dataset")."""
+        """Return the chosen option of a config group, such as "dataset"."""
         chosen = (self.config.get("choices") or {}).get(group)
         return self.summary.get(group) if chosen is None else chosen
 
     @property
     def method(self) -> str:
-        """What the run is called: its name, else the algorithm chosen, or the class that was run in its place."""
-        name, option = self.summary.get("name"), self.summary.get("algorithm")
-        given = name is not None and name not in (option, f"{option}+ft")
-        return str(name) if given else f"{self.choice('algorithm')}{'+ft' if name != option and name else ''}"
+        """The name of the run if the user gave one, else its algorithm, with "+ft" if it is fine-tuned."""
+        name = self.summary.get("name")
+        option = self.summary.get("algorithm")
+        if name is not None and name not in (option, f"{option}+ft"):
+            return str(name)
+        return f"{self.choice('algorithm')}{'+ft' if name and name != option else ''}"
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, nested; empty where there is none.
+        """The resolved configuration, nested; empty without config.yaml.
 
-        A choice whose option has another class than the run built (as runs were once stored) is that class's name.
+        Runs of earlier releases may contain a class that differs from the class of the chosen option.  Then the choice
+        is the name of the class.
         """
         path = self.path / "config.yaml"
         values = read_yaml(path) if path.is_file() else {}
-        require(isinstance(values, dict), f"{path} is damaged: it is no mapping")
+        require(isinstance(values, dict), f"{path} is damaged: it is not a mapping")
         update_stored(values)
-        chosen = values.get("choices")
-        for group, built in values.items() if isinstance(chosen, dict) else ():
-            if group in chosen and isinstance(built, dict):
-                chosen[group] = label_of(group, chosen[group], built.get("_target_"), self.conf)
+        choices = values.get("choices")
+        for group, built in values.items() if isinstance(choices, dict) else ():
+            if group in choices and isinstance(built, dict):
+                choices[group] = label_of(group, choices[group], built.get("_target_"), self.conf)
         return values
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
-        """The resolved configuration by dotted names."""
+        """The resolved configuration by dotted keys."""
         return flatten(self.config, drop_empty=True)
 
     @cached_property
     def metrics(self) -> DataFrame:
-        """metrics.csv by round."""
+        """The table metrics.csv, indexed by round."""
         return read_table(self.path / "metrics.csv", "round")
 
     @cached_property
     def costs(self) -> DataFrame:
-        """costs.csv by round."""
+        """The table costs.csv, indexed by round."""
         return read_table(self.path / "costs.csv", "round")
 
     @cached_property
-    def client_names(self) -> list[str] | None:
-        """Return the names of the clients by number, if they have names."""
-        return read_json(self.path / "partition.json").get("names")
+    def partition(self) -> dict[str, Any]:
+        """The content of partition.json: train [N], label_counts [N, C], class_names, names, domains and others."""
+        return read_json(self.path / "partition.json")
 
     def clients(self, metric: str) -> DataFrame:
-        """Return a column of clients.csv, a row for each round and a column for each client; empty without it."""
+        """Return a column of clients.csv [rounds, clients]; empty if it cannot be read."""
         path = self.path / "clients.csv"
         try:
             table = read_table(path)
             if metric in table:
                 return table.pivot(index="round", columns="client", values=metric)
-            self.left_out = self.left_out or (None if path.is_file() else f"{path.name} is missing")
+            if not path.is_file():
+                self.clients_error = f"{path.name} is missing"
         except (ConfigError, KeyError, ValueError, OSError) as error:
-            self.left_out = f"{path.name} is damaged: {_first(error).removeprefix(f'{path} is damaged: ')}"
+            self.clients_error = f"{path.name} is damaged: {first_line(error).removeprefix(f'{path} is damaged: ')}"
         return pandas().DataFrame()
 
 
 def find_runs(folders: Iterable[str | Path], config_dir: str | None = None) -> list[Run]:
-    """Return the runs in or below the folders, sorted by path.
+    """Return the runs in or below folders, sorted by path.
 
     Args:
-        folders: Folders to search.
-        config_dir: A folder of your own options, whose names are used too.
+        folders: The folders.
+        config_dir: A folder with the user's own options, which name the parts of the runs.
 
     Raises:
-        ConfigError: There is no run.
+        ConfigError: A folder does not exist, or there is no run.
     """
     paths: set[Path] = set()
     folders = [Path(folder).expanduser() for folder in folders]
     for folder in folders:
         require(folder.is_dir(), f"{folder} is not a folder; give folders that contain runs")
-        for here, inside, files in os.walk(folder):
-            inside[:] = [name for name in inside if name not in SKIPPED]
-            if "summary.json" in files or ("config.yaml" in files and BEGUN & set(files)):
-                paths.add(Path(here))
-    where = " or ".join(map(str, folders))
+        for parent, subfolders, files in os.walk(folder):
+            subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
+            if "summary.json" in files or ("config.yaml" in files and STARTED_FILES & set(files)):
+                paths.add(Path(parent))
     require(
         bool(paths),
-        f"no runs found in {where}: a run is a folder with a summary.json (python -m fedbench makes one)",
+        f"no runs found in {' or '.join(map(str, folders))}: a run is a folder with a summary.json "
+        "(python -m fedbench makes one)",
     )
     conf = tuple(conf_dirs(config_dir)) if config_dir else None
     return [Run(path, conf) for path in sorted(paths)]
 
 
-def sound(runs: list[Run]) -> tuple[list[Run], dict[Path, str]]:
-    """The runs that can be read, and of the others what is damaged: path -> a few words."""
-    pandas()  # without it no run can be read
-    damaged = {run.path: why for run in runs if (why := fault(run))}
+def readable(runs: list[Run]) -> tuple[list[Run], dict[Path, str]]:
+    """Return the intact runs, and the damage of each other run by its path.
+
+    Raises:
+        ConfigError: pandas is not installed.
+    """
+    pandas()
+    damaged = {run.path: reason for run in runs if (reason := damage_of(run))}
     return [run for run in runs if run.path not in damaged], damaged
 
 
-def fault(run: Run) -> str | None:
-    """What is damaged in a run's directory, in a few words; clients.csv is looked at when it is asked for."""
+def damage_of(run: Run) -> str | None:
+    """Return what is damaged in a run folder; None if it is intact.  clients.csv is not checked."""
     try:
         _check_summary(run)
         for name in ("config.yaml", "metrics.csv", "costs.csv") if run.finished else ():
             require((run.path / name).is_file(), f"{name} is missing")
-        chosen, about = run.config.get("choices"), run.config.get("paper")
-        for name, value in (("choices", chosen), ("paper", about)):
-            require(isinstance(value, dict | None), f"config.yaml is damaged: {name} is {value!r}")
-        require(
-            all(isinstance(value, str | None) for value in (chosen or {}).values()),
-            "config.yaml is damaged: choices are not names",
-        )
-        given = run.path / ".hydra" / "overrides.yaml"
-        require(not given.is_file() or isinstance(read_yaml(given) or [], list), f"{given.name} is damaged")
+        for name in ("choices", "paper"):
+            value = run.config.get(name)
+            require(isinstance(value, dict | None), f"config.yaml is damaged: {name} is {value!r}, not a mapping")
+        choices = (run.config.get("choices") or {}).values()
+        require(all(isinstance(c, str | None) for c in choices), "config.yaml is damaged: a choice is not a name")
+        require(isinstance(overrides_of(run), list), "overrides.yaml is damaged: it is not a list")
         done, rounds = rounds_of(run), run.summary.get("rounds")
         require(not run.finished or rounds is None or done >= rounds, f"its tables end at round {done} of {rounds}")
     except (ConfigError, OSError) as error:
-        return _first(error).replace(f"{run.path}{os.sep}", "")
+        return first_line(error).replace(f"{run.path}{os.sep}", "")
     return None
 
 
-def rounds_of(run: Run) -> int:
-    """Return the rounds that a run's files hold; its summary is written when it begins and when it ends."""
-    return int(max(run.summary.get("rounds_done") or 0, *(max(t.index, default=0) for t in (run.costs, run.metrics))))
-
-
 def _check_summary(run: Run) -> None:
-    path = run.path / "summary.json"
-    require(bool(run.summary) or not path.is_file(), "summary.json cannot be read")
-    s = run.summary
-    for kind, keys, words in ((int | float, NUMBERS, "a number"), (str, TEXTS, "text"), (dict, MAPPINGS, "a mapping")):
+    summary = run.summary
+    require(bool(summary) or not (run.path / "summary.json").is_file(), "summary.json cannot be read")
+    for types, words, keys in SUMMARY_TYPES:
         for key in keys:
-            fits = isinstance(s.get(key), kind | None) and not isinstance(s.get(key), bool)
-            require(fits, f"summary.json is damaged: {key} must be {words}, got {s.get(key)!r}")
-    for where, key in (("cost", "images_per_s"), ("best", "round"), ("best_val", "round"), ("new_clients", "best")):
-        value = (s.get(where) or {}).get(key)
-        require(
-            isinstance(value, int | float | None),
-            f"summary.json is damaged: {where}.{key} must be a number, got {value!r}",
-        )
+            value = summary.get(key)
+            is_valid = isinstance(value, types | None) and not isinstance(value, bool)
+            require(is_valid, f"summary.json is damaged: {key} must be {words}, got {value!r}")
+    for group, key in SUMMARY_NUMBERS:
+        value = (summary.get(group) or {}).get(key)
+        is_valid = isinstance(value, int | float | None)
+        require(is_valid, f"summary.json is damaged: {group}.{key} must be a number, got {value!r}")
 
 
-def _first(error: Exception) -> str:
+def rounds_of(run: Run) -> int:
+    """Return the number of rounds in a run's files.  summary.json alone is not up to date during a run."""
+    rounds = [max(table.index, default=0) for table in (run.costs, run.metrics)]
+    return int(max(run.summary.get("rounds_done") or 0, *rounds))
+
+
+def overrides_of(run: Run) -> list[str]:
+    """Return the overrides of the command line that started the run; empty if they are not stored."""
+    path = run.path / ".hydra" / "overrides.yaml"
+    return (read_yaml(path) or []) if path.is_file() else []
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has no message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds, {} where it is empty; ConfigError where it is damaged."""
+    """Return the content of a YAML file; {} if it is empty.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), LOADER) or {}
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged: {_first(error)}") from error
+        raise ConfigError(f"{path} is damaged: {first_line(error)}") from error
 
 
 def read_table(path: Path, index: str | None = None) -> DataFrame:
-    """Return a CSV file of numbers, and perhaps names of clients; empty if there is none.
+    """Return a CSV file of numbers and perhaps a text column ``name``; empty if the file does not exist.
 
-    A last line cut by a kill is left out.
+    An incomplete last line of a killed run is ignored.
+
+    Args:
+        path: The file.
+        index: The column that becomes the index.
 
     Raises:
         ConfigError: The file is damaged.
@@ -240,14 +267,15 @@ def read_table(path: Path, index: str | None = None) -> DataFrame:
         text = text[: text.rfind("\n") + 1]
         if not text:
             return pd.DataFrame()
-        lines = [(line.count(","), '"' in line) for line in text.split("\n")[:-1]]
-        odd = next((i for i, (n, quoted) in enumerate(lines, 1) if n != lines[0][0] and not quoted), None)
-        require(odd is None, f"line {odd} has not {lines[0][0] + 1} cells")
-        exact = {"float_precision": "round_trip"} if pd.__version__ < "3.1" else {}  # later versions always are
-        table = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=EMPTY, **exact)
-        for name, kind in table.dtypes.items():
-            if kind.kind not in "iuf" and name != "name":
+        lines = text.split("\n")[:-1]
+        width = lines[0].count(",")  # pandas fills short lines with NaN
+        bad = next((i for i, line in enumerate(lines, 1) if line.count(",") != width and '"' not in line), None)
+        require(bad is None, f"line {bad} does not have {width + 1} cells")
+        exact = {"float_precision": "round_trip"} if pd.__version__ < "3.1" else {}  # the default since 3.1
+        table = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=["", "nan"], **exact)
+        for name, dtype in table.dtypes.items():
+            if dtype.kind not in "iuf" and name != "name":
                 table[name] = pd.to_numeric(table[name])
         return table if index is None else table.set_index(index)
     except (ConfigError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path} is damaged: {_first(error)}") from error
+        raise ConfigError(f"{path} is damaged: {first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Runs grouped by all that defines them but the seed, and the table of what each group reached."""
+"""Groups of runs that differ only in the seed, and tables of their scores over seeds."""
 
 from __future__ import annotations
 
@@ -12,27 +12,33 @@ from fedbench.core.files import read_json
 from fedbench.core.options import ConfigError, require
 from fedbench.core.settings import UNHASHED_KEYS, is_matched
 from fedbench.report import scores
+from fedbench.report.display import label_columns, legend_name, method_name
 from fedbench.report.runs import Run, rounds_of
 from fedbench.report.scores import Options, scores_of
 from fedbench.report.table import Column, DataFrame, Spread, Table, pandas
-from fedbench.report.words import label_columns, line_of, printed
 
-SHOWN = ("dataset", "partition", "model")  # groups that become columns wherever they differ
-# Keys that do not define a run: where it ran, how it was watched, and what it is called.
+SETTING = ("dataset", "partition", "model")  # config groups that become columns if they differ
+# Keys that do not define a run: where it ran, how it was logged, and its names.
 IGNORED = (*UNHASHED_KEYS, "seed", "name", "paper", "paper.*")
 IGNORED += tuple(f"choices.{group}" for group in ("hardware", "tracking", "callbacks", "experiment"))
-DATA = ("dataset.path", "dataset.paths", "dataset.folder", "dataset.trust")  # where the data are
-# What belongs to a method, and not to the setting it is compared in.
-OF_METHOD = ("algorithm", "optimizer", "finetune", "compression", "choices.optimizer", "choices.algorithm",
-             "choices.compression")  # fmt: skip
+DATA_PATHS = ("dataset.path", "dataset.paths", "dataset.folder", "dataset.trust")
+# Keys of the method, in contrast to those of the setting in which methods are compared.
+METHOD_PREFIXES = ("algorithm", "optimizer", "finetune", "compression", "choices.optimizer", "choices.algorithm",
+                   "choices.compression")  # fmt: skip
+RESULT_KEYS = ("n", "counted", "last", "best", "best_val", "worst", "global", "gain_last", "rounds_to_target",
+               "seconds_to_target", "images_per_s")  # fmt: skip
+SENT_KEYS = ("n", "last", "mb_up", "mb_down", "part_up", "part_down", "mb_to_target")
 
 
 @dataclass
 class Group:
-    """Finished runs that differ in their seed only.
+    """Finished runs that differ only in the seed.
 
-    ``labels`` tell it from the other groups, in column order; ``setting`` is what methods are compared within:
-    data set, partition, model, and what differs of them between groups.
+    Attributes:
+        runs: The runs.
+        labels: The method and the config values that distinguish this group from others, in the order of columns.
+        setting: Data set, partition, model, and config values outside of the method.  Methods are compared within a
+            setting.
     """
 
     runs: list[Run]
@@ -41,203 +47,227 @@ class Group:
 
     @property
     def name(self) -> str:
-        """One line for a legend, within a setting."""
-        return line_of(self.within, self.tuned, self.conf)
+        """The name in a legend."""
+        return legend_name(self.method_labels, self.tuned, self.conf)
 
     @property
     def conf(self) -> tuple[Path, ...] | None:
-        """The conf folders of its runs."""
+        """The conf folders of the runs."""
         return self.runs[0].conf
 
     @property
-    def within(self) -> dict[str, Any]:
-        """The labels that tell it from the others of its setting."""
+    def method_labels(self) -> dict[str, Any]:
+        """The labels that are not part of the setting."""
         return {key: value for key, value in self.labels.items() if key not in self.setting}
 
     @property
     def tuned(self) -> bool:
-        """Whether the method fine-tunes what clients deploy, after the last round only."""
+        """Whether the method fine-tunes after the last round only."""
         return any(run.tuned for run in self.runs)
 
 
 def identity(run: Run) -> dict[str, Any]:
-    """Return the config entries that define a run but its seed, by dotted names; its data by their digest."""
-    entries = {key: moved.current(value) if key.endswith("_target_") and isinstance(value, str) else value
-               for key, value in run.flat_config.items() if not is_matched(key, IGNORED)}  # fmt: skip
-    if digest := run.summary.get("data_hash"):
-        entries = {key: value for key, value in entries.items() if key not in DATA} | {"data": str(digest)[:12]}
+    """Return the config entries that define a run except for its seed.  A hash replaces the paths of the data."""
+    entries = {}
+    for key, value in run.flat_config.items():
+        if not is_matched(key, IGNORED):
+            is_class = key.endswith("_target_") and isinstance(value, str)
+            entries[key] = moved.current(value) if is_class else value
+    if data_hash := run.summary.get("data_hash"):
+        entries = {key: value for key, value in entries.items() if key not in DATA_PATHS}
+        entries["data"] = str(data_hash)[:12]
     return entries
 
 
 def group_runs(runs: list[Run], keys: list[str] | None = None) -> tuple[list[Group], int]:
-    """Finished runs grouped by all but the seed, or by ``keys``; and how many repeated runs were left out.
+    """Group the finished runs.
 
-    Of several runs of one group and seed the one that finished last counts.
+    Args:
+        runs: The runs.
+        keys: The config keys to group by; None for all that define a run but the seed.
+
+    Returns:
+        The groups, and the number of repeated runs.  Of several runs with equal configuration and seed, only the one
+        that finished last is in a group.
+
+    Raises:
+        ConfigError: A run does not have one of the keys.
     """
     groups: dict[Any, dict[Any, Run]] = {}
-    finished = [run for run in runs if run.finished]
-    for run in sorted(finished, key=lambda r: str(r.summary.get("finished"))):
-        if keys is None:
-            key = (run.method, *sorted((k, repr(v)) for k, v in identity(run).items()))
-            same_cell: Any = run.seed
-        else:
-            key = tuple(repr(lookup(run, k)) for k in keys)
-            same_cell = (run.seed, *sorted((k, repr(v)) for k, v in identity(run).items()))
-        groups.setdefault(key, {})[same_cell] = run
-    grouped = [Group(list(by_seed.values())) for by_seed in groups.values()]
-    _label(grouped, keys)
+    finished = sorted((run for run in runs if run.finished), key=lambda run: str(run.summary.get("finished")))
+    for run in finished:
+        definition = tuple(sorted((key, repr(value)) for key, value in identity(run).items()))
+        group = (run.method, definition) if keys is None else tuple(repr(lookup(run, key)) for key in keys)
+        groups.setdefault(group, {})[run.seed, definition] = run
+    grouped = [Group(list(members.values())) for members in groups.values()]
+    if keys is None:
+        _label(grouped)
+    else:
+        for group in grouped:
+            group.labels = {key: lookup(group.runs[0], key) for key in keys}
     return grouped, len(finished) - sum(len(group.runs) for group in grouped)
 
 
 def lookup(run: Run, key: str) -> Any:
-    """A config value by its dotted name; a group's name means the option chosen; ``name`` the method."""
+    """Return a config value by its dotted key, the chosen option of a config group, or the method for "method".
+
+    Raises:
+        ConfigError: The run does not have the key.
+    """
     if key in ("name", "method"):
         return run.method
     chosen = run.choice(key)
-    value = run.flat_config.get(key) if chosen is None else chosen
     require(chosen is not None or key in run.flat_config, f"--group {key}: {run.path} has no such config key")
-    return value
+    return run.flat_config[key] if chosen is None else chosen
 
 
-def _label(groups: list[Group], keys: list[str] | None) -> None:
-    """Name each group: its method, the options that differ, and the values that tell namesakes apart."""
-    if keys is not None:
-        for group in groups:
-            group.labels = {key: lookup(group.runs[0], key) for key in keys}
-        return
-    firsts = [group.runs[0] for group in groups]
-    shown = [name for name in SHOWN if len({run.choice(name) for run in firsts}) > 1]
-    namesakes: dict[Any, list[Run]] = {}
-    for run in firsts:
-        namesakes.setdefault((run.method, *(run.choice(name) for name in SHOWN)), []).append(run)
-    telling = dict.fromkeys(key for same in namesakes.values() for key in differing(same))
-    for group in groups:
-        run, ours = group.runs[0], identity(group.runs[0])
-        values = {_short(key, telling): ours.get(key) for key in telling}
-        group.labels = {"method": run.method} | {name: run.choice(name) for name in shown} | values
-        group.setting = {name: run.choice(name) for name in SHOWN}
-        group.setting |= {_short(key, telling): ours.get(key) for key in telling if not key.startswith(OF_METHOD)}
+def _label(groups: list[Group]) -> None:
+    """Set the labels and the setting of each group."""
+    first_runs = [group.runs[0] for group in groups]
+    varying = [name for name in SETTING if len({run.choice(name) for run in first_runs}) > 1]
+    same_name: dict[Any, list[Run]] = {}
+    for run in first_runs:
+        same_name.setdefault((run.method, *(run.choice(name) for name in SETTING)), []).append(run)
+    keys = list(dict.fromkeys(key for runs in same_name.values() for key in differing(runs)))
+    last_parts = [key.rpartition(".")[2] for key in keys]
+    titles = {key: last if last_parts.count(last) == 1 else key for key, last in zip(keys, last_parts)}
+    for group, run in zip(groups, first_runs):
+        values = identity(run)
+        group.labels = {"method": run.method} | {name: run.choice(name) for name in varying}
+        group.labels |= {title: values.get(key) for key, title in titles.items()}
+        group.setting = {name: run.choice(name) for name in SETTING}
+        group.setting |= {
+            title: values.get(key) for key, title in titles.items() if not key.startswith(METHOD_PREFIXES)
+        }
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """Config keys whose values differ among runs; a chosen option stands for the values inside it, where all runs that
-    chose it have the same."""
-    entries = [identity(run) for run in runs]
+    """Return the config keys whose values differ among runs.
 
-    def differs(key: str, among: list[dict[str, Any]]) -> bool:
-        return len({repr(entry.get(key)) for entry in among}) > 1
+    If the chosen options of a config group differ, its keys are returned only if they differ between runs with the
+    same option.
+    """
+    values = [{key: repr(value) for key, value in identity(run).items()} for run in runs]
+    frame = pandas().DataFrame(values).fillna("None")  # a missing key is the same as null
+    keys = [key for key in frame if frame[key].nunique() > 1]
 
-    keys = [key for key in dict.fromkeys(k for e in entries for k in e) if differs(key, entries)]
-    alike: dict[str, list[list[dict[str, Any]]]] = {}  # group whose choice differs -> the entries of each choice
-    for choice in (key for key in keys if key.startswith("choices.")):
-        by_option: dict[str, list[dict[str, Any]]] = {}
-        for entry in entries:
-            by_option.setdefault(repr(entry.get(choice)), []).append(entry)
-        alike[choice.removeprefix("choices.")] = list(by_option.values())
-    return [key for key in keys if any(differs(key, same) for same in alike.get(key.split(".")[0], [entries]))]
+    def differs_within_option(key: str) -> bool:
+        choice = f"choices.{key.partition('.')[0]}"
+        return choice not in keys or frame.groupby(choice)[key].nunique().max() > 1
 
-
-def _short(key: str, keys: Iterable[str]) -> str:
-    """The last part of a dotted key, where that is enough."""
-    last = key.rpartition(".")[2]
-    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
-
-
-def frame_of(groups: list[Group], runs: list[Run], options: Options) -> DataFrame:
-    """Return the scores of all groups, a row for each run; ``group`` is the group's position."""
-    rows = [{"group": i, **scores_of(run, options, runs)} for i, group in enumerate(groups) for run in group.runs]
-    return pandas().DataFrame(rows)
+    return [key for key in keys if differs_within_option(key)]
 
 
 def over_seeds(values: Iterable[float | None]) -> Spread:
-    """Return the mean and population std of the values that exist; no std for a single one."""
+    """Return mean and population standard deviation of the values that are defined.  One value has no deviation."""
     numbers = pandas().Series(values, dtype=float)
     count = int(numbers.count())
     return Spread(float(numbers.mean()), float(numbers.std(ddof=0)) if count > 1 else None, count, len(numbers))
 
 
-def aggregated(frame: DataFrame) -> DataFrame:
-    """Return a Spread over seeds of each score, a row for each group; the ± of a gain is its mean over seeds."""
-    by_group = frame.groupby("group")
-    table = by_group[[name for name in frame if name not in ("group", "counted")]].agg(over_seeds)
+def scores_over_seeds(groups: list[Group], runs: list[Run], options: Options) -> DataFrame:
+    """Return a Spread of each score, one row per group.  The spread of a gain is over clients."""
+    rows = [{"group": i, **scores_of(run, options, runs)} for i, group in enumerate(groups) for run in group.runs]
+    by_group = pandas().DataFrame(rows).groupby("group")
+    table = by_group[[name for name in rows[0] if name not in ("group", "counted")]].agg(over_seeds)
     counted = by_group["counted"].agg(lambda texts: ", ".join(texts.fillna("all").unique()))
     table["counted"] = counted.astype(object).where(counted != "all", None)
     table["n"] = by_group.size()
-    table["gain_last"] = [Spread(gain.mean, std.mean, gain.count, gain.of) if gain.count else None
-                          for gain, std in zip(table["gain_last"], table["gain_last_clients"])]  # fmt: skip
+    table["gain_last"] = [
+        Spread(gain.mean, std.mean, gain.count, gain.total) if gain.count else None
+        for gain, std in zip(table["gain_last"], table["gain_last_clients"])
+    ]
     return table
 
 
-def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
-    """Return the table of results: a row per group, best first within a data set, partition and model.
+def score_columns(percent: bool, target: float) -> dict[str, Column]:
+    """Return the columns of scores by key.
 
-    Sorts the groups in this order.
+    Args:
+        percent: Whether the metric is displayed in percent.
+        target: The target of the metric, for headings.
     """
-    aggregates = aggregated(frame_of(groups, runs, options)).to_dict("records")
-    scored = {id(group): row for group, row in zip(groups, aggregates)}
+    scale, digits = (100, 2) if percent else (1, 4)
+    goal = f"{target * scale:g}{'%' if percent else ''}"
+    titles = {"last": "last", "best": "best", "best_val": "best by val", "worst": "worst tenth", "global": "global",
+              "gain_last": "gain@last"}  # fmt: skip
+    columns = [
+        Column("n", "n"),
+        Column("counted", "over clients", missing="all"),
+        *(Column(key, title, digits, scale) for key, title in titles.items()),
+        Column("rounds_to_target", f"rounds to {goal}", 1, missing="never"),
+        Column("seconds_to_target", f"s to {goal}", 1, missing="never"),
+        Column("images_per_s", "images/s", 0),
+        *(Column(f"mb_{d}", f"MB {d}") for d in ("up", "down")),
+        *(Column(f"part_{d}", f"{d} (% of dense)", scale=100) for d in ("up", "down")),
+        Column("mb_to_target", f"MB to {goal}", missing="never"),
+    ]
+    return {column.key: column for column in columns}
+
+
+def results(groups: list[Group], runs: list[Run], options: Options) -> Table:
+    """Return the table of results, and sort the groups as its rows: by setting, then the best first.
+
+    Args:
+        groups: The groups; sorted in place.
+        runs: The runs among which the runs of Local are searched.
+        options: The options of the report.
+    """
+    spreads = scores_over_seeds(groups, runs, options).to_dict("records")
+    scored = {id(group): row for group, row in zip(groups, spreads)}
     sign = 1 if scores.lower_is_better(options.metric) else -1
 
     def order(group: Group) -> tuple[Any, ...]:
         value = scored[id(group)][options.select]
-        return *map(_sortable, group.setting.values()), not value.count, sign * value.mean
+        return *map(sort_key, group.setting.values()), not value.count, sign * value.mean
 
     groups.sort(key=order)
-    labels = label_columns(groups[0].labels, groups[0].conf)
-    unit = " (%)" if scores.is_fraction(options.metric) else ""
     rows = [group.labels | {"tuned": group.tuned} | scored[id(group)] for group in groups]
-    return Table(f"{options.metric}{unit}: {facts(groups)}", [*labels, *_columns(options, rows)], rows)
+    percent = scores.is_fraction(options.metric)
+    columns = score_columns(percent, options.target)
+    keys = [key for key in RESULT_KEYS if key != "counted" or any(row["counted"] for row in rows)]
+    title = f"{options.metric}{' (%)' if percent else ''}: {common_facts(groups)}"
+    return Table(title, [*label_columns(groups[0].labels, groups[0].conf), *(columns[key] for key in keys)], rows)
 
 
-def _sortable(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size before texts by letter."""
-    number = isinstance(value, (int, float))
-    return (not number, value if number else 0, str(value))
+def sort_key(value: Any) -> tuple[bool, float, str]:
+    """Return a key that sorts numbers by value before other values by text."""
+    is_number = isinstance(value, int | float) and value == value
+    return (not is_number, value if is_number else 0.0, str(value))
 
 
-def _columns(options: Options, rows: list[dict[str, Any]]) -> list[Column]:
-    metric = {"last": "last", "best": "best", "best_val": "best by val", "worst": "worst tenth", "global": "global",
-              "gain_last": "gain@last"}  # fmt: skip
-    counted = [Column("counted", "over clients", none="all")] if any(row["counted"] for row in rows) else []
-    return [
-        Column("n", "n"),
-        *counted,
-        *(Column(key, title, **options.form) for key, title in metric.items()),
-        Column("rounds_to_target", f"rounds to {options.goal}", 1, none="never"),
-        Column("seconds_to_target", f"s to {options.goal}", 1, none="never"),
-        Column("images_per_s", "images/s", 0),
-    ]
-
-
-def facts(groups: list[Group]) -> str:
-    """Return what all runs share: data set, partition, model, clients, cohort, rounds."""
+def common_facts(groups: list[Group]) -> str:
+    """Return what all runs have in common: data set, partition, model, clients, cohort, rounds."""
     words = {"dataset": "{}", "partition": "{} partition", "model": "{}", "num_clients": "{} clients",
              "cohort": "{} a round", "rounds": "{} rounds"}  # fmt: skip
-    firsts = [group.runs[0] for group in groups]
-    shared = {key: {run.choice(key) if key in SHOWN else run.summary.get(key) for run in firsts} for key in words}
-    return ", ".join(words[key].format(*of) for key, of in shared.items() if len(of) == 1 and None not in of)
+    facts = []
+    for key, text in words.items():
+        values = {g.runs[0].choice(key) if key in SETTING else g.runs[0].summary.get(key) for g in groups}
+        if len(values) == 1 and None not in values:
+            facts.append(text.format(*values))
+    return ", ".join(facts)
 
 
-def sent_table(groups: list[Group], wide: Table, options: Options) -> Table | None:
-    """Return what was sent, a row for each of the table of results; None if nothing was compressed."""
+def sent_table(groups: list[Group], table: Table, options: Options) -> Table | None:
+    """Return the table of communication with the rows of the table of results; None if no run was compressed."""
     if not any(scores.is_compressed(run) for group in groups for run in group.runs):
         return None
-    columns = [
-        *label_columns(groups[0].labels, groups[0].conf),
-        Column("n", "n"),
-        Column("last", "last", **options.form),
-        *(Column(f"mb_{d}", f"MB {d}", 2) for d in ("up", "down")),
-        *(Column(f"part_{d}", f"{d} (% of dense)", 2, 100) for d in ("up", "down")),
-        Column("mb_to_target", f"MB to {options.goal}", 2, none="never"),
-    ]
-    return Table("what was sent, by all clients together", columns, wide.rows)
+    columns = score_columns(scores.is_fraction(options.metric), options.target)
+    labels = label_columns(groups[0].labels, groups[0].conf)
+    return Table("what was sent, by all clients together", [*labels, *(columns[key] for key in SENT_KEYS)], table.rows)
 
 
 def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[str] | None = None) -> list[str]:
-    """Return what a reader of the tables must know.
+    """Return the explanations below the tables.
 
-    shown: the keys of their columns (default: all).
+    Args:
+        groups: The groups.
+        repeated: The number of repeated runs.
+        options: The options of the report.
+        shown: The keys of the columns to explain; None for all.
     """
-    about = {
+    titles = {k: c.title for k, c in score_columns(scores.is_fraction(options.metric), options.target).items()}
+    explanations = {
         "last": "last: the last round.",
         "best": "best: the round with the best mean on the test sets, as PFL papers print it.",
         "best_val": "best by val: the round with the best validation score.",
@@ -247,69 +277,70 @@ def notes(groups: list[Group], repeated: int, options: Options, shown: Iterable[
         "global": f"global: mean over clients of the global model, at the {options.select} round.",
         "gain_last": "gain@last: each client's score less that of Local with the same seed, at the last round; "
         "mean ± std over clients.",
-        "rounds_to_target": f"rounds to {options.goal}: the first evaluated round that reaches it; (k of n): only k of "
-        "n seeds do.",
-        "seconds_to_target": f"s to {options.goal}: seconds of training and the server step, without evaluation.",
+        "rounds_to_target": f"{titles['rounds_to_target']}: the first evaluated round that reaches it; (k of n): "
+        "only k of n seeds do.",
+        "seconds_to_target": f"{titles['seconds_to_target']}: seconds of training and the server step, without "
+        "evaluation.",
         "images_per_s": "images/s: training images a second.",
         "mb_up": "MB: 10^6 bytes, of all rounds. % of dense: of what they would be without compression.",
     }
-    shown = about if shown is None else set(shown)
+    shown = explanations if shown is None else set(shown)
     lines = [
         "± is the population standard deviation (ddof=0), as the papers' authors compute it, over n seeds. "
         f"--select {options.select} orders the rows.",
-        " ".join(text for key, text in about.items() if key in shown),
+        " ".join(text for key, text in explanations.items() if key in shown),
     ]
-    same = [g.labels["method"] for g in groups if "method" in g.labels and g.runs[0].summary.get("personal_is_global")]
-    if same:
-        names = ", ".join(printed(str(name), groups[0].conf) for name in dict.fromkeys(same))
-        lines.append(f"personal equals global for {names}: one model for all.")
+    one_model = [group for group in groups if group.runs[0].summary.get("personal_is_global")]
+    names = {method_name(str(g.labels["method"]), g.conf): None for g in one_model if "method" in g.labels}
+    if names:
+        lines.append(f"personal equals global for {', '.join(names)}: one model for all.")
     if repeated:
         lines.append(f"{repeated} earlier runs of a configuration and seed that was run again are left out.")
-    hashes: dict[Any, set[Any]] = {}
+    partitions: dict[str, set[Any]] = {}
     for group in groups:
-        key = tuple(f"{name} {value}" for name, value in group.setting.items())
-        hashes.setdefault(key, set()).update(run.summary.get("partition_hash") for run in group.runs)
-    for key, partitions in hashes.items():
-        if len(partitions) > 1:
-            lines.append(f"{', '.join(key)}: partitioned in {len(partitions)} ways, compare with care.")
+        setting = ", ".join(f"{key} {value}" for key, value in group.setting.items())
+        partitions.setdefault(setting, set()).update(run.summary.get("partition_hash") for run in group.runs)
+    for setting, hashes in partitions.items():
+        if len(hashes) > 1:
+            lines.append(f"{setting}: partitioned in {len(hashes)} ways, compare with care.")
     return lines
 
 
 def unfinished(runs: list[Run]) -> Table | None:
-    """The runs that have not finished and the command that goes on with each; those that failed before their first
-    round, of which there is nothing to go on with, are counted in one line."""
-    open_runs = [run for run in runs if not run.finished]
-    if not open_runs:
-        return None
-    status = {run.path: _status(run) for run in open_runs}
-    failed = [run for run in open_runs if status[run.path].startswith("failed") and not rounds_of(run)]
+    """Return the unfinished runs with the commands that resume them; None if all runs are finished.
+
+    A note counts the runs that failed before their first round.
+    """
     rows = []
-    for run in (run for run in open_runs if run not in failed):
-        rows.append({
-            "run": str(run.path),
-            "status": status[run.path],
-            "rounds": f"{rounds_of(run)} of {run.summary.get('rounds', run.config.get('rounds', '?'))}",
-            "command": _to_finish(run),
-        })  # fmt: skip
-    columns = [Column("run", "run"), Column("status", "status"), Column("rounds", "rounds"),
-               Column("command", "to finish it")]  # fmt: skip
-    notes = [_failed_starts(failed, status)] if failed else []
-    return Table("not finished", columns, rows, notes) if rows else Table("", [], notes=notes)
+    failed = []
+    for run in (run for run in runs if not run.finished):
+        status, done = _status(run), rounds_of(run)
+        if status.startswith("failed") and not done:
+            failed.append((run.path, status))
+            continue
+        rounds = run.summary.get("rounds", run.config.get("rounds", "?"))
+        row = {"run": str(run.path), "status": status, "rounds": f"{done} of {rounds}", "command": _to_finish(run)}
+        rows.append(row)
+    if not rows and not failed:
+        return None
+    titles = {"run": "run", "status": "status", "rounds": "rounds", "command": "to finish it"} if rows else {}
+    columns = [Column(key, title) for key, title in titles.items()]
+    return Table("not finished" if rows else "", columns, rows, [_failed_starts(failed)] if failed else [])
 
 
-def _failed_starts(failed: list[Run], status: Mapping[Path, str]) -> str:
-    """How many runs failed before their first round, and why the first did."""
-    reasons = {status[run.path] for run in failed}
-    count = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
-    more = len(reasons) - 1
-    others = f" ({more} other reason{'s' * (more > 1)}: see error.txt)" if more else ""
-    first = "" if len(failed) == 1 else "the first, "
-    return f"{count} failed before the first round; {first}{failed[0].path}, {status[failed[0].path]}{others}"
+def _failed_starts(failed: list[tuple[Path, str]]) -> str:
+    """Return how many runs failed before their first round, and the error of the first one."""
+    path, status = failed[0]
+    if len(failed) == 1:
+        return f"1 run failed before the first round; {path}, {status}"
+    others = len({reason for _, reason in failed}) - 1
+    more = f" ({others} other reason{'s' if others > 1 else ''}: see error.txt)" if others else ""
+    return f"{len(failed)} runs failed before the first round; the first, {path}, {status}{more}"
 
 
 def _to_finish(run: Run) -> str:
-    """The command that goes on with an unfinished run, or why there is none."""
-    from fedbench.simulation.run_folder import is_resumable  # reports of finished runs start without it
+    """Return the command that resumes a run, or why it cannot be resumed."""
+    from fedbench.simulation.run_folder import is_resumable  # slow to import
     from fedbench.simulation.status import resume_command
 
     try:
@@ -318,19 +349,25 @@ def _to_finish(run: Run) -> str:
         return f"start it again: {error}"
 
 
-def left_out(damaged: Mapping[Path, str], runs: list[Run]) -> list[str]:
-    """A line for each damaged run: what of it is in no table, and why."""
-    lines = [f"damaged, left out: {path}: {why}" for path, why in damaged.items()]
-    return lines + [f"damaged, without its clients: {run.path}: {run.left_out}" for run in runs if run.left_out]
-
-
 def _status(run: Run) -> str:
-    """failed with the first line of error.txt, or the status as written."""
-    error = run.path / "error.txt"
-    killed = read_json(run.path / "status.json").get("status") in ("running", "interrupted")
-    none = "failed" if error.is_file() else "running" if killed else "no summary.json"
-    status = str(run.summary.get("status") or none)
-    if status == "running" or not error.is_file():
-        return "interrupted" if status == "running" else status
-    lines = error.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{status}: {lines[0][:100]}" if lines else status
+    """Return the status of an unfinished run, with the first line of error.txt if it failed."""
+    path = run.path / "error.txt"
+    status = run.summary.get("status")
+    if not status:
+        was_running = read_json(run.path / "status.json").get("status") in ("running", "interrupted")
+        status = "failed" if path.is_file() else "running" if was_running else "no summary.json"
+    if status == "running":
+        return "interrupted"
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
+    return f"{status}: {lines[0][:100]}" if lines else str(status)
+
+
+def damage_notes(damaged: Mapping[Path, str], runs: list[Run]) -> list[str]:
+    """Return a line for each damaged run: its path and what is damaged.
+
+    Args:
+        damaged: The damage of unreadable runs, from `fedbench.report.runs.readable`.
+        runs: The readable runs, whose clients.csv may be damaged.
+    """
+    lines = [f"damaged, left out: {path}: {reason}" for path, reason in damaged.items()]
+    return lines + [f"damaged, without its clients: {r.path}: {r.clients_error}" for r in runs if r.clients_error]

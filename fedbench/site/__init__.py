@@ -1,15 +1,16 @@
-"""A Sphinx extension: pages of methods and printed tables, and equations as MathML, which needs no network.
+"""A Sphinx extension that generates pages of methods and printed tables, and writes equations as MathML.
 
-docs/conf.py names it.  The pages are written to docs/generated before Sphinx reads its sources.
+The pages are written to docs/generated before Sphinx reads its sources.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-NAVIGATION = {"README": "navigation.md", "results/README": "navigation_results.md"}  # templates, by page
+NAVIGATION = {"README": "navigation.md", "results/README": "navigation_results.md"}  # the template of each page
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -17,16 +18,17 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", write_pages)
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", escape_stars, priority=1)  # before napoleon
-    app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(block_math, None))
+    inline, block = (partial(write_math, as_block=as_block) for as_block in (False, True))
+    app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def write_pages(app: Any) -> None:
-    """Write the generated pages that are not as they should be, and remove those of methods that are gone."""
-    from fedbench.site.generate import generated
+    """Write the generated pages whose text changed, and delete pages that are not generated any more."""
+    from fedbench.site.generate import generate_pages
 
     folder = Path(app.srcdir) / "docs" / "generated"
-    pages = generated(Path(app.srcdir))
+    pages = generate_pages(Path(app.srcdir))
     for name, text in pages.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,28 +40,25 @@ def write_pages(app: Any) -> None:
 
 
 def add_navigation(app: Any, docname: str, source: list[str]) -> None:
-    """Append the table of contents, which a code host does not show, to README.md and results/README.md."""
+    """Append the table of contents to README.md and results/README.md."""
     if docname in NAVIGATION:
         source[0] += (Path(app.confdir) / "_templates" / NAVIGATION[docname]).read_text(encoding="utf-8")
 
 
 def escape_stars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Escape the stars of ``*shape`` and ``**values``, which are no emphasis, outside of code."""
+    """Escape stars outside of code, such as those of ``*shape`` and ``**values``, which do not mark emphasis."""
     text = "\n".join(lines)
-    lines[:] = re.sub(r"(``.*?``|`[^`]*`)|\*", lambda found: found[1] or r"\*", text, flags=re.DOTALL).split("\n")
+    lines[:] = re.sub(r"(``.*?``|`[^`]*`)|\*", lambda match: match[1] or r"\*", text, flags=re.DOTALL).split("\n")
 
 
-def inline_math(translator: Any, node: Any) -> None:
-    """Write an equation in a line of text."""
-    _write(translator, node, as_block=False)
+def write_math(translator: Any, node: Any, as_block: bool) -> None:
+    """Write an equation as MathML.
 
-
-def block_math(translator: Any, node: Any) -> None:
-    """Write a displayed equation."""
-    _write(translator, node, as_block=True)
-
-
-def _write(translator: Any, node: Any, as_block: bool) -> None:
+    Args:
+        translator: The HTML translator of Sphinx.
+        node: The equation.
+        as_block: Whether the equation is displayed, not inside a line of text.
+    """
     from docutils.nodes import SkipNode
     from docutils.utils.math.latex2mathml import tex2mathml
 

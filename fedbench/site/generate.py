@@ -1,28 +1,31 @@
-"""The generated pages of the site, as Markdown from the templates in docs/_templates."""
+"""Generate the pages of methods and printed tables from the templates in docs/_templates."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fedbench.site.methods import methods
+from fedbench.site.methods import read_methods
 from fedbench.site.tables import printed_tables
 
 
-def generated(root: Path) -> dict[str, str]:
-    """Return the text of each page, by its path below docs/generated."""
+def generate_pages(root: Path) -> dict[str, str]:
+    """Return the Markdown text of each generated page, by its path below docs/generated.
+
+    Args:
+        root: The root of the repository.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(root / "docs" / "_templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader(root / "docs" / "_templates")
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["cell"] = lambda text: text.replace("|", r"\|")
-    known, tables = methods(root), printed_tables(root)
+    methods, tables = read_methods(root), printed_tables(root)
     pages = {
-        "methods/index.md": environment.get_template("methods.md").render(methods=known),
+        "methods/index.md": environment.get_template("methods.md").render(methods=methods),
         "tables/index.md": environment.get_template("tables.md").render(tables=tables),
     }
-    pages |= {f"methods/{of.name}.md": environment.get_template("method.md").render(method=of) for of in known}
-    return pages | {f"tables/{of.name}.md": environment.get_template("table.md").render(table=of) for of in tables}
+    for method in methods:
+        pages[f"methods/{method.name}.md"] = environment.get_template("method.md").render(method=method)
+    for table in tables:
+        pages[f"tables/{table.name}.md"] = environment.get_template("table.md").render(table=table)
+    return pages

@@ -1,4 +1,4 @@
-"""A method's facts, read from its source and YAML without building anything: header, docstring, options."""
+"""The facts about a method in its source and YAML: header, docstring, options, released code and results."""
 
 from __future__ import annotations
 
@@ -10,47 +10,49 @@ from typing import Any
 
 import yaml
 
-from fedbench.report.words import printed
+from fedbench.report.display import method_name
 from fedbench.site.results import results_of, rows_of_tables
 
-DEPARTS = re.compile(r"(?:Departs from|Departs:|As in the released code).*?(?=\s*Reduces to|$)")  # of a paragraph
+DEPARTURE = re.compile(r"(?:Departs from|Departs:|As in the released code).*?(?=\s*Reduces to|$)")  # in a paragraph
 RECONSTRUCTED = "A reconstruction: the paper's own text or code could not be had, so that all of it may depart."
 
 
 @dataclass
 class Option:
-    """A key of a method's YAML: its default and the comment behind it."""
+    """A key of a method's YAML with its default and its comment."""
 
     key: str
     default: str
-    note: str
+    comment: str
 
 
 @dataclass
-class Released:
-    """A row of docs/released.md: whose code, at which commit, and the largest difference of a number."""
+class ReleasedCode:
+    """A row of docs/released.md: the repository, the commit, and the largest difference from the method's values."""
 
-    code: str
+    repository: str
     commit: str
-    apart: str
+    difference: str
 
 
 @dataclass
 class Method:
-    """A method's facts.
+    """The facts about a method.
 
     Attributes:
-        name: The value of ``algorithm=``.
-        printed: Its name in papers.
-        file: Its module's path.
-        title: The header's first line, or the YAML's for a variant.
-        header: The module's docstring.
-        departs: The header's sentences on departures from the paper.
-        about: The class's docstring.
-        equations: Its section of docs/equations.md.
-        released: The code that it equals.
-        experiments: Rows of printed tables that run it.
-        results: Its groups of runs in results/.
+        name: The option of ``algorithm=``.
+        printed: The name in papers.
+        file: The path of the module.
+        yaml: The text of the YAML.
+        title: The first line of the module's docstring; for a variant, of the YAML.
+        header: The docstring of the module.
+        departures: The sentences of the header on departures from the paper.
+        docstring: The docstring of the class.
+        equations: The section of docs/equations.md.
+        options: The options.
+        released: The released code that the method equals; None if there is none.
+        experiments: The rows of printed tables that run it.
+        results: The groups of runs in results/.
     """
 
     name: str
@@ -59,84 +61,80 @@ class Method:
     yaml: str
     title: str
     header: str
-    departs: str
-    about: str
+    departures: str
+    docstring: str
     equations: str
     options: list[Option]
-    released: Released | None
+    released: ReleasedCode | None
     experiments: list[str]
     results: list[dict[str, Any]]
 
 
-def methods(root: Path) -> list[Method]:
-    """Return all options of algorithm=, by name."""
+def read_methods(root: Path) -> list[Method]:
+    """Return all options of ``algorithm=``, sorted by name.
+
+    Args:
+        root: The root of the repository.
+    """
     paths = sorted((root / "conf" / "algorithm").glob("*.yaml"))
-    released = _released(root / "docs" / "released.md")
+    released = _released_code(root / "docs" / "released.md")
     equations = _equations(root / "docs" / "equations.md")
     rows = rows_of_tables(root / "conf")
-    chosen = rows.groupby("algorithm")["experiment"].unique()
+    experiments = rows.groupby("algorithm")["experiment"].unique()
     results = results_of(root, [path.stem for path in paths], rows)
-    return [
-        _method(path, root, released.get(path.stem), equations.get(path.stem, ""), list(chosen.get(path.stem, [])),
-                results[path.stem])
-        for path in paths
-    ]  # fmt: skip
-
-
-def _method(
-    path: Path,
-    root: Path,
-    released: Released | None,
-    equations: str,
-    experiments: list[str],
-    results: list[dict[str, Any]],
-) -> Method:
-    source = path.read_text(encoding="utf-8")
-    module, _, name = yaml.safe_load(source)["_target_"].rpartition(".")
-    file = root / f"{module.replace('.', '/')}.py"
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    header = ast.get_docstring(tree) or name
-    classes = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
-    shown, title = printed(path.stem), header.partition("\n")[0]
-    return Method(
-        path.stem,
-        shown,
-        str(file.relative_to(root)),
-        source.strip(),
-        title if title.startswith(f"{shown}:") else source.partition("\n")[0].removeprefix("# "),
-        header,
-        departures(header),
-        classes.get(name, ""),
-        equations,
-        _options(source),
-        released,
-        experiments,
-        results,
-    )
+    methods = []
+    for path in paths:
+        name, printed = path.stem, method_name(path.stem)
+        text = path.read_text(encoding="utf-8")
+        module, _, class_name = yaml.safe_load(text)["_target_"].rpartition(".")
+        file = f"{module.replace('.', '/')}.py"
+        tree = ast.parse((root / file).read_text(encoding="utf-8"))
+        docstrings = {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
+        header = ast.get_docstring(tree) or class_name
+        title = header.partition("\n")[0]
+        is_variant = not title.startswith(f"{printed}:")
+        methods.append(
+            Method(
+                name=name,
+                printed=printed,
+                file=file,
+                yaml=text.strip(),
+                title=text.partition("\n")[0].removeprefix("# ") if is_variant else title,
+                header=header,
+                departures=departures(header),
+                docstring=docstrings.get(class_name, ""),
+                equations=equations.get(name, ""),
+                options=_options(text),
+                released=released.get(name),
+                experiments=list(experiments.get(name, [])),
+                results=results[name],
+            )
+        )
+    return methods
 
 
 def departures(header: str) -> str:
-    """What a header says is not as in the paper, from "Departs" to what the method reduces to or an empty line."""
+    """Return the sentences of a header that begin with "Departs", until "Reduces to" or an empty line."""
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", header)]
-    said = [found for part in paragraphs for found in DEPARTS.findall(part)]
-    return " ".join([RECONSTRUCTED] * ("A reconstruction" in header) + said)
+    sentences = [RECONSTRUCTED] if "A reconstruction" in header else []
+    return " ".join([*sentences, *(match for part in paragraphs for match in DEPARTURE.findall(part))])
 
 
-def _options(source: str) -> list[Option]:
-    rows = re.findall(r"^(\w+):[ \t]*([^#\n]*?)[ \t]*(?:#[ \t]*(.*))?$", source, re.MULTILINE)
-    return [Option(name, default, note) for name, default, note in rows if name not in ("_target_", "defaults")]
+def _options(text: str) -> list[Option]:
+    rows = re.findall(r"^(\w+):[ \t]*([^#\n]*?)[ \t]*(?:#[ \t]*(.*))?$", text, re.MULTILINE)
+    return [Option(*row) for row in rows if row[0] not in ("_target_", "defaults")]
 
 
-def _released(page: Path) -> dict[str, Released]:
-    """The table of docs/released.md, by method."""
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (\w+) \| ([^|]+) \|$", page.read_text("utf-8"), re.MULTILINE)
-    return {name: Released(code, commit, apart) for name, code, commit, apart in rows}
+def _released_code(path: Path) -> dict[str, ReleasedCode]:
+    """Return the rows of docs/released.md by method."""
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (\w+) \| ([^|]+) \|$", path.read_text("utf-8"), re.MULTILINE)
+    return {name: ReleasedCode(*row) for name, *row in rows}
 
 
-def _equations(page: Path) -> dict[str, str]:
-    """The sections of docs/equations.md, by the methods that their headings name in code."""
-    found = {}
-    for section in re.split(r"^## ", page.read_text("utf-8"), flags=re.MULTILINE)[1:]:
+def _equations(path: Path) -> dict[str, str]:
+    """Return the sections of docs/equations.md by the methods in their headings."""
+    sections = {}
+    for section in re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
-        found |= dict.fromkeys(re.findall(r"`(\w+)`", heading), text.strip())
-    return found
+        sections |= dict.fromkeys(re.findall(r"`(\w+)`", heading), text.strip())
+    return sections

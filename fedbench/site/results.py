@@ -1,4 +1,4 @@
-"""Runs of a method: its groups in results/, and the rows of printed tables that run it."""
+"""The runs of a method: groups of runs in results/, and rows of printed tables."""
 
 from __future__ import annotations
 
@@ -12,26 +12,22 @@ import pandas as pd
 from fedbench.config.conf_tree import read_option
 from fedbench.pages.page import Group, Page, groups_of, read_page
 from fedbench.report import paper
-from fedbench.report.table import Column, show
-from fedbench.report.words import METHOD, metric_in_words, printed
+from fedbench.report.display import METHOD_KEYS, method_name, metric_title
+from fedbench.report.paper_metrics import normalized
+from fedbench.report.table import Column, format_cell
 
 
 def rows_of_tables(conf: Path) -> Any:
-    """Return a DataFrame of the rows of printed tables: experiment, algorithm (its option) and method (printed)."""
-    rows = [
-        {
-            "experiment": experiment.name,
-            "algorithm": _algorithm(f"experiment/{experiment.name}", conf),
-            "method": method,
-        }
-        for experiment in paper.experiments([conf])
-        for method in experiment.methods
-    ]
+    """Return the rows of printed tables: a DataFrame with the columns experiment, algorithm and (printed) method."""
+    rows = []
+    for experiment in paper.experiments([conf]):
+        algorithm = _algorithm(f"experiment/{experiment.name}", conf)
+        rows += [{"experiment": experiment.name, "algorithm": algorithm, "method": m} for m in experiment.methods]
     return pd.DataFrame(rows).dropna()
 
 
 def _algorithm(name: str, conf: Path) -> str | None:
-    """Return the algorithm that an experiment, or one that it includes, chooses."""
+    """Return the algorithm of an experiment, or of an experiment that it includes."""
     chosen = None
     for entry in read_option(name, [conf]).get("defaults") or []:
         if isinstance(entry, dict):
@@ -42,52 +38,62 @@ def _algorithm(name: str, conf: Path) -> str | None:
 
 
 def results_of(root: Path, options: Iterable[str], rows: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the groups of runs in results/ of each option of algorithm=, each group once.
+    """Return the groups of runs in results/ of each option of ``algorithm=``.
 
-    A label names an option by the option, its printed name, or a row of a table (CoOp: local).  Where a row is another
-    method in another paper, the option of most experiments counts.
+    The label of a group is an option, its name in papers, or the name of a row of a printed table.  If the name of a
+    row means several options, the one of most experiments is used.
+
+    Args:
+        root: The root of the repository.
+        options: The options.
+        rows: The rows of printed tables, from `rows_of_tables`.
     """
-    by_row = rows.groupby(rows["method"].map(key))["algorithm"]
-    names = by_row.agg(lambda chosen: chosen.value_counts(sort=True).index[0]).to_dict()
-    found: dict[str, list[dict[str, Any]]] = {option: [] for option in options}
-    names |= {key(name): option for option in found for name in (printed(option), option)}
+    by_method = rows.groupby(rows["method"].map(normalized))["algorithm"]
+    names = by_method.agg(lambda algorithms: algorithms.value_counts(sort=True).index[0]).to_dict()
+    results: dict[str, list[dict[str, Any]]] = {option: [] for option in options}
+    names |= {normalized(name): option for option in results for name in (method_name(option), option)}
     for path in sorted((root / "results").glob("*/runs.csv")):
         page = read_page(path.parent)
-        shown = set()  # a page may have the same runs in two parts
+        added = set()  # two parts of a page may have the same runs
         for part in page.parts:
             for group in groups_of(page, part):
-                label = next((str(group.labels[name]) for name in METHOD if group.labels.get(name)), "")
+                label = next((str(group.labels[key]) for key in METHOD_KEYS if group.labels.get(key)), "")
                 option = option_of(label, names)
-                result = _result(page, part, group, label, option) if option is not None else {}
-                if option is not None and (seen := (label, result["last"], result["best"])) not in shown:
-                    found[option].append(result)
-                    shown.add(seen)
-    return found
+                if option is None:
+                    continue
+                result = _result(page, part, group, label, option)
+                identity = (label, result["last"], result["best"])
+                if identity not in added:
+                    added.add(identity)
+                    results[option].append(result)
+    return results
 
 
 def option_of(label: str, names: Mapping[str, str]) -> str | None:
     """Return the option that a label names: pgfed for "PGFed, bounded", fedper for "Prompt+FedPer".
 
-    names: Options by the `key` of their names.
+    Args:
+        label: The label.
+        names: The options by their `normalized` names.
     """
-    words = re.split(r"[^\w]+", label)
-    return next((names[name] for name in map(key, [label, *words]) if name in names), None)
-
-
-def key(name: str) -> str:
-    """Return a method's name without differences of spelling: fedavglocal for FedAvg-local."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    words = [label, *re.split(r"[^\w]+", label)]
+    return next((names[word] for word in map(normalized, words) if word in names), None)
 
 
 def _result(page: Page, part: str, group: Group, label: str, option: str) -> dict[str, Any]:
-    of_part = [part] if part != page.parts[0] else []
-    of_label = [] if key(label) == key(option) else [printed(label)]
-    others = [f"{name.rpartition('.')[2]}={value}" for name, value in group.labels.items()
-              if name not in METHOD and value is not None]  # fmt: skip
-    form = Column("", "", scale=page.scale, none="")
-    last, best = (show(group.spread(name), form) for name in ("last", "best"))
+    setting = [] if part == page.parts[0] else [part]
+    setting += [] if normalized(label) == normalized(option) else [method_name(label)]
+    setting += [f"{name.rpartition('.')[2]}={value}" for name, value in group.labels.items()
+                if name not in METHOD_KEYS and value is not None]  # fmt: skip
+    column = Column("", "", scale=page.scale, missing="")
+    last, best = (format_cell(group.spread(key), column) for key in ("last", "best"))
     return {
-        "page": page.name, "title": page.about["title"], "setting": ", ".join([*of_part, *of_label, *others]),
-        "metric": metric_in_words(page.about["metric"]), "form": ", ".join(sorted(group.rows["form"].unique())),
-        "n": group.n, "last": last or best or "other scores: see the page", "best": best,
-    }  # fmt: skip
+        "page": page.name,
+        "title": page.about["title"],
+        "setting": ", ".join(setting),
+        "metric": metric_title(page.about["metric"]),
+        "form": ", ".join(sorted(group.rows["form"].unique())),
+        "n": group.n,
+        "last": last or best or "other scores: see the page",
+        "best": best,
+    }

@@ -17,8 +17,8 @@ from fedbench.core.command import Arguments, add_config_dir, arguments, command
 from fedbench.core.destination import check_file, write_file
 from fedbench.core.files import typed_path
 from fedbench.core.options import require
-from fedbench.report.drawing import SUFFIXES, literal, pyplot
-from fedbench.report.words import printed
+from fedbench.report.display import method_name
+from fedbench.report.drawing import SUFFIXES, escape_mathtext, pyplot
 
 TRUE, PREDICTED = "#D62728", "#1F77B4"
 EXAMPLES = """examples:
@@ -74,7 +74,7 @@ def segmentations_of(
     assert isinstance(images, torch.Tensor)  # [n, C, H, W]
     last = images.shape[1] - 1
     require(0 <= channel <= last, f"--channel is {channel}: the images have channels 0 to {last}")
-    name = printed(str(sim.cfg.choices.algorithm), tuple(conf_dirs(config_dir)))
+    name = method_name(str(sim.cfg.choices.algorithm), tuple(conf_dirs(config_dir)))
     image = images[:, channel].float().cpu().numpy()
     predicted = outputs["logits"].argmax(1)
     return Segmentations(name, outputs["client"], outputs["index"], image, outputs["target"], predicted)
@@ -136,7 +136,7 @@ def draw(runs: Sequence[Segmentations], count: int, path: Path) -> None:
                 if mask.any() and not mask.all():  # otherwise there is no outline
                     axes.contour(mask, levels=[0.5], colors=[colour], linewidths=1.2)
             axes.set(xticks=[], yticks=[])
-        line[0].set_ylabel(literal(run.name), fontsize=9)
+        line[0].set_ylabel(escape_mathtext(run.name), fontsize=9)
     for axes, i in zip(grid[0], positions):
         axes.set_title(f"client {first.client[i]}", fontsize=9)
     figure.supxlabel("red: true outline, blue: predicted", fontsize=9)

@@ -307,8 +307,8 @@ def write(rows: list[dict[str, Any]], path: Path | None) -> None:
     """Print the table, and write it to a file if there is a path."""
     from fedbench.report.table import Column, Table, render
 
-    values = [Column("real", "real"), Column("extra", "extra"), Column("fid", "FID", none="none")]
-    columns = [Column("client", "client"), Column("silo", "silo", none=""), *values]
+    values = [Column("real", "real"), Column("extra", "extra"), Column("fid", "FID", missing="none")]
+    columns = [Column("client", "client"), Column("silo", "silo", missing=""), *values]
     title = f"Frechet distance between real and extra training images; features: {rows[0]['network']}"
     print(render([Table(title, columns, rows)], "text"), end="")
     if path is not None:

@@ -10,10 +10,10 @@ import pytest
 
 from fedbench.core.options import ConfigError
 from fedbench.pages import build
-from fedbench.pages.figures import as_svg, make_drawing
+from fedbench.pages.figures import as_svg, digest, make_drawing
 from fedbench.pages.page import DEFAULTS, Page, read_page, write_page
-from fedbench.report.drawing import SPREAD, TUNED_HERE
-from fedbench.report.words import TUNED
+from fedbench.report.display import TUNED_NOTE
+from fedbench.report.drawing import SPREAD, TUNED_LEGEND
 
 pytest.importorskip("jinja2", reason="pages need jinja2: pip install jinja2")
 BASE = {"part": "main", "status": "finished", "form": "full", "n": 1}
@@ -38,7 +38,7 @@ def make_page(folder: Path, text: str, **about) -> Path:
 
 
 def text_of(folder: Path) -> str:
-    return build.make(folder).text.removeprefix(build.MARK)
+    return build.build_page(folder).text.removeprefix(build.MARK)
 
 
 def test_runs_are_averaged_and_summaries_are_taken_as_they_are(tmp_path) -> None:
@@ -95,7 +95,7 @@ def test_what_the_files_do_not_have_is_refused(tmp_path, words, why) -> None:
     folder = make_page(tmp_path, words + "\n", **about)
     (folder / "cells.csv").write_text(pd.DataFrame([CELL | FEDAVG]).to_csv(index=False))
     with pytest.raises(ConfigError, match=re.escape(why)):
-        build.make(folder)
+        build.build_page(folder)
 
 
 FEDAVG = {"method": "FedAvg", "ours": 70.0, "ours_std": 1.0, "ours_n": 3, "sigma": 1.0}
@@ -105,19 +105,23 @@ def test_a_change_of_a_file_is_found(tmp_path) -> None:
     figures = {"curves": {"kind": "curves"}, "over": {"kind": "against", "key": "lam"}}
     text = TABLE + '{{ figure("curves") }}\n{{ figure("over") }}\n'
     folder = make_page(tmp_path, text, figures=figures, labels={"main": ["method", "lam"]})
-    assert sorted(path.name for path in build.write(build.make(folder))) == ["README.md", "curves.svg", "over.svg"]
-    assert build.differences(build.make(folder)) == [] and build.write(build.make(folder)) == []
+    assert sorted(path.name for path in build.write(build.build_page(folder))) == [
+        "README.md",
+        "curves.svg",
+        "over.svg",
+    ]
+    assert build.differences(build.build_page(folder)) == [] and build.write(build.build_page(folder)) == []
 
     page = read_page(folder)
     page.runs.loc[0, "last"] = 0.51
     write_page(page)
-    found = "\n".join(build.differences(build.make(folder)))
-    assert "63.00 ± 12.00" in found and "over.svg is not drawn of these data" in found and "curves.svg" not in found
+    found = "\n".join(build.differences(build.build_page(folder)))
+    assert "63.00 ± 12.00" in found and "over.svg does not show these data" in found and "curves.svg" not in found
     page.runs.loc[0, "last"], page.curves.loc[0, "personal/accuracy"] = 0.5, 0.2
     write_page(page)
-    assert build.differences(build.make(folder)) == [f"{folder / 'curves.svg'} is not drawn of these data"]
+    assert build.differences(build.build_page(folder)) == [f"{folder / 'curves.svg'} does not show these data"]
     (folder / "README.md").write_text((folder / "README.md").read_text().replace("62.50", "62.51"))
-    assert any("62.51" in line for line in build.differences(build.make(folder)))
+    assert any("62.51" in line for line in build.differences(build.build_page(folder)))
 
 
 def test_a_figure_draws_its_data(tmp_path) -> None:
@@ -128,7 +132,7 @@ def test_a_figure_draws_its_data(tmp_path) -> None:
     page.curves = pd.concat([page.curves, later])
     drawing = make_drawing(page, "curves")
     svg = as_svg(drawing)
-    assert svg == as_svg(drawing) and drawing.digest in svg
+    assert svg == as_svg(drawing) and digest(drawing) in svg
     assert len(drawing.series) == 2  # of the summary there are no curves
     for i, line in enumerate(drawing.series):
         path = re.search(rf'<g id="series_{i}">\s*<path d="([^"]+)"', svg)
@@ -139,7 +143,7 @@ def test_a_figure_draws_its_data(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("change, why", [
-    (lambda folder, about: (folder / "old.png").write_text(""), "holds old.png"),
+    (lambda folder, about: (folder / "old.png").write_text(""), "contains old.png"),
     (lambda folder, about: about.update(figures={"idle": {}}), "has idle, which page.md does not show"),
     (lambda folder, about: about.update(titel="x"), "unknown keys titel; there are title"),
     (lambda folder, about: about.update(files=["gone.json"]), "names gone.json"),
@@ -149,12 +153,12 @@ def test_a_figure_draws_its_data(tmp_path) -> None:
 ])  # fmt: skip
 def test_what_does_not_fit_together_is_refused(tmp_path, change, why) -> None:
     folder = make_page(tmp_path, TABLE)
-    build.make(folder)
+    build.build_page(folder)
     about = json.loads((folder / "page.json").read_text())
     change(folder, about)
     (folder / "page.json").write_text(json.dumps(about))
     with pytest.raises(ConfigError, match=re.escape(why)):
-        build.make(folder)
+        build.build_page(folder)
 
 
 @pytest.mark.parametrize("row, why", [
@@ -167,7 +171,7 @@ def test_rows_that_mean_nothing_are_refused(tmp_path, row, why) -> None:
     page.runs = pd.concat([page.runs, pd.DataFrame([BASE | {"run": "x", "method": "c", "seed": 0} | row])])
     write_page(page)
     with pytest.raises(ConfigError, match=re.escape(why)):
-        build.make(folder)
+        build.build_page(folder)
 
 
 def test_what_has_no_number_comes_last(tmp_path) -> None:
@@ -192,7 +196,7 @@ def test_cells_of_a_printed_table(tmp_path) -> None:
     assert text_of(folder) == "83 of 84 cells are not run.\n70.0\n"
     (folder / "cells.csv").write_text(pd.DataFrame([CELL | FEDAVG | {"method": "FedAvgg"}]).to_csv(index=False))
     with pytest.raises(ConfigError, match=re.escape("has no cell ('FedAvgg'")):
-        build.make(folder)
+        build.build_page(folder)
 
 
 def test_a_csv_file_is_shown_as_it_stands(tmp_path) -> None:
@@ -209,13 +213,13 @@ def test_a_csv_file_is_shown_as_it_stands(tmp_path) -> None:
 def test_the_index_names_every_page(tmp_path) -> None:
     make_page(tmp_path / "one", TABLE, summary='a: {{ value("last", "a") | digits(1) }}')
     (tmp_path / "page.md").write_text('{{ index("one") }}\n\n{{ page("one").value("last", "b") | digits(1) }}\n')
-    text = build.make(tmp_path).text
+    text = build.build_page(tmp_path).text
     assert "| [one](one/README.md) | a: 62.5 | full | 2; 3 |  |" in text and text.endswith("\n37.5\n")
     make_page(tmp_path / "two", '{{ page("one").value("last", "a") | digits(1) }}')
     (tmp_path / "one" / "runs.csv").write_text((tmp_path / "one" / "runs.csv").read_text().replace("0.75", "0.85"))
-    assert build.make(tmp_path / "two").text.endswith("67.5")  # what is stored is read again
+    assert build.build_page(tmp_path / "two").text.endswith("67.5")  # what is stored is read again
     with pytest.raises(ConfigError, match="differ in two"):
-        build.make(tmp_path)
+        build.build_page(tmp_path)
 
 
 # -- words of tables and figures ------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ def test_tables_print_names_daggers_and_what_differs(tmp_path: Path) -> None:
         "| method | last |", "| --- | ---: |",
         "| PGFed | 55.00 ± 5.00 |", "| FedBABU† | 55.00 ± 5.00 |",
     ]  # fmt: skip
-    assert lines[7].rstrip() == TUNED
+    assert lines[7].rstrip() == TUNED_NOTE
 
 
 def test_a_printed_table_has_its_dagger_and_differences_from_three_seeds_on(tmp_path: Path) -> None:
@@ -265,7 +269,7 @@ def test_a_curve_of_a_method_tuned_at_the_end(tmp_path: Path) -> None:
     assert (drawing.title, drawing.xlabel, drawing.ylabel) == ("lam=1", "Round", "Accuracy, mean over clients (%)")
     assert drawing.series[0].std == pytest.approx([5 / 3, 10 / 3, 5])
     svg = as_svg(drawing)
-    assert TUNED_HERE in svg and SPREAD in svg
+    assert TUNED_LEGEND in svg and SPREAD in svg
 
 
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:

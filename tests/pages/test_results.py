@@ -28,11 +28,11 @@ def test_every_folder_is_a_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_is_what_its_files_say(page) -> None:
-    assert build.differences(build.make(page)) == []
+    assert build.differences(build.build_page(page)) == []
 
 
 def test_the_index_is_what_the_pages_say() -> None:
-    assert build.differences(build.make(RESULTS)) == []
+    assert build.differences(build.build_page(RESULTS)) == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.name)

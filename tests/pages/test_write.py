@@ -214,7 +214,7 @@ def test_a_metric_of_its_own(sweep, tmp_path) -> None:
     assert read_page(page).about["percent"] is False
     best = [line.split(" | ") for line in pipes((page / "README.md").read_text())][2:5]
     assert [line[0] for line in best] == ["| PGFed", "| FedAvg", "| Local"]  # the smallest loss first
-    assert best[0][1] == "0.2700 ± 0.0000" and build.differences(build.make(page)) == []
+    assert best[0][1] == "0.2700 ± 0.0000" and build.differences(build.build_page(page)) == []
 
 
 def test_a_table_without_rows_has_no_file(sweep, tmp_path) -> None:

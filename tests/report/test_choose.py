@@ -13,7 +13,7 @@ from tiny import compose
 
 from fedbench.config.check import check
 from fedbench.core.settings import save_config
-from fedbench.report.choose import choice, choose, override
+from fedbench.report.choose import best_values, choose, override
 from fedbench.report.command import main
 from fedbench.report.runs import find_runs
 from fedbench.report.table import Spread
@@ -122,9 +122,9 @@ def test_of_repeated_runs_the_latest_counts_and_lists_do_not(sweep):
 
 def test_choice_of_losses_and_of_what_is_not_known():
     val = pandas.DataFrame([[1.0, 2.0, NAN, 1.0], [2.0, 1.0, NAN, 1.0], [2.0, 0.5, NAN, NAN]])
-    found, tied = choice(val, lower=True)
+    found, tied = best_values(val, lower=True)
     assert found.tolist() == [0, 2, 2, 0] and tied == 2  # average losses 1.33, 1.33, 1.25
-    found, tied = choice(pandas.DataFrame([[0.1 + 0.2, 0.0], [0.3, 1.0]]))  # 0.1 + 0.2 is 0.30000000000000004
+    found, tied = best_values(pandas.DataFrame([[0.1 + 0.2, 0.0], [0.3, 1.0]]))  # 0.1 + 0.2 is 0.30000000000000004
     assert found.tolist() == [1, 1] and tied == 1
 
 
@@ -150,7 +150,7 @@ def test_choice_of_losses_and_of_what_is_not_known():
             "no finished run of algorithm.mu=0.1 seed=1, algorithm.mu=0.5 seed=1",
         ),
         (lambda folder: make(folder, 3.0, summary={"num_clients": 5}), "evaluated 4 of its 5 clients"),
-        (lambda folder: make(folder, 3.0, val=[NAN] * 4), "has a val/accuracy; choose by another --metric"),
+        (lambda folder: make(folder, 3.0, val=[NAN] * 4), "has a val/accuracy; choose another --metric"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
@@ -169,7 +169,10 @@ def test_runs_that_cannot_tell_are_refused(sweep, capsys, change, sentence):
         (["--choose", "rounds"], "no finished runs with two different numbers under that key"),
         (["--choose", "algorithm.mu", "--metric", "val/accuracy"], "--metric must be personal/..., got val/accuracy"),
         (["--choose", "algorithm.mu", "--metric", "personal/acuracy"], "the nearest are personal/accuracy"),
-        (["--choose", "algorithm.mu", "--select", "best", "--figures", "x"], "leave out --select, --figures"),
+        (
+            ["--choose", "algorithm.mu", "--select", "best", "--figures", "x"],
+            "--choose algorithm.mu cannot be combined with --select, --figures: leave out these flags",
+        ),
     ],
 )
 def test_wrong_flags_get_one_sentence(sweep, capsys, flags, sentence):

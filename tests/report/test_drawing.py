@@ -11,7 +11,17 @@ from run_folders import make_run
 from fedbench.core.options import ConfigError
 from fedbench.report import drawing, figures
 from fedbench.report.command import main
-from fedbench.report.drawing import SPREAD, TUNED_HERE, draw_line, legend, look, place_of, pyplot, save
+from fedbench.report.drawing import (
+    SPREAD,
+    TUNED_LEGEND,
+    Series,
+    add_legend,
+    draw_line,
+    figure_files,
+    line_style,
+    pyplot,
+    save,
+)
 from fedbench.report.figures_command import main as figures_main
 from fedbench.report.runs import find_runs
 from fedbench.report.scores import Options
@@ -60,12 +70,14 @@ def test_another_suffix_is_refused(sweep: Path, tmp_path: Path, capsys) -> None:
     for command, flag in ((main, "--figures"), (figures_main, "--out")):
         assert command([str(sweep), flag, str(tmp_path / "x.jpg")]) == 2
         said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "a figure's name ends in .png, .pdf, .svg; without an end" in said
+        assert (
+            said.count("\n") == 1 and "the name of a figure must end in .png, .pdf, .svg; a name without suffix" in said
+        )
     assert not (tmp_path / "x.jpg").exists()
     (tmp_path / "v1.2").mkdir()
-    assert place_of("--figures", tmp_path / "v1.2").file("a") == tmp_path / "v1.2" / "a.png"
+    assert figure_files("--figures", tmp_path / "v1.2").path("a") == tmp_path / "v1.2" / "a.png"
     figure = pyplot().figure()
-    with pytest.raises(ConfigError, match=r"ends in .png, .pdf, .svg"):
+    with pytest.raises(ConfigError, match=r"end in .png, .pdf, .svg"):
         save(figure, tmp_path / "a.gif")
     pyplot().close(figure)
 
@@ -84,7 +96,7 @@ def test_the_last_point_of_a_method_tuned_at_the_end_stands_apart(sweep: Path, t
     ends = bars.lines[2][0].get_segments()[0][:, 1]
     assert np.diff(ends) == pytest.approx(2 * 100 * np.std([0, 0.02, 0.04]))
     words = [text.get_text() for text in kept[0].legends[0].get_texts()]
-    assert words[-2:] == [SPREAD, TUNED_HERE] and "target (70%)" in words
+    assert words[-2:] == [SPREAD, TUNED_LEGEND] and "target (70%)" in words
     assert axes.get_xlabel() == "Round" and axes.get_ylabel() == "Accuracy, mean over clients (%)"
 
 
@@ -107,7 +119,7 @@ def test_gains_of_clients_have_their_spread_over_seeds(sweep: Path, tmp_path: Pa
     figures.draw_gains(gains, Options(), tmp_path / "x.png", "a setting")
     titles = {axes.get_title(loc="left") for axes in kept[0].axes}
     assert "FedBABU†: mean +7.00 (n=3)" in titles and f"(lines: {SPREAD})" in kept[0].get_suptitle()
-    assert TUNED_HERE in kept[0].get_suptitle()
+    assert TUNED_LEGEND in kept[0].get_suptitle()
     segments = kept[0].axes[[a.get_title(loc="left")[:7] for a in kept[0].axes].index("FedBABU")].containers[0]
     assert np.diff(segments.lines[2][0].get_segments()[0][:, 1]) == pytest.approx(2 * np.std([5, 7, 9]))
 
@@ -115,15 +127,15 @@ def test_gains_of_clients_have_their_spread_over_seeds(sweep: Path, tmp_path: Pa
 def test_lines_that_coincide_are_both_seen() -> None:
     """Of two neighbours one is dashed and lies above: the other shows between its dashes."""
     for i in range(15):
-        solid, dashed = sorted((look(i), look(i + 1)), key=lambda how: how["zorder"])
+        solid, dashed = sorted((line_style(i), line_style(i + 1)), key=lambda how: how["zorder"])
         assert (solid["linestyle"], dashed["linestyle"]) in (("-", "--"), (":", "-."), (":", "--"))
-    assert len({(look(i)["color"], look(i)["linestyle"]) for i in range(16)}) == 16
+    assert len({tuple(line_style(i).values())[:2] for i in range(16)}) == 16
 
 
 def test_names_in_a_vector_figure_can_be_searched(tmp_path: Path) -> None:
     figure, axes = pyplot().subplots()
-    draw_line(axes, 0, [1, 2, 3], [1.0, 2.0, 3.0], [0.1, 0.1, 0.1], "PGFed", gid="mine")
-    legend(figure, axes)
+    draw_line(axes, 0, Series("PGFed", [1, 2, 3], [1.0, 2.0, 3.0], [0.1, 0.1, 0.1]), gid="mine")
+    add_legend(figure, axes)
     path = save(figure, tmp_path / "x.svg")
     texts = [node.text for node in ET.parse(path).iter() if node.tag.endswith("text")]
     assert "PGFed" in texts and SPREAD in texts

@@ -96,7 +96,7 @@ def test_methods_say_what_they_learned(tmp_path: Path) -> None:
     checkpoint = torch.load(tmp_path / "apple" / "checkpoint.pt", weights_only=True)
     np.testing.assert_array_equal(stored["d"][-1], checkpoint["rows"]["d"]["rows"].numpy())
     run(tmp_path / "pgfed", "algorithm=pgfed", "clients_per_round=2", "rounds=2")
-    delta, _ = draw.change(Run(tmp_path / "pgfed"))
+    delta, _ = draw.change_in_a(Run(tmp_path / "pgfed"))
     assert 0 < (delta != 0).sum() <= 4  # two clients, and the two of the round before
     assert FineTuned(Counter(), 1, None, "end", "all").matrices()["m"].shape == (3, 3)
 
@@ -177,8 +177,8 @@ def test_losses_inside_rounds_are_the_recorded_ones(tmp_path: Path, monkeypatch:
     """Clients' means; nothing of round 0; rounds that do not follow each other are not joined."""
     first = np.array([[9.0, 9], [4, 6], [3, 4], [2, 2]])
     np.savez(tmp_path / matrices.FILE, rounds=np.array([0, 1, 2, 4]), first_loss=first, last_loss=first - 1)
-    rounds, losses = draw.inside_rounds(Run(tmp_path))
-    assert rounds.tolist() == [1, 2, 4] and losses.tolist() == [[5, 4], [3.5, 2.5], [2, 1]]
+    losses = draw.losses_inside_rounds(Run(tmp_path))
+    assert losses.index.tolist() == [1, 2, 4] and losses.to_numpy().tolist() == [[5, 4], [3.5, 2.5], [2, 1]]
     group = SimpleNamespace(name="fedpia", runs=[Run(tmp_path)])
     seen, save = [], draw.save
     monkeypatch.setattr(draw, "save", lambda figure, path: save(seen.append(figure) or figure, path))
@@ -205,6 +205,7 @@ def test_many_clients_and_classes_are_drawn_too(tmp_path: Path) -> None:
     assert is_picture(draw.draw_change(one, tmp_path / "a.png"))
     assert is_picture(draw.draw_relationships(one, tmp_path / "d.png"))  # labels are not recorded
     (tmp_path / "partition.json").write_text(json.dumps({"label_counts": np.ones((50, 30), int).tolist()}))
+    one = Run(tmp_path)
     assert is_picture(draw.draw_relationships(one, tmp_path / "d.png"))
     assert is_picture(draw.draw_labels(one, tmp_path / "labels.png"))
     assert is_picture(draw.draw_paths(one, tmp_path / "paths.png"))
@@ -212,9 +213,9 @@ def test_many_clients_and_classes_are_drawn_too(tmp_path: Path) -> None:
 
 def test_the_nearest_recorded_rounds_are_shown() -> None:
     rounds = np.array([0, 10, 20, 30, 40])
-    assert draw.chosen_rounds(rounds, None) == [0, 2, 4]
-    assert draw.chosen_rounds(rounds, [1, 12, 99, 39]) == [0, 1, 4]
-    assert draw.chosen_rounds(np.array([0]), None) == [0]
+    assert draw.recorded_positions(rounds, None) == [0, 2, 4]
+    assert draw.recorded_positions(rounds, [1, 12, 99, 39]) == [0, 1, 4]
+    assert draw.recorded_positions(np.array([0]), None) == [0]
 
 
 def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +234,7 @@ def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.
     [
         (["nowhere"], "nowhere is not a folder"),
         (["."], "no runs found in"),
-        ([".", "--rounds", "a"], "--rounds a: whole"),
+        ([".", "--rounds", "a"], "--rounds a must be integers >= 0"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch, capsys, words: list[str], said: str) -> None:

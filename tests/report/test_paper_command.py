@@ -68,10 +68,10 @@ def test_run_is_the_sweep_of_these_rows(monkeypatch: pytest.MonkeyPatch) -> None
     ("words", "sentence"),
     [
         ([TABLE[:-1]], f"table {TABLE[:-1]}: no such table; the nearest are {TABLE}"),
-        ([TABLE, "--run", "--rows", "PGFedd"], f"PGFedd is no row of {TABLE}: did you mean PGFed"),
+        ([TABLE, "--run", "--rows", "PGFedd"], f"PGFedd is not a row of {TABLE}: did you mean PGFed"),
         (
             [TABLE, "--run", "--reduced", "ten_round"],
-            "ten_round is no reduced setting: did you mean ten_rounds?",
+            "ten_round is not a reduced setting: did you mean ten_rounds?",
         ),
         ([TABLE, "seed=0"], "seed=0 is for runs of a table's rows: add --run"),
         ([TABLE, "--rows", "PGFed"], "--rows is for runs of a table's rows: add --run"),

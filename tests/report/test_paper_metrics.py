@@ -20,7 +20,7 @@ from fedbench.algorithms.pfedme import PFedMe
 from fedbench.algorithms.pgfed import PGFed
 from fedbench.algorithms.pgfed_exact import PGFedExact
 from fedbench.engine.cohort import Cohort
-from fedbench.report.recipes import RECIPES, Question
+from fedbench.report.paper_metrics import METRICS, PrintedCell
 from fedbench.report.runs import Run
 from fedbench.tasks.scores import summarize_clients
 
@@ -68,6 +68,6 @@ def test_bmcta_and_bta_are_maxima_of_their_own(tmp_path: Path) -> None:
         lines.append(",".join([str(t), *(repr(found[name]) for name in names)]))
     (tmp_path / "metrics.csv").write_text("\n".join([*lines, ""]))
     run = Run(tmp_path)
-    question = Question("fedsld_practical", {"metric": "", "dataset": "MNIST", "setting": "practical"})
-    assert RECIPES["BMCTA_pct"](run, question).value == pytest.approx(75.0)
-    assert RECIPES["BTA_pct"](run, question).value == pytest.approx(100 * (0.1 * 0.2 + 0.9 * 0.8))
+    question = PrintedCell("fedsld_practical", {"metric": "", "dataset": "MNIST", "setting": "practical"})
+    assert METRICS["BMCTA_pct"](run, question).value == pytest.approx(75.0)
+    assert METRICS["BTA_pct"](run, question).value == pytest.approx(100 * (0.1 * 0.2 + 0.9 * 0.8))

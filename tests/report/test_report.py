@@ -18,12 +18,13 @@ from run_folders import make_run, with_checkpoint
 from fedbench.core.options import ConfigError
 from fedbench.report import scores
 from fedbench.report.command import main
-from fedbench.report.figures import against, literal
+from fedbench.report.drawing import escape_mathtext
+from fedbench.report.figures import draw_against, values_by_key
 from fedbench.report.figures_command import main as figures_main
 from fedbench.report.runs import Run, find_runs
 from fedbench.report.scores import Options
 from fedbench.report.summary import differing, group_runs, over_seeds
-from fedbench.report.table import Column, Spread, Table, latex, render, show
+from fedbench.report.table import Column, Spread, Table, escape_latex, format_cell, render
 
 
 @pytest.fixture
@@ -119,9 +120,9 @@ def test_two_conventions_of_gain(tmp_path):
     ours = Run(make_run(tmp_path, "pgfed", clients=np.array([[0.9, 0.2, 0.3, np.nan], [0.3, 0.6, 0.3, 0.1]])))
     assert list(scores.gains(ours, local, "personal/accuracy")) == pytest.approx([0.2, -0.3, 0.1, -0.1])
     own_best = [0.4, -0.3, 0.1, -0.1]
-    assert list(scores.gains(ours, local, "personal/accuracy", "own_best")) == pytest.approx(own_best)
+    assert list(scores.gains(ours, local, "personal/accuracy", own_best=True)) == pytest.approx(own_best)
     # 1 - accuracy, so that a gain is a gain
-    assert list(scores.gains(ours, local, "personal/loss", "own_best")) == pytest.approx(own_best)
+    assert list(scores.gains(ours, local, "personal/loss", own_best=True)) == pytest.approx(own_best)
     assert scores.gains(ours, None, "personal/accuracy").empty
 
 
@@ -348,13 +349,13 @@ BEST = {"metric": "personal/accuracy", "round": "two", "values": {}}
         ("summary.json", {"algorithm": 7}, "algorithm must be text, got 7"),
         ("config.yaml", b"a: [1", "config.yaml is damaged"),
         ("config.yaml", b"\xff\x00\x80", "config.yaml is damaged"),
-        ("config.yaml", b"- 1", "config.yaml is damaged: it is no mapping"),
-        ("config.yaml", b"choices: [1]", "config.yaml is damaged: choices is [1]"),
+        ("config.yaml", b"- 1", "config.yaml is damaged: it is not a mapping"),
+        ("config.yaml", b"choices: [1]", "config.yaml is damaged: choices is [1], not a mapping"),
         ("config.yaml", None, "config.yaml is missing"),
         ("metrics.csv", None, "metrics.csv is missing"),
         ("metrics.csv", b"", "its tables end at round"),
         ("metrics.csv", b"round,personal/accuracy\n1,abc\n", "metrics.csv is damaged: Unable to parse string 'abc'"),
-        ("metrics.csv", b"round,personal/accuracy\n1\n2,0.5\n", "metrics.csv is damaged: line 2 has not 2 cells"),
+        ("metrics.csv", b"round,personal/accuracy\n1\n2,0.5\n", "metrics.csv is damaged: line 2 does not have 2 cells"),
         ("metrics.csv", b"\xff\x00\x80\n", "metrics.csv is damaged"),
         ("costs.csv", b"round,train_s\n1,\x00\n", "costs.csv is damaged"),
         (".hydra/overrides.yaml", b"a: [1", "overrides.yaml is damaged"),
@@ -421,7 +422,7 @@ def test_a_name_is_no_part_of_a_table(tmp_path, capsys):
     assert "two\\nlines" in capsys.readouterr().out
     pytest.importorskip("matplotlib")
     assert main([str(tmp_path), "--figures", str(tmp_path / "figures")]) == 0
-    assert literal("_a$") == r" _a\$"
+    assert escape_mathtext("_a$") == r" _a\$"
 
 
 def test_a_metric_without_a_direction_is_refused(sweep, capsys):
@@ -466,7 +467,7 @@ def test_latex_of_a_sweep(sweep, tmp_path, capsys):
     assert any(line.startswith(r"PGFed & 72.00 $\pm$ 1.63 &") for line in lines[top:bottom])
     assert {line.count(" & ") for line in lines[top + 1 : bottom]} == {lines[top - 1].count(" & ")}
     assert all(line.endswith(r" \\") for line in lines[top + 1 : bottom])
-    assert latex(r"a_b & 5% {x} \ ~^#$") == (
+    assert escape_latex(r"a_b & 5% {x} \ ~^#$") == (
         r"a\_b \& 5\% \{x\} \textbackslash{} \textasciitilde{}\textasciicircum{}\#\$"
     )
     notes = lines[lines.index(r"\end{table}") + 1 :]
@@ -476,7 +477,7 @@ def test_latex_of_a_sweep(sweep, tmp_path, capsys):
 def test_an_unknown_suffix_is_refused(sweep, tmp_path, capsys):
     assert main([str(sweep), "--out", str(tmp_path / "table.docx")]) == 2
     assert (
-        "a file's name ends in .txt, .md, .csv, .tex, .json, .html, or --format says what it holds"
+        "the name of the file must end in .txt, .md, .csv, .tex, .json, .html; or choose a --format"
         in capsys.readouterr().err
     )
     assert main([str(sweep), "--out", str(tmp_path / "table.docx"), "--format", "latex"]) == 0
@@ -551,23 +552,21 @@ def test_a_metric_against_a_key(tmp_path, capsys):
         for seed in (0, 1):
             make_run(tmp_path, "pgfed", seed, (0.0, height + 0.02 * seed), config={"algorithm": {"mu": mu}})
     groups, _ = group_runs(find_runs([tmp_path]))
-    lines = against(groups, Options(), "algorithm.mu")
+    lines = values_by_key(groups, Options(), "algorithm.mu")
     assert list(lines) == ["PGFed"] and sorted(lines["PGFed"]) == [0.1, 0.5, 2.0]
     np.testing.assert_allclose(sorted(lines["PGFed"][0.5]), [0.75, 0.77])
     with pytest.raises(ConfigError, match=r"--against optimizer.lr: there are no runs with two different numbers"):
-        against(groups, Options(), "optimizer.lr")
+        values_by_key(groups, Options(), "optimizer.lr")
     pytest.importorskip("matplotlib")
     asked = [str(tmp_path), "--against", "algorithm.mu"]
     assert main(asked) == 2
-    assert "give --figures a folder" in capsys.readouterr().err
+    assert "--against algorithm.mu draws a figure: add --figures FOLDER" in capsys.readouterr().err
     assert main([*asked, "--figures", str(tmp_path / "figures")]) == 0
     assert (tmp_path / "figures" / "against_algorithm.mu_personal_accuracy.png").stat().st_size > 10_000
 
 
 def test_numbers_over_powers_of_ten_are_bars_at_even_distances(tmp_path, monkeypatch):
     from matplotlib.axes import Axes
-
-    from fedbench.report.figures import draw_against
 
     bars, real = [], Axes.bar
 
@@ -631,11 +630,11 @@ def test_over_seeds():
 
 
 def test_cells():
-    column = Column("x", "x", 1, 100, none="never")
-    assert show(Spread(0.5, 0.01, 2, 3), column) == "50.0 ± 1.0 (2 of 3)"
-    assert show(Spread(float("nan"), None, 0, 2), column) == "never"
-    assert show(0.125, Column("x", "x", 2)) == "0.12"
-    assert show(None, Column("x", "x")) == "-"
+    column = Column("x", "x", 1, 100, missing="never")
+    assert format_cell(Spread(0.5, 0.01, 2, 3), column) == "50.0 ± 1.0 (2 of 3)"
+    assert format_cell(Spread(float("nan"), None, 0, 2), column) == "never"
+    assert format_cell(0.125, Column("x", "x", 2)) == "0.12"
+    assert format_cell(None, Column("x", "x")) == "-"
 
 
 def test_csv_keeps_full_precision():

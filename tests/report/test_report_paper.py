@@ -17,7 +17,7 @@ from fedbench.core.options import ConfigError
 from fedbench.report import paper
 from fedbench.report.command import main
 from fedbench.report.paper import Cell
-from fedbench.report.recipes import RECIPES, Question, clients_of, domain_of, is_measured
+from fedbench.report.paper_metrics import METRICS, PrintedCell, clients_of, domain_of, is_measured
 from fedbench.report.runs import Run
 from fedbench.report.table import Spread
 
@@ -189,7 +189,9 @@ def test_seeds_that_never_reach_the_target_are_not_counted(tmp_path):
         for seed, accuracy in enumerate((0.75, 0.6)):  # of each one seed reaches 0.7
             run_for(tmp_path, method.lower(), seed, accuracy, table="pgfed_convergence", method=method)
     cells = measured(tmp_path, "pgfed_convergence")
-    counted = {metric: (cell.ours.count, cell.ours.of) for (method, metric), cell in cells.items() if method == "PGFed"}
+    counted = {
+        metric: (cell.ours.count, cell.ours.total) for (method, metric), cell in cells.items() if method == "PGFed"
+    }
     assert counted == {"rounds_to_target": (1, 2), "speedup_x_vs_slowest": (1, 2)}
 
 
@@ -231,10 +233,10 @@ def test_gains_show_the_spread_over_clients_and_judge_by_that_over_seeds(tmp_pat
     (cell,) = measured(tmp_path, "pgfed_gain").values()
     assert cell.ours.mean == pytest.approx(6 + 20 / 4)
     assert cell.ours.std == pytest.approx(np.std([20, 0, 0, 0]))
-    assert cell.sigma == pytest.approx(np.std([1, -1, 0]))
-    assert cell.in_std == pytest.approx(cell.difference / np.std([1, -1, 0]))
+    assert cell.std_over_seeds == pytest.approx(np.std([1, -1, 0]))
+    assert cell.difference_in_std == pytest.approx(cell.difference / np.std([1, -1, 0]))
     cell.ours = replace(cell.ours, count=2)
-    assert np.isnan(cell.in_std)  # the std of two seeds says nothing
+    assert np.isnan(cell.difference_in_std)  # the std of two seeds says nothing
 
 
 def test_speed_and_convergence_are_relative_to_other_methods(tmp_path):
@@ -279,7 +281,9 @@ def test_client_columns_of_the_case_study(tmp_path):
     run = next(r for r in runs if r.path == path)
     row = {"dataset": "mammograms", "setting": "setting 1", "metric": "x"}
     ask = {
-        name: RECIPES[name](run, Question("breast_cancer_real", row, runs)).value for name in RECIPES if "auc" in name
+        name: METRICS[name](run, PrintedCell("breast_cancer_real", row, runs)).value
+        for name in METRICS
+        if "auc" in name
     }
     assert ask["client1_auc_pct"] == pytest.approx(70)
     assert ask["client4_auc_gain"] == pytest.approx(10)
@@ -299,7 +303,7 @@ def test_client_columns_of_the_case_study(tmp_path):
 def test_round_whose_value_is_printed(tmp_path, algorithm, table, extra, expected):
     run = Run(run_for(tmp_path, algorithm, 0, 0.8, **extra))
     row = {"dataset": "CIFAR10", "setting": "", "metric": "mean_client_test_accuracy_pct"}
-    assert RECIPES[row["metric"]](run, Question(table, row)).value == pytest.approx(expected)
+    assert METRICS[row["metric"]](run, PrintedCell(table, row)).value == pytest.approx(expected)
 
 
 def test_the_last_three_rounds_as_the_released_analysis_prints_them(tmp_path):
@@ -309,8 +313,8 @@ def test_the_last_three_rounds_as_the_released_analysis_prints_them(tmp_path):
     for values, expected in (([0.1, 0.2, 0.5, 0.6, 0.7], (60, 10)), ([0.5], (50, None))):
         rounds = range(1, len(values) + 1)
         run.metrics = pandas.DataFrame({"personal/accuracy_weighted": values}, index=rounds)
-        answer = RECIPES[row["metric"]](run, Question("pfednet_table5_chd", row))
-        assert (answer.value, answer.spread) == (pytest.approx(expected[0]), expected[1] and pytest.approx(expected[1]))
+        answer = METRICS[row["metric"]](run, PrintedCell("pfednet_table5_chd", row))
+        assert (answer.value, answer.std) == (pytest.approx(expected[0]), expected[1] and pytest.approx(expected[1]))
 
 
 @pytest.mark.parametrize(
@@ -375,5 +379,7 @@ def test_unknown_table():
 
 def test_a_spread_of_rounding_is_none(tmp_path):
     """Seeds that differ in their last bits have no deviations to count in."""
-    cell = Cell({"mean": "50", "std": "1"}, ours=Spread(90.0, 1e-14, 3, 3), sigma=1e-14)
-    assert np.isnan(cell.in_std) and Cell(cell.row, ours=cell.ours, sigma=2.0).in_std == 20
+    cell = Cell({"mean": "50", "std": "1"}, ours=Spread(90.0, 1e-14, 3, 3), std_over_seeds=1e-14)
+    assert (
+        np.isnan(cell.difference_in_std) and Cell(cell.row, ours=cell.ours, std_over_seeds=2.0).difference_in_std == 20
+    )

@@ -25,7 +25,7 @@ from fedbench.engine.cohort import Cohort
 from fedbench.engine.engine import Engine
 from fedbench.engine.optim import SGD
 from fedbench.report import scores
-from fedbench.report.recipes import RECIPES, Question
+from fedbench.report.paper_metrics import METRICS, PrintedCell
 from fedbench.report.runs import Run
 from fedbench.simulation import build, new_clients, simulator
 
@@ -222,7 +222,7 @@ def test_files_and_summary(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert saved["num_clients"] == 5 and saved["new_clients"] == found
     row = {"metric": "best_mean_client_test_accuracy_pct_on_20_new_clients", "dataset": "CIFAR10", "setting": ""}
-    answer = RECIPES[row["metric"]](Run(tmp_path / "run"), Question("pgfed_new_clients", row))
+    answer = METRICS[row["metric"]](Run(tmp_path / "run"), PrintedCell("pgfed_new_clients", row))
     assert answer.value == pytest.approx(100 * max(curve))
     assert scores.rounds_to(Run(tmp_path / "run"), "personal/accuracy", 0.0) == 1
 

@@ -12,9 +12,9 @@ from conftest import ROOT
 
 from fedbench.config.conf_tree import group_options
 from fedbench.site import escape_stars
-from fedbench.site.generate import generated
-from fedbench.site.methods import Released, departures, methods
-from fedbench.site.results import key, option_of, results_of, rows_of_tables
+from fedbench.site.generate import generate_pages
+from fedbench.site.methods import ReleasedCode, departures, read_methods
+from fedbench.site.results import normalized, option_of, results_of, rows_of_tables
 from fedbench.site.tables import FORMS, printed_tables
 
 pytest.importorskip("jinja2", reason="needs jinja2: pip install jinja2")
@@ -23,7 +23,7 @@ pytest.importorskip("pandas", reason="needs pandas: pip install pandas")
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return generated(ROOT)
+    return generate_pages(ROOT)
 
 
 def test_there_is_a_page_for_every_method_and_every_printed_table(pages: dict[str, str]) -> None:
@@ -44,9 +44,9 @@ def test_the_page_of_a_method_has_what_its_files_have(pages: dict[str, str]) -> 
     ):
         assert part in text
     assert "Reduces to" not in text[text.index("## Departures") : text.index("## Options")]
-    by_name = {method.name: method for method in methods(ROOT)}
+    by_name = {method.name: method for method in read_methods(ROOT)}
     assert by_name["fedpia"].released is None
-    assert by_name["apple"].released == Released("ljaiverson/pFL-APPLE", "8078196", "3e-8")
+    assert by_name["apple"].released == ReleasedCode("ljaiverson/pFL-APPLE", "8078196", "3e-8")
 
 
 def test_the_page_of_a_table_has_its_cells_and_commands(pages: dict[str, str]) -> None:
@@ -58,8 +58,8 @@ def test_the_page_of_a_table_has_its_cells_and_commands(pages: dict[str, str]) -
 
 def test_every_released_code_is_on_the_page_of_its_method() -> None:
     """No difference is larger than the test of docs/released.md allows."""
-    released = [method.released for method in methods(ROOT) if method.released]
-    assert len(released) == 19 and all(0 < float(of.apart) <= 3e-6 for of in released)
+    released = [method.released for method in read_methods(ROOT) if method.released]
+    assert len(released) == 19 and all(0 < float(of.difference) <= 3e-6 for of in released)
 
 
 def test_results_of_a_method_are_one_row_for_each_setting() -> None:
@@ -83,7 +83,7 @@ def test_every_printed_cell_has_its_form() -> None:
     tables = {table.name: table for table in printed_tables(ROOT)}
     assert {form for table in tables.values() for form in table.forms} == set(FORMS)
     table = tables["pgfed_table1_cifar"]
-    assert table.forms == {"full": 4, "reduced": 10, "not run": 70} and table.heads == ["method", "dataset", "clients"]
+    assert table.forms == {"full": 4, "reduced": 10, "not run": 70} and table.labels == ["method", "dataset", "clients"]
     local = [row for row in table.rows if row["labels"] == ["Local", "CIFAR10", "25"]]
     assert [(row["form"], row["page"]) for row in local] == [
         ("full", "pgfed_table1_cifar_full"),
@@ -102,7 +102,7 @@ def test_every_printed_cell_has_its_form() -> None:
     ],
 )  # fmt: skip
 def test_a_label_names_a_method(label: str, option: str | None) -> None:
-    names = {key(name): name for name in ("pgfed", "pgfed_mo", "fedavg", "fedavg_local", "apple", "fedper")}
+    names = {normalized(name): name for name in ("pgfed", "pgfed_mo", "fedavg", "fedavg_local", "apple", "fedper")}
     assert option_of(label, names) == option
 
 
@@ -127,7 +127,7 @@ def test_every_page_of_docs_is_in_the_navigation() -> None:
 
 def test_equations_can_be_drawn() -> None:
     """Every method has its section in docs/equations.md, and the MathML writer knows every command in it."""
-    assert not [method.name for method in methods(ROOT) if "$$" not in method.equations]
+    assert not [method.name for method in read_methods(ROOT) if "$$" not in method.equations]
     latex2mathml = pytest.importorskip("docutils.utils.math.latex2mathml", reason="needs docutils: pip install sphinx")
     text = (ROOT / "docs" / "equations.md").read_text()
     equations = re.findall(r"\$\$(.+?)\$\$", text) + re.findall(r"(?<!\$)\$([^$\n]+)\$(?!\$)", text)

@@ -88,7 +88,7 @@ def test_clients_keep_the_numbers_of_their_files(folder: Path, tmp_path: Path) -
     assert json.loads((place / "partition.json").read_text())["names"] == ["0", "1", "3", "10"]
     assert Split.load(place / "partition.npz").names == ("0", "1", "3", "10")
     reported = Run(place)
-    assert reported.client_names == ["0", "1", "3", "10"]
+    assert reported.partition["names"] == ["0", "1", "3", "10"]
     assert reported.clients("n_train").iloc[0].tolist() == [12, 30, 9, 20]
     assert export.predictions(place)["names"].tolist() == ["0", "1", "3", "10"]
     last, third = export.client_state(place, "10"), export.client_state(place, "3")

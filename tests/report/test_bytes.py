@@ -9,9 +9,9 @@ import pytest
 from run_folders import BASE, make_run
 
 from fedbench.report.command import main
+from fedbench.report.figures import BYTES, draw_over_bytes, draw_sizes
 from fedbench.report.runs import Run
 from fedbench.report.scores import Options, megabytes
-from fedbench.report.sent import DIRECTIONS, draw_over_bytes, draw_sizes
 from fedbench.report.summary import Group, differing, group_runs, results, sent_table
 from fedbench.report.table import Spread
 
@@ -41,7 +41,7 @@ def runs(tmp_path: Path) -> list[Run]:
 
 
 def test_bytes_add_up(runs: list[Run]) -> None:
-    assert megabytes(runs[0], DIRECTIONS["bytes"]).to_dict() == {1: 6, 2: 12, 3: 18}
+    assert megabytes(runs[0], BYTES["bytes"][0]).to_dict() == {1: 6, 2: 12, 3: 18}
     assert list(megabytes(runs[2], ("up",))) == pytest.approx([0.4, 0.8, 1.2])
     assert list(megabytes(runs[2], ("up",), "dense")) == [4, 8, 12]
     assert list(megabytes(runs[0], ("up",), "dense")) == [4, 8, 12]  # nothing was compressed
@@ -62,7 +62,7 @@ def test_a_table_says_what_was_sent(runs: list[Run]) -> None:
 
 
 def test_the_report_prints_it_and_draws_scores_over_it(runs: list[Run], tmp_path: Path, capsys) -> None:
-    for key in DIRECTIONS:
+    for key in BYTES:
         assert main([str(tmp_path), "--figures", str(tmp_path / "figures"), "--against", key]) == 0
         out = capsys.readouterr().out
         (line,) = (line for line in out.split("what was sent")[1].splitlines() if "topk" in line)

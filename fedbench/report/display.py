@@ -1,0 +1,187 @@
+"""How tables and figures display methods, metrics and configuration keys.
+
+A method has the name that papers use: the first words of its option's file (``# PGFed: Luo et al. ...``).  A method
+from outside the repository has the name of its option or class.  CSV files contain the names of options.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from fedbench.config.conf_tree import printed_name
+from fedbench.report.table import DAGGER, Column, Spread, Table, format_cell
+from fedbench.tasks.scores import direction
+
+METHOD_KEYS = ("method", "name", "algorithm", "choices.algorithm")  # labels that contain the name of a method
+TUNED_NOTE = (
+    f"{DAGGER} fine-tuned after the last round only: the last value is of fine-tuned models, all before are not."
+)
+SCOPES = {"personal": "", "global": "global model", "val": "validation", "train": "training"}
+AGGREGATES = {
+    "_worst": "worst tenth of clients",
+    "_std": "standard deviation over clients",
+    "_weighted": "weighted by samples",
+}
+ABBREVIATIONS = {"auc": "AUC", "f1": "F1", "iou": "IoU", "lr": "learning rate", "mb": "MB", "s": "seconds",
+                 "num": "number of"}  # fmt: skip
+GREEK = {"lam": "λ", "lambda": "λ", "mu": "μ", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eps": "ε",
+         "eta": "η", "tau": "τ", "rho": "ρ", "sigma": "σ"}  # fmt: skip
+
+
+@lru_cache
+def method_name(option: str, conf: tuple[Path, ...] | None = None) -> str:
+    """Return the name of a method in papers: PGFed for pgfed, FedAvg+FT for fedavg+ft.
+
+    Args:
+        option: The option of ``algorithm=``, with or without "+ft".
+        conf: The conf folders; None for those of fedbench.
+
+    Returns:
+        The name.  A text that is not an option is returned unchanged.
+    """
+    base, plus, suffix = option.partition("+")
+    name = printed_name("algorithm", base, conf) if suffix in ("", "ft") else None
+    return option if name is None else f"{name}{plus}{suffix.upper()}"
+
+
+def legend_name(labels: Mapping[str, Any], tuned: bool = False, conf: tuple[Path, ...] | None = None) -> str:
+    """Return a legend entry: the name of the method, and the other labels as key=value.
+
+    Args:
+        labels: The labels of a line; None values are left out.
+        tuned: Whether the method fine-tunes after the last round only, which a dagger marks.
+        conf: The conf folders; None for those of fedbench.
+    """
+    dagger = DAGGER if tuned else ""
+    texts = []
+    for key, value in labels.items():
+        if value is not None:
+            is_method = key in METHOD_KEYS
+            texts.append(f"{method_name(str(value), conf)}{dagger}" if is_method else f"{_last(key)}={value}")
+    return " ".join(texts)
+
+
+def legend_names(
+    labels: Sequence[Mapping[str, Any]], tuned: Sequence[bool], conf: tuple[Path, ...] | None = None
+) -> tuple[list[str], str]:
+    """Return the entries of a legend without the labels that all lines have in common, and these labels.
+
+    Args:
+        labels: The labels of each line.
+        tuned: Whether the method of each line fine-tunes after the last round only.
+        conf: The conf folders; None for those of fedbench.
+
+    Returns:
+        The entries, and the common labels as a text for the title.
+    """
+    keys = dict.fromkeys(key for each in labels for key in each)
+    common = [key for key in keys if len({repr(each.get(key)) for each in labels}) == 1]
+    if len(set(tuned)) > 1:  # the dagger distinguishes lines
+        common = [key for key in common if key not in METHOD_KEYS]
+    if len(labels) < 2 or len(common) == len(labels[0]):
+        common = []
+    entries = []
+    for each, is_tuned in zip(labels, tuned):
+        distinct = {key: value for key, value in each.items() if key not in common}
+        entries.append(legend_name(distinct, is_tuned, conf))
+    return entries, legend_name({key: labels[0][key] for key in common}, tuned[0], conf) if common else ""
+
+
+def metric_title(metric: str) -> str:
+    """Return a metric in words: "Accuracy, mean over clients" for personal/accuracy."""
+    scope, _, score = metric.rpartition("/")
+    suffix = next((suffix for suffix in AGGREGATES if score.endswith(suffix)), "")
+    aggregate = AGGREGATES.get(suffix, "mean over clients" if scope in SCOPES else "")
+    parts = (key_title(score.removesuffix(suffix)), SCOPES.get(scope, scope), aggregate)
+    return ", ".join(filter(None, parts))
+
+
+def client_metric_title(metric: str) -> str:
+    """Return a metric of single clients in words: "Accuracy of each client" for personal/accuracy."""
+    return f"{key_title(metric.rpartition('/')[2])} of each client"
+
+
+def metric_axis_label(metric: str) -> str:
+    """Return an axis label: "Accuracy, mean over clients (%)" for personal/accuracy."""
+    return metric_title(metric) + (" (%)" if direction(metric).fraction else "")
+
+
+def key_title(key: str) -> str:
+    """Return the last part of a dotted key in words: "Number of experts" for num_experts, "λ" for lam."""
+    last = _last(key)
+    text = GREEK.get(last) or " ".join(ABBREVIATIONS.get(word, word) for word in last.split("_"))
+    return text[:1].upper() + text[1:] if last not in GREEK else text
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def label_columns(keys: Iterable[str], conf: tuple[Path, ...] | None = None) -> list[Column]:
+    """Return the columns of labels.  Methods have their names in papers, and a dagger if the row is ``tuned``."""
+    columns = []
+    for key in keys:
+        column = Column(key, key, None, missing="")
+        if key in METHOD_KEYS:
+            column = replace(column, display=partial(method_name, conf=conf), dagger_key="tuned")
+        columns.append(column)
+    return columns
+
+
+def for_readers(table: Table, labels: Sequence[str]) -> Table:
+    """Return the table without redundant columns, and with a note on daggers if it has any.
+
+    Args:
+        table: The table.
+        labels: The keys of the columns that identify rows.
+    """
+    has_dagger = any(row.get(c.dagger_key) for c in table.columns if c.dagger_key for row in table.rows)
+    return replace(drop_redundant(table, labels), notes=[*table.notes, *([TUNED_NOTE] if has_dagger else [])])
+
+
+def drop_redundant(table: Table, labels: Sequence[str]) -> Table:
+    """Return the table without redundant columns.
+
+    A column with equal cells moves to the title, unless it has measured numbers.  A label is dropped if its words
+    occur in the first label.  A table of one row is returned unchanged.
+
+    Args:
+        table: The table.
+        labels: The keys of the columns that identify rows.  At least one of them is kept.
+    """
+    rows = table.rows
+    if len(rows) < 2 or not table.columns:
+        return table
+    texts = {c.key: [format_cell(row.get(c.key), c) for row in rows] for c in table.columns}
+    first = next((key for key in labels if len(set(texts[key])) > 1), labels[0] if labels else None)
+    columns: list[Column] = []
+    title = [table.title]
+    for column in table.columns:
+        key, cells = column.key, texts[column.key]
+        is_label = key in labels
+        if key == first:
+            columns.append(column)
+        elif len(set(cells)) > 1 or (not is_label and any(_is_measured(row.get(key)) for row in rows)):
+            if not (is_label and first and all(map(_repeats, cells, texts[first]))):
+                columns.append(column)
+        elif cells[0] not in ("", "-"):
+            separator = " = " if column.title == "n" else " " if is_label else ": "
+            title.append(cells[0] if key in METHOD_KEYS else f"{column.title}{separator}{cells[0]}")
+    return replace(table, columns=columns, title=", ".join(filter(None, title)))
+
+
+def _is_measured(value: Any) -> bool:
+    """Return whether a cell has a measured number, which is shown even if all rows have the same."""
+    return bool(value.count) if isinstance(value, Spread) else isinstance(value, float) and not math.isnan(value)
+
+
+def _repeats(text: str, label: str) -> bool:
+    """Return whether all words of a text occur in a label."""
+    words, label_words = (set(re.findall(r"\w+(?:\.\d+)?", part.casefold())) for part in (text, label))
+    return words <= label_words

@@ -1,0 +1,200 @@
+"""How each metric of a printed table is computed from a run, in the unit of the paper.
+
+Each metric is taken at one round.  It is the last round if the authors' code takes it (FedBABU, which fine-tunes after
+the last round; the tables of pFedMoAP, pFedNet and FedPIA), else the round with the best test score.  The key
+``paper.select`` of a run has priority: "last", "best", "best_val" or "last3".  "last3" is the mean and the standard
+deviation (ddof 1) over the last three evaluated rounds, as in pFedNet's released analysis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedbench.report import scores
+from fedbench.report.runs import Run
+from fedbench.report.table import Series
+
+ACCURACY = "personal/accuracy"
+LAST_ROUND_TABLES = ("pfedmoap", "pfednet", "fedpia")  # prefixes of names
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class PrintedCell:
+    """A cell of a printed table.
+
+    Attributes:
+        table: The name of the table.
+        row: The cell's row of the CSV file.
+        runs: The runs among which runs of Local are searched.
+        target: The accuracy to reach, for metrics of convergence.
+    """
+
+    table: str
+    row: dict[str, str]
+    runs: tuple[Run, ...] = ()
+    target: float = 0.7
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The value of a run for a cell.
+
+    Attributes:
+        value: The value; NaN if the run does not have it.
+        std: The standard deviation over clients or rounds, if the paper prints it; else None.
+        clients: How many clients the value includes, as "3 of 6"; "" for all.
+    """
+
+    value: float
+    std: float | None = None
+    clients: str = ""
+
+
+PaperMetric = Callable[[Run, PrintedCell], Measurement]
+
+
+def selection(run: Run, cell: PrintedCell) -> str:
+    """Return the round whose value the table prints: "last", "best", "best_val" or "last3"."""
+    is_last = cell.table.startswith(LAST_ROUND_TABLES) or run.choice("algorithm") == "fedbabu"
+    return (run.config.get("paper") or {}).get("select") or ("last" if is_last else "best")
+
+
+def mean(column: str) -> PaperMetric:
+    """Return the metric of a column of metrics.csv in percent, or its mean over the clients of the cell's domain."""
+
+    def measure(run: Run, cell: PrintedCell) -> Measurement:
+        select, domain = selection(run, cell), domain_of(cell.row)
+        if select == "last3" and domain is None:
+            values = 100 * scores.curve(run, column)[-3:]
+            return Measurement(float(values.mean()), float(values.std()) if len(values) > 1 else None)
+        round = scores.selected_round(run, column, "last" if select == "last3" else select)
+        if domain is None:
+            value = 100 * scores.value_at(run, column, round)
+            return Measurement(value, clients=scores.clients_at(run, column, round))
+        values, clients = run.clients(column), clients_of(run, domain)
+        if round not in values.index or not clients:
+            return Measurement(NAN)
+        return _mean_over_clients(values.loc[round].reindex(clients))
+
+    return measure
+
+
+def _mean_over_clients(values: Series, with_std: bool = False) -> Measurement:
+    """Return the mean over the clients with a value, in percent."""
+    count = int(values.count())
+    clients = "" if count in (0, len(values)) else f"{count} of {len(values)}"
+    std = 100 * float(values.std(ddof=0)) if with_std and len(values) else None
+    return Measurement(100 * float(values.mean()), std, clients)
+
+
+def client_best(metric: str, client: int) -> PaperMetric:
+    """Return the metric of one client (from 1) at its own best round, in percent."""
+
+    def measure(run: Run, cell: PrintedCell) -> Measurement:
+        values = run.clients(metric)
+        return Measurement(100 * scores.best_of(values[client - 1], metric) if client - 1 in values else NAN)
+
+    return measure
+
+
+def gain(metric: str, client: int | None = None) -> PaperMetric:
+    """Return the gain over Local at each client's own best round, in percentage points.
+
+    Args:
+        metric: The metric.
+        client: The client (from 1); None for the mean over clients.
+    """
+
+    def measure(run: Run, cell: PrintedCell) -> Measurement:
+        local = scores.local_of(run, list(cell.runs))
+        gains = scores.gains(run, local, metric, own_best=True)
+        if client is None:
+            return _mean_over_clients(gains, with_std=True)
+        return Measurement(100 * float(gains.get(client - 1, NAN)))
+
+    return measure
+
+
+def rounds_to_target(run: Run, cell: PrintedCell) -> Measurement:
+    """Return the first round whose mean accuracy reaches the target."""
+    return Measurement(scores.rounds_to(run, ACCURACY, cell.target))
+
+
+def summary_value(group: str, key: str, scale: float) -> PaperMetric:
+    """Return the metric of a value of summary.json."""
+
+    def measure(run: Run, cell: PrintedCell) -> Measurement:
+        value = (run.summary.get(group) or {}).get(key)
+        return Measurement(NAN if value is None else scale * float(value))
+
+    return measure
+
+
+CLIENT_METRICS: dict[str, PaperMetric] = {  # of FedPIA, whose columns are clients
+    **{name: mean(f"personal/{name}") for name in ("accuracy", "accuracy_open", "accuracy_closed")},
+    "f1": mean("personal/micro_f1"),
+}
+METRICS: dict[str, PaperMetric] = {
+    "mean_client_test_accuracy_pct": mean(ACCURACY),
+    "BMCTA_pct": mean(ACCURACY),
+    "BTA_pct": mean(f"{ACCURACY}_weighted"),
+    "mean_accuracy_pct": mean(ACCURACY),
+    "mean_auc_pct": mean("personal/auc"),
+    "mean_auc_gain (std over clients)": gain("personal/auc"),
+    "individual_gain_over_local_pct_points (std over clients)": gain(ACCURACY),
+    "best_mean_client_test_accuracy_pct_on_20_new_clients": summary_value("new_clients", "best", 100),
+    "rounds_to_target": rounds_to_target,
+    "images_per_s": summary_value("cost", "images_per_s", 1),
+    "test_accuracy_percent": mean(f"{ACCURACY}_weighted"),
+    "iou_percent": mean("personal/dice_iou_weighted"),
+    "label_iou_percent": mean("personal/label_iou_weighted"),
+    **CLIENT_METRICS,
+    **{f"client{k}_auc_pct": client_best("personal/auc", k) for k in range(1, 5)},
+    **{f"client{k}_auc_gain": gain("personal/auc", k) for k in range(1, 5)},
+}
+# Metrics that compare methods: the metric to compare, and a function of a method's value and all values by method.
+RELATIVE_METRICS: dict[str, tuple[str, Callable[[float, dict[str, float]], float]]] = {
+    "relative_speed_pct": ("images_per_s", lambda value, values: 100 * value / values.get("FedAvg", NAN)),
+    "speedup_x_vs_slowest": ("rounds_to_target", lambda value, values: max(values.values(), default=NAN) / value),
+}
+
+
+def is_measured(metric: str) -> bool:
+    """Return whether a run can answer a printed metric.  Others describe data and settings."""
+    return metric in METRICS or metric in RELATIVE_METRICS
+
+
+def domain_of(row: dict[str, str]) -> str | None:
+    """Return the domain or client of a cell; None for the mean over all clients."""
+    match = re.search(r"domain=([^;]+)", row.get("setting", ""))
+    name = match.group(1) if match else row["dataset"].partition("/")[2]
+    if not name and row["metric"] in CLIENT_METRICS:
+        name = row["dataset"]
+    letters = normalized(name)
+    return None if letters in ("", "all", "allmean", "average", "mean") or letters.endswith("overall") else name
+
+
+def clients_of(run: Run, domain: str) -> list[int]:
+    """Return the clients of a domain, by the domains in partition.json.
+
+    Args:
+        run: The run.
+        domain: The name of a domain.  Names such as c3_oct of FedPIA stand for the third domain.
+    """
+    names = run.partition.get("domains")
+    names = [normalized(str(name)) for name in names] if isinstance(names, list) else []
+    numbered = re.match(r"c(\d+)_", domain)
+    wanted = normalized(domain)
+    if numbered:
+        distinct = list(dict.fromkeys(names))
+        index = int(numbered[1]) - 1
+        wanted = distinct[index] if index < len(distinct) else None
+    return [client for client, name in enumerate(names) if name == wanted]
+
+
+def normalized(name: str) -> str:
+    """Return the letters and digits of a name in lower case, so that "Real World" equals "Real_World"."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())

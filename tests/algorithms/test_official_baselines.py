@@ -24,6 +24,7 @@ from fedbench.algorithms.fedadam import FedAdam
 from fedbench.algorithms.fedala import FedALA
 from fedbench.algorithms.fedavgm import FedAvgM
 from fedbench.algorithms.fedbn import FedBN
+from fedbench.algorithms.feddbe import FedDBE
 from fedbench.algorithms.fedexp import FedExP
 from fedbench.algorithms.fednova import FedNova
 from fedbench.algorithms.fedproto import FedProto
@@ -113,6 +114,11 @@ def initialized(algorithm: Algorithm, e: Engine, round: int) -> Found:
     return {"sent": rows[:, ::34]}
 
 
+def shifts(algorithm: Algorithm, e: Engine, round: int) -> Found:
+    found = {"glob": algorithm.shared.take(algorithm.w)[::34], "means": algorithm.c.whole()}
+    return deployed(algorithm, e, round) | found | ({} if round else {"global_mean": algorithm.g})
+
+
 # -- what is given from outside --------------------------------------------------------------------------
 def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int, int], np.ndarray]) -> None:
     """Let clients take their samples in a given order.
@@ -120,7 +126,9 @@ def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int,
     order(key, round, client, epoch, size) returns the order for a training with LocalTraining(key=key).
     """
     keys = {
-        rng.key(0, "batches", key, r): (key, r) for r in range(6) for key in ("local", *(f"ala/{n}" for n in range(60)))
+        rng.key(0, "batches", key, r): (key, r)
+        for r in range(6)
+        for key in ("local", "means", "head", *(f"ala/{n}" for n in range(60)))
     }
 
     def given(base: int, ids: np.ndarray, sizes: np.ndarray, longest: int, epoch: int) -> np.ndarray:
@@ -136,6 +144,11 @@ def orders(monkeypatch: pytest.MonkeyPatch, order: Callable[[str, int, int, int,
 def local_order(key: str, round: int, client: int, epoch: int, size: int) -> np.ndarray:
     """Return the problem's order in local training, and the samples' own order elsewhere."""
     return problem.order(client, round, epoch, size) if key == "local" else np.arange(size)
+
+
+def dbe_order(key: str, round: int, client: int, epoch: int, size: int) -> np.ndarray:
+    """Return the order of round 90 in the training before the first round."""
+    return problem.order(client, 90 if key == "means" else round, epoch, size)
 
 
 def ala_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +212,7 @@ CASES = {
     "moon0": Case(partial(Moon, mu=0.0)),
     "proto": Case(partial(FedProto, weights="uniform"), prototypes),
     "ala": Case(partial(FedALA, who="all"), mixing, before=initialized, patch=ala_windows),
+    "dbe": Case(partial(FedDBE, kappa=5.0, m=0.3), shifts, order=dbe_order),
     "exp": Case(partial(FedExP, eps=1e-4, deploy="last")),
 }
 

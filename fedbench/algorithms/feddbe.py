@@ -1,0 +1,132 @@
+"""FedDBE: domain bias eliminator, a personal shift of the features and a pull of their mean to a global mean.
+
+Zhang et al., NeurIPS 2023, Algorithm 1.  With features z of theta_i, the client's shift c_i [F], the running mean r of
+the batch means of z (from 0 in each round) and the global mean g:
+
+    before round 1: all clients train from w by the plain loss and upload r;  g = sum n_i r_i / n
+    r <- (1 - m) r + m mean(z)
+    loss = task loss of head(z + c_i) + kappa mean over F of (r - g)^2 / 2         gradient through this batch's share m
+
+theta_i and c_i descend together.  The server averages theta_i.  Deployed: w with c_i added to the features.
+In segmentation c_i has one number per channel, and means are over pixels, too.
+Departs from the paper: nowhere.   Reduces to: FedAvg with kappa = 0 and c_i = 0.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms._features import num_features, require_features
+from fedbench.algorithms.base import (
+    Algorithm,
+    Batch,
+    Cohort,
+    Federation,
+    FlatModel,
+    Inputs,
+    LocalTraining,
+    Optimizer,
+    RowStore,
+    Step,
+)
+from fedbench.core.options import Fraction, NonNegative
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class FedDBE(Algorithm):
+    """FedDBE.
+
+    Args:
+        kappa: Weight of the distance between the running mean and the global mean, >= 0, or a list with one per client.
+        m: Weight of a batch in the running mean of features, in (0, 1].
+
+    State:
+        w: Server model, [P]; its columns "shift" are zero.
+        c: Shifts, [N, F].
+        g: Global mean of features, [F].  has_g: Whether the clients have uploaded their means.
+    """
+
+    requires = ("head",)
+
+    def __init__(self, kappa: NonNegative | list[NonNegative] = 50.0, m: Fraction = 1.0):
+        self.kappa: float | PerClient = per_client(kappa)
+        self.m = m
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require a linear head, whose input is the features."""
+        super().check(federation, model, optimizer)
+        require_features(model)
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Start from the initial model, without shifts."""
+        self.g = torch.zeros(num_features(model), device=federation.device)  # [F]
+        self.has_g = torch.zeros((), dtype=torch.bool)  # on the host
+        model.extend(shift=self.g)
+        self.shift = model.columns["shift"]
+        self.shared = self.shift.rest(model.size)
+        self.w = model.init_row()  # [P]
+        self.c = rows("c", default=self.g)  # lazy [N, F]
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        if not self.has_g:
+            self.g = self.global_mean(cohort.all_clients())
+            self.has_g = torch.ones_like(self.has_g)
+        w = cohort.broadcast(w=self.shared.take(self.w)).w
+        start = self.with_shifts(cohort, w)  # [K, P]
+        r, how = self.g.new_zeros(len(cohort), len(self.g)), LocalTraining(uploaded=self.shared)
+        out = cohort.train(start, loss=self.loss, how=how, r=r, g=self.g.expand_as(r))
+        self.c[cohort.ids] = self.shift.take(out.theta)
+        up = cohort.upload(w=self.shared.take(out.theta), relative_to={"w": "w"})
+        self.w = self.shared.put(self.w, cohort.mean(up.w, updates="w"))
+
+    def global_mean(self, everybody: Cohort) -> Tensor:
+        """Let all clients train once, upload the running means of their features, and download the mean.  # [F]"""
+        start = self.shared.put(self.w, everybody.broadcast(w=self.shared.take(self.w)).w)
+        once = LocalTraining(key="means", optimizer=everybody.engine.optimizer.fresh(), uploaded=False)
+        r = self.g.new_zeros(len(everybody), len(self.g))  # [N, F]
+        out = everybody.train(start, loss=self.plain_loss, columns=self.shared, how=once, r=r)
+        up = everybody.upload(r=out.r, replaces={"r": None})
+        return everybody.broadcast(g=everybody.mean(up.r)).g
+
+    def plain_loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
+        """Return the task's loss, and move r.  # [k, B]"""
+        z = s.features(rows, batch)  # [k, B, F]
+        self.move_mean(s, z, batch)
+        return s.task_loss(s.model.head(rows, z), batch)
+
+    def loss(self, s: Step, rows: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of shifted features with the distance of r to g, and move r.  # [k, B]"""
+        z = s.features(rows, batch)  # [k, B, F]
+        distance = (self.move_mean(s, z, batch) - s.state.g).square().mean(1, keepdim=True) / 2  # [k, 1]
+        return s.task_loss(self.shifted_logits(s.model, rows, z), batch) + s.value(self.kappa) * distance
+
+    def move_mean(self, s: Step, z: Tensor, batch: Batch) -> Tensor:
+        """Return the new running mean, differentiable in this batch's share, and store it.  # [k, F]"""
+        mean = torch.einsum("kbf...,kb->kf", z, batch.weight)  # [k, F], a sum over pixels
+        r = (1 - self.m) * s.state.r + self.m * mean / math.prod(z.shape[3:])
+        s.state.r.copy_(r.detach())
+        return r
+
+    def shifted_logits(self, model: FlatModel, rows: Tensor, z: Tensor) -> Tensor:
+        """Return the head's outputs for z + c_i.  # [k, B, C, ...]"""
+        c = model.named(rows)["shift"]  # [k, F]
+        return model.head(rows, z + c.view(len(c), 1, -1, *[1] * (z.dim() - 3)))
+
+    def with_shifts(self, cohort: Cohort, w: Tensor) -> Tensor:
+        """Return the shared columns joined with each client's shift.  # [K, P]"""
+        return self.shift.put(self.shared.put(self.w, w), self.c[cohort.ids])
+
+    def personalized(self, cohort: Cohort, final: bool) -> Tensor:
+        """Return [w, c_i]."""
+        return self.with_shifts(cohort, cohort.broadcast(w=self.shared.take(self.w)).w)
+
+    def predict(self, model: FlatModel, rows: Any, inputs: Inputs) -> Tensor:
+        """Return the logits of the shifted features.  # [k, b, C, ...]"""
+        return self.shifted_logits(model, rows, model.features(rows, inputs))
+
+    def global_row(self) -> Tensor:
+        """Return w, which has no shift."""
+        return self.w

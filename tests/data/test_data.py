@@ -114,7 +114,7 @@ def test_arrays_that_fit_pass():
         ({"targets": np.zeros((6, 2), np.float32), "task": "multilabel"}, "expected float32 [n, 3]"),
         ({"targets": np.zeros(0, np.int64)}, "no samples"),
         ({"num_classes": 1, "targets": np.zeros(6, np.int64)}, "at least 2"),
-        ({"task": "ranking"}, "the data set's task is 'ranking'; fedbench knows classification"),
+        ({"task": "ranking"}, "the data set's task is 'ranking', but must be one of classification"),
         ({"task": "regression"}, "expected float32 [n, "),
         ({"class_names": ["a"]}, "1 class names for 3 classes"),
         ({"mean": (0.5,) * 3}, "mean has 3 entries but the images have 1 channels"),

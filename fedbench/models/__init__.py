@@ -1,1 +1,1 @@
-"""Models: one file each, an nn.Module named by the ``_target_`` of conf/model."""
+"""Models: one file for each, with an nn.Module that ``_target_`` in conf/model names."""

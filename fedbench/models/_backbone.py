@@ -1,9 +1,10 @@
-"""A network of another library as a body and a head: its classifier, the last linear layer, is taken out."""
+"""Networks of other libraries.  Their classifier, which is the last linear layer, is replaced by `head`."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,124 +15,154 @@ from fedbench.core.error_text import is_raised_here
 from fedbench.core.options import ConfigError, require
 from fedbench.core.weights import read_weights
 
-ATTENTION = ("attn", "attention", "self_attention")  # names in timm, transformers and torchvision
+ATTENTION_LAYERS = ("attn", "attention", "self_attention")  # names in timm, transformers and torchvision
 
 
 class Backbone(nn.Module):
-    """[B, channels, H, W] -> [B, C].  body: the network without its classifier [B, F]; head: a linear layer F -> C.
+    """A network and a linear head.  [B, channels, H, W] -> [B, C].
 
-    make: builds the network.  key: how it is named in sentences ("model.name=resnet18").  channels: that the network
-    reads; a grey image is shown in all of them.  read: the features among what the network returns.  Stochastic depth
-    is switched off.
+    Stochastic depth is disabled.
+
+    Args:
+        build: Returns the network.
+        key: The option and value that name it, for messages, such as "model.name=resnet18".
+        input_shape: Channels, height and width of the data set's images.
+        num_classes: C.
+        channels: Input channels of the network.  Grey images are repeated in all of them.
+        features_of: Returns the features [B, F] in the output of the network.
+        load: Loads weights into the network.
+
+    Attributes:
+        body: The network without its classifier.
+        head: The linear layer F -> C.
+
+    Raises:
+        ConfigError: The network cannot be built, or cannot process these images.
     """
 
     def __init__(
         self,
-        make: Callable[[], nn.Module],
+        build: Callable[[], nn.Module],
         key: str,
         input_shape: tuple,
         num_classes: int,
         channels: int,
-        read: Callable[[Any], Tensor] = lambda out: out,
+        features_of: Callable[[Any], Tensor] = lambda output: output,
         load: Callable[[nn.Module], None] = lambda network: None,
     ):
         super().__init__()
         require(
             len(input_shape) == 3 and input_shape[0] in (1, channels),
-            f"{key} reads images of 1 or {channels} channels, but the data set gives {tuple(input_shape)}",
+            f"{key} needs images with 1 or {channels} channels, but the data set gives {tuple(input_shape)}",
         )
-        try:
-            body = make()
-        except Exception as error:  # libraries raise errors of any kind for options and sizes that do not fit
-            if is_raised_here(error):
-                raise
-            raise ConfigError(f"{key} cannot be built for images {tuple(input_shape)}: {_first(error)}") from error
+        with _library_errors(f"{key} cannot be built for images {tuple(input_shape)}"):
+            body = build()
         load(body)
-        self.channels, self.read = channels, read
-        features = _take_out_classifier(body, key)
+        self.channels = channels
+        self.features_of = features_of
+        num_features = _remove_classifier(body, key)
         for m in body.modules():
             if getattr(m, "inplace", False):
-                m.inplace = False  # type: ignore[assignment]  # else a captured output is what came after it
-            if type(m).__name__.endswith(("StochasticDepth", "DropPath")):  # likewise, and its draws would not be keyed
+                m.inplace = False  # type: ignore[assignment]  # would change captured outputs
+            if type(m).__name__.endswith(("StochasticDepth", "DropPath")):  # in place, too, and not keyed by client
                 for rate in {"p", "drop_prob"} & vars(m).keys():
                     setattr(m, rate, 0.0)
-        self.body, self.head = body, nn.Linear(features, num_classes)
-        self._check(key, input_shape, features)
+        self.body = body
+        self.head = nn.Linear(num_features, num_classes)
+        self._check(key, input_shape, num_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C]."""
-        return self.head(self.read(self.body(x.expand(-1, self.channels, -1, -1))))
+        """Return logits [B, C]."""
+        return self.head(self.features_of(self.body(x.expand(-1, self.channels, -1, -1))))
 
     def sublayers(self) -> dict[str, list[str]]:
         """Return the names of attention layers, mlps and the blocks around them, where adapters are added."""
         names = [name.rpartition(".") for name, _ in self.named_modules()]
         return {
-            "attention": [".".join((at, last)) for at, _, last in names if last in ATTENTION],
-            "mlp": [f"{at}.mlp" for at, _, last in names if last == "mlp"],
-            "block": [at for at, _, last in names if last == "mlp"],
+            "attention": [".".join((parent, name)) for parent, _, name in names if name in ATTENTION_LAYERS],
+            "mlp": [f"{parent}.mlp" for parent, _, name in names if name == "mlp"],
+            "block": [parent for parent, _, name in names if name == "mlp"],
         }
 
-    def _check(self, key: str, input_shape: tuple, features: int) -> None:
-        """ConfigError unless two images of that size become features."""
+    def _check(self, key: str, input_shape: tuple, num_features: int) -> None:
+        """Check that the body returns the features of two images."""
         self.body.eval()
-        try:
-            with torch.no_grad():
-                out = self.read(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
-        except Exception as error:  # of any kind: the code of a library
-            if is_raised_here(error):
-                raise
-            raise ConfigError(f"{key} cannot compute images {tuple(input_shape)}: {_first(error)}") from error
+        with _library_errors(f"{key} cannot compute images {tuple(input_shape)}"), torch.no_grad():
+            features = self.features_of(self.body(torch.zeros(2, self.channels, *input_shape[1:])))
         self.body.train()
-        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         require(
-            shape == (2, features),
-            f"{key} has no linear classifier as its last layer (without it, two images become {shape}): name a network "
-            "that ends in one",
+            shape == (2, num_features),
+            f"{key} does not end in a linear classifier (without it, two images give {shape}): choose a network that "
+            "does",
         )
 
 
-def _take_out_classifier(network: nn.Module, key: str) -> int:
-    """Put nothing in the place of the last linear layer; the numbers that it read."""
+@contextmanager
+def _library_errors(message: str) -> Iterator[None]:
+    """Raise errors of a library as a ConfigError with a message and the first line of the error."""
+    try:
+        yield
+    except Exception as error:  # libraries raise any type for options and sizes that do not fit
+        if is_raised_here(error):
+            raise
+        raise ConfigError(f"{message}: {_first_line(error)}") from error
+
+
+def _remove_classifier(network: nn.Module, key: str) -> int:
+    """Replace the last linear layer by the identity, and return its input features."""
     name = classifier_of(network)
-    require(
-        name is not None, f"{key} has no linear layer that could be its classifier: name a network that ends in one"
-    )
-    classifier: Any = network.get_submodule(str(name))
-    network.set_submodule(str(name), nn.Identity())
+    if name is None:
+        raise ConfigError(f"{key} has no linear layer that could be its classifier: choose a network that ends in one")
+    classifier: Any = network.get_submodule(name)
+    network.set_submodule(name, nn.Identity())
     return classifier.in_features
 
 
 def classifier_of(network: nn.Module) -> str | None:
-    """The name of the last linear layer."""
+    """Return the name of the last linear layer of a network, or None."""
     return next((name for name, m in reversed(list(network.named_modules())) if isinstance(m, nn.Linear)), None)
 
 
 def load_file(weights: str | None) -> Callable[[nn.Module], None]:
-    """What puts the state dict of a file (.safetensors, or torch.save's) into a network, but for its classifier."""
+    """Return a function that loads a state dict into a network, without the classifier.
+
+    Args:
+        weights: A file (.safetensors, or of torch.save), the value of model.weights.  None: nothing is loaded.
+    """
 
     def load(network: nn.Module) -> None:
         if weights is None:
             return
         path = Path(weights)
-        require(path.is_file(), f"model.weights={weights}: there is no such file")
-        fit(network, read_state(path), f"model.weights={weights}")
+        require(path.is_file(), f"model.weights={weights} does not exist or is not a file")
+        load_state(network, read_state(path), f"model.weights={weights}")
 
     return load
 
 
-def fit(network: nn.Module, stored: Mapping[str, Tensor], key: str) -> None:
-    """Load all but the classifier, the last linear layer; ConfigError where the rest is not this network's."""
-    last = classifier_of(network)
-    body = {n: t for n, t in stored.items() if n.rpartition(".")[0] != last}
-    own = network.state_dict()
-    wrong = [n for n, t in body.items() if n not in own or own[n].shape != t.shape]
-    wrong += [n for n in own if n not in body and n.rpartition(".")[0] != last]
-    require(not wrong, f"{key} is not of this network: see {', '.join(wrong[:3])}")
+def load_state(network: nn.Module, state: Mapping[str, Tensor], key: str) -> None:
+    """Load all tensors except those of the classifier, the last linear layer.
+
+    Args:
+        network: The network.
+        state: The state dict.
+        key: Option and value that name the state dict, for the message.
+
+    Raises:
+        ConfigError: Names or shapes are not those of the network.
+    """
+    classifier = classifier_of(network)
+    body = {name: t for name, t in state.items() if name.rpartition(".")[0] != classifier}
+    expected = network.state_dict()
+    wrong = [name for name, t in body.items() if name not in expected or expected[name].shape != t.shape]
+    wrong += [name for name in expected if name not in body and name.rpartition(".")[0] != classifier]
+    require(not wrong, f"{key} is not of this network: names or shapes differ in {', '.join(wrong[:3])}")
     network.load_state_dict(body, strict=False)
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """Return the state dict of a file (.safetensors, or torch.save's).
+    """Return the state dict of a file (.safetensors, or of torch.save).
 
     Raises:
         ConfigError: The file cannot be read.
@@ -139,7 +170,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     try:
         return _read_safetensors(path) if path.suffix == ".safetensors" else read_weights(path)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"model.weights={path} cannot be read: {_first(error)}") from error
+        raise ConfigError(f"model.weights={path} cannot be read: {_first_line(error)}") from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -152,13 +183,22 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(str(error)) from error
 
 
-def require_name(name: str, known: Iterable[str], library: str) -> None:
-    """ConfigError with the nearest names where the library has no such network."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, 4)
-    hint = f"; did you mean {', '.join(near)}?" if near else f", which has {', '.join(sorted(known)[:6])}, ..."
-    require(name in known, f"model.name={name} is no network of {library}{hint}")
+def require_name(name: str, names: Iterable[str], library: str) -> None:
+    """Check that a library has a network.
+
+    Args:
+        name: The network, the value of model.name.
+        names: The networks of the library.
+        library: The library, for the message.
+
+    Raises:
+        ConfigError: It does not.  The message lists similar names.
+    """
+    names = list(names)
+    similar = difflib.get_close_matches(name, names, 4)
+    hint = f"did you mean {', '.join(similar)}?" if similar else f"it has {', '.join(sorted(names)[:6])}, ..."
+    require(name in names, f"model.name={name} is not a network of {library}; {hint}")
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Norms of images by the word that options have for them."""
+"""Normalization layers of images by the value of the option `norm`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ Norm = Literal["batch", "group", "instance", "none"]
 
 
 def norm_layer(norm: str, channels: int) -> nn.Module:
-    """Of inputs [B, channels, H, W].  group: 8 groups, one a channel where there are fewer, and of numbers that 8 does
-    not divide as many as divide both; instance: one a channel."""
+    """Return a layer for inputs [B, channels, H, W].
+
+    Args:
+        norm: batch, instance, none, or group: 8 groups; gcd(8, channels) if 8 does not divide channels, and one group
+            per channel below 8 channels.
+        channels: Number of channels.
+    """
     if norm == "none":
         return nn.Identity()
     if norm == "batch":
         return nn.BatchNorm2d(channels)
-    by_eight = channels if channels < 8 else math.gcd(8, channels)
-    return nn.GroupNorm(by_eight if norm == "group" else channels, channels)
+    groups = math.gcd(8, channels) if norm == "group" and channels >= 8 else channels
+    return nn.GroupNorm(groups, channels)

@@ -1,7 +1,6 @@
-"""Names of open_clip that it keeps private: all that fedbench uses stand here, and nowhere else.
+"""The private names of open_clip that fedbench uses; other files must not use any.
 
-They are methods of open_clip's VisionTransformer; tests/models/test_private_open_clip.py looks for them in the version
-that is installed.
+They are methods of open_clip's VisionTransformer.  tests/models/test_private_open_clip.py checks that they exist.
 """
 
 from __future__ import annotations
@@ -14,5 +13,13 @@ NAMES = ("open_clip.transformer.VisionTransformer._embeds", "open_clip.transform
 
 
 def pooled_and_tokens(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """What a ViT makes of images [n, 3, H, W]: the pooled token [n, width] and the patch tokens [n, M, width]."""
+    """Return the outputs of a vision transformer for images.
+
+    Args:
+        visual: open_clip's VisionTransformer.
+        images: Images, [n, 3, H, W].
+
+    Returns:
+        The pooled token [n, width] and the patch tokens [n, M, width].
+    """
     return visual._pool(visual.transformer(visual._embeds(images)))

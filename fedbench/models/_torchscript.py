@@ -1,7 +1,8 @@
-"""Weights of a TorchScript archive, such as OpenAI's CLIP files, read without running its program.
+"""Read the weights of a TorchScript archive, such as OpenAI's CLIP files, without running its code.
 
-The archive is a zip: data.pkl names the modules' attributes, and data/0, data/1 ... hold the numbers of their tensors.
-torch.jit.load would compile and keep the code beside them, and torch.load refuses the archive with weights_only=True.
+The archive is a zip file: data.pkl has the attributes of modules, and data/0, data/1 ... have the values of their
+tensors.  torch.jit.load would also compile and keep the code, and torch.load refuses the archive with
+weights_only=True.
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from torch import Tensor
 from fedbench.data._pickled import check_memo
 
 DTYPES = {
-    **{"FloatStorage": torch.float32, "HalfStorage": torch.float16, "DoubleStorage": torch.float64},
-    **{"LongStorage": torch.int64, "IntStorage": torch.int32, "ShortStorage": torch.int16, "CharStorage": torch.int8},
-    **{"ByteStorage": torch.uint8, "BoolStorage": torch.bool, "BFloat16Storage": torch.bfloat16},
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "DoubleStorage": torch.float64,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "BFloat16Storage": torch.bfloat16,
 }
 
 
@@ -38,7 +46,7 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
     """Return the tensors of all modules by their dotted names.
 
     Raises:
-        ValueError: The archive is damaged, or holds other objects.
+        ValueError: The archive is damaged, or has other objects.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -48,7 +56,7 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
 
 
 class _Module:
-    """A module of the archive of any class, as its attributes."""
+    """A module of any class in the archive, with its attributes."""
 
     def __init__(self) -> None:
         self.attributes: dict[str, Any] = {}
@@ -58,7 +66,7 @@ class _Module:
 
 
 class _Storage(NamedTuple):
-    """A storage of numbers: data/<key>."""
+    """The storage of a tensor: data/<key>."""
 
     dtype: torch.dtype
     key: str
@@ -66,7 +74,7 @@ class _Storage(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A recorded tensor, which views a storage."""
+    """A tensor of the archive: a view of a storage."""
 
     storage: Any
     offset: Any
@@ -75,14 +83,14 @@ class _View(NamedTuple):
 
 
 class _Recorder(pickle.Unpickler):
-    """Records modules and tensors without calling names of the pickle.  Tensors are built afterwards."""
+    """An unpickler that records modules and tensors, and calls nothing else that the pickle names."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "__torch__":
             return type("Module", (_Module,), {})
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
-        known: dict[tuple[str, str], Callable] = {
+        allowed: dict[tuple[str, str], Callable] = {
             ("collections", "OrderedDict"): lambda: None,  # the empty hooks of a tensor
             ("torch._utils", "_rebuild_tensor_v2"): lambda storage, offset, shape, strides, *_: _View(
                 storage, offset, shape, strides
@@ -90,9 +98,9 @@ class _Recorder(pickle.Unpickler):
             ("torch.jit._pickle", "restore_type_tag"): lambda value, _: value,
             **{("torch.jit._pickle", f"build_{kind}list"): lambda value: value for kind in ("int", "double", "bool")},
         }
-        if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no weights need")
-        return known[module, name]
+        if (module, name) not in allowed:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not needed for weights")
+        return allowed[module, name]
 
     def persistent_load(self, pid: Any) -> _Storage:
         """Record a storage."""
@@ -101,10 +109,11 @@ class _Recorder(pickle.Unpickler):
 
 
 class _Archive:
-    """An open archive and the storages read from it."""
+    """An open archive, and the storages that were read from it."""
 
     def __init__(self, archive: zipfile.ZipFile):
-        self.archive, self.top = archive, archive.namelist()[0].partition("/")[0]
+        self.archive = archive
+        self.top = archive.namelist()[0].partition("/")[0]  # the top folder
         self.storages: dict[_Storage, Tensor] = {}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -113,37 +122,38 @@ class _Archive:
         check_memo(content)
         root = _Recorder(io.BytesIO(content)).load()
         if not isinstance(root, _Module):
-            raise ValueError("its data.pkl is not a module")
-        found: dict[str, Tensor] = {}
-        waiting = [("", root)]
-        while waiting:
-            prefix, module = waiting.pop()
+            raise ValueError("data.pkl is not a module")
+        tensors: dict[str, Tensor] = {}
+        stack = [("", root)]
+        while stack:
+            prefix, module = stack.pop()
             for name, value in module.attributes.items():
                 if isinstance(value, _View):
-                    found[f"{prefix}{name}"] = self._tensor(value)
+                    tensors[f"{prefix}{name}"] = self._tensor(value)
                 elif isinstance(value, _Module):
-                    waiting.append((f"{prefix}{name}.", value))
-            if len(waiting) + len(found) > len(content):
-                raise ValueError("its modules hold each other")
-        return found
+                    stack.append((f"{prefix}{name}.", value))
+            if len(stack) + len(tensors) > len(content):
+                raise ValueError("its modules contain each other")
+        return tensors
 
     def _storage(self, storage: _Storage) -> Tensor:
         if storage not in self.storages:
             dtype, key, count = storage
             info = self.archive.getinfo(f"{self.top}/data/{key}")
             if info.file_size != count * dtype.itemsize or info.compress_size < info.file_size:
-                raise ValueError(f"data/{key} does not hold {count:,} numbers")
-            held = bytearray(self.archive.read(info))
-            self.storages[storage] = torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
+                raise ValueError(f"data/{key} does not have {count:,} values")
+            content = bytearray(self.archive.read(info))
+            self.storages[storage] = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
         return self.storages[storage]
 
     def _tensor(self, view: _View) -> Tensor:
-        numbers, (offset, shape, strides) = self._storage(view.storage), view[1:]
+        values = self._storage(view.storage)
+        _, offset, shape, strides = view
         if not all(type(n) is int and n >= 0 for n in (offset, *shape, *strides)) or len(shape) != len(strides):
-            raise ValueError("a tensor without a shape")
+            raise ValueError("a tensor has no valid shape")
         if not math.prod(shape):
-            return numbers.new_empty(shape)
+            return values.new_empty(shape)
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-        if last >= len(numbers) or math.prod(shape) > len(numbers):
-            raise ValueError(f"a tensor {list(shape)} lies outside of its numbers")
-        return numbers.as_strided(shape, strides, offset)
+        if last >= len(values) or math.prod(shape) > len(values):
+            raise ValueError(f"a tensor {list(shape)} is larger than its storage")
+        return values.as_strided(shape, strides, offset)

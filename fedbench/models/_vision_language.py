@@ -1,10 +1,10 @@
-"""Layers and options that models of pictures with texts share (ViLT, ALBEF), and how their weights are read."""
+"""Layers, options and weight loading that models of images and texts share (ViLT, ALBEF)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,48 +12,57 @@ from torch import Tensor, nn
 
 from fedbench.core.options import require
 
-PAD = 0  # the token behind a text's end, which nothing attends to
-MLP_RATIO = 4  # hidden size of a block's mlp, in multiples of the width
-INITIAL = 0.02  # standard deviation of tables, as in BERT
-Interpolation = Literal["bilinear", "bicubic"]
+PAD = 0  # the padding token, which no token attends to
+MLP_RATIO = 4  # hidden width of the mlp of a block, in multiples of width
+INITIAL_STD = 0.02  # standard deviation of embedding tables, as in BERT
 
 
 class TextEmbedding(nn.Module):
-    """Tokens int64 [B, T] -> [B, T, width]: word + position + segment, normalized.  BERT's second segment is unused."""
+    """Sum of word, position and segment embeddings, normalized.  Tokens int64 [B, T] -> [B, T, width].
+
+    All tokens have segment 0 of BERT.
+    """
 
     def __init__(self, vocab: int, tokens: int, width: int, eps: float):
         super().__init__()
-        self.word, self.segment = nn.Embedding(vocab, width), nn.Embedding(2, width)
-        self.position = nn.Parameter(INITIAL * torch.randn(tokens, width))
+        self.word = nn.Embedding(vocab, width)
+        self.segment = nn.Embedding(2, width)
+        self.position = nn.Parameter(INITIAL_STD * torch.randn(tokens, width))
         self.norm = nn.LayerNorm(width, eps=eps)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Every token is of the segment 0."""
+        """Return embeddings [B, T, width]."""
         return self.norm(self.word(tokens) + self.segment(torch.zeros_like(tokens)) + self.position)
 
 
 class ImageEmbedding(nn.Module):
-    """[B, channels, H, W] -> [B, 1 + patches, width]: the class token, then the patches.
+    """Class token and patches, with position embeddings.  [B, channels, H, W] -> [B, 1 + patches, width].
 
-    copies: how often a grey image is shown, once for each channel that the convolution reads.
+    Args:
+        channels: Input channels of the patch convolution.
+        copies: How often the image is repeated along the channels.
+        patches: Number of patches.
+        patch: Side of a patch in pixels.
+        width: Size of a token.
     """
 
     def __init__(self, channels: int, copies: int, patches: int, patch: int, width: int):
         super().__init__()
-        self.copies, self.patches = copies, nn.Conv2d(channels, width, patch, patch)
+        self.copies = copies
+        self.patches = nn.Conv2d(channels, width, patch, patch)
         self.class_token = nn.Parameter(torch.zeros(width))
-        self.position = nn.Parameter(INITIAL * torch.randn(1 + patches, width))
+        self.position = nn.Parameter(INITIAL_STD * torch.randn(1 + patches, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Position embeddings are added, the class token's too."""
+        """Return embeddings [B, 1 + patches, width]."""
         x = torch.cat([x] * self.copies, 1) if self.copies > 1 else x
         patches = self.patches(x).flatten(2).transpose(1, 2)  # [B, patches, width]
-        first = torch.zeros_like(patches[:, :1]) + self.class_token
-        return torch.cat([first, patches], 1) + self.position
+        class_token = torch.zeros_like(patches[:, :1]) + self.class_token
+        return torch.cat([class_token, patches], 1) + self.position
 
 
 class Attention(nn.Module):
-    """[B, T, width] -> [B, T, width]: every token attends to those that are visible [B, 1, 1, T]."""
+    """Self-attention to the tokens where visible [B, 1, 1, T] is True.  [B, T, width] -> [B, T, width]."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -62,82 +71,142 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """softmax(q k^T / sqrt(d)) v, of all heads side by side."""
-        return self.attended(x, x, visible)
+        """Return softmax(q k^T / sqrt(d)) v of all heads, concatenated."""
+        return self.attend(x, x, visible)
 
-    def attended(self, x: Tensor, source: Tensor, *visible: Any) -> Tensor:
-        """Queries of x [B, T, width], keys and values of a source [B, S, width]; visible: at most one mask."""
-        read = ((self.query, x), (self.key, source), (self.value, source))
-        q, k, v = (layer(t).unflatten(-1, self.split).transpose(-2, -3) for layer, t in read)  # [B, heads, T or S, d]
+    def attend(self, x: Tensor, source: Tensor, *visible: Any) -> Tensor:
+        """Attend from x [B, T, width] to source [B, S, width]; visible: one mask or none."""
+        inputs = ((self.query, x), (self.key, source), (self.value, source))
+        q, k, v = (layer(t).unflatten(-1, self.split).transpose(-2, -3) for layer, t in inputs)  # [B, heads, T or S, d]
         return self.proj(F.scaled_dot_product_attention(q, k, v, *visible).transpose(-2, -3).flatten(-2))
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).  ffn: the second norm and the mlp, which reads x itself."""
+    """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    `ffn` is the second norm together with the mlp.
+    """
 
     def __init__(self, width: int, heads: int, hidden: int, eps: float):
         super().__init__()
-        self.norm, self.attn, self.ffn = nn.LayerNorm(width, eps=eps), Attention(width, heads), nn.Sequential()
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.attn = Attention(width, heads)
+        self.ffn = nn.Sequential()
         self.ffn.add_module("norm", nn.LayerNorm(width, eps=eps))
         self.ffn.add_module("mlp", nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)))
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Tokens [B, T, width]."""
+        """Return tokens [B, T, width]."""
         x = x + self.attn(self.norm(x), visible)
         return x + self.ffn(x)
 
 
-def shapes_of(input_shape: Any, patch: int, model: str) -> tuple[int, int, tuple[int, int]]:
-    """Text tokens, the images' channels, and patches (down, across); ConfigError for other inputs."""
-    fits = isinstance(input_shape, Mapping) and {"image", "text"} <= input_shape.keys()
-    fits = fits and len(input_shape["image"]) == 3 and len(input_shape["text"]) == 1
+class InputSizes(NamedTuple):
+    """Sizes of the inputs of a model.
+
+    Attributes:
+        tokens: Number of text tokens.
+        channels: Input channels of the patch convolution.
+        copies: How often the data set's images are repeated along the channels.
+        grid: Number of patches, vertically and horizontally.
+    """
+
+    tokens: int
+    channels: int
+    copies: int
+    grid: tuple[int, int]
+
+
+def check_inputs(model: str, input_shape: Any, patch: int, width: int, heads: int, channels: int | None) -> InputSizes:
+    """Check the options of a model against the inputs of the data set.
+
+    Args:
+        model: Option of conf/model, for messages.
+        input_shape: Shapes of the inputs by name.
+        patch: Side of a patch in pixels.
+        width: Size of a token.
+        heads: Attention heads.
+        channels: Input channels of the patch convolution.  None: those of the images.
+
+    Raises:
+        ConfigError: They do not fit.
+    """
+    is_named = isinstance(input_shape, Mapping)
     require(
-        fits,
+        is_named
+        and {"image", "text"} <= input_shape.keys()
+        and len(input_shape["image"]) == 3
+        and len(input_shape["text"]) == 1,
         f"model={model} needs images and texts by name, image [channels, height, width] and text [tokens], but the "
-        f"data set gives {dict(input_shape) if isinstance(input_shape, Mapping) else tuple(input_shape)}",
+        f"data set gives {dict(input_shape) if is_named else tuple(input_shape)}",
     )
-    (tokens,), (channels, height, across) = input_shape["text"], input_shape["image"]
+    data_channels, rows, cols = input_shape["image"]
     require(
-        height % patch == 0 and across % patch == 0,
-        f"model.patch={patch} must divide the height {height} and the width {across} of the images",
+        rows % patch == 0 and cols % patch == 0,
+        f"model.patch={patch} must divide the height {rows} and the width {cols} of the images",
     )
-    return tokens, channels, (height // patch, across // patch)
+    input_channels: int = data_channels if channels is None else channels
+    require(
+        data_channels in (1, input_channels),
+        f"model.channels={channels}, but the data set's images have {data_channels} channels: set it to null",
+    )
+    require(width % heads == 0, f"model.heads={heads} must divide model.width={width}")
+    return InputSizes(
+        tokens=input_shape["text"][0],
+        channels=input_channels,
+        copies=input_channels // data_channels,
+        grid=(rows // patch, cols // patch),
+    )
 
 
-def head_of(kind: Literal["linear", "mlp"], width: int, num_classes: int) -> nn.Module:
-    """One linear layer, or (FedDAT's) one hidden layer of twice the width, its norm and GELU."""
+def build_head(kind: Literal["linear", "mlp"], width: int, num_classes: int) -> nn.Module:
+    """Return a linear layer, or FedDAT's mlp: a hidden layer of twice the width, layer norm, GELU, linear layer."""
     if kind == "linear":
         return nn.Linear(width, num_classes)
     hidden = 2 * width
     return nn.Sequential(nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, num_classes))
 
 
-def interpolated(position: Tensor, grid: tuple[int, int], mode: Interpolation = "bilinear") -> Tensor:
-    """Position embeddings [1 + n * n, width] of the class token and a square grid, for another grid: bilinearly from
-    corner to corner (ViLT), or bicubically from edge to edge (ALBEF)."""
-    first, of_patches = position[:1], position[1:]
-    side = round(len(of_patches) ** 0.5)
-    if side * side != len(of_patches) or (side, side) == grid:
-        return position
-    square = of_patches.T.unflatten(1, (side, side))[None]  # [1, width, n, n]
-    square = F.interpolate(square, grid, mode=mode, align_corners=mode == "bilinear")
-    return torch.cat([first, square[0].flatten(1).T])
+def interpolate_positions(
+    position: Tensor, grid: tuple[int, int], mode: Literal["bilinear", "bicubic"] = "bilinear"
+) -> Tensor:
+    """Interpolate position embeddings of a square grid to another grid.
 
-
-def fill(model: nn.Module, stored: Mapping[str, Tensor], path: Path, kind: str) -> None:
-    """Put what is stored by a model's own names into all of it but the head; ConfigError where it is not of this model.
-
-    kind: what it should be, in a sentence.  Tables of positions must have the model's sizes already.
+    Args:
+        position: Embeddings of the class token and the patches, [1 + n * n, width].
+        grid: Number of patches, vertically and horizontally.
+        mode: bilinear with aligned corners, as in ViLT, or bicubic without, as in ALBEF.
     """
-    own = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
-    missing = [name for name in own if name not in stored]
-    require(not missing, f"model.weights={path} is no {kind}: it lacks {', '.join(missing[:3])}")
-    more = [name for name in stored if name not in own and not name.startswith("head.")]
-    require(not more, f"model.weights={path} is of a larger model: it has {', '.join(more[:3])}, too")
-    for name, p in own.items():
+    class_token, patches = position[:1], position[1:]
+    side = round(len(patches) ** 0.5)
+    if side * side != len(patches) or (side, side) == grid:
+        return position
+    square = patches.T.unflatten(1, (side, side))[None]  # [1, width, n, n]
+    square = F.interpolate(square, grid, mode=mode, align_corners=mode == "bilinear")
+    return torch.cat([class_token, square[0].flatten(1).T])
+
+
+def load_weights(model: nn.Module, stored: Mapping[str, Tensor], path: Path, kind: str) -> None:
+    """Load all parameters except the head.  Tables of positions must already fit.
+
+    Args:
+        model: The model.
+        stored: Tensors by parameter name.
+        path: Their file, the value of model.weights.
+        kind: Name of the model, for messages.
+
+    Raises:
+        ConfigError: The tensors are not those of the model.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if not name.startswith("head.")}
+    missing = [name for name in parameters if name not in stored]
+    require(not missing, f"model.weights={path} is not of this {kind}: it lacks {', '.join(missing[:3])}")
+    unused = [name for name in stored if name not in parameters and not name.startswith("head.")]
+    require(not unused, f"model.weights={path} is of a larger {kind}: it also has {', '.join(unused[:3])}")
+    for name, p in parameters.items():
         require(
             stored[name].shape == p.shape,
-            f"model.weights={path} does not fit: {name} is {tuple(stored[name].shape)} there, and "
+            f"model.weights={path} does not fit: {name} is {tuple(stored[name].shape)} in the file, but "
             f"{tuple(p.shape)} by the model's options and the data set",
         )
         p.data.copy_(stored[name])

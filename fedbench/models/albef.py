@@ -1,14 +1,15 @@
-"""ALBEF: an image and a question are read each by itself, then the words look at the patches.
+"""ALBEF: separate encoders of image and text, and blocks in which words attend to patches.
 
-Li et al., NeurIPS 2021; the layers and numbers of its released code.  Image: a vision transformer, norms first, with a
-norm at its end.  Text: BERT, norms last, whose blocks from fusion_layer on attend to the image between attention and
-mlp.  The head reads the first token behind the last block.
-Departs from the code: its VQA answers with a decoder of six further blocks, which ranks the answers' words.  FedPIA
-(AAAI 2025) says both "encoder-decoder" and "task-specific linear heads", and has labels of several classes: a head.
+Li et al., NeurIPS 2021, with the layers and sizes of its released code.  Image: a pre-norm vision transformer with a
+final norm.  Text: BERT (post-norm), whose blocks from fusion_layer on attend to the image between attention and mlp.
+The head reads the first token after the last block.  Departs from the code: for VQA, it has a decoder of six further
+blocks, which ranks answers.  FedPIA (AAAI 2025) mentions both an "encoder-decoder" and "task-specific linear heads",
+and has multi-label tasks.  This model has a head.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,17 +26,18 @@ from fedbench.models._vision_language import (
     Block,
     ImageEmbedding,
     TextEmbedding,
-    fill,
-    head_of,
-    interpolated,
-    shapes_of,
+    build_head,
+    check_inputs,
+    interpolate_positions,
+    load_weights,
 )
 
-IMAGE_EPS, TEXT_EPS = 1e-6, 1e-12  # of the layer norms, as in timm and BERT
+IMAGE_EPS = 1e-6  # of layer norms, as in timm
+TEXT_EPS = 1e-12  # of layer norms, as in BERT
 
 
 class ImageTower(nn.Module):
-    """[B, channels, H, W] -> [B, 1 + patches, width]."""
+    """The image encoder.  [B, channels, H, W] -> [B, 1 + patches, width]."""
 
     def __init__(self, embedding: ImageEmbedding, width: int, depth: int, heads: int, hidden: int):
         super().__init__()
@@ -44,7 +46,7 @@ class ImageTower(nn.Module):
         self.norm = nn.LayerNorm(width, eps=IMAGE_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class token and patches, normalized."""
+        """Return class token and patches, normalized."""
         x = self.embed(x)
         visible = torch.ones_like(x[:, :, 0]) > 0  # [B, 1 + patches]
         for block in self.blocks:
@@ -53,37 +55,39 @@ class ImageTower(nn.Module):
 
 
 class CrossAttention(Attention):
-    """[B, T, width] and an image [B, S, width] -> [B, T, width]: every word attends to all of the image."""
+    """Attention of words [B, T, width] to an image [B, S, width].  -> [B, T, width]."""
 
     def forward(self, x: Tensor, image: Tensor) -> Tensor:
-        """softmax(q k^T / sqrt(d)) v, keys and values of the image."""
-        return self.attended(x, image)
+        """Return softmax(q k^T / sqrt(d)) v with keys and values of the image."""
+        return self.attend(x, image)
 
 
 class TextBlock(nn.Module):
-    """norm(x + attention(x)), then norm(x + mlp(x)): BERT's."""
+    """Post-norm block of BERT: norm(x + attention(x)), then norm(x + mlp(x))."""
 
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__()
-        self.attn, self.attn_norm = Attention(width, heads), nn.LayerNorm(width, eps=TEXT_EPS)
+        self.attn = Attention(width, heads)
+        self.attn_norm = nn.LayerNorm(width, eps=TEXT_EPS)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
         self.norm = nn.LayerNorm(width, eps=TEXT_EPS)
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """Tokens [B, T, width]."""
+        """Return tokens [B, T, width]."""
         x = self.attn_norm(x + self.attn(x, visible))
         return self.norm(x + self.mlp(x))
 
 
 class FusionBlock(TextBlock):
-    """The same, with a look at the image between both."""
+    """TextBlock with cross-attention to the image between attention and mlp."""
 
     def __init__(self, width: int, heads: int, hidden: int):
         super().__init__(width, heads, hidden)
-        self.cross, self.cross_norm = CrossAttention(width, heads), nn.LayerNorm(width, eps=TEXT_EPS)
+        self.cross = CrossAttention(width, heads)
+        self.cross_norm = nn.LayerNorm(width, eps=TEXT_EPS)
 
     def forward(self, x: Tensor, visible: Tensor, image: Tensor) -> Tensor:  # type: ignore[override]
-        """Tokens [B, T, width]."""
+        """Return tokens [B, T, width]."""
         x = self.attn_norm(x + self.attn(x, visible))
         x = self.cross_norm(x + self.cross(x, image))
         return self.norm(x + self.mlp(x))
@@ -95,10 +99,12 @@ class ALBEF(nn.Module):
     Args:
         patch: Side of a patch in pixels.
         width: Size of a token.
-        depth: Number of blocks of the image's tower, and of the text's.
-        fusion_layer: Number of the text's blocks that see words alone.
+        depth: Number of blocks of the image encoder, and of the text encoder.
+        fusion_layer: Number of text blocks before those that attend to the image.
+        heads: Attention heads.
         vocab: Number of tokens; 0 is padding.
-        channels: Input channels of the patch convolution.  A grey image is repeated in all of them.  None: the data's.
+        channels: Input channels of the patch convolution.  Grey images are repeated in all of them.  None: those of
+            the data set.
         head: linear, or mlp with one hidden layer of twice the width.
         weights: A checkpoint of ALBEF's code (ALBEF.pth), or a file of fedbench export.  None: random weights.
     """
@@ -118,26 +124,26 @@ class ALBEF(nn.Module):
         weights: str | None = None,
     ):
         super().__init__()
-        self.tokens, shown, self.grid = shapes_of(input_shape, patch, "albef")
-        channels = shown if channels is None else channels
-        require(shown in (1, channels), f"model.channels={channels}, but the data set's images have {shown} channels")
-        require(width % heads == 0, f"model.heads={heads} must divide model.width={width}")
+        sizes = check_inputs("albef", input_shape, patch, width, heads, channels)
         require(
             fusion_layer < depth,
-            f"model.fusion_layer={fusion_layer} must be below model.depth={depth}: no block would see the image",
+            f"model.fusion_layer={fusion_layer} must be below model.depth={depth}: else no block reads the image",
         )
-        (rows, cols), hidden, self.fusion_layer = self.grid, MLP_RATIO * width, fusion_layer
-        embedding = ImageEmbedding(channels, channels // shown, rows * cols, patch, width)
+        self.tokens = sizes.tokens
+        self.grid = sizes.grid
+        self.fusion_layer = fusion_layer
+        hidden = MLP_RATIO * width
+        embedding = ImageEmbedding(sizes.channels, sizes.copies, math.prod(sizes.grid), patch, width)
         self.image = ImageTower(embedding, width, depth, heads, hidden)
         self.words = TextEmbedding(vocab, self.tokens, width, TEXT_EPS)
         kinds = [TextBlock] * fusion_layer + [FusionBlock] * (depth - fusion_layer)
         self.blocks = nn.ModuleList(kind(width, heads, hidden) for kind in kinds)
-        self.head = head_of(head, width, num_classes)
+        self.head = build_head(head, width, num_classes)
         if weights is not None:
             self._load(Path(weights))
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         return self.head(self.fused(inputs))
 
     def sublayers(self) -> dict[str, tuple[str, ...]]:
@@ -145,32 +151,31 @@ class ALBEF(nn.Module):
         return {"block": ("image.blocks.*", "blocks.*.norm")}
 
     def fused(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The first token, which has seen words and patches.  # [B, width]"""
-        image, x = self.image(inputs["image"]), self.words(inputs["text"])
-        # an adapter may have put tokens behind the text's first one, which is always visible
+        """Return the first token of the last block.  # [B, width]"""
+        image = self.image(inputs["image"])
+        x = self.words(inputs["text"])
+        # An adapter may have inserted tokens after the first one.  They are always visible.
         visible = torch.cat([torch.ones_like(x[:, self.tokens :, 0]), inputs["text"] != PAD], 1) > 0  # [B, T]
-        for number, block in enumerate(self.blocks):
-            seen = (visible[:, None, None], image) if number >= self.fusion_layer else (visible[:, None, None],)
-            x = block(x, *seen)
+        mask = visible[:, None, None]
+        for i, block in enumerate(self.blocks):
+            x = block(x, mask, image) if i >= self.fusion_layer else block(x, mask)
         return x[:, 0]
 
     def _load(self, path: Path) -> None:
-        """Everything but the head; ConfigError where it is not there or not of this model."""
-        require(path.is_file(), f"model.weights={path}: there is no such file")
+        """Load all parameters except the head."""
+        require(path.is_file(), f"model.weights={path} does not exist or is not a file")
         stored: Any = read_state(path)
-        released = stored["model"] if isinstance(stored.get("model"), dict) else stored  # beside the optimizer's
+        released = stored["model"] if isinstance(stored.get("model"), dict) else stored  # without the optimizer
         if any(name.startswith("visual_encoder.") for name in released):
-            stored = _own_names(released)
-        for name, fitted in (
-            ("words", lambda t: t[: self.tokens]),
-            ("image.embed", lambda t: interpolated(t, self.grid, "bicubic")),
-        ):
-            if f"{name}.position" in stored:
-                stored[f"{name}.position"] = fitted(stored[f"{name}.position"])
-        fill(self, stored, path, "ALBEF")
+            stored = _rename(released)
+        if "words.position" in stored:
+            stored["words.position"] = stored["words.position"][: self.tokens]
+        if "image.embed.position" in stored:
+            stored["image.embed.position"] = interpolate_positions(stored["image.embed.position"], self.grid, "bicubic")
+        load_weights(self, stored, path, "ALBEF")
 
 
-# the released code's names of what stands in a model and in each of its blocks
+# beginnings of names in the released code: names in this module
 NAMES = {
     "visual_encoder.cls_token": "image.embed.class_token",
     "visual_encoder.pos_embed": "image.embed.position",
@@ -183,6 +188,7 @@ NAMES = {
     "text_encoder.embeddings.LayerNorm.": "words.norm.",
     "text_encoder.encoder.layer.": "blocks.",
 }
+# in each block
 IN_IMAGE_BLOCK = {"norm1": "norm", "norm2": "ffn.norm", "mlp.fc1": "ffn.mlp.0", "mlp.fc2": "ffn.mlp.2"}
 IN_BLOCK = {
     "attention.self": "attn",
@@ -197,29 +203,29 @@ IN_BLOCK = {
 }
 
 
-def _own_names(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of the released code by this module's names; momentum copies, queues and other heads are left
-    out."""
-    found: dict[str, Tensor] = {}
-    for name, t in stored.items():
-        theirs = name.replace("text_encoder.bert.", "text_encoder.", 1)
-        prefix = next((p for p in NAMES if theirs.startswith(p)), None)
+def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a state dict of the released code, without momentum encoders, queues and other heads."""
+    renamed: dict[str, Tensor] = {}
+    for full_name, t in stored.items():
+        name = full_name.replace("text_encoder.bert.", "text_encoder.", 1)
+        prefix = next((p for p in NAMES if name.startswith(p)), None)
         if prefix is not None:
-            found |= _in_place(NAMES[prefix], theirs.removeprefix(prefix), t)
+            renamed |= _renamed_tensors(NAMES[prefix], name.removeprefix(prefix), t)
     for name, first in (("image.embed.class_token", (0, 0)), ("image.embed.position", 0)):
-        if name in found:  # it has axes for a batch of one, and for one token
-            found[name] = found[name][first]
-    return found
+        if name in renamed:  # remove the axes of a batch of one, and of one token
+            renamed[name] = renamed[name][first]
+    return renamed
 
 
-def _in_place(own: str, rest: str, t: Tensor) -> dict[str, Tensor]:
-    """A tensor by its own name, of which `own` is the beginning and `rest` what the released code says further."""
-    if not own.endswith("blocks."):
-        return {own + rest: t}
-    number, _, layer = rest.partition(".")
+def _renamed_tensors(new_prefix: str, suffix: str, t: Tensor) -> dict[str, Tensor]:
+    """Return a tensor, or the three parts of qkv, by new names; suffix: the remaining old name."""
+    if not new_prefix.endswith("blocks."):
+        return {new_prefix + suffix: t}
+    block, _, layer = suffix.partition(".")
     if layer.startswith("attn.qkv."):
         kind = layer.removeprefix("attn.qkv.")
-        return {f"{own}{number}.attn.{n}.{kind}": part for n, part in zip(("query", "key", "value"), t.chunk(3))}
-    inside = IN_IMAGE_BLOCK if own.startswith("image") else IN_BLOCK
-    place = next((p for p in inside if layer.startswith(f"{p}.")), "")
-    return {f"{own}{number}.{inside.get(place, '')}{layer.removeprefix(place)}": t}
+        parts = zip(("query", "key", "value"), t.chunk(3))
+        return {f"{new_prefix}{block}.attn.{name}.{kind}": part for name, part in parts}
+    layers = IN_IMAGE_BLOCK if new_prefix.startswith("image") else IN_BLOCK
+    old = next((old for old in layers if layer.startswith(f"{old}.")), "")
+    return {f"{new_prefix}{block}.{layers.get(old, '')}{layer.removeprefix(old)}": t}

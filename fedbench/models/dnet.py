@@ -1,7 +1,7 @@
-"""D-Net: pFedNet's DenseNet-BC for patches of 32 x 32, 197,936 numbers with 3 channels and 2 classes.
+"""D-Net: pFedNet's DenseNet-BC for patches of 32 x 32, with 197,936 parameters for 3 channels and 2 classes.
 
-Huang et al., CVPR 2017: each layer's channels join those of all before it; a 1x1 bottleneck in front of each 3x3
-convolution, and transitions that halve channels and sides.
+Huang et al., CVPR 2017: each layer appends channels to those of all previous layers.  A 1x1 bottleneck precedes each
+3x3 convolution, and transitions halve channels and sides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedbench.core.options import Count, require
 from fedbench.models._norms import Norm, norm_layer
 
-BOTTLENECK = 4  # channels inside a layer, in multiples of growth
+BOTTLENECK = 4  # channels of the bottleneck, in multiples of growth
 
 
 class DenseLayer(nn.Module):
@@ -22,19 +22,26 @@ class DenseLayer(nn.Module):
 
     def __init__(self, inputs: int, growth: int, norm: str):
         super().__init__()
-        self.norm1, self.conv1 = norm_layer(norm, inputs), nn.Conv2d(inputs, BOTTLENECK * growth, 1, bias=False)
+        self.norm1 = norm_layer(norm, inputs)
+        self.conv1 = nn.Conv2d(inputs, BOTTLENECK * growth, 1, bias=False)
         self.norm2 = norm_layer(norm, BOTTLENECK * growth)
         self.conv2 = nn.Conv2d(BOTTLENECK * growth, growth, 3, padding=1, bias=False)
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and what is new."""
+        """Append new channels to x."""
         new = self.conv2(self.relu(self.norm2(self.conv1(self.relu(self.norm1(x))))))
         return torch.cat([x, new], 1)
 
 
 class DNet(nn.Module):
-    """[B, channels, H, W] -> [B, C].  growth: channels that a layer adds; layers: of each of the three blocks."""
+    """[B, channels, H, W] -> [B, C].
+
+    Args:
+        growth: Channels that a layer appends.
+        layers: Layers of each of the three blocks.
+        norm: batch, group, instance or none.
+    """
 
     def __init__(
         self, input_shape: tuple, num_classes: int, growth: Count = 6, layers: Count = 16, norm: Norm = "batch"
@@ -42,17 +49,17 @@ class DNet(nn.Module):
         super().__init__()
         require(
             len(input_shape) == 3 and all(side % 4 == 0 for side in input_shape[1:]),
-            "model=dnet halves images twice: it needs [channels, height, width] with sides that 4 divides, but the "
+            "model=dnet halves images twice: it needs [channels, height, width] with sides divisible by 4, but the "
             f"data set gives {tuple(input_shape)}",
         )
         channels = 2 * growth
         body: list[nn.Module] = [nn.Conv2d(input_shape[0], channels, 3, padding=1, bias=False)]
-        for number in range(3):
+        for block in range(3):
             for _ in range(layers):
                 body.append(DenseLayer(channels, growth, norm))
                 channels += growth
             body += [norm_layer(norm, channels), nn.ReLU()]
-            if number < 2:
+            if block < 2:
                 half = channels // 2
                 body += [nn.Conv2d(channels, half, 1, bias=False), nn.AvgPool2d(2)]
                 channels = half
@@ -65,5 +72,5 @@ class DNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         return self.head(self.body(x))

@@ -1,4 +1,4 @@
-"""FCN: a small fully convolutional network, a class for every pixel, for segmentation at the size of the image."""
+"""FCN: a small fully convolutional network for segmentation at the size of the image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from fedbench.core.options import Count, require
 
 
 class FCN(nn.Module):
-    """[B, channels, H, W] -> [B, C, H, W]; each pixel sees 11 x 11 of them.  width: channels inside."""
+    """[B, channels, H, W] -> [B, C, H, W], with a receptive field of 11 x 11 pixels.
+
+    Args:
+        width: Channels of the hidden layers.
+    """
 
     def __init__(self, input_shape: tuple, num_classes: int, width: Count = 16):
         super().__init__()
@@ -23,5 +27,5 @@ class FCN(nn.Module):
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C, H, W]."""
+        """Return logits [B, C, H, W]."""
         return self.head(self.body(x))

@@ -1,4 +1,4 @@
-"""What a model with a frozen part that reads the inputs offers: its features stand in the place of the inputs."""
+"""The interface of models with a frozen encoder.  Clients train on its features instead of the inputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,31 @@ from fedbench.data.base import Arrays
 
 @runtime_checkable
 class FrozenEncoder(Protocol):
-    """A model (a prompt for CLIP) whose frozen encoder sees every sample once, before the first round."""
+    """A model, such as a prompt for CLIP, whose frozen encoder reads every sample once, before the first round."""
 
     def prepare(self, arrays: Arrays, split: Split, device: torch.device) -> Arrays:
-        """The data set with its inputs replaced by what the encoder makes of them, for the samples that some client
-        has."""
+        """Return the data set with features as inputs, for the samples of the clients.
+
+        Args:
+            arrays: The data set.
+            split: The samples of each client.
+            device: Where to compute the features.
+        """
         ...
 
     def training_view(self, x: Any, random: RowRandom) -> Any:
-        """What a training batch x [k, B, ...] of these inputs shows the model; random: of each client."""
+        """Return the model's inputs for a training batch.
+
+        Args:
+            x: Inputs of the prepared data set, [k, B, ...].
+            random: Random numbers of each client.
+        """
         ...
 
     def evaluation_view(self, x: Any) -> Any:
-        """What any other batch shows the model."""
+        """Return the model's inputs for a batch of an evaluation.
+
+        Args:
+            x: Inputs of the prepared data set, [..., B, ...].
+        """
         ...

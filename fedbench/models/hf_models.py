@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face's transformers, their classifier replaced by `head`."""
+"""Image classifiers of Hugging Face's transformers.  `head` replaces their classifier."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from fedbench.models._backbone import Backbone, classifier_of, require_name
 class HFModel(Backbone):
     """[B, channels, H, W] -> [B, C].
 
-    name: a model_type of transformers, such as vit, swin or convnext.  weights: null for random ones of the
-    configuration that options change (hidden_size, num_hidden_layers), or a folder as save_pretrained writes it, whose
-    configuration counts and whose classifier is left out.
+    Args:
+        name: A model_type of transformers, such as vit, swin or convnext.
+        weights: null, or a folder of save_pretrained, whose configuration is used and whose classifier is not.
+        options: Changes of the configuration, such as hidden_size and num_hidden_layers; without weights only.
     """
 
     def __init__(
@@ -29,39 +30,42 @@ class HFModel(Backbone):
     ):
         try:
             from transformers import AutoConfig, AutoModelForImageClassification
-            from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as KNOWN
+            from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
         except ImportError as error:
             raise ConfigError("model=hf needs transformers: pip install transformers") from error
-        # eager: what torch.vmap and autograd can follow
-        how = {"attn_implementation": "eager"}
+        attention = {"attn_implementation": "eager"}  # torch.vmap and autograd support no other
         channels = input_shape[0]
         if weights is None:
-            require_name(name, KNOWN, "transformers for images")
-            given = {"image_size": input_shape[-1], "num_channels": channels, **(options or {})}
-            known: Any = KNOWN
-            channels, classes = given["num_channels"], known[name]
-            kind = classes if isinstance(classes, str) else classes[0]  # DeiT has another one, with a teacher
+            known_models: Any = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+            require_name(name, known_models, "transformers for images")
+            arguments = {"image_size": input_shape[-1], "num_channels": channels, **(options or {})}
+            channels = arguments["num_channels"]
+            classes = known_models[name]
+            architecture = classes if isinstance(classes, str) else classes[0]  # DeiT's second class has a teacher
 
-            def make() -> nn.Module:
-                config: Any = AutoConfig.for_model(name, architectures=[kind], **given)  # type: ignore
-                return AutoModelForImageClassification.from_config(config, **how)
+            def build() -> nn.Module:
+                config: Any = AutoConfig.for_model(name, architectures=[architecture], **arguments)  # type: ignore
+                return AutoModelForImageClassification.from_config(config, **attention)
         else:
             folder = Path(weights)
-            require((folder / "config.json").is_file(), f"model.weights={weights}: there is no config.json in it")
+            require((folder / "config.json").is_file(), f"model.weights={weights} must be a folder with config.json")
             channels = getattr(AutoConfig.from_pretrained(folder, local_files_only=True), "num_channels", 3)
 
-            def make() -> nn.Module:
+            def build() -> nn.Module:
                 network, info = AutoModelForImageClassification.from_pretrained(
-                    folder, local_files_only=True, output_loading_info=True, **how
+                    folder, local_files_only=True, output_loading_info=True, **attention
                 )
-                drawn = [n for n in sorted(info["missing_keys"]) if n.rpartition(".")[0] != classifier_of(network)]
-                require(not drawn, f"model.weights={weights} is not of this network: it lacks {', '.join(drawn[:3])}")
+                missing = [n for n in sorted(info["missing_keys"]) if n.rpartition(".")[0] != classifier_of(network)]
+                require(
+                    not missing,
+                    f"model.weights={weights} is not of this network: it lacks {', '.join(missing[:3])}",
+                )
                 return network
 
         key = f"model.name={name}" if weights is None else f"model.weights={weights}"
-        super().__init__(make, key, input_shape, num_classes, channels, _logits)
+        super().__init__(build, key, input_shape, num_classes, channels, features_of=_logits)
 
 
-def _logits(out: Any) -> Tensor:
-    """What stands for the logits in transformers' output, without a classifier the features."""
-    return out if isinstance(out, Tensor) else out.logits
+def _logits(output: Any) -> Tensor:
+    """Return the logits in transformers' output, which are the features if there is no classifier."""
+    return output if isinstance(output, Tensor) else output.logits

@@ -1,4 +1,4 @@
-"""Multilayer perceptron on the flattened input: hidden widths, ReLU, linear head."""
+"""Multilayer perceptron: flattened input, hidden layers with ReLU, linear head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """[B, ...] -> [B, C].  hidden=[64] on 8x8 digits is the 64-64-10 network of the benchmarks."""
+    """[B, ...] -> [B, C].
+
+    Args:
+        hidden: Widths of the hidden layers.
+    """
 
     def __init__(self, input_shape: tuple, num_classes: int, hidden: list[int] = [64]):  # noqa: B006
         super().__init__()
@@ -19,5 +23,5 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         return self.head(self.body(x))

@@ -1,11 +1,12 @@
-"""A small residual network with a choice of norm: BatchNorm proves buffers-as-columns, GroupNorm has none.
+"""A small residual network with batch or group normalization.
 
-Stem conv 3x3, then one residual block per width (stride 2 from the second on), global average pooling, linear
-head: He et al., CVPR 2016, the CIFAR form, at a size that trains on a CPU.
+He et al., CVPR 2016, the CIFAR form, at a size for CPUs: convolution 3x3, one residual block for each width (stride 2
+from the second one), global average pooling, linear head.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from fedbench.models._norms import norm_layer
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut (1x1 where the shape changes)."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str):
         super().__init__()
@@ -22,8 +23,8 @@ class Block(nn.Module):
         self.norm1 = norm_layer(norm, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm2 = norm_layer(norm, outputs)
-        same = stride == 1 and inputs == outputs
-        self.short = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        same_shape = stride == 1 and inputs == outputs
+        self.short = nn.Identity() if same_shape else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +34,12 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """[B, channels, H, W] -> [B, C]."""
+    """[B, channels, H, W] -> [B, C].
+
+    Args:
+        widths: Channels of each block.
+        norm: batch or group.
+    """
 
     def __init__(
         self,
@@ -43,7 +49,8 @@ class ResNet(nn.Module):
         norm: Literal["batch", "group"] = "batch",
     ):
         super().__init__()
-        blocks = [Block(a, b, 1 if i == 0 else 2, norm) for i, (a, b) in enumerate(zip([widths[0], *widths], widths))]
+        blocks = [Block(widths[0], widths[0], 1, norm)]
+        blocks += [Block(a, b, 2, norm) for a, b in itertools.pairwise(widths)]
         self.body = nn.Sequential(
             nn.Conv2d(input_shape[0], widths[0], 3, 1, 1, bias=False),
             norm_layer(norm, widths[0]),
@@ -55,5 +62,5 @@ class ResNet(nn.Module):
         self.head = nn.Linear(widths[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         return self.head(self.body(x))

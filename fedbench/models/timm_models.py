@@ -1,4 +1,4 @@
-"""Networks of timm by name, their classifier replaced by `head`."""
+"""Networks of timm by name.  `head` replaces their classifier."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from fedbench.models._backbone import Backbone, load_file, require_name
 class TimmModel(Backbone):
     """[B, channels, H, W] -> [B, C].
 
-    name: of timm.list_models(), such as resnet10t or vit_tiny_patch16_224.  weights: null, or a file of a state dict,
-    whose classifier is left out; such networks read 3 channels.  options: of the network's constructor (img_size is the
-    data set's, where the network takes one).
+    Args:
+        name: A name of timm.list_models(), such as resnet10t or vit_tiny_patch16_224.
+        weights: null, or a file of a state dict, whose classifier is not used.  With weights, the network has 3 input
+            channels.
+        options: Options of the network's constructor.  img_size is that of the data set if the network has it.
     """
 
     def __init__(
@@ -30,13 +32,12 @@ class TimmModel(Backbone):
             raise ConfigError("model=timm needs timm: pip install timm") from error
         require_name(name, timm.list_models(), "timm")
         channels = 3 if weights is not None else input_shape[0]
-        given = {"in_chans": channels, **(options or {})}
+        arguments = {"in_chans": channels, **(options or {})}
 
-        def make() -> Any:
-            size = given.get("img_size", tuple(input_shape[1:]))
+        def build() -> Any:
             try:
-                return timm.create_model(name, **{"img_size": size, **given})
-            except TypeError:  # a convolutional network takes images of any size, and no such argument
-                return timm.create_model(name, **given)
+                return timm.create_model(name, **{"img_size": tuple(input_shape[1:]), **arguments})
+            except TypeError:  # convolutional networks have no img_size
+                return timm.create_model(name, **arguments)
 
-        super().__init__(make, f"model.name={name}", input_shape, num_classes, channels, load=load_file(weights))
+        super().__init__(build, f"model.name={name}", input_shape, num_classes, channels, load=load_file(weights))

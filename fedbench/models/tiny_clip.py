@@ -1,8 +1,8 @@
-"""A CLIP of 3.4 million numbers, pre-trained here in about two minutes: the offline stand-in.
+"""A CLIP with 3.4 million parameters that is pre-trained on this machine, for tests and examples without downloads.
 
-Images are coloured digits in five styles (data/images/digits_clip.py, the part that no downstream task sees). Captions
-say style, colour and digit, or only some of them: incomplete captions and duplicates in a batch are deliberate. They
-keep zero-shot below its ceiling.  Symmetric contrastive loss (Radford et al., 2021), AdamW, one cycle.
+Images are coloured digits in five styles, from the pre-training part of data/images/digits_clip.py.  Captions name
+style, colour and digit, or some of them.  Incomplete and repeated captions leave room for prompts to improve on
+zero-shot.  Symmetric contrastive loss (Radford et al., 2021), AdamW, one-cycle schedule.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ LARGEST_SCALE = math.log(100)
 
 @functools.lru_cache(maxsize=2)
 def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
-    """tiny-clip trained on the pre-training digits, from data_dir/cache or anew, and its tokenizer.
+    """Return the pre-trained tiny-clip, from a file in data_dir/cache if it can be read, and its tokenizer.
 
-    The weights are a function of the seed (and of the machine's arithmetic).  A file that cannot be read is made again.
+    Args:
+        data_dir: Folder of data.
+        seed: Seed of the weights, which also depend on the arithmetic of the machine.
     """
     _, tokenize = towers.load(TINY, None)
     config = Path(towers.__file__).with_name("tiny-clip.json").read_text()
     recipe = (config, STEPS, BATCH, PEAK_LR, WEIGHT_DECAY, WARM_UP, digits_clip.PRETRAINING, digits_clip.NOISE, seed)
     path = Path(data_dir) / "cache" / f"tiny-clip-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]}.pt"
-    clip = _new(seed)
+    clip = _build(seed)
     if path.is_file():
         try:
             clip.load_state_dict(read_weights(path))
             return towers.frozen(clip), tokenize
         except (ValueError, RuntimeError) as error:  # the file is damaged or of another model
-            log.warning("pre-training again: %s cannot be read (%s)", path, error)
-    log.info("pre-training tiny-clip on digits, once: about two minutes, kept in %s", path)
+            log.warning("%s cannot be read (%s), so tiny-clip is pre-trained again", path, error)
+    log.info("pre-training tiny-clip on digits (once, about two minutes); the weights are stored in %s", path)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # steps this small wait for spinning threads when anything else runs
+    torch.set_num_threads(1)  # for steps this small, threads cost more than they save
     _train(clip, tokenize, seed)
     torch.set_num_threads(threads)
     with whole(path) as partial:
@@ -56,7 +58,7 @@ def pretrain(data_dir: str, seed: int) -> tuple[Any, Any]:
     return towers.frozen(clip), tokenize
 
 
-def _new(seed: int) -> Any:
+def _build(seed: int) -> Any:
     import open_clip
 
     with torch.random.fork_rng(devices=[]):
@@ -73,17 +75,17 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_LR, total_steps=steps, pct_start=WARM_UP)
     clip.train()
     for _ in tqdm(range(steps), desc="pre-training tiny-clip", unit="step"):
-        at, colour, style = (rng.integers(most, size=BATCH) for most in (len(label), 3, 5))
+        at, colour, style = (rng.integers(high, size=BATCH) for high in (len(label), 3, 5))
         images = torch.from_numpy(digits_clip.draw(grey[at], colour, style, rng))
-        texts = tokenize(
-            [
-                caption(digits_clip.STYLES[s], digits_clip.COLOURS[c], digits_clip.DIGITS[d], rng)
-                for s, c, d in zip(style, colour, label[at])
-            ]
-        )
-        x, t = clip.encode_image(images, normalize=True), clip.encode_text(texts, normalize=True)  # [B, D]
-        logits, caption_of = clip.logit_scale.exp() * x @ t.T, torch.arange(BATCH)
-        loss = (F.cross_entropy(logits, caption_of) + F.cross_entropy(logits.T, caption_of)) / 2
+        captions = [
+            caption(digits_clip.STYLES[s], digits_clip.COLOURS[c], digits_clip.DIGITS[d], rng)
+            for s, c, d in zip(style, colour, label[at])
+        ]
+        x = clip.encode_image(images, normalize=True)  # [B, D]
+        t = clip.encode_text(tokenize(captions), normalize=True)  # [B, D]
+        logits = clip.logit_scale.exp() * x @ t.T  # [B, B]
+        target = torch.arange(BATCH)
+        loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -93,11 +95,21 @@ def _train(clip: Any, tokenize: Any, seed: int, steps: int = STEPS) -> None:
 
 
 def caption(style: str, colour: str, digit: str, rng: np.random.Generator) -> str:
-    """Half of the captions are full, 15% a plain photo, 15% without the colour, 20% without the digit."""
+    """Return a random caption of an image.
+
+    Half of the captions are complete, 15% do not name the style, 15% the colour, 20% the digit.
+
+    Args:
+        style: The style, such as "noisy".
+        colour: The colour.
+        digit: The digit as a word.
+        rng: Random numbers.
+    """
     kind = rng.random()
     if kind < 0.5:
-        start, what = ("a ", "")[rng.integers(2)], ("", "photo of a ", "picture of the ")[rng.integers(3)]
-        return f"{start}{style} {what}{colour} {digit}"
+        article = ("a ", "")[rng.integers(2)]
+        medium = ("", "photo of a ", "picture of the ")[rng.integers(3)]
+        return f"{article}{style} {medium}{colour} {digit}"
     if kind < 0.65:
         return f"a photo of a {colour} {digit}."
     return f"a {style} {digit}" if kind < 0.8 else f"a {style} {colour}"

@@ -1,4 +1,4 @@
-"""Networks of torchvision by name, their classifier replaced by `head`."""
+"""Networks of torchvision by name.  `head` replaces their classifier."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from fedbench.models._backbone import Backbone, load_file, require_name
 class TorchvisionModel(Backbone):
     """[B, 1 or 3, H, W] -> [B, C].
 
-    name: of torchvision.models, such as resnet18 or vit_b_16.  weights: null, or a file of a state dict, whose
-    classifier is left out.  options: of the network's constructor (image_size of a ViT is the data set's).
+    Args:
+        name: A name of torchvision.models, such as resnet18 or vit_b_16.
+        weights: null, or a file of a state dict, whose classifier is not used.
+        options: Options of the network's constructor.  image_size of a ViT is that of the data set.
     """
 
     def __init__(
@@ -28,12 +30,13 @@ class TorchvisionModel(Backbone):
         except ImportError as error:
             raise ConfigError("model=torchvision needs torchvision: pip install torchvision") from error
         require_name(name, models.list_models(module=models), "torchvision.models")
-        given = {"weights": None, **(options or {})}
+        arguments = {"weights": None, **(options or {})}
         if name.startswith("vit_"):
-            given.setdefault("image_size", input_shape[-1])
+            arguments.setdefault("image_size", input_shape[-1])
         if name in ("googlenet", "inception_v3"):
-            given |= {"aux_logits": False, "init_weights": True}  # else it returns more than logits in training
-        key = f"model.name={name}"
-        super().__init__(
-            lambda: models.get_model(name, **given), key, input_shape, num_classes, 3, load=load_file(weights)
-        )
+            arguments |= {"aux_logits": False, "init_weights": True}  # auxiliary logits are not supported
+
+        def build() -> Any:
+            return models.get_model(name, **arguments)
+
+        super().__init__(build, f"model.name={name}", input_shape, num_classes, channels=3, load=load_file(weights))

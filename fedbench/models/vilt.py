@@ -1,13 +1,14 @@
-"""ViLT: one transformer reads the words of a question and the patches of an image side by side.
+"""ViLT: one transformer reads the words of a question together with the patches of an image.
 
-Kim et al., ICML 2021; the layers and numbers of transformers' ViltModel, whose weights fit.  All images have one size,
-so that position embeddings are brought to its grid once, and no patch is left out or drawn (transformers draws their
-order).  The head reads tanh(pooler(the first token)).
+Kim et al., ICML 2021, with the layers and sizes of transformers' ViltModel, whose weights fit.  All images have the
+same size.  Position embeddings are interpolated to its grid once, and all patches are used in order (transformers
+samples patches in random order).  The head reads tanh(pooler(first token)).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,19 +19,19 @@ from torch import Tensor, nn
 from fedbench.core.options import ConfigError, Count, require
 from fedbench.models._backbone import read_state
 from fedbench.models._vision_language import (
-    INITIAL,
+    INITIAL_STD,
     MLP_RATIO,
     PAD,
     Block,
     ImageEmbedding,
     TextEmbedding,
-    fill,
-    head_of,
-    interpolated,
-    shapes_of,
+    build_head,
+    check_inputs,
+    interpolate_positions,
+    load_weights,
 )
 
-EPS = 1e-12  # of the layer norms, as in transformers
+EPS = 1e-12  # of layer norms, as in transformers
 
 
 class ViLT(nn.Module):
@@ -40,8 +41,10 @@ class ViLT(nn.Module):
         patch: Side of a patch in pixels.
         width: Size of a token.
         depth: Number of blocks.
+        heads: Attention heads.
         vocab: Number of tokens; 0 is padding.
-        channels: Input channels of the patch convolution.  A grey image is repeated in all of them.  None: the data's.
+        channels: Input channels of the patch convolution.  Grey images are repeated in all of them.  None: those of
+            the data set.
         head: linear, or mlp with one hidden layer of twice the width.
         weights: A folder with config.json and model.safetensors (or pytorch_model.bin) of a ViLT of transformers, or a
             file of fedbench export.  None: random weights.
@@ -61,73 +64,73 @@ class ViLT(nn.Module):
         weights: str | None = None,
     ):
         super().__init__()
-        self.tokens, shown, self.grid = shapes_of(input_shape, patch, "vilt")
-        channels = shown if channels is None else channels
-        require(
-            shown in (1, channels),
-            f"model.channels={channels}, but the data set's images have {shown} channels",
-        )
-        require(width % heads == 0, f"model.heads={heads} must divide model.width={width}")
-        self.heads, rows, cols = heads, *self.grid
+        sizes = check_inputs("vilt", input_shape, patch, width, heads, channels)
+        self.tokens = sizes.tokens
+        self.grid = sizes.grid
+        self.heads = heads
         self.text = TextEmbedding(vocab, self.tokens, width, EPS)
-        self.image = ImageEmbedding(channels, channels // shown, rows * cols, patch, width)
-        self.text_modality = nn.Parameter(INITIAL * torch.randn(width))
-        self.image_modality = nn.Parameter(INITIAL * torch.randn(width))
+        self.image = ImageEmbedding(sizes.channels, sizes.copies, math.prod(sizes.grid), patch, width)
+        self.text_modality = nn.Parameter(INITIAL_STD * torch.randn(width))
+        self.image_modality = nn.Parameter(INITIAL_STD * torch.randn(width))
         self.blocks = nn.ModuleList(Block(width, heads, MLP_RATIO * width, EPS) for _ in range(depth))
-        self.norm, self.pooler = nn.LayerNorm(width, eps=EPS), nn.Linear(width, width)
-        self.head = head_of(head, width, num_classes)
+        self.norm = nn.LayerNorm(width, eps=EPS)
+        self.pooler = nn.Linear(width, width)
+        self.head = build_head(head, width, num_classes)
         if weights is not None:
             self._load(Path(weights))
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Logits [B, C]."""
+        """Return logits [B, C]."""
         return self.head(self.pooled(inputs))
 
     def pooled(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """tanh(pooler(first token)).  # [B, width]"""
-        text, image = self.text(inputs["text"]), self.image(inputs["image"])
-        # an adapter may have put tokens behind the text's first one, which is always visible, and into the image
-        added, shown = torch.ones_like(text[:, self.tokens :, 0]), torch.ones_like(image[:, :, 0])
-        visible = torch.cat([added, inputs["text"] != PAD, shown], 1) > 0  # [B, T]
+        """Return tanh(pooler(first token)).  # [B, width]"""
+        text = self.text(inputs["text"])
+        image = self.image(inputs["image"])
+        # An adapter may have inserted tokens after the first one of the text, and into the image.  They are visible.
+        inserted = torch.ones_like(text[:, self.tokens :, 0])
+        patches = torch.ones_like(image[:, :, 0])
+        visible = torch.cat([inserted, inputs["text"] != PAD, patches], 1) > 0  # [B, T]
         x = torch.cat([text + self.text_modality, image + self.image_modality], 1)
         for block in self.blocks:
             x = block(x, visible[:, None, None])
         return torch.tanh(self.pooler(self.norm(x)[:, 0]))
 
     def _load(self, path: Path) -> None:
-        """Everything but the head from a folder or a file; ConfigError where it is not there or not of this model."""
-        stored = read_state(path) if path.is_file() else self._of_transformers(path)
-        for name, fitted in (("text", lambda t: t[: self.tokens]), ("image", lambda t: interpolated(t, self.grid))):
-            if f"{name}.position" in stored:
-                stored[f"{name}.position"] = fitted(stored[f"{name}.position"])
-        fill(self, stored, path, "ViLT")
+        """Load all parameters except the head from a folder or a file."""
+        stored = read_state(path) if path.is_file() else self._read_folder(path)
+        if "text.position" in stored:
+            stored["text.position"] = stored["text.position"][: self.tokens]
+        if "image.position" in stored:
+            stored["image.position"] = interpolate_positions(stored["image.position"], self.grid)
+        load_weights(self, stored, path, "ViLT")
 
-    def _of_transformers(self, folder: Path) -> dict[str, Tensor]:
-        """A ViLT of transformers by this module's names."""
-        config = _config(folder)
+    def _read_folder(self, folder: Path) -> dict[str, Tensor]:
+        """Return the tensors of a ViLT of transformers by the names of this module."""
+        config = _read_config(folder)
         heads, layers = config.get("num_attention_heads"), config.get("num_hidden_layers")
         require(
             (heads, layers) == (self.heads, len(self.blocks)),
-            f"model.weights={folder} has {layers} blocks of {heads} heads, not model.depth={len(self.blocks)} of "
-            f"model.heads={self.heads}",
+            f"model.weights={folder} has {layers} blocks with {heads} heads, but model.depth={len(self.blocks)} and "
+            f"model.heads={self.heads}: set them to these values",
         )
-        return _own_names(read_state(next(folder / name for name in WEIGHTS if (folder / name).is_file())))
+        return _rename(read_state(next(folder / name for name in WEIGHT_FILES if (folder / name).is_file())))
 
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first existing file is read
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # the first existing file is read
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    for names in (("config.json",), WEIGHTS):
-        there = any((folder / name).is_file() for name in names)
-        require(there, f"model.weights={folder}: there is no {' or '.join(names)} in it")
+def _read_config(folder: Path) -> dict[str, Any]:
+    for names in (("config.json",), WEIGHT_FILES):
+        exists = any((folder / name).is_file() for name in names)
+        require(exists, f"model.weights={folder} must be a file, or a folder with {' or '.join(names)}")
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"model.weights={folder}: config.json cannot be read ({error})") from error
 
 
-# transformers' names of what stands in a model and in each of its blocks; a table's row by its number behind the name
+# names in this module: names in transformers' ViltModel
 NAMES = {
     "text.word.weight": "embeddings.text_embeddings.word_embeddings.weight",
     "text.segment.weight": "embeddings.text_embeddings.token_type_embeddings.weight",
@@ -140,6 +143,7 @@ NAMES = {
     "pooler": "pooler.dense",
 }
 MODALITIES = "embeddings.token_type_embeddings.weight"  # [2, width]
+# in each block
 IN_BLOCK = {
     "norm": "layernorm_before",
     "attn.query": "attention.attention.query",
@@ -152,19 +156,20 @@ IN_BLOCK = {
 }
 
 
-def _own_names(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of transformers' ViLT, of the bare model or of one with a head, by this module's names."""
-    bare = {name.removeprefix("vilt."): t for name, t in stored.items()}
-    layers = {name.split(".")[2] for name in bare if name.startswith("encoder.layer.")}
-    names = dict(NAMES) | {
-        f"blocks.{i}.{own}": f"encoder.layer.{i}.{theirs}" for i in layers for own, theirs in IN_BLOCK.items()
-    }
-    found = {own: bare[theirs] for own, theirs in names.items() if theirs in bare}
-    for own, theirs in names.items():
-        kinds = (kind for kind in ("weight", "bias") if f"{theirs}.{kind}" in bare)
-        found |= {f"{own}.{kind}": bare[f"{theirs}.{kind}"] for kind in kinds}
-    for name in {"image.class_token", "image.position"} & found.keys():
-        found[name] = found[name].flatten(0, -2).squeeze(0)  # they have an axis for a batch of one
-    if MODALITIES in bare:
-        found["text_modality"], found["image_modality"] = bare[MODALITIES][:2]
-    return found
+def _rename(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a state dict of transformers' ViLT, with or without a head."""
+    tensors = {name.removeprefix("vilt."): t for name, t in stored.items()}
+    blocks = {name.split(".")[2] for name in tensors if name.startswith("encoder.layer.")}
+    names = dict(NAMES)
+    for i in blocks:
+        names |= {f"blocks.{i}.{new}": f"encoder.layer.{i}.{old}" for new, old in IN_BLOCK.items()}
+    renamed = {}
+    for new, old in names.items():
+        for suffix in ("", ".weight", ".bias"):
+            if old + suffix in tensors:
+                renamed[new + suffix] = tensors[old + suffix]
+    for name in {"image.class_token", "image.position"} & renamed.keys():
+        renamed[name] = renamed[name].flatten(0, -2).squeeze(0)  # without the axis of a batch of one
+    if MODALITIES in tensors:
+        renamed["text_modality"], renamed["image_modality"] = tensors[MODALITIES][:2]
+    return renamed

@@ -119,12 +119,12 @@ def test_weights_that_do_not_fit(theirs: Theirs, tmp_path: Path) -> None:
             albef(shape, weights=str(path), **options)
         assert "\n" not in str(caught.value)
 
-    refused("there is no such file", path=tmp_path / "nowhere.pth")
-    refused(r"is no ALBEF: it lacks blocks\.0\.cross\.query\.weight", fusion_layer=0)
-    refused(r"is no ALBEF: it lacks image\.blocks\.3", depth=4)
-    refused(r"is of a larger model: it has blocks\.1\.cross", fusion_layer=2)
-    refused(r"words.word.weight is \(64, 32\) there, and \(65, 32\)", vocab=65)
-    refused(r"words.position is \(10, 32\) there, and \(11, 32\)", {**SHAPE, "text": (11,)})
+    refused("does not exist", path=tmp_path / "nowhere.pth")
+    refused(r"is not of this ALBEF: it lacks blocks\.0\.cross\.query\.weight", fusion_layer=0)
+    refused(r"is not of this ALBEF: it lacks image\.blocks\.3", depth=4)
+    refused(r"is of a larger ALBEF: it also has blocks\.1\.cross", fusion_layer=2)
+    refused(r"words.word.weight is \(64, 32\) in the file, but \(65, 32\)", vocab=65)
+    refused(r"words.position is \(10, 32\) in the file, but \(11, 32\)", {**SHAPE, "text": (11,)})
     (tmp_path / "nothing.pth").write_bytes(b"nothing")
     refused("cannot be read", path=tmp_path / "nothing.pth")
 
@@ -193,7 +193,7 @@ def test_a_program_as_the_module_and_mapped() -> None:
         ((3, 16, 16), {}, r"model=albef needs images and texts by name, .* but the data set gives \(3, 16, 16\)"),
         (SHAPE, {"heads": 5}, "model.heads=5 must divide model.width=32"),
         (SHAPE, {"channels": 1}, "model.channels=1, but the data set's images have 3 channels"),
-        (SHAPE, {"fusion_layer": 3}, "model.fusion_layer=3 must be below model.depth=3: no block would see the image"),
+        (SHAPE, {"fusion_layer": 3}, "model.fusion_layer=3 must be below model.depth=3: else no block reads the image"),
     ],
 )
 def test_what_cannot_be_read_is_one_sentence(shape: Any, options: dict[str, Any], words: str) -> None:

@@ -146,7 +146,7 @@ def test_an_archive_that_would_run_code_is_refused(
 ) -> None:
     archive(tmp_path / "a.pt", backbone)
     evil = rewritten(tmp_path / "a.pt", lambda n, d: pickle.dumps(Evil(), 2) if n.endswith("/data.pkl") else d)
-    with pytest.raises(ConfigError, match=r"it names __builtin__\.print, which no weights need"):
+    with pytest.raises(ConfigError, match=r"it names __builtin__\.print, which is not needed for weights"):
         towers.load(backbone, str(evil))
     assert "code of the file ran" not in capsys.readouterr().out
 
@@ -154,7 +154,7 @@ def test_an_archive_that_would_run_code_is_refused(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda n, d: d[:-2] if n.endswith("/data/3") else d, r"data/3 does not hold"),
+        (lambda n, d: d[:-2] if n.endswith("/data/3") else d, r"data/3 does not have"),
         (lambda n, d: None if n.endswith("/data/3") else d, "There is no item named"),
         (lambda n, d: d[:100] if n.endswith("/data.pkl") else d, r"could not be loaded \(ValueError: "),
         (lambda n, d: pickle.dumps({"a": 1}, 2) if n.endswith("/data.pkl") else d, r"data\.pkl is not a module"),

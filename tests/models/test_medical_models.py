@@ -185,9 +185,9 @@ def test_norms_by_their_words() -> None:
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: UNet((1, 20, 16), 2), r"sides that 16 divides, but the data set gives \(1, 20, 16\)"),
-        (lambda: DNet((3, 30, 32), 2), r"sides that 4 divides"),
-        (lambda: TabNet((1, 4, 4), 2), r"model=tabnet reads tables"),
+        (lambda: UNet((1, 20, 16), 2), r"sides divisible by 16, but the data set gives \(1, 20, 16\)"),
+        (lambda: DNet((3, 30, 32), 2), r"sides divisible by 4"),
+        (lambda: TabNet((1, 4, 4), 2), r"model=tabnet needs tables"),
         (lambda: TabNet((4,), 2, shared=0, own=0), r"model\.shared and model\.own are both 0"),
     ],
 )

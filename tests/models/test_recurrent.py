@@ -102,7 +102,7 @@ def test_many_clients_at_once_train_as_each_one(kind: type[Recurrent]) -> None:
     ],
 )
 def test_only_texts_are_read(name: str, shape: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model={name} reads tokens, by the name text \[T\], but .*{said}"):
+    with pytest.raises(ConfigError, match=rf"model={name} needs one input, text \[T\] of tokens, but .*{said}"):
         KINDS[name](shape, 10)
 
 

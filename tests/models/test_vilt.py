@@ -12,7 +12,7 @@ from tiny import close, equal
 from torch import Tensor
 
 from fedbench.core.options import ConfigError
-from fedbench.models.vilt import ViLT, interpolated
+from fedbench.models.vilt import ViLT, interpolate_positions
 from fedbench.nn.flat import FlatModel
 
 SHAPE = {"image": (3, 16, 24), "text": (6,)}
@@ -89,7 +89,7 @@ def test_pytorch_model_bin_is_read_where_there_are_no_safetensors(theirs: Any, t
     with pytest.raises(ConfigError, match=r"pytorch_model\.bin cannot be read"):  # weights_only
         vilt(SQUARE, weights=str(tmp_path))
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(ConfigError, match=r"there is no model\.safetensors or pytorch_model\.bin in it"):
+    with pytest.raises(ConfigError, match=r"a folder with model\.safetensors or pytorch_model\.bin"):
         vilt(SQUARE, weights=str(tmp_path))
 
 
@@ -109,13 +109,15 @@ def test_weights_that_do_not_fit(theirs: Any, tmp_path: Path) -> None:
             vilt(shape, weights=str(folder), **options)
         assert "\n" not in str(caught.value)
 
-    refused("there is no config.json in it", folder=tmp_path / "nowhere")
-    refused("there is no config.json in it", folder=tmp_path / "empty")
-    refused(r"has 2 blocks of 4 heads, not model.depth=3 of model.heads=4", depth=3)
-    refused(r"not model.depth=2 of model.heads=8", heads=8)
-    refused(r"text.word.weight is \(64, 32\) there, and \(65, 32\)", vocab=65)
-    refused(r"text.position is \(8, 32\) there, and \(9, 32\)", {**SQUARE, "text": (9,)})
-    refused(r"image.patches.weight is \(32, 3, 8, 8\) there, and \(32, 1, 8, 8\)", {**SQUARE, "image": (1, 32, 32)})
+    refused("must be a file, or a folder with config.json", folder=tmp_path / "nowhere")
+    refused("must be a file, or a folder with config.json", folder=tmp_path / "empty")
+    refused(r"has 2 blocks with 4 heads, but model.depth=3 and model.heads=4", depth=3)
+    refused(r"but model.depth=2 and model.heads=8", heads=8)
+    refused(r"text.word.weight is \(64, 32\) in the file, but \(65, 32\)", vocab=65)
+    refused(r"text.position is \(8, 32\) in the file, but \(9, 32\)", {**SQUARE, "text": (9,)})
+    refused(
+        r"image.patches.weight is \(32, 3, 8, 8\) in the file, but \(32, 1, 8, 8\)", {**SQUARE, "image": (1, 32, 32)}
+    )
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     refused("cannot be read")
 
@@ -124,7 +126,9 @@ def test_weights_of_another_network(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     (tmp_path / "config.json").write_text('{"num_attention_heads": 4, "num_hidden_layers": 2}')
     safetensors.save_file({"embeddings.cls_token": torch.zeros(1, 1, 32)}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"is no ViLT: it lacks text_modality, image_modality, text\.position"):
+    with pytest.raises(
+        ConfigError, match=r"is not of this ViLT: it lacks text_modality, image_modality, text\.position"
+    ):
         vilt(SQUARE, weights=str(tmp_path))
 
 
@@ -142,8 +146,8 @@ def test_weights_of_a_model_with_a_head(theirs: Any, tmp_path: Path) -> None:
 def test_positions_of_another_grid_by_hand() -> None:
     """Corners stay, what lies between is between; the class token's is not touched."""
     table = torch.tensor([[9.0], [0.0], [1.0], [2.0], [3.0]])  # of 2 x 2 patches
-    assert interpolated(table, (3, 3)).flatten().tolist() == [9, 0, 0.5, 1, 1, 1.5, 2, 2, 2.5, 3]
-    equal(interpolated(table, (2, 2)), table)
+    assert interpolate_positions(table, (3, 3)).flatten().tolist() == [9, 0, 0.5, 1, 1, 1.5, 2, 2, 2.5, 3]
+    equal(interpolate_positions(table, (2, 2)), table)
 
 
 # -- what is computed ------------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ def test_weights_of_a_run_of_ones_own(tmp_path: Path) -> None:
     after, x = vilt({**SQUARE, "image": (3, 48, 48)}, weights=str(file)), samples({**SQUARE, "image": (3, 48, 48)})
     equal(after.pooled(x), before.pooled(x))
     assert vilt(SQUARE, weights=str(file)).image.position.shape == (17, 32)
-    with pytest.raises(ConfigError, match=r"is of a larger model: it has blocks\.1\..*, too"):
+    with pytest.raises(ConfigError, match=r"is of a larger ViLT: it also has blocks\.1\."):
         vilt({**SQUARE, "image": (3, 48, 48)}, weights=str(file), depth=1)
-    with pytest.raises(ConfigError, match=r"is no ViLT: it lacks blocks\.2\."):
+    with pytest.raises(ConfigError, match=r"is not of this ViLT: it lacks blocks\.2\."):
         vilt(SQUARE, weights=str(file), depth=3)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.options import ConfigError
-from fedbench.models.noise_predictor import NoisePredictor, waves
+from fedbench.models.noise_predictor import NoisePredictor, sinusoidal_embedding
 from fedbench.synthesis.diffusion import average, ddim, train
 from fedbench.tasks.denoising import Schedule
 
@@ -120,14 +120,14 @@ def test_the_predictor_reads_step_and_class_and_refuses_odd_sides() -> None:
     assert base.shape == x.shape
     for other in ({"step": told["step"] + 500}, {"label": told["label"].flip(1)}):
         assert not torch.allclose(base, model(told | other))
-    with pytest.raises(ConfigError, match=r"sides that 4 divides, the data set's are \[9, 8\]"):
+    with pytest.raises(ConfigError, match=r"sides divisible by 4, but the data set has \[9, 8\]"):
         NoisePredictor({"image": (1, 9, 8), "step": (), "label": (2,)}, 8)
     with pytest.raises(ConfigError, match=r"model\.width must be a multiple of 8"):
         NoisePredictor({"image": (1, 8, 8), "step": (), "label": (2,)}, 12)
 
 
-def test_waves_begin_with_the_step_in_radians() -> None:
-    out = waves(torch.tensor([0, 2]), 4)
+def test_embeddings_begin_with_the_step_in_radians() -> None:
+    out = sinusoidal_embedding(torch.tensor([0, 2]), 4)
     wanted = [math.sin(2), math.sin(0.02), math.cos(2), math.cos(0.02)]
     torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 1.0, 1.0], wanted]))
 

@@ -140,7 +140,7 @@ def test_other_data_are_refused() -> None:
     arrays = Arrays(np.zeros((N, 5), np.float32), np.arange(N) % 3, np.zeros(N, np.int8), 3)
     with pytest.raises(ConfigError, match=r"needs images, .*; the data set has torch.float32 \[5\]"):
         federation(arrays)
-    with pytest.raises(ConfigError, match="which task=denoising makes of pictures; it was given"):
+    with pytest.raises(ConfigError, match="which task=denoising computes from images, but its inputs are"):
         NoisePredictor((1, 8, 8))
 
 

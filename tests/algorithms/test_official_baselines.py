@@ -26,8 +26,11 @@ from fedbench.algorithms.fedavgm import FedAvgM
 from fedbench.algorithms.fedbn import FedBN
 from fedbench.algorithms.feddbe import FedDBE
 from fedbench.algorithms.fedexp import FedExP
+from fedbench.algorithms.fedlc import FedLC
 from fedbench.algorithms.fednova import FedNova
+from fedbench.algorithms.fedntd import FedNTD
 from fedbench.algorithms.fedproto import FedProto
+from fedbench.algorithms.fedsam import FedSAM
 from fedbench.algorithms.fedyogi import FedYogi
 from fedbench.algorithms.moon import Moon
 from fedbench.core import rng
@@ -179,6 +182,7 @@ class Case:
         module: Returns the model.
         patch: Fixes more draws.
         tolerance: Largest difference.
+        weights: How the server averages.
     """
 
     make: Callable[[], Algorithm]
@@ -189,6 +193,7 @@ class Case:
     module: Callable[[], nn.Module] = mlp
     patch: Callable[[pytest.MonkeyPatch], None] | None = None
     tolerance: float = TOLERANCE
+    weights: str = "samples"
     order: Callable[[str, int, int, int, int], np.ndarray] = field(default=local_order)
 
 
@@ -214,6 +219,9 @@ CASES = {
     "ala": Case(partial(FedALA, who="all"), mixing, before=initialized, patch=ala_windows),
     "dbe": Case(partial(FedDBE, kappa=5.0, m=0.3), shifts, order=dbe_order),
     "exp": Case(partial(FedExP, eps=1e-4, deploy="last")),
+    "ntd": Case(partial(FedNTD, tau=2.0), weights="uniform"),
+    "lcown": Case(FedLC),
+    "sam": Case(FedSAM),
 }
 
 
@@ -258,6 +266,7 @@ def test_every_round_equals_released_code(
         epochs=2,
         drop_last=True,
         rounds=len(cohorts),
+        client_weights=case.weights,
     )
     algorithm = case.make()
     algorithm.check(e.federation, e.model, e.optimizer)

@@ -1,0 +1,67 @@
+"""FedLC: logits are calibrated by the label frequencies of each client.
+
+Zhang et al., ICML 2022.  With n_i[c] training samples of class c at client i:
+
+    loss = CE(l - tau n_i^(-1/4), y)
+
+A class that the client does not have leaves the softmax, as its shift is infinite.  The server averages as FedAvg.
+In segmentation n_i are numbers of pixels.
+Departs from the paper: n_i are counted over all training samples, so no loss is infinite.  PFLlib counts the samples
+of all clients together, which shifts the logits of all clients equally.
+Reduces to: FedAvg if all clients have equally many samples of each class.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, RowStore, Step
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.core.options import NonNegative, require
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class FedLC(FedAvg):
+    """FedLC.
+
+    Args:
+        tau: Strength of the calibration, >= 0, or a list with one per client.  At 0, absent classes still leave the
+            softmax.
+
+    State:
+        w: Server model, [P].
+    """
+
+    def __init__(self, tau: NonNegative | list[NonNegative] = 1.0):
+        super().__init__()
+        self.tau: float | PerClient = per_client(tau)
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require classes to count."""
+        super().check(federation, model, optimizer)
+        require(
+            bool(federation.label_counts.any()) and not federation.task.has_stochastic_inputs,
+            "algorithm=fedlc calibrates logits by class: it needs one class per sample or pixel, not "
+            f"task={federation.task.kind}",
+        )
+
+    def setup(self, federation: Federation, model: FlatModel, rows: RowStore) -> None:
+        """Initialize w, and count the classes of each client."""
+        super().setup(federation, model, rows)
+        self.n = federation.label_counts  # [N, C] on the host
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round."""
+        w = cohort.broadcast(w=self.w).w
+        n = torch.from_numpy(self.n[cohort.ids]).to(w)  # [K, C]
+        shift = cohort.value(self.tau) * n.clamp_min(1).pow(-0.25)  # [K, C]
+        out = cohort.train(w, loss=self.loss, shift=shift, present=n > 0)
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta, updates="w")
+
+    def loss(self, s: Step, theta: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of the calibrated logits over the client's classes.  # [k, B]"""
+        logits = s.forward(theta, batch)  # [k, B, C, ...]
+        shift = s.state.shift.view(len(logits), 1, -1, *[1] * (logits.dim() - 3))  # [k, 1, C, ...]
+        return s.task_loss(logits - shift, dataclasses.replace(batch, class_mask=s.state.present))

@@ -1,0 +1,67 @@
+"""FedNTD: distillation of the server's model on all classes but the true one keeps what it knows of them.
+
+Lee et al., NeurIPS 2022, Algorithm 1.  With q(l) the softmax of the logits l / tau without the true class, logits l of
+theta and l_w of the received w:
+
+    loss = CE + beta tau^2 KL(q(l_w) || q(l))
+
+Departs from the paper: l_w are computed in evaluation mode (dropout off, running statistics of batch norm).
+Reduces to: FedAvg with beta = 0, with two classes, and with one local step.
+"""
+
+import torch
+from torch import Tensor
+
+from fedbench.algorithms._features import require_labels
+from fedbench.algorithms.base import Batch, Cohort, Federation, FlatModel, Optimizer, Step
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.core.options import NonNegative, Positive
+from fedbench.engine.per_client import PerClient, per_client
+
+EXCLUDED = -1e9  # logit of a class that leaves the softmax
+
+
+class FedNTD(FedAvg):
+    """FedNTD.
+
+    Args:
+        beta: Weight of the distillation, >= 0, or a list with one per client.
+        tau: Temperature of the distillation, > 0.
+
+    State:
+        w: Server model, [P].
+    """
+
+    def __init__(self, beta: NonNegative | list[NonNegative] = 1.0, tau: Positive = 1.0):
+        super().__init__()
+        self.beta: float | PerClient = per_client(beta)
+        self.tau = tau
+
+    def check(self, federation: Federation, model: FlatModel, optimizer: Optimizer) -> None:
+        """Require one class per sample."""
+        super().check(federation, model, optimizer)
+        require_labels(federation, self._name)
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round of Algorithm 1."""
+        w = cohort.broadcast(w=self.w).w
+
+        def loss(s: Step, theta: Tensor, batch: Batch) -> Tensor:  # [k, B]
+            logits = s.forward(theta, batch)  # [k, B, C]
+            with torch.no_grad():
+                log_q_w = self.not_true(s.model.predict(w.expand(s.k, -1), batch.x), batch)  # [k, B, C]
+            log_q = self.not_true(logits, batch)  # [k, B, C]
+            kl = (log_q_w.exp() * (log_q_w - log_q)).sum(2)  # [k, B]
+            return s.task_loss(logits, batch) + s.value(self.beta) * self.tau**2 * kl
+
+        out = cohort.train(w, loss=loss if self.beta else None)
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta, updates="w")
+
+    def not_true(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return log q(l): the log softmax of l / tau over the client's classes but the true one.  # [k, B, C]"""
+        classes = torch.arange(logits.shape[2], device=logits.device)
+        excluded = batch.y[..., None] == classes  # [k, B, C]
+        if batch.class_mask is not None:
+            excluded = excluded | ~batch.class_mask[:, None]
+        return (logits / self.tau).masked_fill(excluded, EXCLUDED).log_softmax(2)

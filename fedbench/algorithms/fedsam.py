@@ -1,0 +1,46 @@
+"""FedSAM: clients minimize the loss at the worst point near their model (sharpness-aware minimization).
+
+Qu et al., ICML 2022; Caldarola et al., ECCV 2022.  A local step on a batch:
+
+    g = grad f(theta)
+    e = rho g / |g|
+    theta <- theta - eta grad f(theta + e)
+
+|g| is the norm over all trained parameters.  Momentum sees the second gradient only.  The server averages as FedAvg.
+The first pass alone updates running statistics of batch norm, and train/loss is the loss at theta.
+Departs from the paper: nowhere.
+Reduces to: FedAvg with rho = 0.
+"""
+
+from fedbench.algorithms.base import Batch, Cohort, Step
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.core.options import NonNegative
+from fedbench.engine.per_client import PerClient, per_client
+
+
+class FedSAM(FedAvg):
+    """FedSAM.
+
+    Args:
+        rho: Radius of the neighborhood, >= 0, or a list with one per client.
+
+    State:
+        w: Server model, [P].
+    """
+
+    def __init__(self, rho: NonNegative | list[NonNegative] = 0.05):
+        super().__init__()
+        self.rho: float | PerClient = per_client(rho)
+
+    def round(self, cohort: Cohort) -> None:
+        """Run one round."""
+        w = cohort.broadcast(w=self.w).w
+        out = cohort.train(w, step=self.step if self.rho else None)
+        up = cohort.upload(theta=out.theta, relative_to={"theta": "w"})  # [K, P]
+        self.w = cohort.mean(up.theta, updates="w")
+
+    def step(self, s: Step, batch: Batch) -> None:
+        """Take one sharpness-aware step."""
+        g = s.grad(batch)  # [k, P]
+        e = s.value(self.rho) * g / (g.norm(dim=1, keepdim=True) + 1e-12)  # [k, P]
+        s.descend(s.grad(batch, rows=s.theta + e))

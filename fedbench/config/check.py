@@ -98,10 +98,15 @@ def _check_top(values: dict[str, Any]) -> None:
         )
     check_options("", {**values, **{group: {} for group in RESERVED}}, options_of(RunConfig), "a run")
     fewest, epochs = values["system"]["fewest_epochs"], values["local"]["epochs"]
-    min_epochs = epochs if isinstance(epochs, int) else min(epochs, default=0)
+    each = epochs if isinstance(epochs, list) else [epochs]
     require(
-        fewest is None or fewest <= min_epochs,
-        f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}",
+        fewest is None or (fewest <= min(each, default=0) and all(float(e).is_integer() for e in each)),
+        f"system.fewest_epochs={fewest} must be at most local.epochs={show(epochs)}, which must be whole numbers",
+    )
+    require(
+        fewest is None or values["local"]["steps"] is None,
+        f"system.fewest_epochs={fewest} draws numbers of epochs, so it needs local.steps=null, "
+        f"got {values['local']['steps']}",
     )
     require(values["name"] != "", "name must be text or null, got ''")
     _check_privacy(values.get("privacy") or {"epsilon": None})

@@ -31,12 +31,15 @@ class LocalConfig:
     """Local training of a client in a round.
 
     Attributes:
-        epochs: Number of local epochs, or a list with one number per client.
+        epochs: Number of local epochs, or a list with one number per client.  A fraction of an epoch is rounded up to
+            whole steps.
+        steps: Number of local steps of every client, instead of epochs; null: local.epochs.
         batch_size: Samples per local step.
         drop_last: Whether to drop the last batch of an epoch if it is smaller.
     """
 
-    epochs: Count | list[Count]
+    epochs: Positive | list[Positive]
+    steps: Count | None
     batch_size: Count
     drop_last: bool
 

@@ -148,7 +148,7 @@ class _Length(NamedTuple):
 def _length(
     sizes: np.ndarray,
     batch_size: int,
-    epochs: int | np.ndarray | None,
+    epochs: float | np.ndarray | None,
     steps: int | None,
     drop_last: bool,
     step_fraction: np.ndarray | None,
@@ -156,7 +156,10 @@ def _length(
     batch_sizes = np.minimum(batch_size, sizes)
     at_least_one = np.maximum(batch_sizes, 1)
     per_epoch = sizes // at_least_one if drop_last else -(-sizes // at_least_one)
-    total = per_epoch * (0 if epochs is None else epochs) if steps is None else np.where(sizes == 0, 0, steps)
+    if steps is None:
+        total = np.ceil(per_epoch * np.asarray(0 if epochs is None else epochs) - 1e-9).astype(np.int64)
+    else:
+        total = np.where(sizes == 0, 0, steps)
     if step_fraction is not None:
         total = np.ceil(total * step_fraction - 1e-9).astype(np.int64)  # 0.07 * 100 is 7.000000000000001
     return _Length(batch_sizes, per_epoch, total)
@@ -166,7 +169,7 @@ def lengths(
     sizes: np.ndarray,
     batch_size: int,
     *,
-    epochs: int | np.ndarray | None = None,
+    epochs: float | np.ndarray | None = None,
     steps: int | None = None,
     drop_last: bool = False,
     step_fraction: np.ndarray | None = None,
@@ -197,7 +200,7 @@ def batches(
     sizes: np.ndarray,
     batch_size: int,
     *,
-    epochs: int | np.ndarray | None = None,
+    epochs: float | np.ndarray | None = None,
     steps: int | None = None,
     drop_last: bool = False,
     step_fraction: np.ndarray | None = None,
@@ -211,7 +214,7 @@ def batches(
         ids: The clients [K].
         sizes: Their numbers of samples [K].
         batch_size: The largest batch size.  A client has B_i = min(batch_size, n_i).
-        epochs: The number of local epochs, one for all clients or one per client [K].
+        epochs: The number of local epochs, one for all clients or one per client [K].  Steps are rounded up.
         steps: The number of local steps of all clients.
         drop_last: Whether to drop the last batch of an epoch if it is smaller.
         step_fraction: The fraction of its steps that each client completes [K], rounded up to whole steps.  None: 1.

@@ -121,7 +121,7 @@ class Cohort:
         return local_work.num_steps(self.engine, self.context)
 
     @property
-    def epochs(self) -> int | np.ndarray:
+    def epochs(self) -> float | np.ndarray:
         """Number of epochs of the configured training: one for all clients, or one for each [K]."""
         return local_work.epochs_of(self.engine, self.context)
 

@@ -36,6 +36,7 @@ class Engine:
         seed: The run's seed.
         rounds: Number of rounds of the run.
         epochs: local.epochs, one number for all or each client's.  # [N]
+        steps: local.steps, which replaces epochs, or None.
         batch_size: local.batch_size.
         drop_last: local.drop_last.
         eval_batch: Samples of a client at once, outside of training.
@@ -56,7 +57,8 @@ class Engine:
     server: ServerRule | None = None
     seed: int = 0
     rounds: int = 1
-    epochs: int | np.ndarray = 1
+    epochs: float | np.ndarray = 1
+    steps: int | None = None
     batch_size: int = 10
     drop_last: bool = False
     eval_batch: int = 64

@@ -15,12 +15,12 @@ from fedbench.engine.engine import Engine
 from fedbench.engine.optim import Optimizer, Rate
 
 
-def epochs_of(engine: Engine, context: RoundContext) -> int | np.ndarray:
+def epochs_of(engine: Engine, context: RoundContext) -> float | np.ndarray:
     """Return the epochs of a training as configured: one number for all, or each client's [K].
 
     With system.fewest_epochs, each client draws its number anew in every round.
     """
-    most = engine.epochs if isinstance(engine.epochs, int) else engine.epochs[context.ids]
+    most = engine.epochs[context.ids] if isinstance(engine.epochs, np.ndarray) else engine.epochs
     if engine.fewest_epochs is None or not context.changes_state:
         return most
     chance = rng.bits(rng.key(engine.seed, "epochs", context.round), context.ids) / 2.0**64  # [K] in [0, 1)
@@ -37,7 +37,8 @@ def num_steps(engine: Engine, context: RoundContext) -> np.ndarray:
     return rng.lengths(
         context.num_samples,
         engine.batch_size,
-        epochs=epochs_of(engine, context),
+        epochs=None if engine.steps else epochs_of(engine, context),
+        steps=engine.steps,
         drop_last=engine.drop_last,
         step_fraction=step_fraction(engine, context),
     )[0]

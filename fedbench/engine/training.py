@@ -50,7 +50,7 @@ class LocalTraining:
             uploaded columns.
     """
 
-    epochs: int | None = None
+    epochs: float | None = None
     steps: int | None = None
     batch_size: int | None = None
     drop_last: bool | None = None
@@ -154,10 +154,13 @@ def _schedule_options(
     engine: Engine, context: RoundContext, how: LocalTraining
 ) -> tuple[np.ndarray, int, dict[str, Any]]:
     """Return the split size of each client [K], the batch size, and the keyword arguments of `rng.lengths`."""
+    steps = how.steps
+    if steps is None and how.epochs is None:
+        steps = engine.steps
     epochs = epochs_of(engine, context) if how.epochs is None else how.epochs
     options = {
-        "epochs": epochs if how.steps is None else None,
-        "steps": how.steps,
+        "epochs": epochs if steps is None else None,
+        "steps": steps,
         "drop_last": engine.drop_last if how.drop_last is None else how.drop_last,
         "step_fraction": step_fraction(engine, context),
     }

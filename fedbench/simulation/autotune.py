@@ -302,5 +302,11 @@ class Trial:
 def _local_steps(engine: Engine) -> float:
     """Return the number of local steps of all clients in all rounds, with the batch size of the timing."""
     sizes = engine.federation.num_samples
-    steps, _ = rng.lengths(sizes, min(engine.batch_size, 32), epochs=engine.epochs, drop_last=engine.drop_last)
+    steps, _ = rng.lengths(
+        sizes,
+        min(engine.batch_size, 32),
+        epochs=None if engine.steps else engine.epochs,
+        steps=engine.steps,
+        drop_last=engine.drop_last,
+    )
     return float(steps.mean()) * engine.federation.cohort_size * engine.rounds

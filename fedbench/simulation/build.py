@@ -299,6 +299,7 @@ def _assembled(cfg: DictConfig, clients: Federation, training: Federation, flat:
         seed=int(cfg.seed),
         rounds=cfg.rounds,
         epochs=epochs(cfg, training.num_clients),
+        steps=cfg.local.steps,
         batch_size=cfg.local.batch_size,
         drop_last=cfg.local.drop_last,
         eval_batch=eval_batch,

@@ -92,7 +92,7 @@ def step_fractions(cfg: DictConfig, num_clients: int) -> np.ndarray | None:
     return each
 
 
-def epochs(cfg: DictConfig, num_clients: int) -> int | np.ndarray:
+def epochs(cfg: DictConfig, num_clients: int) -> float | np.ndarray:
     """Return local.epochs: one number for all clients, or an array [N] with one per client.
 
     Raises:
@@ -100,7 +100,7 @@ def epochs(cfg: DictConfig, num_clients: int) -> int | np.ndarray:
     """
     each = cfg.local.epochs
     check_each("local.epochs", each, num_clients, "numbers")
-    return int(each) if isinstance(each, int) else np.array(list(each), np.int64)
+    return each if isinstance(each, int | float) else np.array(list(each))
 
 
 def evaluated_clients(cfg: DictConfig, num_clients: int) -> np.ndarray:

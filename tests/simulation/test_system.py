@@ -254,6 +254,24 @@ def test_a_list_gives_each_client_its_epochs(tmp_path: Path) -> None:
     assert own.tolist() == per_epoch.tolist()
 
 
+def test_local_steps_replace_epochs(tmp_path: Path) -> None:
+    """Every client takes the same number of steps, unless the method gives its own number of epochs."""
+    sim = rounds(config("algorithm=fedavg", "local.steps=7"), tmp_path, 0)
+    cohort = Cohort(sim.engine, np.array([1, 2, 3]), 0)
+    assert cohort.num_steps.tolist() == cohort.train(sim.algorithm.global_row()).steps.tolist() == [7, 7, 7]
+    per_epoch = -(-sim.engine.federation.num_samples[cohort.ids] // 16)
+    how = LocalTraining(epochs=1)
+    assert cohort.train(sim.algorithm.global_row(), how=how).steps.tolist() == per_epoch.tolist()
+
+
+def test_a_fraction_of_an_epoch_is_rounded_up_to_whole_steps(tmp_path: Path) -> None:
+    sim = rounds(config("algorithm=fedavg", "local.epochs=[0.5,1.5,0.01,1,2,0.3]"), tmp_path, 0)
+    cohort = Cohort(sim.engine, np.arange(6), 0)
+    per_epoch = -(-sim.engine.federation.num_samples // 16)
+    expected = np.ceil(per_epoch * np.array([0.5, 1.5, 0.01, 1, 2, 0.3]) - 1e-9)
+    assert cohort.num_steps.tolist() == cohort.train(sim.algorithm.global_row()).steps.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("method", ["pgfed_ce", "fedrep", pytest.param("apple", marks=pytest.mark.slow)])
 def test_equal_numbers_in_a_list_are_one_number(method: str, tmp_path: Path) -> None:
     finals = []
@@ -295,6 +313,8 @@ def test_a_run_with_drawn_epochs_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["local.epochs=1.5", "system.fewest_epochs=1"], "which must be whole numbers"),
+        (["local.steps=3", "system.fewest_epochs=1"], "so it needs local.steps=null, got 3"),
         (["local.epochs=[1,2]"], "local.epochs lists 2 numbers, and there are 6 clients to train"),
         (["local.epochs=2", "system.fewest_epochs=3"], "system.fewest_epochs=3 must be at most local.epochs=2"),
         ([f"local.epochs={EACH}", "system.fewest_epochs=2"], "system.fewest_epochs=2 must be at most local.epochs="),

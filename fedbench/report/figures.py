@@ -10,26 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedbench.core.options import require
-from fedbench.report import scores
+from fedbench.report import drawing, scores
 from fedbench.report.display import client_metric_title, key_title, legend_name, legend_names, metric_axis_label
-from fedbench.report.drawing import (
-    COLOURS,
-    SPREAD,
-    TUNED_LEGEND,
-    Drawing,
-    FigureFiles,
-    Series,
-    add_legend,
-    draw_axes,
-    draw_line,
-    draw_panels,
-    escape_mathtext,
-    pyplot,
-    save,
-    set_integer_ticks,
-    set_log_scale,
-    style_axes,
-)
+from fedbench.report.drawing import Drawing, FigureFiles, Series
 from fedbench.report.paper import KEYS, Cell
 from fedbench.report.runs import Run
 from fedbench.report.scores import Options
@@ -124,7 +107,9 @@ def draw_curves(groups: list[Group], options: Options, path: Path, title: str) -
     is_near = scale == 100 and any(y > target / 2 for line in series for y in line.y)
     title = ", ".join(filter(None, (title, common)))
     ylabel = metric_axis_label(options.metric)
-    return save(draw_axes(Drawing("lines", title, "Round", ylabel, series, target if is_near else None)), path)
+    return drawing.save(
+        drawing.draw_axes(Drawing("lines", title, "Round", ylabel, series, target if is_near else None)), path
+    )
 
 
 def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path) -> Path:
@@ -151,7 +136,7 @@ def draw_over_bytes(groups: list[Group], options: Options, key: str, path: Path)
         series.append(_series(group, name, np.mean(sizes, axis=0), curve, scores.scale_of(options.metric)))
     require(any(any(line.x) for line in series), f"--against {key}: no run has sent anything")
     ylabel = metric_axis_label(options.metric)
-    return save(draw_axes(Drawing("lines", common, xlabel, ylabel, series, logarithmic=True)), path)
+    return drawing.save(drawing.draw_axes(Drawing("lines", common, xlabel, ylabel, series, logarithmic=True)), path)
 
 
 def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
@@ -162,7 +147,7 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
     References:
         pFedNet, Figures 8 and 12.
     """
-    figure, panels = pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
+    figure, panels = drawing.pyplot().subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
     names, common = legend_names([g.method_labels for g in groups], [g.tuned for g in groups], groups[0].conf)
     for column, direction in enumerate(("up", "down")):
         smallest = 100.0
@@ -176,18 +161,18 @@ def draw_sizes(groups: list[Group], path: Path, title: str) -> Path:
             label = f"{name} (n={len(group.runs)})"
             for axes, values in zip(panels[:, column], (sent, percent)):
                 std = values.std(axis=1, ddof=0) if len(group.runs) > 1 else None
-                draw_line(axes, i, Series(label, sent.index, values.mean(axis=1), std))
+                drawing.draw_line(axes, i, Series(label, sent.index, values.mean(axis=1), std))
         for axes in panels[:, column]:
             if axes.lines:
-                set_log_scale(axes, "y", np.concatenate([line.get_ydata() for line in axes.lines]))
-            style_axes(axes)
+                drawing.set_log_scale(axes, "y", np.concatenate([line.get_ydata() for line in axes.lines]))
+            drawing.style_axes(axes)
         panels[0, column].set(ylabel=f"MB {direction} so far")
         panels[1, column].set(xlabel="Round", ylabel=f"Bytes {direction} in a round (% of dense)")
-        set_integer_ticks(panels[1, column], "x")
+        drawing.set_integer_ticks(panels[1, column], "x")
         panels[1, column].set_ylim(smallest / 1.5, 150)
-    figure.suptitle(escape_mathtext(", ".join(filter(None, (title, common)))), fontsize=10)
-    add_legend(figure, panels[0, 0])
-    return save(figure, path)
+    figure.suptitle(drawing.escape_mathtext(", ".join(filter(None, (title, common)))), fontsize=10)
+    drawing.add_legend(figure, panels[0, 0])
+    return drawing.save(figure, path)
 
 
 def _megabytes(group: Group, direction: str, kind: str) -> DataFrame:
@@ -235,8 +220,8 @@ def draw_against(groups: list[Group], options: Options, key: str, path: Path) ->
         series.append(Series(f"{name} (n={n})", xs, mean, std))
     sizes = [abs(x) for line in series for x in line.x if x]
     form = "bars" if max(sizes) > 100 * min(sizes) else "points"
-    drawing = Drawing(form, "", key_title(key), metric_axis_label(options.metric), series)
-    return save(draw_axes(drawing, figsize=(7, 4.5)), path)
+    data = Drawing(form, "", key_title(key), metric_axis_label(options.metric), series)
+    return drawing.save(drawing.draw_axes(data, figsize=(7, 4.5)), path)
 
 
 def client_gains(group: Group, runs: list[Run], options: Options) -> np.ndarray:
@@ -274,15 +259,17 @@ def draw_gains(gains: dict[str, np.ndarray], options: Options, path: Path, title
         series.append(Series(name, list(range(values.shape[1])), list(scale * values.mean(0)), std))
         titles.append(f"{name}: mean {scale * np.nanmean(values):+.2f} (n={len(values)})")
     heading = gains_title(options.metric, options.select, any(bars.std for bars in series))
-    tuned = TUNED_LEGEND if any(DAGGER in name for name in gains) else ""
-    heading = "\n".join(filter(None, (heading, escape_mathtext(title), tuned)))
-    return save(draw_panels(Drawing("panels", "", "Client", gains_ylabel(scale), series), titles, heading), path)
+    tuned = drawing.TUNED_LEGEND if any(DAGGER in name for name in gains) else ""
+    heading = "\n".join(filter(None, (heading, drawing.escape_mathtext(title), tuned)))
+    return drawing.save(
+        drawing.draw_panels(Drawing("panels", "", "Client", gains_ylabel(scale), series), titles, heading), path
+    )
 
 
 def gains_title(metric: str, select: str, has_std: bool) -> str:
     """Return the title of a figure of gains."""
     round = "own best round" if select == "best" else "last round"
-    return f"{client_metric_title(metric)}, {round}{f' (lines: {SPREAD})' if has_std else ''}"
+    return f"{client_metric_title(metric)}, {round}{f' (lines: {drawing.SPREAD})' if has_std else ''}"
 
 
 def gains_ylabel(scale: float) -> str:
@@ -298,7 +285,7 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     size = (4.6 * columns, rows * (1 + 0.28 * max(map(len, panels.values()))))
-    figure, grid = pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    figure, grid = drawing.pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     varying = [i for i, name in enumerate(KEYS) if name == "metric" or len({cell.key[i] for cell in cells}) > 1]
@@ -308,18 +295,18 @@ def draw_paper(cells: list[Cell], path: Path) -> Path:
         axes.set_title("\n".join(filter(None, [*lines, overrides])), fontsize=8)
     handles, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)
-    return save(figure, path)
+    return drawing.save(figure, path)
 
 
 def _draw_values(axes: Any, cells: list[Cell]) -> None:
     """Draw the printed values and ours of a column."""
     positions = -np.arange(len(cells))
     styles = {"printed": {"color": "0.25", "marker": "o", "mfc": "white"},
-              "ours": {"color": COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
+              "ours": {"color": drawing.COLOURS[0], "marker": "D", "ms": 5}}  # fmt: skip
     for shift, (name, style) in zip((0.12, -0.12), styles.items()):
         spreads = [getattr(cell, name) for cell in cells]
         means, stds = [spread.mean for spread in spreads], [spread.std or 0 for spread in spreads]
         axes.errorbar(means, positions + shift, xerr=stds, ls="", label=name, capsize=2, **style)
     names = [cell.row["method"] + (f" (n={cell.ours.count})" if cell.ours.count else "") for cell in cells]
-    axes.set_yticks(positions, [escape_mathtext(name) for name in names], fontsize=8)
-    style_axes(axes)
+    axes.set_yticks(positions, [drawing.escape_mathtext(name) for name in names], fontsize=8)
+    drawing.style_axes(axes)

@@ -14,21 +14,9 @@ import numpy as np
 
 from fedbench.core.options import require
 from fedbench.data._files import read_npz
-from fedbench.report import scores
+from fedbench.report import drawing, scores
 from fedbench.report.display import client_metric_title, legend_name, metric_axis_label
-from fedbench.report.drawing import (
-    COLOURS,
-    TUNED_LEGEND,
-    Series,
-    add_legend,
-    draw_line,
-    escape_mathtext,
-    line_style,
-    pyplot,
-    save,
-    set_integer_ticks,
-    style_axes,
-)
+from fedbench.report.drawing import Series
 from fedbench.report.runs import Run, read_table
 from fedbench.report.summary import Group
 from fedbench.report.table import DataFrame, pandas
@@ -78,7 +66,9 @@ def label_counts(run: Run) -> DataFrame | None:
 def figure_title(run: Run) -> str:
     """Return the title of a run's figures: method, data set, partition, seed."""
     name = legend_name({"method": run.method}, run.tuned, run.conf)
-    return escape_mathtext(f"{name}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}")
+    return drawing.escape_mathtext(
+        f"{name}, {run.choice('dataset')}, {run.choice('partition')} partition, seed {run.seed}"
+    )
 
 
 def recorded_positions(rounds: np.ndarray, asked: list[int] | None) -> list[int]:
@@ -97,7 +87,7 @@ def draw_heat_map(axes: Any, values: np.ndarray, extent: float, title: str) -> A
     """Draw a matrix of relationships [N, N] with colours for -extent to extent, and return the image."""
     image = axes.imshow(values, cmap="RdBu_r", vmin=-extent, vmax=extent, interpolation="nearest")
     axes.set(title=title, xlabel="Client $j$")
-    set_integer_ticks(axes)
+    drawing.set_integer_ticks(axes)
     return image
 
 
@@ -108,7 +98,9 @@ def draw_relationships(run: Run, path: Path, rounds: list[int] | None = None) ->
     positions = recorded_positions(stored["rounds"], rounds)
     counts = label_counts(run)
     width = len(positions) + (counts is not None)
-    figure, row = pyplot().subplots(1, width, figsize=(3.4 * width + 0.8, 3.8), squeeze=False, layout="constrained")
+    figure, row = drawing.pyplot().subplots(
+        1, width, figsize=(3.4 * width + 0.8, 3.8), squeeze=False, layout="constrained"
+    )
     extent = float(np.abs(d[positions]).max()) or 1.0
     image = None
     for axes, position in zip(row[0], positions):
@@ -121,7 +113,7 @@ def draw_relationships(run: Run, path: Path, rounds: list[int] | None = None) ->
         row[0, -1].set(title="training labels", xlabel="Images", ylabel="Client", ylim=(d.shape[1] - 0.5, -0.5))
         row[0, -1].set_box_aspect(1)  # so that rows have the same height as in the heat maps
     figure.suptitle(figure_title(run), fontsize=10)
-    return save(figure, path)
+    return drawing.save(figure, path)
 
 
 def draw_sdwd(run: Run, path: Path, rounds: list[int] | None = None) -> Path:
@@ -132,7 +124,7 @@ def draw_sdwd(run: Run, path: Path, rounds: list[int] | None = None) -> Path:
     """
     stored = matrices(run)
     deviations = stored["sdwd"]  # [R, M]
-    figure, axes = pyplot().subplots(figsize=(5.2, 3.4), layout="constrained")
+    figure, axes = drawing.pyplot().subplots(figsize=(5.2, 3.4), layout="constrained")
     positions = recorded_positions(stored["rounds"], rounds)
     bins = np.linspace(0, float(deviations[positions].max()) or 1.0, 41)
     for k, position in enumerate(positions):
@@ -141,30 +133,30 @@ def draw_sdwd(run: Run, path: Path, rounds: list[int] | None = None) -> Path:
         if round == 0 and len(positions) > 1 and not values.any():
             continue  # all clients have the same initial model
         label = f"round {round}, mean {values.mean():.3g}"
-        axes.hist(values, bins, histtype="step", color=COLOURS[k % len(COLOURS)], label=label)
+        axes.hist(values, bins, histtype="step", color=drawing.COLOURS[k % len(drawing.COLOURS)], label=label)
     axes.set(xlabel="Standard deviation over clients of a coordinate", ylabel="Coordinates")
     axes.set_title(figure_title(run), fontsize=10)
     axes.legend(frameon=False, fontsize=8)
-    style_axes(axes)
-    return save(figure, path)
+    drawing.style_axes(axes)
+    return drawing.save(figure, path)
 
 
 def draw_paths(run: Run, path: Path, client: int = 0) -> Path:
     """Draw |d_ij| of one client i, and |d_jj| of every client, over the recorded rounds."""
     stored = matrices(run)
     rounds, values = stored["rounds"], np.abs(stored["d"])
-    figure, (left, right) = pyplot().subplots(1, 2, figsize=(9, 3.6), sharex=True, layout="constrained")
+    figure, (left, right) = drawing.pyplot().subplots(1, 2, figsize=(9, 3.6), sharex=True, layout="constrained")
     for j in range(values.shape[1]):
-        left.plot(rounds, values[:, client, j], label=f"{j}", lw=1.2, **line_style(j))
-        right.plot(rounds, values[:, j, j], lw=1.2, **line_style(j))
+        left.plot(rounds, values[:, client, j], label=f"{j}", lw=1.2, **drawing.line_style(j))
+        right.plot(rounds, values[:, j, j], lw=1.2, **drawing.line_style(j))
     left.set(title=f"client {client}: how much it uses every client $j$", ylabel="$|d_{ij}|$", xlabel="Round")
     right.set(title="how much each client uses its own", ylabel="$|d_{jj}|$", xlabel="Round")
     if values.shape[1] <= MAX_NAMES:
         figure.legend(title="client $j$", loc="outside right upper", fontsize=8, frameon=False)
     for axes in (left, right):
-        set_integer_ticks(axes, "x")
-        style_axes(axes)
-    return save(figure, path)
+        drawing.set_integer_ticks(axes, "x")
+        drawing.style_axes(axes)
+    return drawing.save(figure, path)
 
 
 def draw_labels(run: Run, path: Path) -> Path:
@@ -172,12 +164,12 @@ def draw_labels(run: Run, path: Path) -> Path:
     counts = label_counts(run)
     require(counts is not None, f"{run.path} has no label counts in its partition.json")
     assert counts is not None
-    figure, (left, right) = pyplot().subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, (left, right) = drawing.pyplot().subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     draw_stacked_bars(left, counts)
     draw_stacked_bars(right, counts.T)
     left.set(title="by class", xlabel="Client", ylabel="Training images")
     right.set(title="by client", xlabel="Class", ylabel="Training images")
-    return save(figure, path)
+    return drawing.save(figure, path)
 
 
 def draw_stacked_bars(axes: Any, counts: DataFrame, horizontal: bool = False) -> None:
@@ -192,15 +184,15 @@ def draw_stacked_bars(axes: Any, counts: DataFrame, horizontal: bool = False) ->
     values = counts.to_numpy()
     if parts > MAX_COLOURS:
         axes.imshow(values if horizontal else values.T, aspect="auto", cmap="Blues", interpolation="nearest")
-        set_integer_ticks(axes)
+        drawing.set_integer_ticks(axes)
         return
     draw, origin = (axes.barh, "left") if horizontal else (axes.bar, "bottom")
-    colours = pyplot().get_cmap("tab20" if parts > 10 else "tab10").colors
+    colours = drawing.pyplot().get_cmap("tab20" if parts > 10 else "tab10").colors
     start = np.zeros(bars)
     for k, name in enumerate(counts.columns):
         draw(np.arange(bars), values[:, k], 0.85, **{origin: start}, color=colours[k % len(colours)], label=str(name))
         start = start + values[:, k]
-    set_integer_ticks(axes)
+    drawing.set_integer_ticks(axes)
     axes.set(**{"ylim" if horizontal else "xlim": (-0.6, bars - 0.4)})
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=7, frameon=False, handlelength=0.8)
@@ -228,21 +220,21 @@ def regressions(run: Run) -> tuple[Regression, Regression]:
 def draw_change(run: Run, path: Path) -> Path:
     """Draw the change in A as a heat map, and its column and row means over the clients' sizes with regressions."""
     change, sizes = change_in_a(run)
-    figure, (left, middle, right) = pyplot().subplots(1, 3, figsize=(12.5, 3.8), layout="constrained")
+    figure, (left, middle, right) = drawing.pyplot().subplots(1, 3, figsize=(12.5, 3.8), layout="constrained")
     image = draw_heat_map(left, change, float(np.abs(change).max()) or 1.0, "$\\Delta A$")
     left.set_ylabel("Client $i$")
     figure.colorbar(image, ax=left, shrink=0.85)
     panels = ((middle, change.mean(0), "j", "Column means"), (right, change.mean(1), "i", "Row means"))
     for axes, means, index, label in panels:
         line = regression(sizes, means)
-        axes.scatter(sizes, means, s=18, color=COLOURS[0])
+        axes.scatter(sizes, means, s=18, color=drawing.COLOURS[0])
         if np.isfinite(line.slope):
             ends = np.array([sizes.min(), sizes.max()])
-            axes.plot(ends, line.slope * ends + line.intercept, color=COLOURS[1])
+            axes.plot(ends, line.slope * ends + line.intercept, color=drawing.COLOURS[1])
         axes.set(title=str(line), ylabel=f"{label} of $\\Delta A$", xlabel=f"Training images $n_{index}$")
-        style_axes(axes)
+        drawing.style_axes(axes)
     figure.suptitle(figure_title(run), fontsize=10)
-    return save(figure, path)
+    return drawing.save(figure, path)
 
 
 def experts(run: Run) -> np.ndarray:
@@ -256,15 +248,15 @@ def draw_experts(run: Run, path: Path) -> Path:
     """Draw pFedMoAP's mean weights of the local expert and of others in descending order, with a dot per client."""
     values = experts(run)
     count = values.shape[1]
-    figure, axes = pyplot().subplots(figsize=(max(4.0, 0.45 * count + 1.5), 3.6), layout="constrained")
-    bars = axes.bar(range(count), values.mean(0), 0.75, color=[COLOURS[1], *[COLOURS[0]] * (count - 1)])
+    figure, axes = drawing.pyplot().subplots(figsize=(max(4.0, 0.45 * count + 1.5), 3.6), layout="constrained")
+    bars = axes.bar(range(count), values.mean(0), 0.75, color=[drawing.COLOURS[1], *[drawing.COLOURS[0]] * (count - 1)])
     axes.bar_label(bars, fmt="%.3f", label_type="center", rotation=90, fontsize=8, color="white")
     for weights in values:
         axes.plot(range(count), weights, ".", color="black", ms=3, alpha=0.5)
     axes.set_xticks(range(count), ["local", *map(str, range(1, count))])
     axes.set(xlabel="Expert (others by weight)", ylabel="Mean weight", title=figure_title(run))
-    style_axes(axes)
-    return save(figure, path)
+    drawing.style_axes(axes)
+    return drawing.save(figure, path)
 
 
 def adaptation(run: Run) -> np.ndarray:
@@ -280,29 +272,29 @@ def draw_new_clients(groups: list[Group], path: Path, title: str = "") -> Path:
     """
     metric = groups[0].runs[0].primary
     scale = scores.scale_of(metric)
-    figure, (left, right) = pyplot().subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    figure, (left, right) = drawing.pyplot().subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for i, group in enumerate(groups):
         curves = scale * np.stack([adaptation(run) for run in group.runs])  # [seeds, epochs + 1]
         several = len(curves) > 1
         best = curves.min(1) if scores.lower_is_better(metric) else curves.max(1)
-        colour = line_style(i)["color"]
+        colour = drawing.line_style(i)["color"]
         bar = left.bar(i, best.mean(), 0.7, yerr=best.std() if several else None, color=colour, capsize=3)
         left.bar_label(bar, fmt="%.1f" if scale == 100 else "%.3g", fontsize=8, padding=2)
         left.hlines(curves[:, 0].mean(), i - 0.35, i + 0.35, color="black", lw=1.2)
         epochs = list(range(curves.shape[1]))
         std = curves.std(0) if several else None
-        draw_line(right, i, Series(f"{group.name} (n={len(curves)})", epochs, curves.mean(0), std))
-    names = [escape_mathtext(group.name) for group in groups]
+        drawing.draw_line(right, i, Series(f"{group.name} (n={len(curves)})", epochs, curves.mean(0), std))
+    names = [drawing.escape_mathtext(group.name) for group in groups]
     left.set_xticks(range(len(groups)), names, rotation=30, ha="right", fontsize=8)
     ylabel = metric_axis_label(metric).replace("clients", "new clients", 1)
     left.set(title="best epoch (line: before the first)", ylabel=ylabel)
     right.set(title="over epochs of their own", xlabel="Epoch")
-    set_integer_ticks(right, "x")
-    add_legend(figure, right)
+    drawing.set_integer_ticks(right, "x")
+    drawing.add_legend(figure, right)
     for axes in (left, right):
-        style_axes(axes)
-    figure.suptitle(escape_mathtext(title), fontsize=10)
-    return save(figure, path)
+        drawing.style_axes(axes)
+    figure.suptitle(drawing.escape_mathtext(title), fontsize=10)
+    return drawing.save(figure, path)
 
 
 def losses_inside_rounds(run: Run) -> DataFrame:
@@ -328,7 +320,7 @@ def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path
     References:
         FedPIA, Figure 4.
     """
-    figure, axes = pyplot().subplots(figsize=(8, 4), layout="constrained")
+    figure, axes = drawing.pyplot().subplots(figsize=(8, 4), layout="constrained")
     for i, group in enumerate(groups):
         tables = [losses_inside_rounds(run) for run in group.runs]
         count = min(map(len, tables))
@@ -341,29 +333,29 @@ def draw_inside_rounds(groups: list[Group], path: Path, title: str = "") -> Path
         gaps = 1 + np.flatnonzero(~is_next)
         lines = (np.stack([rounds - 1.0, rounds], 1), mean, std)  # a round lasts from r - 1 to r
         x, y, deviation = (np.insert(values, gaps, np.nan, 0).ravel() for values in lines)
-        draw_line(axes, i, Series(label, x, y, deviation if len(tables) > 1 else None), lw=1.2)
-    axes.set(xlabel="Round", ylabel="Training loss", title=escape_mathtext(title))
-    add_legend(figure, axes)
-    style_axes(axes)
-    return save(figure, path)
+        drawing.draw_line(axes, i, Series(label, x, y, deviation if len(tables) > 1 else None), lw=1.2)
+    axes.set(xlabel="Round", ylabel="Training loss", title=drawing.escape_mathtext(title))
+    drawing.add_legend(figure, axes)
+    drawing.style_axes(axes)
+    return drawing.save(figure, path)
 
 
 def draw_run(run: Run, path: Path, metric: str = "personal/accuracy") -> Path:
     """Draw the metric and the training loss over rounds, and each client's value at the best round."""
-    figure = pyplot().figure(figsize=(10, 5.6), layout="constrained")
+    figure = drawing.pyplot().figure(figsize=(10, 5.6), layout="constrained")
     top, bottom = figure.subfigures(2, 1)
     left, right = top.subplots(1, 2)
     values, loss = scores.curve(run, metric), scores.curve(run, "train/loss")
-    draw_line(left, 0, Series("", values.index, scores.scale_of(metric) * values, None, run.tuned))
-    title = f"open marker: {TUNED_LEGEND}" if run.tuned else ""
+    drawing.draw_line(left, 0, Series("", values.index, scores.scale_of(metric) * values, None, run.tuned))
+    title = f"open marker: {drawing.TUNED_LEGEND}" if run.tuned else ""
     left.set(ylabel=metric_axis_label(metric), xlabel="Round", title=title)
-    draw_line(right, 2, Series("", loss.index, loss))
+    drawing.draw_line(right, 2, Series("", loss.index, loss))
     right.set(ylabel=metric_axis_label("train/loss"), xlabel="Round")
     draw_clients(bottom.subplots(), run, metric, scores.selected_round(run, metric, "best"))
     for axes in (left, right):
-        style_axes(axes)
+        drawing.style_axes(axes)
     figure.suptitle(figure_title(run), fontsize=10)
-    return save(figure, path)
+    return drawing.save(figure, path)
 
 
 def draw_clients(axes: Any, run: Run, metric: str, round: float | None) -> None:
@@ -373,13 +365,13 @@ def draw_clients(axes: Any, run: Run, metric: str, round: float | None) -> None:
     scale = scores.scale_of(metric)
     values = scale * values.loc[round]  # [N]
     clients, mean = values.index, values.mean()
-    axes.bar(clients, values, 0.85, color=COLOURS[0])
-    axes.axhline(mean, color=COLOURS[1], lw=1.2)
+    axes.bar(clients, values, 0.85, color=drawing.COLOURS[0])
+    axes.axhline(mean, color=drawing.COLOURS[1], lw=1.2)
     axes.set_xlim(clients.min() - 0.6, clients.max() + 0.6)
     axes.set(title=f"each client at the best round, {round:.0f} (line: mean {mean:.2f})", xlabel="Client")
     axes.set_ylabel(client_metric_title(metric) + (" (%)" if scale == 100 else ""))
-    set_integer_ticks(axes, "x")
+    drawing.set_integer_ticks(axes, "x")
     if run.partition.get("names") and len(clients) <= MAX_NAMES:
-        names = [escape_mathtext(run.partition["names"][int(client)]) for client in clients]
+        names = [drawing.escape_mathtext(run.partition["names"][int(client)]) for client in clients]
         axes.set_xticks(clients, names, rotation=90 if max(map(len, names)) > 3 else 0, fontsize=7)
-    style_axes(axes)
+    drawing.style_axes(axes)

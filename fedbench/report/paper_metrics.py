@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from fedbench.report import scores
 from fedbench.report.runs import Run
@@ -62,60 +63,52 @@ def selection(run: Run, cell: PrintedCell) -> str:
     return (run.config.get("paper") or {}).get("select") or ("last" if is_last else "best")
 
 
-def mean(column: str) -> PaperMetric:
-    """Return the metric of a column of metrics.csv in percent, or its mean over the clients of the cell's domain."""
-
-    def measure(run: Run, cell: PrintedCell) -> Measurement:
-        select, domain = selection(run, cell), domain_of(cell.row)
-        if select == "last3" and domain is None:
-            values = 100 * scores.curve(run, column)[-3:]
-            return Measurement(float(values.mean()), float(values.std()) if len(values) > 1 else None)
-        round = scores.selected_round(run, column, "last" if select == "last3" else select)
-        if domain is None:
-            value = 100 * scores.value_at(run, column, round)
-            return Measurement(value, clients=scores.clients_at(run, column, round))
-        values, clients = run.clients(column), clients_of(run, domain)
-        if round not in values.index or not clients:
-            return Measurement(NAN)
-        return _mean_over_clients(values.loc[round].reindex(clients))
-
-    return measure
+def mean(run: Run, cell: PrintedCell, column: str) -> Measurement:
+    """Return a column of metrics.csv in percent, or its mean over the clients of the cell's domain."""
+    select, domain = selection(run, cell), domain_of(cell.row)
+    if select == "last3" and domain is None:
+        values = 100 * scores.curve(run, column)[-3:]
+        return Measurement(float(values.mean()), float(values.std()) if len(values) > 1 else None)
+    round = scores.selected_round(run, column, "last" if select == "last3" else select)
+    if domain is None:
+        value = 100 * scores.value_at(run, column, round)
+        return Measurement(value, clients=scores.clients_at(run, column, round))
+    values, clients = run.clients(column), clients_of(run, domain)
+    if round not in values.index or not clients:
+        return Measurement(NAN)
+    return _mean_over_clients(values.loc[round].reindex(clients))
 
 
-def _mean_over_clients(values: Series, with_std: bool = False) -> Measurement:
-    """Return the mean over the clients with a value, in percent."""
+def _mean_over_clients(values: Series) -> Measurement:
+    """Return the mean over the clients that have a value, in percent."""
     count = int(values.count())
     clients = "" if count in (0, len(values)) else f"{count} of {len(values)}"
-    std = 100 * float(values.std(ddof=0)) if with_std and len(values) else None
-    return Measurement(100 * float(values.mean()), std, clients)
+    return Measurement(100 * float(values.mean()), clients=clients)
 
 
-def client_best(metric: str, client: int) -> PaperMetric:
+def best_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Measurement:
     """Return the metric of one client (from 1) at its own best round, in percent."""
-
-    def measure(run: Run, cell: PrintedCell) -> Measurement:
-        values = run.clients(metric)
-        return Measurement(100 * scores.best_of(values[client - 1], metric) if client - 1 in values else NAN)
-
-    return measure
+    values = run.clients(metric)
+    return Measurement(100 * scores.best_of(values[client - 1], metric) if client - 1 in values else NAN)
 
 
-def gain(metric: str, client: int | None = None) -> PaperMetric:
-    """Return the gain over Local at each client's own best round, in percentage points.
+def mean_gain(run: Run, cell: PrintedCell, metric: str) -> Measurement:
+    """Return mean and standard deviation over clients of the gain over Local, in percentage points.
 
-    Args:
-        metric: The metric.
-        client: The client (from 1); None for the mean over clients.
+    Each client is taken at its own best rounds.
     """
+    gains = _gains(run, cell, metric)
+    std = 100 * float(gains.std(ddof=0)) if len(gains) else None
+    return replace(_mean_over_clients(gains), std=std)
 
-    def measure(run: Run, cell: PrintedCell) -> Measurement:
-        local = scores.local_of(run, list(cell.runs))
-        gains = scores.gains(run, local, metric, own_best=True)
-        if client is None:
-            return _mean_over_clients(gains, with_std=True)
-        return Measurement(100 * float(gains.get(client - 1, NAN)))
 
-    return measure
+def gain_of_client(run: Run, cell: PrintedCell, metric: str, client: int) -> Measurement:
+    """Return the gain over Local of one client (from 1) at its own best rounds, in percentage points."""
+    return Measurement(100 * float(_gains(run, cell, metric).get(client - 1, NAN)))
+
+
+def _gains(run: Run, cell: PrintedCell, metric: str) -> Series:
+    return scores.gains(run, scores.local_of(run, list(cell.runs)), metric, own_best=True)
 
 
 def rounds_to_target(run: Run, cell: PrintedCell) -> Measurement:
@@ -123,37 +116,35 @@ def rounds_to_target(run: Run, cell: PrintedCell) -> Measurement:
     return Measurement(scores.rounds_to(run, ACCURACY, cell.target))
 
 
-def summary_value(group: str, key: str, scale: float) -> PaperMetric:
-    """Return the metric of a value of summary.json."""
-
-    def measure(run: Run, cell: PrintedCell) -> Measurement:
-        value = (run.summary.get(group) or {}).get(key)
-        return Measurement(NAN if value is None else scale * float(value))
-
-    return measure
+def summary_value(run: Run, cell: PrintedCell, group: str, key: str, scale: float) -> Measurement:
+    """Return a value of summary.json, multiplied by a factor."""
+    value = (run.summary.get(group) or {}).get(key)
+    return Measurement(NAN if value is None else scale * float(value))
 
 
 CLIENT_METRICS: dict[str, PaperMetric] = {  # of FedPIA, whose columns are clients
-    **{name: mean(f"personal/{name}") for name in ("accuracy", "accuracy_open", "accuracy_closed")},
-    "f1": mean("personal/micro_f1"),
+    **{name: partial(mean, column=f"personal/{name}") for name in ("accuracy", "accuracy_open", "accuracy_closed")},
+    "f1": partial(mean, column="personal/micro_f1"),
 }
 METRICS: dict[str, PaperMetric] = {
-    "mean_client_test_accuracy_pct": mean(ACCURACY),
-    "BMCTA_pct": mean(ACCURACY),
-    "BTA_pct": mean(f"{ACCURACY}_weighted"),
-    "mean_accuracy_pct": mean(ACCURACY),
-    "mean_auc_pct": mean("personal/auc"),
-    "mean_auc_gain (std over clients)": gain("personal/auc"),
-    "individual_gain_over_local_pct_points (std over clients)": gain(ACCURACY),
-    "best_mean_client_test_accuracy_pct_on_20_new_clients": summary_value("new_clients", "best", 100),
+    "mean_client_test_accuracy_pct": partial(mean, column=ACCURACY),
+    "BMCTA_pct": partial(mean, column=ACCURACY),
+    "BTA_pct": partial(mean, column=f"{ACCURACY}_weighted"),
+    "mean_accuracy_pct": partial(mean, column=ACCURACY),
+    "mean_auc_pct": partial(mean, column="personal/auc"),
+    "mean_auc_gain (std over clients)": partial(mean_gain, metric="personal/auc"),
+    "individual_gain_over_local_pct_points (std over clients)": partial(mean_gain, metric=ACCURACY),
+    "best_mean_client_test_accuracy_pct_on_20_new_clients": partial(
+        summary_value, group="new_clients", key="best", scale=100
+    ),
     "rounds_to_target": rounds_to_target,
-    "images_per_s": summary_value("cost", "images_per_s", 1),
-    "test_accuracy_percent": mean(f"{ACCURACY}_weighted"),
-    "iou_percent": mean("personal/dice_iou_weighted"),
-    "label_iou_percent": mean("personal/label_iou_weighted"),
+    "images_per_s": partial(summary_value, group="cost", key="images_per_s", scale=1),
+    "test_accuracy_percent": partial(mean, column=f"{ACCURACY}_weighted"),
+    "iou_percent": partial(mean, column="personal/dice_iou_weighted"),
+    "label_iou_percent": partial(mean, column="personal/label_iou_weighted"),
     **CLIENT_METRICS,
-    **{f"client{k}_auc_pct": client_best("personal/auc", k) for k in range(1, 5)},
-    **{f"client{k}_auc_gain": gain("personal/auc", k) for k in range(1, 5)},
+    **{f"client{k}_auc_pct": partial(best_of_client, metric="personal/auc", client=k) for k in range(1, 5)},
+    **{f"client{k}_auc_gain": partial(gain_of_client, metric="personal/auc", client=k) for k in range(1, 5)},
 }
 # Metrics that compare methods: the metric to compare, and a function of a method's value and all values by method.
 RELATIVE_METRICS: dict[str, tuple[str, Callable[[float, dict[str, float]], float]]] = {

@@ -22,8 +22,10 @@ def make_run(
     config: dict | None = None,
     summary: dict | None = None,
     clients: np.ndarray | None = None,
+    val: np.ndarray | None = None,
 ) -> Path:
-    """A run directory of 4 clients: client i has BASE[i] + curve[t] at round t, or clients[t, i]."""
+    """Write a run of 4 clients: client i has BASE[i] + curve[t] at round t, or clients[t, i]; val has their
+    validation accuracies."""
     path = folder / f"{algorithm}-{seed}-{len(list(folder.glob('*'))) if folder.is_dir() else 0}"
     path.mkdir(parents=True)
     chosen = {"algorithm": algorithm, "dataset": "digits", "partition": "dirichlet", "model": "mlp"}
@@ -49,8 +51,10 @@ def make_run(
             "personal/accuracy": accuracy.mean(), "personal/accuracy_worst": accuracy.min(),
             "personal/loss": 1 - accuracy.mean(),
             **({} if algorithm == "local" else {"global/accuracy": accuracy.mean() - 0.3}),
+            **({} if val is None else {"val/accuracy": val[t - 1].mean()}),
         })  # fmt: skip
-        tables.add_clients(t, {"n_test": np.full(4, 9), "personal/accuracy": accuracy, "personal/loss": 1 - accuracy})
+        columns = {"n_test": np.full(4, 9), "personal/accuracy": accuracy, "personal/loss": 1 - accuracy}
+        tables.add_clients(t, columns if val is None else columns | {"val/accuracy": val[t - 1]})
         tables.add_costs(t, {"train_s": 2.0 * t, "eval_s": 100.0, "images_per_s": 1000.0})
     tables.close()
     facts = {"status": status, "name": algorithm, "seed": seed, "rounds": 3, "rounds_done": 3}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
-import yaml
+from run_folders import make_run
 from tiny import compose
 
 from fedbench.config.check import check
@@ -17,9 +17,7 @@ from fedbench.report.choose import best_values, choose, override
 from fedbench.report.command import main
 from fedbench.report.runs import find_runs
 from fedbench.report.table import Spread
-from fedbench.simulation.callbacks.tables import Tables
 from fedbench.simulation.simulator import run
-from fedbench.simulation.summary import write_summary
 
 NAN = float("nan")
 VAL = {0.1: [0.9, 0.5, 0.6, 0.2], 0.5: [0.8, 0.5, 0.7, 0.6], 2: [0.8, 0.1, 0.9, 0.6]}  # averages 0.55, 0.65, 0.6
@@ -35,39 +33,11 @@ def make(
     config: dict | None = None,
     summary: dict | None = None,
 ) -> Path:
-    """A finished run of four clients, evaluated twice; in its first round all have the accuracy that others prefer."""
-    path = folder / f"{len(list(folder.glob('*')))}"
-    path.mkdir(parents=True)
-    full = {
-        "seed": seed,
-        "rounds": 2,
-        "algorithm": {"mu": mu},
-        "choices": {"algorithm": "pgfed", "dataset": "digits"},
-    } | (config or {})
-    (path / "config.yaml").write_text(yaml.safe_dump(full))
-    known = mu if isinstance(mu, float | int) else None
-    last = {
-        "personal/accuracy": TEST.get(known, [0.5] * 4) if test is None else test,
-        "val/accuracy": VAL.get(known, [0.5] * 4) if val is None else val,
-    }
-    tables = Tables()
-    tables.open(path)
-    for t in (1, 2):
-        columns = {n: np.array(v if t == 2 else v[::-1]) for n, v in last.items() if v}
-        tables.add_clients(t, {"n_test": np.full(4, 9), **columns})
-        tables.add_metrics(t, {n: float(np.nanmean(v)) for n, v in columns.items()})
-    tables.close()
-    facts = {
-        "status": "finished",
-        "name": "pgfed",
-        "seed": seed,
-        "num_clients": 4,
-        "partition_hash": "p0",
-        "finished": f"2026-01-01T00:00:{seed:02}",
-        "personal_is_global": False,
-    }
-    write_summary(path, facts | (summary or {}))
-    return path
+    """A finished run of four clients; in its first round all have the accuracy that others prefer."""
+    key = mu if isinstance(mu, float | int) else None
+    test, val = ((table.get(key, [0.5] * 4) if given is None else given) for table, given in ((TEST, test), (VAL, val)))
+    rounds = (np.array([each[::-1], each]) if each else None for each in (test, val))
+    return make_run(folder, "pgfed", seed, (), "finished", {"algorithm": {"mu": mu}} | (config or {}), summary, *rounds)
 
 
 @pytest.fixture
@@ -80,12 +50,8 @@ def sweep(tmp_path: Path) -> Path:
 def test_each_client_takes_what_its_validation_part_prefers(sweep, capsys):
     """Client 1 is as well off under 0.1 and 0.5, client 3 under 0.5 and 2: 0.5 is better on average."""
     table = choose(find_runs([sweep]), "algorithm.mu")
-    assert [(row["value"], row["clients"]) for row in table.rows] == [
-        ("0.1", 1),
-        ("0.5", 2),
-        ("2", 1),
-        ("each its own", 4),
-    ]
+    clients = {row["value"]: row["clients"] for row in table.rows}
+    assert clients == {"0.1": 1, "0.5": 2, "2": 1, "each its own": 4}
     val = [row["val"].mean for row in table.rows]
     assert val == pytest.approx([0.55, 0.65, 0.6, (0.9 + 0.5 + 0.9 + 0.6) / 4])
     test = [row["test"].mean for row in table.rows]
@@ -131,31 +97,24 @@ def test_choice_of_losses_and_of_what_is_not_known():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda folder: make(folder, 3.0, val=[]), "no column val/accuracy; set dataset.val_fraction, e.g. 0.2"),
+        ({"val": []}, "no column val/accuracy; set dataset.val_fraction, e.g. 0.2"),
         (
-            lambda folder: make(folder, 3.0, config={"rounds": 5, "algorithm": {"mu": 3.0, "beta": 1}}),
-            "the runs differ in rounds, algorithm.beta too; give folders whose runs differ in algorithm.mu and the "
-            "seed only",
+            {"config": {"rounds": 5, "algorithm": {"mu": 3.0, "beta": 1}}},
+            "runs differ in rounds, algorithm.beta too",
         ),
         (
-            lambda folder: make(folder, 3.0, config={"choices": {"algorithm": "pgfed_ce", "dataset": "digits"}}),
-            "the runs differ in algorithm too",
+            {"config": {"choices": {"algorithm": "pgfed_ce"}}},
+            "runs differ in algorithm too; give folders whose runs",
         ),
-        (
-            lambda folder: make(folder, 3.0, summary={"partition_hash": "p1"}),
-            "2 different partitions (partition_hash in",
-        ),
-        (
-            lambda folder: make(folder, 3.0, seed=1),
-            "no finished run of algorithm.mu=0.1 seed=1, algorithm.mu=0.5 seed=1",
-        ),
-        (lambda folder: make(folder, 3.0, summary={"num_clients": 5}), "evaluated 4 of its 5 clients"),
-        (lambda folder: make(folder, 3.0, val=[NAN] * 4), "has a val/accuracy; choose another --metric"),
+        ({"summary": {"partition_hash": "p1"}}, "2 different partitions (partition_hash in"),
+        ({"seed": 1}, "no finished run of algorithm.mu=0.1 seed=1, algorithm.mu=0.5 seed=1"),
+        ({"summary": {"num_clients": 5}}, "evaluated 4 of its 5 clients"),
+        ({"val": [NAN] * 4}, "has a val/accuracy; choose another --metric"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
-def test_runs_that_cannot_tell_are_refused(sweep, capsys, change, sentence):
-    change(sweep)
+def test_runs_that_cannot_be_compared_are_refused(sweep, capsys, change, sentence):
+    make(sweep, 3.0, **change)
     assert main([str(sweep), "--choose", "algorithm.mu"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("fedbench: --choose algorithm.mu: ") and said.count("\n") == 1
@@ -189,21 +148,11 @@ def test_what_is_pasted_is_read_as_it_was_meant(capsys):
 
 def played(folder: Path, override: str) -> dict[str, Any]:
     """A run of two rounds on digits, four clients."""
-    cfg = compose(
-        [
-            "algorithm=local",
-            "dataset.val_fraction=0.2",
-            "partition.num_clients=4",
-            "rounds=2",
-            "clients_per_round=4",
-            "model.hidden=[8]",
-            "tracking=disabled",
-            "hardware.device=cpu",
-            "hardware.executor=vmap",
-            "checkpoint.every=0",
-            override,
-        ]
+    given = (
+        "algorithm=local dataset.val_fraction=0.2 partition.num_clients=4 rounds=2 clients_per_round=4 "
+        "model.hidden=[8] tracking=disabled hardware.device=cpu hardware.executor=vmap checkpoint.every=0"
     )
+    cfg = compose([*given.split(), override])
     check(cfg)
     folder.mkdir()
     save_config(cfg, folder / "config.yaml")

@@ -41,11 +41,12 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, module: object) -> list:
-    """The figures that a module saves from now on."""
-    kept: list = []
-    monkeypatch.setattr(module, "save", lambda figure, path: kept.append(figure) or path)
-    return kept
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The figures that are drawn."""
+    figures: list = []
+    monkeypatch.setattr(drawing, "save", lambda figure, path: figures.append(figure) or path)
+    return figures
 
 
 @pytest.mark.parametrize(("suffix", "begin"), [(".svg", b"<?xml"), (".pdf", b"%PDF"), (".png", b"\x89PNG")])
@@ -82,11 +83,10 @@ def test_another_suffix_is_refused(sweep: Path, tmp_path: Path, capsys) -> None:
     pyplot().close(figure)
 
 
-def test_the_last_point_of_a_method_tuned_at_the_end_stands_apart(sweep: Path, tmp_path: Path, monkeypatch) -> None:
-    kept = drawn(monkeypatch, figures)
+def test_the_last_point_of_a_method_tuned_at_the_end_stands_apart(sweep: Path, tmp_path: Path, drawn: list) -> None:
     groups, _ = group_runs(find_runs([sweep]))
     figures.draw_curves(groups, Options(), tmp_path / "x.png", "a setting")
-    axes = kept[0].axes[0]
+    axes = drawn[0].axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     assert lines["FedBABU† (n=3)"].get_xdata().tolist() == [1, 2]
     assert lines["PGFed (n=3)"].get_xdata().tolist() == [1, 2, 3]
@@ -95,32 +95,30 @@ def test_the_last_point_of_a_method_tuned_at_the_end_stands_apart(sweep: Path, t
     (bars,) = axes.containers
     ends = bars.lines[2][0].get_segments()[0][:, 1]
     assert np.diff(ends) == pytest.approx(2 * 100 * np.std([0, 0.02, 0.04]))
-    words = [text.get_text() for text in kept[0].legends[0].get_texts()]
+    words = [text.get_text() for text in drawn[0].legends[0].get_texts()]
     assert words[-2:] == [SPREAD, TUNED_LEGEND] and "target (70%)" in words
     assert axes.get_xlabel() == "Round" and axes.get_ylabel() == "Accuracy, mean over clients (%)"
 
 
-def test_a_single_run_has_no_spread(tmp_path: Path, monkeypatch) -> None:
+def test_a_single_run_has_no_spread(tmp_path: Path, drawn: list) -> None:
     make_run(tmp_path / "runs", "pgfed")
-    kept = drawn(monkeypatch, figures)
     figures.draw_curves(group_runs(find_runs([tmp_path / "runs"]))[0], Options(), tmp_path / "x.png", "")
-    assert not kept[0].axes[0].collections
-    assert [text.get_text() for text in kept[0].legends[0].get_texts()] == ["PGFed (n=1)", "target (70%)"]
+    assert not drawn[0].axes[0].collections
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["PGFed (n=1)", "target (70%)"]
 
 
-def test_gains_of_clients_have_their_spread_over_seeds(sweep: Path, tmp_path: Path, monkeypatch) -> None:
+def test_gains_of_clients_have_their_spread_over_seeds(sweep: Path, tmp_path: Path, drawn: list) -> None:
     """local's last is .05 above its base: fedbabu's .1, .12, .14 give gains of .05, .07, .09."""
-    kept = drawn(monkeypatch, figures)
     runs = find_runs([sweep])
     groups, _ = group_runs(runs)
     gains = {g.name: each for g in groups if len(each := figures.client_gains(g, runs, Options()))}
     assert {name: each.shape for name, each in gains.items()} == {"FedBABU†": (3, 4), "PGFed": (3, 4)}
     np.testing.assert_allclose(gains["FedBABU†"].std(0), np.std([5, 7, 9]) / 100)
     figures.draw_gains(gains, Options(), tmp_path / "x.png", "a setting")
-    titles = {axes.get_title(loc="left") for axes in kept[0].axes}
-    assert "FedBABU†: mean +7.00 (n=3)" in titles and f"(lines: {SPREAD})" in kept[0].get_suptitle()
-    assert TUNED_LEGEND in kept[0].get_suptitle()
-    segments = kept[0].axes[[a.get_title(loc="left")[:7] for a in kept[0].axes].index("FedBABU")].containers[0]
+    titles = {axes.get_title(loc="left") for axes in drawn[0].axes}
+    assert "FedBABU†: mean +7.00 (n=3)" in titles and f"(lines: {SPREAD})" in drawn[0].get_suptitle()
+    assert TUNED_LEGEND in drawn[0].get_suptitle()
+    segments = drawn[0].axes[[a.get_title(loc="left")[:7] for a in drawn[0].axes].index("FedBABU")].containers[0]
     assert np.diff(segments.lines[2][0].get_segments()[0][:, 1]) == pytest.approx(2 * np.std([5, 7, 9]))
 
 

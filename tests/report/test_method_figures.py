@@ -18,6 +18,7 @@ from fedbench.algorithms._finetune import FineTuned
 from fedbench.algorithms.base import Algorithm
 from fedbench.config.check import check
 from fedbench.data._files import read_npz
+from fedbench.report import drawing
 from fedbench.report import method_figures as draw
 from fedbench.report.figures_command import main
 from fedbench.report.runs import Run
@@ -25,15 +26,8 @@ from fedbench.simulation import new_clients, simulator
 from fedbench.simulation.callbacks import matrices
 from fedbench.simulation.callbacks.matrices import MatrixLog
 
-SMALL = [
-    "hardware=cpu",
-    "hardware.executor=vmap",
-    "tracking=disabled",
-    "rounds=4",
-    "partition.num_clients=6",
-    "local.epochs=1",
-    "model=logistic",
-]
+SMALL = ["hardware=cpu", "hardware.executor=vmap", "tracking=disabled", "rounds=4", "partition.num_clients=6",
+         "local.epochs=1", "model=logistic"]  # fmt: skip
 
 
 def run(folder: Path, *overrides: str, resume: bool = False) -> dict:
@@ -180,8 +174,8 @@ def test_losses_inside_rounds_are_the_recorded_ones(tmp_path: Path, monkeypatch:
     losses = draw.losses_inside_rounds(Run(tmp_path))
     assert losses.index.tolist() == [1, 2, 4] and losses.to_numpy().tolist() == [[5, 4], [3.5, 2.5], [2, 1]]
     group = SimpleNamespace(name="fedpia", runs=[Run(tmp_path)])
-    seen, save = [], draw.save
-    monkeypatch.setattr(draw, "save", lambda figure, path: save(seen.append(figure) or figure, path))
+    seen, save = [], drawing.save
+    monkeypatch.setattr(drawing, "save", lambda figure, path: save(seen.append(figure) or figure, path))
     draw.draw_inside_rounds([group], tmp_path / "inside.png")
     line = seen[0].axes[0].lines[0]
     np.testing.assert_array_equal(line.get_xdata(), [0, 1, 1, 2, np.nan, np.nan, 3, 4])
@@ -229,14 +223,11 @@ def test_rounds_that_nobody_recorded_are_refused(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "apple" / "figures").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["nowhere"], "nowhere is not a folder"),
-        (["."], "no runs found in"),
-        ([".", "--rounds", "a"], "--rounds a must be integers >= 0"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["nowhere"], "nowhere is not a folder"),
+    (["."], "no runs found in"),
+    ([".", "--rounds", "a"], "--rounds a must be integers >= 0"),
+])  # fmt: skip
 def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch, capsys, words: list[str], said: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
